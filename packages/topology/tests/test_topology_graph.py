@@ -1,0 +1,73 @@
+"""The module graph: edges, gradient, actors, refusals."""
+
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.topology import Grid, Module, ModuleGraph, StageId
+
+
+def module(name: str, ranks: range, trains: tuple[bool, ...] | None = None, **sizes: int) -> Module:
+    """Make a module that trains everywhere unless told otherwise."""
+    grid = Grid(name=name, ranks=ranks, **sizes)
+    return Module(grid=grid, trains=trains if trains is not None else (True,) * grid.pp)
+
+
+def test_topology_edges_join_stages_and_modules() -> None:
+    """Stages of a module are joined in order, and its last stage to stage 0 of what it feeds."""
+    graph = ModuleGraph(
+        modules=(module("language", range(2, 4), pp=2), module("vision", range(2), pp=2)),
+        arrows=(("vision", "language"),),
+    )
+    assert graph.order == ("vision", "language")
+    assert [(edge.name, edge.is_boundary) for edge in graph.edges] == [
+        ("vision.0-1", False),
+        ("vision->language", True),
+        ("language.0-1", False),
+    ]
+    assert graph.edges[1].source == StageId("vision", 1)
+    assert graph.edges[1].target == StageId("language", 0)
+
+
+def test_topology_gradient_flows_only_where_something_upstream_trains() -> None:
+    """A frozen encoder stage sends no gradient back; a frozen language model still hands the projector its own."""
+    graph = ModuleGraph(
+        modules=[
+            module("vision", range(2), (False, True), pp=2),
+            module("language", range(2, 4), (False, False), pp=2),
+        ],
+        arrows=(("vision", "language"),),
+    )
+    assert [edge.gradient for edge in graph.edges] == [False, True, True]
+    assert [graph.runs_backward(stage) for stage in graph.stages] == [False, True, True, True]
+    assert not any(graph.without_training().runs_backward(stage) for stage in graph.stages)
+
+
+def test_topology_ranks_with_the_same_role_share_an_actor() -> None:
+    """Overlapping modules cut the ranks into those of one, of both, and of the other."""
+    graph = ModuleGraph(
+        modules=(module("vision", range(4), dp=4), module("language", range(2, 6), pp=2, dp=2)),
+        arrows=(("vision", "language"),),
+    )
+    assert [actor.ranks for actor in graph.actors] == [(0, 1), (2, 3), (4, 5)]
+    assert graph.actors[1].stages == (StageId("vision", 0), StageId("language", 0))
+    assert graph.role(7).stages == ()
+
+
+@pytest.mark.parametrize(
+    ("arrows", "text"),
+    [
+        ([("a", "b"), ("b", "a")], r"edges without a circle, got (a -> b -> a|b -> a -> b)"),
+        ([("a", "c")], r"edge between modules of \['a', 'b'\], got \('a', 'c'\)"),
+        ([("a", "b"), ("a", "b")], "each edge once"),
+    ],
+)
+def test_topology_wrong_arrows_are_refused(arrows: list[tuple[str, str]], text: str) -> None:
+    """Circles, unknown ends and repeated arrows are named."""
+    with pytest.raises(ConfigError, match=text):
+        ModuleGraph(modules=(module("a", range(1)), module("b", range(1, 2))), arrows=tuple(arrows))
+
+
+def test_topology_repeated_names_are_refused() -> None:
+    """Two modules can't share a name."""
+    with pytest.raises(ConfigError, match="expected distinct names"):
+        ModuleGraph(modules=(module("a", range(1)), module("a", range(1, 2))), arrows=())

@@ -1,0 +1,33 @@
+"""Who owns which sample."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mimo.hooks import ConfigError
+from mimo.topology import Ownership, count_microbatches
+
+
+def test_topology_first_lanes_own_one_more() -> None:
+    """Seven samples over three lanes are cut 3, 2, 2."""
+    owners = Ownership.even(7, 3)
+    assert [owners.span(lane) for lane in range(3)] == [range(3), range(3, 5), range(5, 7)]
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_topology_spans_cover_all_samples_once(samples: int, lanes: int) -> None:
+    """Spans are contiguous, cover all samples, differ by at most one, and `lane_of` agrees; a lane may be empty."""
+    owners = Ownership.even(samples, lanes)
+    spans = [owners.span(lane) for lane in range(owners.lanes)]
+    assert [position for span in spans for position in span] == list(range(samples))
+    assert max(map(len, spans)) - min(map(len, spans)) <= 1
+    assert all(owners.lane_of(position) == lane for lane, span in enumerate(spans) for position in span)
+
+
+def test_topology_a_batch_that_cannot_be_split_is_refused() -> None:
+    """Microbatches are whole for every language lane."""
+    assert count_microbatches(global_batch=24, micro_batch=4, lanes=3) == 2
+    with pytest.raises(
+        ConfigError, match=r"run\.global_batch: expected a multiple of .* 4 x 3 = 12, got 20\. Set it to 12"
+    ):
+        count_microbatches(global_batch=20, micro_batch=4, lanes=3)

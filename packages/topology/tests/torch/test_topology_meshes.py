@@ -1,0 +1,68 @@
+"""Groups and meshes on real processes."""
+
+import multiprocessing
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mimo.topology import Grid, Module, ModuleGraph
+from mimo.topology.meshes import Meshes, needed_groups, tied_pairs
+
+
+def overlapping() -> ModuleGraph:
+    """Vision on ranks 0-2 over tensor ranks, language on 1-2 over lanes, rank 3 in a gap."""
+    vision, language = Grid(name="vision", ranks=range(3), tp=3), Grid(name="language", ranks=range(1, 3), dp=2)
+    return ModuleGraph(
+        modules=(Module(grid=vision, trains=(True,)), Module(grid=language, trains=(True,))),
+        arrows=(("vision", "language"),),
+    )
+
+
+def test_topology_identical_groups_are_shared_and_single_ones_left_out() -> None:
+    """Each distinct rank set of two or more is needed once."""
+    assert needed_groups(overlapping()) == ((0, 1, 2), (1, 2))
+
+
+def test_topology_tied_pairs_join_first_and_last_stage() -> None:
+    """Each place in stage 0 is paired with the same place in the last stage; one stage pairs with itself."""
+    assert tied_pairs(Grid(name="m", ranks=range(6), pp=3, tp=2)) == ((0, 4), (1, 5))
+    assert tied_pairs(Grid(name="m", ranks=range(2), tp=2)) == ((0,), (1,))
+
+
+def _worker(rank: int, store: str, results: "SimpleQueue[tuple[int, list[float], int]]") -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+    graph = overlapping()
+    meshes = Meshes(graph, rank=rank, device_type="cpu")
+    sums, size = [], 0
+    for module in graph.modules:
+        if rank in module.grid.ranks:
+            for axes in (("tp",), ("dp", "cp")):
+                value = torch.tensor(float(10**rank))
+                dist.all_reduce(value, group=meshes.axes_group(module.grid, axes))
+                sums.append(value.item())
+            size = meshes.tensor_mesh(module.grid).size()
+    results.put((rank, sums, size))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_topology_groups_of_overlapping_grids_work_together(tmp_path: Path) -> None:
+    """Ranks in two, one or no module make the same groups and reduce over the right ranks."""
+    context = multiprocessing.get_context("fork")
+    results: SimpleQueue[tuple[int, list[float], int]] = context.SimpleQueue()
+    workers = [context.Process(target=_worker, args=(rank, str(tmp_path / "store"), results)) for rank in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    found = {rank: (sums, size) for rank, sums, size in (results.get() for _ in range(4))}
+    assert found == {
+        0: ([111.0, 1.0], 3),
+        1: ([111.0, 10.0, 10.0, 110.0], 1),
+        2: ([111.0, 100.0, 100.0, 110.0], 1),
+        3: ([], 0),
+    }
