@@ -1,0 +1,36 @@
+"""Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
+
+from mimo.data import hookspecs
+from mimo.data._layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
+from mimo.data._packing import Packed, pack
+from mimo.data._sampler import StepSampler
+from mimo.data._specs import Dataset, DatasetSpec, SplitName, Tokenizer, TokenizerSpec
+from mimo.hooks import Kind
+
+DATASETS = Kind(
+    group="mimo.datasets", noun="dataset", hook="mimo_register_datasets", hookspecs=hookspecs, spec=DatasetSpec
+)
+TOKENIZERS = Kind(
+    group="mimo.tokenizers",
+    noun="tokenizer",
+    hook="mimo_register_tokenizers",
+    hookspecs=hookspecs,
+    spec=TokenizerSpec,
+)
+
+__all__ = [
+    "DATASETS",
+    "NO_LABEL",
+    "TOKENIZERS",
+    "Dataset",
+    "DatasetSpec",
+    "Packed",
+    "PlacedItem",
+    "SampleLayout",
+    "SplitName",
+    "StepSampler",
+    "Tokenizer",
+    "TokenizerSpec",
+    "lay_out",
+    "pack",
+]

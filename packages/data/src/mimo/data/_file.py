@@ -1,0 +1,128 @@
+"""The file tokenizer: any ``tokenizer.json``, read by the `tokenizers` library, with its own ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mimo.data._placeholders import Placeholders, mark
+from mimo.data._specs import TokenizerSpec
+from mimo.hooks import ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@attrs.frozen(kw_only=True)
+class FileConfig:
+    """Settings of ``tokenizer.plugin = "file"``.
+
+    Args:
+        path: a ``tokenizer.json``; it must hold a token ``<modality>`` for each modality of the model.
+        end: the token that closes every sample.
+    """
+
+    path: str
+    end: str = "</s>"
+
+
+@attrs.frozen(kw_only=True)
+class FileTokenizer:
+    """The library's tokenizer; what its file would add around a text (begin and end tokens) is left out."""
+
+    end: int
+    placeholders: Placeholders
+    backend: tokenizers.Tokenizer
+    vocabulary: int
+
+    def placeholder(self, modality: str) -> int:
+        """Return the id of a modality's placeholder; `ConfigError` where it has none."""
+        return self.placeholders.id_of(modality)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``.
+
+        Raises:
+            ValueError: the library refuses the text, or the file's rules take a placeholder for text or the reverse.
+        """
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare `Exception`
+            msg = f"the tokenizer refuses the text: {error}"
+            raise ValueError(msg) from error
+        for modality, number in self.placeholders.ids.items():
+            written, found = text.count(mark(modality)), ids.count(number)
+            if written != found:
+                msg = f"{mark(modality)} stands in the text {written} times but the tokenizer finds it {found} times"
+                raise ValueError(msg)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text, placeholders and other special tokens included; ids beyond the vocabulary vanish."""
+        kept = [number for number in ids if number != self.end]
+        text: str = self.backend.decode(kept, skip_special_tokens=False)
+        return text
+
+
+def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
+    """Return the tokenizer; see `TokenizerSpec`."""
+    backend = _read(config.path)
+    end = backend.token_to_id(config.end)
+    if end is None:
+        special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+        raise ConfigError(
+            "tokenizer.end",
+            expected=f"a token of {config.path}",
+            got=repr(config.end),
+            fix=f"Its special tokens are {', '.join(map(repr, special))}." if special else "It has no special tokens.",
+        )
+    found: dict[str, int] = {}
+    for modality in modalities:
+        number = backend.token_to_id(mark(modality))
+        if number is None:
+            raise ConfigError(
+                "tokenizer.path",
+                expected=f"a tokenizer with the token {mark(modality)}, the placeholder of modality {modality!r}",
+                got=f"{config.path!r}, which has none",
+                fix=f'Add it and save: tokenizer.add_special_tokens(["{mark(modality)}"]); tokenizer.save(...).',
+            )
+        found[modality] = number
+    # A token of the plain vocabulary would be split; as a special one it keeps its id and is found whole.
+    backend.add_special_tokens([mark(modality) for modality in found])
+    # Limits that the file may carry would cut or pad samples unseen; ours is `max_tokens`.
+    backend.no_truncation()
+    backend.no_padding()
+    return FileTokenizer(
+        end=end,
+        placeholders=Placeholders(found),
+        backend=backend,
+        # Not the number of tokens: files may leave gaps between ids.
+        vocabulary=1 + max(backend.get_vocab(with_added_tokens=True).values()),
+    )
+
+
+def _read(path: str) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    if not Path(path).is_file():
+        raise ConfigError(
+            "tokenizer.path",
+            expected="an existing tokenizer.json",
+            got=repr(path),
+            fix="Check the path; it is relative to the folder in which the command runs.",
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises bare `Exception`
+        raise ConfigError(
+            "tokenizer.path",
+            expected="a tokenizer.json that the tokenizers library reads",
+            got=f"{path!r} ({error})",
+            fix="Save it with tokenizer.save(...) of the tokenizers library.",
+        ) from error
+
+
+SPEC = TokenizerSpec(name="file", config=FileConfig, build=build)

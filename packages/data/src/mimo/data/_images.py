@@ -1,0 +1,59 @@
+"""Image files from strangers: size by header, pixels on demand, nothing executed and no memory bomb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What is opened. A closed list, since Pillow starts an outside program for some formats (EPS)."""
+
+MAX_PIXELS = 2**26
+"""Largest image that is decoded, by its header: 67,108,864 pixels. Below Pillow's own limit."""
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return (height, width) in pixels from the header.
+
+    Raises:
+        ValueError: not an image of `FORMATS`, or larger than `MAX_PIXELS`.
+    """
+    with _opened(path) as image:
+        return image.height, image.width
+
+
+def load_image(path: Path) -> Image.Image:
+    """Return the decoded image, the first frame, in the mode and orientation in which it is stored.
+
+    Raises:
+        ValueError: as `image_size`, or the pixels are damaged.
+    """
+    with _opened(path) as image:
+        image.load()
+        return image
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    # Not only because a folder is no image: opening a named pipe would wait forever.
+    if not path.is_file():
+        msg = "there is no such file"
+        raise ValueError(msg)
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_pixels(image)
+            yield image
+    except UnidentifiedImageError as error:
+        msg = f"it is no image of the formats {', '.join(FORMATS)}"
+        raise ValueError(msg) from error
+    except Exception as error:  # decoders of damaged files raise anything
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _check_pixels(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        msg = f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,} in all"
+        raise ValueError(msg)

@@ -1,0 +1,167 @@
+"""The jsonl dataset, a user's own data: lines of ``{"images": ["a.png", …], "text": "… <image> …"}``.
+
+Only the lines' offsets are held; a line is parsed, an image opened and its pixels decoded when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from mimo.data._images import image_size, load_image
+from mimo.data._jsonl_line import Line, LineError, parse_line
+from mimo.data._specs import DatasetSpec, SplitName, Tokenizer
+from mimo.hooks import ConfigError, DataError, ItemInfo, hookimpl
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+
+# A step asks for the same few samples several times: tokens, sizes, pixels.
+_CACHED_SAMPLES = 256
+
+
+@attrs.frozen(kw_only=True)
+class JsonlConfig:
+    """Settings of ``data.plugin = "jsonl"``.
+
+    Args:
+        path: the training samples; blank lines are skipped.
+        evaluation_path: the samples of evaluations; without it there are none.
+    """
+
+    path: str
+    evaluation_path: str | None = None
+
+
+class JsonlDataset:
+    """The samples of one file; image paths are relative to its folder and stay inside it."""
+
+    def __init__(self, path: str, offsets: NDArray[np.int64], lines: NDArray[np.int64], tokenizer: Tokenizer) -> None:
+        self._path = path
+        self._folder = Path(path).parent.resolve()
+        self._offsets = offsets
+        self._lines = lines
+        self._tokenizer = tokenizer
+        self._line = lru_cache(_CACHED_SAMPLES)(self._read_line)
+        self._sizes = lru_cache(_CACHED_SAMPLES)(self._read_sizes)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def where(self, sample: int) -> str:
+        """Return the file and line of a sample."""
+        return f"{self._path}:{self._lines[sample]}"
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return the ids of the text and the end."""
+        text = self._line(sample).text
+        try:
+            return [*self._tokenizer.encode(text), self._tokenizer.end]
+        except ValueError as error:
+            raise DataError(
+                self.where(sample),
+                expected="text that the tokenizer can encode",
+                got=str(error),
+                fix="Change the text or the tokenizer.",
+            ) from error
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the images, each with (height, width) from its header."""
+        return [
+            ItemInfo(sample=sample, index=index, modality="image", size=size)
+            for index, size in enumerate(self._sizes(sample))
+        ]
+
+    def raw(self, sample: int, index: int) -> Image.Image:
+        """Return one image, decoded, so that damaged pixels are told with their file and line."""
+        name = self._line(sample).images[index]
+        path = self._inside(sample, name)
+        try:
+            return load_image(path)
+        except ValueError as error:
+            raise self._unreadable(sample, name, error) from error
+
+    def _read_line(self, sample: int) -> Line:
+        try:
+            # Opened each time: a handle shared by forked processes would share its position.
+            with Path(self._path).open("rb") as file:
+                file.seek(self._offsets[sample])
+                return parse_line(file.readline())
+        except LineError as error:
+            raise DataError(self.where(sample), expected=error.expected, got=error.got, fix=error.fix) from None
+        except OSError as error:
+            raise DataError(self.where(sample), expected="a file that stays readable", got=str(error)) from error
+
+    def _read_sizes(self, sample: int) -> tuple[tuple[int, int], ...]:
+        return tuple(self._size(sample, name) for name in self._line(sample).images)
+
+    def _size(self, sample: int, name: str) -> tuple[int, int]:
+        path = self._inside(sample, name)
+        try:
+            return image_size(path)
+        except ValueError as error:
+            raise self._unreadable(sample, name, error) from error
+
+    def _inside(self, sample: int, name: str) -> Path:
+        """Return the real path of an image, symbolic links followed, which must lie in the file's folder."""
+        try:
+            path = (self._folder / name).resolve()
+            inside = not Path(name).is_absolute() and path.is_relative_to(self._folder)
+        except (OSError, RuntimeError, ValueError) as error:  # circles of links; null bytes in names
+            raise self._unreadable(sample, name, error) from error
+        if not inside:
+            raise DataError(
+                self.where(sample),
+                expected=f"image paths relative to the file and inside its folder {str(self._folder)!r}",
+                got=f"{name!r}, which leaves it",
+                fix="Move the image into the folder, or the file above the images.",
+            )
+        return path
+
+    def _unreadable(self, sample: int, name: str, error: Exception) -> DataError:
+        return DataError(self.where(sample), expected="an image that can be read", got=f"{name!r}: {error}")
+
+
+def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> JsonlDataset | None:
+    """Return one split; see `DatasetSpec`."""
+    if split == "train":
+        setting, path = "data.path", config.path
+    elif config.evaluation_path is None:
+        return None
+    else:
+        setting, path = "data.evaluation_path", config.evaluation_path
+    # Not `open` alone: a folder has its own error, and a named pipe would wait forever.
+    if not Path(path).is_file():
+        raise ConfigError(
+            setting,
+            expected="an existing jsonl file",
+            got=repr(path),
+            fix="Check the path; it is relative to the folder in which the command runs.",
+        )
+    offsets: list[int] = []
+    lines: list[int] = []
+    offset = 0
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    offsets.append(offset)
+                    lines.append(number)
+                offset += len(line)
+    except OSError as error:
+        raise ConfigError(setting, expected="a readable jsonl file", got=f"{path!r} ({error})") from error
+    if not offsets:
+        raise ConfigError(setting, expected="a jsonl file with at least one sample", got=f"{path!r}, which is empty")
+    return JsonlDataset(path, np.array(offsets, dtype=np.int64), np.array(lines, dtype=np.int64), tokenizer)
+
+
+@hookimpl
+def mimo_register_datasets() -> list[DatasetSpec]:
+    """Return ``jsonl``."""
+    return [DatasetSpec(name="jsonl", config=JsonlConfig, open=open_jsonl)]

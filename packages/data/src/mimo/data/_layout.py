@@ -1,0 +1,185 @@
+"""Where every token and item of a sample lies, computed from its ids and headers alone.
+
+Both ends of an edge compute the same layout without exchanging shapes, so nothing here may depend on decoded items.
+S tokens of one sample, placeholder rows included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mimo.data._specs import Dataset, Tokenizer
+from mimo.hooks import ConfigError, DataError, ItemInfo
+
+NO_LABEL = -100
+"""Label of a position whose next token is not to be learned."""
+
+Rows: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], int]]
+"""For each modality, the rows that an item of a size becomes."""
+
+
+@attrs.frozen(kw_only=True)
+class PlacedItem:
+    """An item and the positions ``start … start + rows - 1`` of its sample that its rows take."""
+
+    info: ItemInfo
+    start: int
+    rows: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SampleLayout:
+    """One sample as the language model sees it.
+
+    Args:
+        sample: its number in the dataset.
+        tokens: ids ``[S]``; an item is its placeholder's id, once for each of its rows.
+        labels: ``[S]``; the id to be predicted at each position, or `NO_LABEL`.
+        items: the items that lie in it, by position.
+        truncated: whether something was cut off to keep S within the limit.
+    """
+
+    sample: int
+    tokens: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    items: tuple[PlacedItem, ...]
+    truncated: bool
+
+
+def lay_out(dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, max_tokens: int) -> SampleLayout:
+    """Return the layout of one sample, at most ``max_tokens`` long.
+
+    A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
+    everything after it. Each position is labelled with the token after it where that is text (the end is text);
+    the last one has no label.
+
+    Args:
+        dataset: asked for ``tokens``, ``infos`` and ``where`` only.
+        sample: number of the sample.
+        tokenizer: names the placeholder of each modality in ``rows``.
+        rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
+        max_tokens: limit of S.
+
+    Raises:
+        DataError: placeholders and items do not match, a modality is not read by the model, an item's size is
+            refused by ``rows``, or an id is not the tokenizer's.
+    """
+    where = dataset.where(sample)
+    ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
+    infos = tuple(dataset.infos(sample))
+    modalities = {tokenizer.placeholder(modality): modality for modality in rows}
+    _check(where, ids, infos, modalities, tokenizer.vocabulary)
+
+    waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in rows}
+    pieces: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    items: list[PlacedItem] = []
+    length = 0
+    truncated = False
+    for piece, modality in _pieces(ids, modalities):
+        room = max_tokens - length
+        if modality is None:
+            placed = piece[:room]
+            truncated = len(piece) > room
+        else:
+            info = next(waiting[modality])
+            count = _rows(where, info, rows[modality])
+            truncated = count > room
+            if not truncated:
+                items.append(PlacedItem(info=info, start=length, rows=count))
+            placed = piece.repeat(0 if truncated else count)
+        pieces.append(placed)
+        length += len(placed)
+        if truncated:
+            break
+    tokens = np.concatenate(pieces)
+    return SampleLayout(
+        sample=sample,
+        tokens=tokens,
+        labels=_labels(tokens, list(modalities)),
+        items=tuple(items),
+        truncated=truncated,
+    )
+
+
+def _pieces(ids: NDArray[np.int64], modalities: Mapping[int, str]) -> Iterator[tuple[NDArray[np.int64], str | None]]:
+    """Yield runs of text, with None, and single placeholders, with their modality, in order."""
+    start = 0
+    for at in np.flatnonzero(np.isin(ids, list(modalities))).tolist():
+        if start < at:
+            yield ids[start:at], None
+        yield ids[at : at + 1], modalities[int(ids[at])]
+        start = at + 1
+    if start < len(ids):
+        yield ids[start:], None
+
+
+def _labels(tokens: NDArray[np.int64], placeholders: list[int]) -> NDArray[np.int64]:
+    labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
+    following = tokens[1:]
+    labels[:-1] = np.where(np.isin(following, placeholders), NO_LABEL, following)
+    return labels
+
+
+def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) -> int:
+    """Return the rows of an item; an encoder that refuses its size does not know the sample, so it is named here."""
+    try:
+        count = rows(info.size)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise DataError(
+            where,
+            expected=f"items that the {info.modality} encoder takes",
+            got=f"{info.modality} {info.index} of size {info.size}: {error}",
+        ) from error
+    if count < 0:
+        msg = f"the {info.modality} encoder says that an item of size {info.size} has {count} rows"
+        raise ValueError(msg)
+    return count
+
+
+def _check(
+    where: str,
+    ids: NDArray[np.int64],
+    infos: Sequence[ItemInfo],
+    modalities: Mapping[int, str],
+    vocabulary: int,
+) -> None:
+    known = set(modalities.values())
+    items = Counter(info.modality for info in infos)
+    for modality in items:
+        if modality not in known:
+            raise DataError(
+                where,
+                expected=f"items of {_listed(known)}",
+                got=f"an item of modality {modality!r}",
+                fix=f"Give the model an encoder that reads {modality!r}, or leave such samples out.",
+            )
+    for placeholder, modality in modalities.items():
+        marks = int(np.count_nonzero(ids == placeholder))
+        if marks != items[modality]:
+            raise DataError(
+                where,
+                expected=f"one placeholder <{modality}> for each item of modality {modality!r}",
+                got=f"{marks} in the text for {items[modality]} in the sample",
+                fix="Write the placeholder exactly where each item belongs.",
+            )
+    outside = ids[(ids < 0) | (ids >= vocabulary)]
+    if len(outside):
+        raise DataError(
+            where,
+            expected=f"token ids from 0 to {vocabulary - 1}",
+            got=str(outside[0]),
+            fix="Check that the data was made with this tokenizer.",
+        )
+
+
+def _listed(modalities: set[str]) -> str:
+    names = " or ".join(repr(name) for name in sorted(modalities))
+    return f"modality {names}" if names else "no modality, since the model has no encoder"

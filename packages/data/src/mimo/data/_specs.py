@@ -1,0 +1,85 @@
+"""What a dataset or tokenizer plugin hands in, and what it must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from mimo.hooks import ItemInfo
+
+SplitName = Literal["train", "evaluation"]
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; a placeholder such as ``<image>`` in the text is one id."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids, special ones included."""
+
+    @property
+    def end(self) -> int:
+        """Id that closes every sample."""
+
+    def placeholder(self, modality: str) -> int:
+        """Return the id that stands for one item of ``modality``.
+
+        Raises:
+            ConfigError: this tokenizer has none.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``, without the end.
+
+        Raises:
+            ValueError: the text holds something that has no id; the message says what.
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``; the end is left out."""
+
+
+class Dataset(Protocol):
+    """Samples by number; everything but `raw` is answered from text and headers alone."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return the ids of a sample, the end included, with one placeholder id for each item."""
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the items of a sample in the order of their placeholders, per modality."""
+
+    def raw(self, sample: int, index: int) -> Any:
+        """Return item ``index`` undecoded, as its modality's encoders take it (an image: a `PIL.Image.Image`)."""
+
+    def where(self, sample: int) -> str:
+        """Return where a sample comes from, for messages: ``train.jsonl:12``."""
+
+
+@attrs.frozen(kw_only=True)
+class DatasetSpec:
+    """A dataset plugin: ``open(config, tokenizer, split)`` returns the split, or None where the data has none.
+
+    Opening checks that files exist (`ConfigError` with the setting's path); it decodes nothing.
+    """
+
+    name: str
+    config: type
+    open: Callable[[Any, Tokenizer, SplitName], Dataset | None]
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerSpec:
+    """A tokenizer plugin: ``build(config, modalities)`` returns one with a placeholder for each modality.
+
+    Raises (from build):
+        ConfigError: a setting under ``tokenizer.`` is wrong, or a modality can have no placeholder.
+    """
+
+    name: str
+    config: type
+    build: Callable[[Any, Sequence[str]], Tokenizer]

@@ -1,0 +1,275 @@
+"""The jsonl dataset: what it reads, and every refusal with file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mimo.data import Dataset, _byte, _word, lay_out
+from mimo.data._jsonl import JsonlConfig, open_jsonl
+from mimo.hooks import ConfigError, DataError
+
+TOKENIZER = _byte.build(_byte.ByteConfig(), ["image"])
+HERE = r"train\.jsonl:1: "
+
+
+def write(folder: Path, *lines: Any) -> str:
+    """Write lines, bytes as they are and others as JSON, and return the file's path."""
+    raw = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    path = folder / "train.jsonl"
+    path.write_bytes(b"\n".join(raw))
+    return str(path)
+
+
+def opened(path: str) -> Dataset:
+    """Open a file as training samples."""
+    dataset = open_jsonl(JsonlConfig(path=path), TOKENIZER, "train")
+    assert dataset is not None
+    return dataset
+
+
+def picture(path: Path, width: int = 4, height: int = 3) -> Path:
+    """Write a grey image."""
+    Image.new("L", (width, height), 7).save(path)
+    return path
+
+
+def test_data_jsonl_reads_samples(tmp_path: Path) -> None:
+    """Samples with two images, none, and no list at all; sizes are (height, width)."""
+    picture(tmp_path / "a.png")
+    (tmp_path / "sub").mkdir()
+    picture(tmp_path / "sub" / "b.jpg", 5, 6)
+    path = write(
+        tmp_path,
+        {"images": ["a.png", "sub/../sub/b.jpg"], "text": "<image> ä <image>"},
+        {"images": [], "text": "none"},
+        {"text": "none"},
+    )
+    dataset = opened(path)
+    assert len(dataset) == 3
+    assert dataset.tokens(0) == [257, 32, 0xC3, 0xA4, 32, 257, 256]
+    assert [(info.sample, info.index, info.modality, info.size) for info in dataset.infos(0)] == [
+        (0, 0, "image", (3, 4)),
+        (0, 1, "image", (6, 5)),
+    ]
+    assert dataset.infos(1) == dataset.infos(2) == []
+    assert dataset.tokens(1) == dataset.tokens(2) == [*b"none", 256]
+    image = dataset.raw(0, 0)
+    assert (image.size, image.mode, image.getpixel((0, 0))) == ((4, 3), "L", 7)
+    assert dataset.raw(0, 1).size == (5, 6)
+
+
+def test_data_jsonl_skips_blank_lines(tmp_path: Path) -> None:
+    """Blank lines are no samples, but count in messages; line ends of any system and a missing last one are fine."""
+    path = write(tmp_path, {"text": "a"}, b"", b'  \t\r\n{"text": "b"}\r', {"text": "c"})
+    dataset = opened(path)
+    assert [bytes(dataset.tokens(sample)[:-1]) for sample in range(len(dataset))] == [b"a", b"b", b"c"]
+    assert [dataset.where(sample) for sample in range(3)] == [f"{path}:1", f"{path}:4", f"{path}:5"]
+
+
+def test_data_jsonl_splits(tmp_path: Path) -> None:
+    """The evaluation split is the second file, or none."""
+    train, evaluation = write(tmp_path, {"text": "a"}), tmp_path / "evaluation.jsonl"
+    evaluation.write_text('{"text": "b"}\n{"text": "c"}\n')
+    config = JsonlConfig(path=train, evaluation_path=str(evaluation))
+    found = open_jsonl(config, TOKENIZER, "evaluation")
+    assert found is not None
+    assert len(found) == 2
+    assert open_jsonl(JsonlConfig(path=train), TOKENIZER, "evaluation") is None
+
+
+def test_data_jsonl_opening_parses_nothing(tmp_path: Path) -> None:
+    """A broken line is found when its sample is used, not before, and others stay usable."""
+    dataset = opened(write(tmp_path, b"{", {"text": "a"}))
+    assert dataset.tokens(1) == [97, 256]
+    with pytest.raises(DataError, match=HERE):
+        dataset.tokens(0)
+
+
+@pytest.mark.parametrize("setting", ["path", "evaluation_path"])
+def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
+    """A file that is missing, a folder or empty is refused when opened, by its setting."""
+    config = {"path": write(tmp_path, {"text": "a"})}
+    split: Any = "train" if setting == "path" else "evaluation"
+    for path in ("nowhere/x.jsonl", str(tmp_path)):
+        expected = f"data.{setting}: expected an existing jsonl file, got {path!r}. Check the path; it is relative"
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            open_jsonl(JsonlConfig(**config | {setting: path}), TOKENIZER, split)
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(
+        ConfigError, match=rf"data\.{setting}: expected a jsonl file with at least one sample, got '.*em"
+    ):
+        open_jsonl(JsonlConfig(**config | {setting: str(tmp_path / "empty.jsonl")}), TOKENIZER, split)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{'text': 'a'}", "expected one JSON object, got text that is not JSON (Expecting property name"),
+        (b'{"text": "a"', "expected one JSON object, got text that is not JSON (Expecting ',' delimiter at column 13)"),
+        (b"[" * 100_000, "expected one JSON object, got text that is not JSON (maximum recursion depth"),
+        (b'{"text": ' + b"9" * 9_999 + b"}", "expected one JSON object, got text that is not JSON (Exceeds the limit"),
+        (b'{"text": "\xff"}', "expected UTF-8 text, got something else ('utf-8' codec can't decode byte 0xff"),
+        (b"[1, 2]", "expected one JSON object, got a list [1, 2]."),
+        (b'"a"', 'expected one JSON object, got the text "a".'),
+        (b"null", "expected one JSON object, got null."),
+        ({}, "expected the key 'text', got none."),
+        ({"images": ["a.png"]}, "expected the key 'text', got none."),
+        ({"text": 3}, "expected text in 'text', got the number 3."),
+        ({"text": True}, "expected text in 'text', got true."),
+        ({"text": ["a" * 100]}, "expected text in 'text', got a list [\"aaaa"),
+        ({"text": ""}, "expected text in 'text', got none. Leave out samples without text."),
+        ({"text": " \n"}, "expected text in 'text', got none."),
+        ({"text": "a", "image": []}, "expected only the keys 'images' and 'text', got 'image'. Did you mean 'images'?"),
+        ({"text": "a", "id": 1}, "expected only the keys 'images' and 'text', got 'id'. Remove it."),
+        (b'{"text": "a", "text": "b"}', "expected each key once, got 'text' twice."),
+        ({"text": "a", "images": "a.png"}, "expected a list of paths in 'images', got the text \"a.png\"."),
+        ({"text": "a", "images": None}, "expected a list of paths in 'images', got null."),
+        ({"text": "a", "images": [["a.png"]]}, "expected paths in 'images', got a list [\"a.png\"]."),
+        ({"text": "a", "images": [""]}, "expected paths in 'images', got the text \"\"."),
+    ],
+)
+def test_data_jsonl_refuses_line(tmp_path: Path, line: Any, message: str) -> None:
+    """Whatever is wrong with a line is told with file and line, by tokens and infos alike."""
+    path = write(tmp_path, {"text": "fine"}, line)
+    dataset = opened(path)
+    for use in (dataset.tokens, dataset.infos):
+        with pytest.raises(DataError, match=re.escape(f"{path}:2: {message}")):
+            use(1)
+
+
+def test_data_jsonl_names_text_that_cannot_be_encoded(tmp_path: Path) -> None:
+    """A word that the tokenizer does not know is told with file and line."""
+    words = _word.build(_word.WordConfig(words=("the",)), ["image"])
+    dataset = open_jsonl(JsonlConfig(path=write(tmp_path, {"text": "the nine"})), words, "train")
+    assert dataset is not None
+    with pytest.raises(
+        DataError, match=HERE + "expected text that the tokenizer can encode, got the word 'nine' is not"
+    ):
+        dataset.tokens(0)
+
+
+@pytest.mark.parametrize("name", ["../a.png", "sub/../../a.png", "{outside}/a.png", "link.png", "linked/a.png", ".."])
+def test_data_jsonl_refuses_path_out_of_folder(tmp_path: Path, name: str) -> None:
+    """Neither dots nor absolute paths nor symbolic links lead out of the file's folder."""
+    folder, outside = tmp_path / "data", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    picture(tmp_path / "a.png")
+    picture(outside / "a.png")
+    (folder / "sub").mkdir()
+    (folder / "link.png").symlink_to(outside / "a.png")
+    (folder / "linked").symlink_to(outside)
+    name = name.format(outside=outside)
+    dataset = opened(write(folder, {"images": [name], "text": "<image>"}))
+    message = (
+        f"train.jsonl:1: expected image paths relative to the file and inside its folder {str(folder)!r}, got {name!r}"
+    )
+    for use in (lambda: dataset.infos(0), lambda: dataset.raw(0, 0)):
+        with pytest.raises(DataError, match=re.escape(message)):
+            use()
+
+
+def test_data_jsonl_refuses_absolute_path_inside(tmp_path: Path) -> None:
+    """An absolute path is refused even inside the folder: the data could not be moved."""
+    path = picture(tmp_path / "a.png")
+    dataset = opened(write(tmp_path, {"images": [str(path)], "text": "<image>"}))
+    with pytest.raises(DataError, match="expected image paths relative to the file"):
+        dataset.infos(0)
+
+
+def test_data_jsonl_follows_links_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links within the folder are fine, so is a folder that is itself reached by a link or a relative path."""
+    folder = tmp_path / "real"
+    folder.mkdir()
+    picture(folder / "a.png")
+    (folder / "b.png").symlink_to("a.png")
+    write(folder, {"images": ["b.png"], "text": "<image>"})
+    (tmp_path / "alias").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    dataset = opened("alias/train.jsonl")
+    assert dataset.infos(0)[0].size == (3, 4)
+    assert dataset.where(0) == "alias/train.jsonl:1"
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """Return one chunk of a PNG file."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Return a PNG file that promises pixels and holds none."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.png", None, "there is no such file"),
+        ("nul\0.png", None, "embedded null byte"),
+        ("text.png", b"no image", "it is no image of the formats BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"),
+        ("empty.png", b"", "it is no image of the formats"),
+        ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n", "it is no image of the"),
+        ("bomb.png", png_header(9000, 9000), "it has 9000 x 9000 pixels, more than 67,108,864 in all"),
+        ("huge.png", png_header(100_000, 100_000), "exceeds limit"),
+    ],
+)
+def test_data_jsonl_refuses_image(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    """An image whose header does not pass is told with file, line, name and reason, before anything is decoded."""
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    dataset = opened(write(tmp_path, {"images": [name], "text": "<image>"}))
+    expected = f"train.jsonl:1: expected an image that can be read, got {name!r}: "
+    for use in (lambda: dataset.infos(0), lambda: dataset.raw(0, 0)):
+        with pytest.raises(DataError, match=re.escape(expected) + ".*" + re.escape(message)):
+            use()
+
+
+def test_data_jsonl_refuses_folder_as_image(tmp_path: Path) -> None:
+    """A folder is no image, nor is the folder of the file itself."""
+    dataset = opened(write(tmp_path, {"images": ["."], "text": "<image>"}))
+    with pytest.raises(DataError, match=HERE + r"expected an image that can be read, got '\.': there is no such file"):
+        dataset.infos(0)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP"])
+def test_data_jsonl_finds_damaged_pixels_when_decoding(tmp_path: Path, kind: str) -> None:
+    """A file cut short has a size, and is told with file and line when its pixels are asked for."""
+    whole = tmp_path / "whole"
+    Image.effect_noise((64, 64), 90).convert("RGB").save(whole, format=kind)
+    raw = whole.read_bytes()
+    (tmp_path / "a.img").write_bytes(raw[: len(raw) * 2 // 3])
+    dataset = opened(write(tmp_path, {"images": ["a.img"], "text": "<image>"}))
+    if kind != "WEBP":  # its reader looks at the whole file at once
+        assert dataset.infos(0)[0].size == (64, 64)
+    with pytest.raises(DataError, match=HERE + r"expected an image that can be read, got 'a\.img': "):
+        dataset.raw(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "images", "counts"), [("a", 1, "0 in the text for 1"), ("<image> <image>", 1, "2 in")]
+)
+def test_data_jsonl_refuses_unequal_counts(tmp_path: Path, text: str, images: int, counts: str) -> None:
+    """Placeholders that are not as many as images are told with file and line when the sample is laid out."""
+    picture(tmp_path / "a.png")
+    path = write(tmp_path, {"images": ["a.png"] * images, "text": text})
+    expected = f"{path}:1: expected one placeholder <image> for each item of modality 'image', got {counts}"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        lay_out(opened(path), 0, tokenizer=TOKENIZER, rows={"image": lambda size: 1}, max_tokens=9)
+
+
+def test_data_jsonl_file_that_vanishes(tmp_path: Path) -> None:
+    """A file that is gone after opening is told at the line that was wanted."""
+    path = write(tmp_path, {"text": "a"})
+    dataset = opened(path)
+    Path(path).unlink()
+    with pytest.raises(DataError, match=HERE + "expected a file that stays readable, got .*No such file"):
+        dataset.tokens(0)

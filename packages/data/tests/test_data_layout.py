@@ -1,0 +1,191 @@
+"""Layouts: expansion, labels, cutting and refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mimo.data import NO_LABEL, SampleLayout, lay_out
+from mimo.data._byte import ByteTokenizer
+from mimo.data._placeholders import Placeholders
+from mimo.hooks import ConfigError, DataError, ItemInfo
+
+END, IMAGE, AUDIO = 256, 257, 258
+TOKENIZER = ByteTokenizer(placeholders=Placeholders({"image": IMAGE, "audio": AUDIO}))
+ROWS = {"image": lambda size: size[0] * size[1], "audio": lambda size: size[0]}
+
+
+@attrs.frozen
+class Toy:
+    """One sample, written out."""
+
+    ids: Sequence[int]
+    items: Sequence[tuple[str, tuple[int, ...]]] = ()
+
+    def __len__(self) -> int:
+        return 1
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        return self.ids
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        return [
+            ItemInfo(sample=sample, index=index, modality=modality, size=size)
+            for index, (modality, size) in enumerate(self.items)
+        ]
+
+    def raw(self, sample: int, index: int) -> object:
+        raise AssertionError("a layout never decodes")
+
+    def where(self, sample: int) -> str:
+        return "toy.jsonl:7"
+
+
+def layout(toy: Toy, max_tokens: int = 100, rows: Mapping[str, object] = ROWS) -> SampleLayout:
+    """Lay out the one sample."""
+    return lay_out(toy, 0, tokenizer=TOKENIZER, rows=rows, max_tokens=max_tokens)  # type: ignore[arg-type]
+
+
+def placed(found: SampleLayout) -> list[tuple[str, int, int]]:
+    """Return (modality, start, rows) of each item."""
+    return [(item.info.modality, item.start, item.rows) for item in found.items]
+
+
+def test_data_layout_expands_placeholders_and_labels_text() -> None:
+    """A placeholder becomes as many ids as its item has rows; each position before text is labelled with that text."""
+    found = layout(Toy([5, IMAGE, 6, 7, END], [("image", (1, 3))]))
+    assert found.tokens.tolist() == [5, IMAGE, IMAGE, IMAGE, 6, 7, END]
+    assert found.labels.tolist() == [NO_LABEL, NO_LABEL, NO_LABEL, 6, 7, END, NO_LABEL]
+    assert placed(found) == [("image", 1, 3)]
+    assert not found.truncated
+    assert found.tokens.dtype == found.labels.dtype == "int64"
+
+
+def test_data_layout_of_text_only() -> None:
+    """A sample without items is an ordinary one."""
+    found = layout(Toy([5, 6, END]))
+    assert found.tokens.tolist() == [5, 6, END]
+    assert found.labels.tolist() == [6, END, NO_LABEL]
+    assert found.items == ()
+
+
+def test_data_layout_keeps_modalities_apart() -> None:
+    """Items take the placeholders of their own modality in order, however the dataset interleaves them."""
+    toy = Toy([AUDIO, 5, IMAGE, IMAGE, END], [("image", (1, 1)), ("image", (1, 2)), ("audio", (3,))])
+    found = layout(toy)
+    assert found.tokens.tolist() == [AUDIO] * 3 + [5] + [IMAGE] * 3 + [END]
+    assert [(item.info.index, item.start, item.rows) for item in found.items] == [(2, 0, 3), (0, 4, 1), (1, 5, 2)]
+
+
+def test_data_layout_item_without_rows_vanishes() -> None:
+    """An item of 0 rows takes no position and stays listed; the text after it is predicted by the text before it."""
+    found = layout(Toy([5, IMAGE, 6, END], [("image", (0, 4))]))
+    assert found.tokens.tolist() == [5, 6, END]
+    assert found.labels.tolist() == [6, END, NO_LABEL]
+    assert placed(found) == [("image", 1, 0)]
+    assert not found.truncated
+
+
+def test_data_layout_of_nothing() -> None:
+    """No ids at all give an empty layout."""
+    found = layout(Toy([]))
+    assert found.tokens.tolist() == found.labels.tolist() == []
+    assert not found.truncated
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "tokens", "items"),
+    [
+        (7, [5, 6, IMAGE, IMAGE, IMAGE, 7, END], 1),
+        (6, [5, 6, IMAGE, IMAGE, IMAGE, 7], 1),
+        (5, [5, 6, IMAGE, IMAGE, IMAGE], 1),
+        (4, [5, 6], 0),
+        (2, [5, 6], 0),
+        (1, [5], 0),
+        (0, [], 0),
+    ],
+)
+def test_data_layout_is_cut_outside_items(max_tokens: int, tokens: list[int], items: int) -> None:
+    """Text is cut anywhere; an item that does not fit whole is left out with all that follows."""
+    found = layout(Toy([5, 6, IMAGE, 7, END], [("image", (3, 1))]), max_tokens=max_tokens)
+    assert found.tokens.tolist() == tokens
+    assert len(found.items) == items
+    assert found.truncated == (max_tokens < 7)
+    assert found.labels.tolist()[-1:] in ([], [NO_LABEL])
+
+
+def test_data_layout_cut_item_takes_later_text_with_it() -> None:
+    """Text after an item that was left out is left out too, even if it would fit."""
+    found = layout(Toy([IMAGE, 5, IMAGE, 6, END], [("image", (1, 1)), ("image", (9, 9))]), max_tokens=10)
+    assert found.tokens.tolist() == [IMAGE, 5]
+    assert found.truncated
+
+
+pieces = st.lists(st.one_of(st.integers(0, 255), st.integers(0, 4).map(lambda rows: ("image", (rows, 1)))), max_size=12)
+
+
+@given(pieces, st.integers(0, 20))
+def test_data_layout_is_a_prefix_of_the_whole(parts: list[int | tuple[str, tuple[int, ...]]], limit: int) -> None:
+    """Whatever the limit, the layout is a prefix of the uncut one, within the limit, with whole items only."""
+    ids = [part if isinstance(part, int) else IMAGE for part in parts]
+    toy = Toy([*ids, END], [part for part in parts if not isinstance(part, int)])
+    whole, cut = layout(toy), layout(toy, max_tokens=limit)
+    length = len(cut.tokens)
+    assert length <= limit
+    assert cut.tokens.tolist() == whole.tokens[:length].tolist()
+    assert cut.items == whole.items[: len(cut.items)]
+    assert sum(item.rows for item in cut.items) == cut.tokens.tolist().count(IMAGE)
+    assert cut.truncated == (length < len(whole.tokens))
+    for item in cut.items:
+        assert set(cut.tokens[item.start : item.start + item.rows].tolist()) <= {IMAGE}
+    following = cut.tokens.tolist()[1:]
+    assert cut.labels.tolist() == [NO_LABEL if i == IMAGE else i for i in following] + [NO_LABEL] * (length > 0)
+
+
+@pytest.mark.parametrize(("ids", "items", "counts"), [([5, END], 1, "0 in the text for 1"), ([IMAGE], 3, "1 in the")])
+def test_data_layout_refuses_unequal_counts(ids: list[int], items: int, counts: str) -> None:
+    """Placeholders that are not as many as items are told with place, modality and both counts."""
+    expected = f"toy.jsonl:7: expected one placeholder <image> for each item of modality 'image', got {counts}"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        layout(Toy(ids, [("image", (1, 1))] * items))
+
+
+def test_data_layout_refuses_unread_modality() -> None:
+    """An item that no encoder reads is told by its modality."""
+    toy = Toy([AUDIO, END], [("audio", (1,))])
+    expected = "toy.jsonl:7: expected items of modality 'image', got an item of modality 'audio'. Give the model an enc"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        layout(toy, rows={"image": ROWS["image"]})
+    with pytest.raises(DataError, match=re.escape("items of no modality, since the model has no encoder")):
+        layout(toy, rows={})
+
+
+def test_data_layout_refuses_foreign_ids() -> None:
+    """Ids beyond the tokenizer's vocabulary never reach the model."""
+    with pytest.raises(DataError, match=re.escape("toy.jsonl:7: expected token ids from 0 to 258, got 259.")):
+        layout(Toy([5, 259]))
+
+
+def test_data_layout_names_sample_whose_size_is_refused() -> None:
+    """An encoder that refuses a size is told with the sample's place; its own settings' errors pass."""
+
+    def refuse(size: tuple[int, ...]) -> int:
+        msg = "smaller than one patch"
+        raise ValueError(msg)
+
+    def misconfigured(size: tuple[int, ...]) -> int:
+        raise ConfigError("modules.vision.config.patch", expected="1 or more", got="0")
+
+    toy = Toy([IMAGE], [("image", (1, 1))])
+    expected = "toy.jsonl:7: expected items that the image encoder takes, got image 0 of size (1, 1): smaller than one"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        layout(toy, rows={"image": refuse})
+    with pytest.raises(ConfigError, match=re.escape("modules.vision.config.patch")):
+        layout(toy, rows={"image": misconfigured})
+    with pytest.raises(ValueError, match="has -1 rows"):
+        layout(toy, rows={"image": lambda size: -1})

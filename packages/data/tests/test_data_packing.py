@@ -1,0 +1,65 @@
+"""Packing: order, padding and emptiness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mimo.data import NO_LABEL, PlacedItem, SampleLayout, pack
+from mimo.hooks import ItemInfo
+
+
+def layout(tokens: list[int], *items: tuple[str, int, int]) -> SampleLayout:
+    """Return a layout with items (modality, start, rows); labels are the tokens plus 100, to be told apart."""
+    return SampleLayout(
+        sample=0,
+        tokens=np.array(tokens, dtype=np.int64),
+        labels=np.array(tokens, dtype=np.int64) + 100,
+        items=tuple(
+            PlacedItem(info=ItemInfo(sample=0, index=i, modality=modality, size=(1,)), start=start, rows=rows)
+            for i, (modality, start, rows) in enumerate(items)
+        ),
+        truncated=False,
+    )
+
+
+def test_data_pack_lays_samples_end_to_end() -> None:
+    """Positions restart with each sample, rows are found sample by sample, padding has no label and no length."""
+    packed = pack([layout([9, 9, 1], ("image", 0, 2)), layout([2]), layout([3, 8, 9], ("image", 2, 1))], multiple=4)
+    assert packed.tokens.tolist() == [9, 9, 1, 2, 3, 8, 9, 0]
+    assert packed.labels.tolist() == [109, 109, 101, 102, 103, 108, 109, NO_LABEL]
+    assert packed.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 0]
+    assert packed.lengths == (3, 1, 3)
+    assert {modality: found.tolist() for modality, found in packed.placeholders.items()} == {"image": [0, 1, 6]}
+    arrays = (packed.tokens, packed.labels, packed.positions, packed.placeholders["image"])
+    assert {array.dtype for array in arrays} == {np.dtype(np.int64)}
+
+
+def test_data_pack_keeps_modalities_apart() -> None:
+    """Each modality has its own positions, item by item."""
+    packed = pack([layout([7, 8, 8, 7], ("audio", 0, 1), ("image", 1, 2), ("audio", 3, 1))])
+    assert packed.placeholders["audio"].tolist() == [0, 3]
+    assert packed.placeholders["image"].tolist() == [1, 2]
+
+
+def test_data_pack_nothing() -> None:
+    """No sample, and samples of no token, give T = 0 for any multiple."""
+    assert pack([], multiple=8).tokens.tolist() == []
+    packed = pack([layout([], ("image", 0, 0)), layout([])], multiple=8)
+    assert packed.tokens.tolist() == packed.labels.tolist() == packed.positions.tolist() == []
+    assert packed.lengths == (0, 0)
+    assert packed.placeholders["image"].tolist() == []
+
+
+@pytest.mark.parametrize(("multiple", "padded"), [(1, 5), (2, 6), (3, 6), (5, 5), (8, 8)])
+def test_data_pack_pads_to_multiple(multiple: int, padded: int) -> None:
+    """T is the next multiple."""
+    packed = pack([layout([1, 2, 3]), layout([4, 5])], multiple=multiple)
+    assert len(packed.tokens) == len(packed.labels) == len(packed.positions) == padded
+    assert packed.labels[5:].tolist() == [NO_LABEL] * (padded - 5)
+
+
+def test_data_pack_refuses_multiple_of_none() -> None:
+    """A multiple below 1 is a mistake of the caller."""
+    with pytest.raises(ValueError, match="multiple: expected at least 1, got 0"):
+        pack([], multiple=0)

@@ -1,0 +1,120 @@
+"""The ``digits`` dataset: 1,797 images of 8 x 8 pixels, each with the caption "<image> the digit is seven"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from mimo.data import DatasetSpec, SplitName, Tokenizer
+from mimo.hooks import ConfigError, ItemInfo, hookimpl
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+WORDS = ("the", "digit", "is", *_DIGITS)
+"""Every word of the captions: what ``tokenizer.words`` must hold."""
+
+# scikit-learn's grey values are 0 (paper) to 16 (ink).
+_INK = 16
+
+# Changing it changes which images are held out, so that results before and after cannot be compared.
+_SPLIT_SEED = 1797
+
+
+def _between_0_and_1(_: DigitsConfig, __: attrs.Attribute[float], value: float) -> None:
+    if not 0 < value < 1:
+        raise ConfigError("data.held_out", expected="a share greater than 0 and less than 1", got=repr(value))
+
+
+@attrs.frozen(kw_only=True)
+class DigitsConfig:
+    """Settings of ``data.plugin = "digits"``.
+
+    Args:
+        held_out: share of the images kept for evaluation; 0.2 keeps 359.
+    """
+
+    held_out: float = attrs.field(default=0.2, validator=_between_0_and_1)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DigitsDataset:
+    """One split.
+
+    Args:
+        images: ``[N, height, width]``, 0 for paper to 255 for ink.
+        labels: the digits ``[N]``.
+        numbers: where each sample stands in scikit-learn's order ``[N]``.
+        captions: for each digit, the ids of its caption and the end.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    captions: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return the ids of the caption."""
+        return self.captions[self.labels[sample]]
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the one image."""
+        height, width = self.images.shape[1:]
+        return [ItemInfo(sample=sample, index=0, modality="image", size=(height, width))]
+
+    def raw(self, sample: int, index: int) -> Image.Image:  # noqa: ARG002 - there is only item 0
+        """Return the image in mode "L"."""
+        from PIL import Image
+
+        return Image.fromarray(self.images[sample])
+
+    def where(self, sample: int) -> str:
+        """Return the image's number in scikit-learn's order."""
+        return f"digits:{self.numbers[sample]}"
+
+
+def open_digits(config: DigitsConfig, tokenizer: Tokenizer, split: SplitName) -> DigitsDataset:
+    """Return one split; which images are held out depends on ``held_out`` alone, never on a run's seed."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
+
+    captions = tuple(_caption(tokenizer, word) for word in _DIGITS)
+    data = load_digits()
+    total = len(data.target)
+    # Raw bits, whose stream numpy promises to keep, so that the split is the same everywhere.
+    order = np.argsort(np.random.Philox(np.random.SeedSequence(_SPLIT_SEED)).random_raw(total), kind="stable")
+    held_out = min(max(round(config.held_out * total), 1), total - 1)
+    numbers = np.sort(order[held_out:] if split == "train" else order[:held_out])
+    return DigitsDataset(
+        images=np.rint(data.images[numbers] * (255 / _INK)).astype(np.uint8),
+        labels=data.target[numbers].astype(np.int64),
+        numbers=numbers.astype(np.int64),
+        captions=captions,
+    )
+
+
+def _caption(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
+    text = f"<image> the digit is {word}"
+    try:
+        return (*tokenizer.encode(text), tokenizer.end)
+    except ValueError as error:
+        raise ConfigError(
+            "tokenizer",
+            expected=f"one that encodes the caption {text!r}",
+            got=str(error),
+            fix="With the word tokenizer: tokenizer.words must hold " + ", ".join(WORDS) + ".",
+        ) from error
+
+
+@hookimpl
+def mimo_register_datasets() -> list[DatasetSpec]:
+    """Return ``digits``."""
+    return [DatasetSpec(name="digits", config=DigitsConfig, open=open_digits)]
