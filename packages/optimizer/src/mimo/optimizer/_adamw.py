@@ -1,0 +1,58 @@
+"""The built-in plugin ``adamw``: parameters replicated over the data lanes, stepped by torch's fused AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mimo.hooks import ConfigError, hookimpl
+from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from mimo.topology.meshes import Meshes
+
+
+def _not_negative(_instance: AdamWConfig, attribute: attrs.Attribute[float], value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"optimizer.{attribute.name}", expected="0 or more", got=repr(value))
+
+
+def _below_one(_instance: AdamWConfig, _attribute: object, betas: tuple[float, float]) -> None:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError("optimizer.betas", expected="two numbers from 0 to below 1", got=repr(betas))
+
+
+@attrs.frozen(kw_only=True)
+class AdamWConfig:
+    """Settings of AdamW (Loshchilov and Hutter 2019)."""
+
+    weight_decay: float = attrs.field(default=0.01, validator=_not_negative)
+    betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_below_one)
+    eps: float = attrs.field(default=1e-8, validator=_not_negative)
+
+
+def _prepare(part: ModuleParameters, meshes: Meshes, _config: AdamWConfig) -> Prepared:
+    from mimo.optimizer.runtime import replicate
+
+    return replicate(part, meshes)
+
+
+def _build(parameters: Mapping[str, nn.Parameter], config: AdamWConfig, _meshes: Meshes) -> torch.optim.Optimizer:
+    from mimo.optimizer.runtime import LocalAdamW
+
+    return LocalAdamW(parameters.values(), betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+
+
+@hookimpl
+def mimo_register_optimizers() -> list[OptimizerSpec]:
+    """Register ``adamw``."""
+    return [
+        OptimizerSpec(
+            name="adamw", config=AdamWConfig, rendezvous=lambda _config: False, prepare=_prepare, build=_build
+        )
+    ]

@@ -1,0 +1,237 @@
+"""MimoOptimizer over two modules on four ranks against one AdamW over everything in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from mimo.optimizer import LearningRate, ModuleParameters
+from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally
+from mimo.topology import Grid, Module, ModuleGraph
+from mimo.topology.meshes import Meshes
+
+SHAPES = {"vision.patch": (5, 3), "vision.norm": (4,), "language.up": (5, 4), "language.norm": (3,)}
+STEPS = 3
+TOKENS = 7
+CLIP = 0.05
+RATE = LearningRate(lr=0.01)
+CONFIG = AdamWConfig(weight_decay=0.1)
+VISION = Grid(name="vision", ranks=(0, 1, 2), dp=3)
+LANGUAGE = Grid(name="language", ranks=(2, 3), tp=2)
+GRAPH = ModuleGraph(
+    modules=(Module(grid=VISION, trains=(True,)), Module(grid=LANGUAGE, trains=(True,))),
+    arrows=(("vision", "language"),),
+)
+
+
+def full(name: str, salt: int) -> torch.Tensor:
+    """Return numbers that depend on a name and ``salt`` only."""
+    generator = torch.Generator().manual_seed(sum(map(ord, name)) * 100 + salt)
+    return torch.randn(SHAPES[name], generator=generator)
+
+
+def reference(steps: int = STEPS) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Return weights and norms of plain clipping and `torch.optim.AdamW` over the mean gradients."""
+    weights = {name: nn.Parameter(full(name, 0)) for name in SHAPES}
+    optimizer = torch.optim.AdamW(weights.values(), lr=RATE.lr, betas=CONFIG.betas, eps=CONFIG.eps, weight_decay=0.1)
+    norms = []
+    for step in range(1, steps + 1):
+        for name, weight in weights.items():
+            weight.grad = full(name, step) / TOKENS
+        norms.append(float(nn.utils.clip_grad_norm_(weights.values(), CLIP)))
+        optimizer.step()
+    return {name: weight.detach() for name, weight in weights.items()}, norms
+
+
+def build(rank: int, dims: dict[str, int | None], graph: ModuleGraph = GRAPH, **more: Any) -> MimoOptimizer:
+    """Make the optimizer of a rank; ``dims`` says along which dimension a parameter is sharded."""
+    meshes = Meshes(graph, rank=rank, device_type="cpu")
+    (spec,) = mimo_register_optimizers()
+    modules = []
+    for name in graph.role(rank).places:
+        grid = graph.by_name[name].grid
+        mesh = meshes.tensor_mesh(grid)
+        parameters = {}
+        for path, shape in SHAPES.items():
+            if path.startswith(name):
+                dim = dims.get(path)
+                whole = full(path, 0)
+                local = (
+                    whole if dim is None else list(whole.chunk(grid.tp, dim))[grid.coordinates(rank).tp].contiguous()
+                )
+                parameters[path] = nn.Parameter(
+                    DTensor.from_local(
+                        local,
+                        mesh,
+                        [Replicate() if dim is None else Shard(dim)],
+                        run_check=False,
+                        shape=torch.Size(shape),
+                        stride=whole.stride(),
+                    )
+                )
+        part = ModuleParameters(grid=grid, rank=rank, parameters=parameters, **more)
+        modules.append(ModuleOptimizer.build(part, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes))
+    return MimoOptimizer(
+        modules,
+        names=[module.name for module in graph.modules],
+        learning_rate=RATE,
+        clip=CLIP,
+        meshes=meshes,
+        device=torch.device("cpu"),
+    )
+
+
+def give(optimizer: MimoOptimizer, rank: int, step: int) -> None:
+    """Hand each parameter this rank's share of its gradient: lanes and tensor ranks of summed ones share it out."""
+    for module in optimizer.modules.values():
+        place, grid = module.part.place, module.part.grid
+        for name, parameter in module.part.parameters.items():
+            whole = full(name, step)
+            share = grid.dp * (grid.tp if name in module.part.summed else 1)
+            assert isinstance(parameter, DTensor)
+            (placement,) = parameter.placements
+            local = list(whole.chunk(grid.tp, placement.dim))[place.tp] if isinstance(placement, Shard) else whole
+            parameter.grad = DTensor.from_local(
+                local.contiguous() / share,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        optimizer.reduce(module.part.grid.name)
+
+
+def tally(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> Tally:
+    """Return a rank's share: tokens on one rank, rows on ranks 0 and 2."""
+    counted = {0: {"vision": 2}, 2: {"language": 9}}.get(rank, {}) if rows is None else rows
+    return Tally(loss=loss, label_tokens=TOKENS if rank == 3 else 0, rows=counted)
+
+
+def train(rank: int) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
+    """Step a few times; return this rank's whole weights, norms and losses."""
+    optimizer = build(rank, {"language.up": 0}, summed=frozenset({"language.norm"}))
+    norms, losses = [], []
+    for step in range(1, STEPS + 1):
+        give(optimizer, rank, step)
+        stepped = optimizer.step(step, tally(rank))
+        norms.append(stepped.norm)
+        losses.append(stepped.loss)
+        optimizer.zero_gradients()
+    weights = {
+        name: parameter.full_tensor().detach()
+        for module in optimizer.modules.values()
+        for name, parameter in module.part.parameters.items()
+        if isinstance(parameter, DTensor)
+    }
+    return weights, norms, losses
+
+
+def test_optimizer_any_placement_equals_one_process(run_ranks: Callable[..., list[Any]]) -> None:
+    """Lanes, uneven shards, replicated and partly computed gradients give AdamW's weights, norm and clipping."""
+    (expected, norms), *_ = run_ranks(1, lambda _rank: reference())
+    for weights, found, losses in run_ranks(4, train):
+        assert found == pytest.approx(norms, rel=1e-6)
+        assert losses == pytest.approx([4 / TOKENS] * STEPS)
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
+    """Take one step with a fault on one rank; tell whether it was skipped and which modules changed."""
+    optimizer = build(rank, {})
+    give(optimizer, rank, 1)
+    if fault == "gradient" and rank == 1:
+        for parameter in optimizer.modules["vision"].part.parameters.values():
+            assert parameter.grad is not None
+            parameter.grad.mul_(math.nan)
+        optimizer.reduce("vision")
+    if fault == "loss":
+        stepped = optimizer.step(1, tally(rank, loss=math.inf if rank == 2 else 1.0))
+    elif fault == "tokens":
+        stepped = optimizer.step(1, Tally(loss=1.0))
+    elif fault == "rows":
+        stepped = optimizer.step(1, tally(rank, rows={"language": 9} if rank == 2 else {}))
+    else:
+        if fault == "gradient" and rank in (0, 2):
+            optimizer.reduce("vision")
+        stepped = optimizer.step(1, tally(rank))
+    changed = {
+        name: any(
+            not torch.equal(parameter.full_tensor(), full(path, 0))
+            for path, parameter in module.part.parameters.items()
+            if isinstance(parameter, DTensor)
+        )
+        for name, module in optimizer.modules.items()
+    }
+    return stepped.skipped, changed.get("vision", False), changed.get("language", False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "skipped", "vision", "language"),
+    [
+        ("none", False, True, True),
+        ("gradient", True, False, False),
+        ("loss", True, False, False),
+        ("tokens", True, False, False),
+        ("rows", False, False, True),
+    ],
+)
+def test_optimizer_all_ranks_skip_alike(
+    fault: str, skipped: bool, vision: bool, language: bool, run_ranks: Callable[..., list[Any]]
+) -> None:
+    """A NaN or infinity on one rank, or no label token, skips everywhere; no rows leaves only that module untouched."""
+    found = run_ranks(4, skip, fault)
+    assert [one[0] for one in found] == [skipped] * 4
+    assert [one[1] for one in found] == [vision] * 3 + [False]
+    assert [one[2] for one in found] == [False, False, language, language]
+
+
+def missing(rank: int) -> list[bool]:
+    """Step once with gradients and once without; return whether the second step saw any gradient."""
+    optimizer = build(rank, {})
+    give(optimizer, rank, 1)
+    optimizer.step(1, tally(rank))
+    optimizer.zero_gradients()
+    for name in optimizer.modules:
+        optimizer.reduce(name)
+    stepped = optimizer.step(2, tally(rank))
+    return [stepped.norm == 0.0, stepped.skipped]
+
+
+def test_optimizer_a_missing_gradient_is_zero_not_the_last_one(run_ranks: Callable[..., list[Any]]) -> None:
+    """After a step the old gradients are gone: a step without any has norm 0."""
+    assert run_ranks(4, missing) == [[True, False]] * 4
+
+
+def tied(rank: int) -> tuple[float, list[float]]:
+    """Add up the two stages' gradients of a parameter that both hold; return its norm and the new values."""
+    grid = Grid(name="language", ranks=(0, 1), pp=2)
+    graph = ModuleGraph(modules=(Module(grid=grid, trains=(True, True), tied=True),), arrows=())
+    optimizer = build(rank, {}, graph, tied=frozenset({"language.norm"}))
+    parameters = optimizer.modules["language"].part.parameters
+    parameters["language.norm"].grad = None
+    for name, parameter in parameters.items():
+        assert isinstance(parameter, DTensor)
+        value = torch.full(SHAPES[name], float(rank + 1) if name == "language.norm" else 0.0)
+        parameter.grad = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False)
+    optimizer.reduce_tied("language")
+    optimizer.reduce("language")
+    stepped = optimizer.step(1, Tally(label_tokens=1 if rank else 0, rows={"language": 1}))
+    norm = parameters["language.norm"]
+    assert isinstance(norm, DTensor)
+    return stepped.norm, norm.to_local().tolist()
+
+
+def test_optimizer_tied_parameter_is_summed_over_stages_and_counted_once(run_ranks: Callable[..., list[Any]]) -> None:
+    """Both stages step alike with the sum of their gradients, whose norm counts once."""
+    (first, values), (second, others) = run_ranks(2, tied)
+    assert first == second == pytest.approx(math.sqrt(3 * 3.0**2))
+    assert values == others
