@@ -1,0 +1,55 @@
+"""What every mimo package shares: markers, discovery, lifecycle hooks, a few values, and errors."""
+
+from mimo.hooks._discovery import Kind, discover
+from mimo.hooks._errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    PlanError,
+    PluginError,
+    RunError,
+    UserError,
+)
+from mimo.hooks._installed import PluginEntry, PluginFailure
+from mimo.hooks._lifecycle import Lifecycle, lifecycle
+from mimo.hooks._markers import hookimpl, hookspec
+from mimo.hooks._registry import Registry
+from mimo.hooks._survey import survey
+from mimo.hooks._values import (
+    Common,
+    EvaluationInfo,
+    ItemInfo,
+    Owned,
+    RunInfo,
+    Stateful,
+    StateTree,
+    StepInfo,
+)
+
+__all__ = [
+    "CheckpointError",
+    "Common",
+    "ConfigError",
+    "DataError",
+    "EvaluationInfo",
+    "ItemInfo",
+    "Kind",
+    "Lifecycle",
+    "Owned",
+    "PlanError",
+    "PluginEntry",
+    "PluginError",
+    "PluginFailure",
+    "Registry",
+    "RunError",
+    "RunInfo",
+    "StateTree",
+    "Stateful",
+    "StepInfo",
+    "UserError",
+    "discover",
+    "hookimpl",
+    "hookspec",
+    "lifecycle",
+    "survey",
+]

@@ -1,0 +1,64 @@
+"""Errors that a user can act on: where it is, what was expected, what was got, what to do.
+
+Each class knows the exit code of the process that it ends, so that no caller maps one to the other.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UserError(ValueError):
+    """An error with its place, expectation, finding and next step.
+
+    Args:
+        where: full path of the setting (``modules.vision.tp``), or file and line for data (``train.jsonl:12``).
+        expected: what would have been right, as a noun phrase.
+        got: what was found; shown with ``repr`` unless it is text of ours, so pass ``repr(value)`` for user values.
+        fix: the next step, as a whole sentence.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, where: str, *, expected: str, got: str, fix: str = "") -> None:
+        self.where = where
+        self.expected = expected
+        self.got = got
+        self.fix = fix
+        super().__init__(f"{where}: expected {expected}, got {got}." + (f" {fix}" if fix else ""))
+
+
+class ConfigError(UserError):
+    """A setting that is wrong by itself or beside another one; refused before anything is launched."""
+
+    exit_code = 2
+
+
+class PluginError(UserError):
+    """A plugin that cannot be imported, clashes with another, or breaks the hook contract."""
+
+    exit_code = 2
+
+    def seen_from(self, setting: str) -> PluginError:
+        """Return this error with the path of the setting that asked for plugins before its own place."""
+        error = PluginError(f"{setting}: {self.where}", expected=self.expected, got=self.got, fix=self.fix)
+        error.__cause__ = self.__cause__
+        return error
+
+
+class PlanError(UserError):
+    """A plan that is incomplete or could deadlock; refused before a process group exists."""
+
+    exit_code = 2
+
+
+class DataError(UserError):
+    """A sample that is broken; found at first use, named by file and line."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is missing, damaged or does not fit."""
+
+
+class RunError(UserError):
+    """A fault of a running job that is neither a setting's nor the data's."""

@@ -1,0 +1,122 @@
+"""Who is installed: the entry points of our groups, in a fixed order, and the rows that describe them.
+
+Two entry points of one name in one group are refused here, for plain `importlib.metadata` lets the last one win.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from importlib.metadata import EntryPoint, distributions
+from typing import TypeVar
+
+import attrs
+
+from mimo.hooks._errors import PluginError
+from mimo.hooks._markers import PROJECT
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class PluginEntry:
+    """A plugin that loaded: its entry point, where it comes from, the hooks it implements, the specs it registers."""
+
+    group: str
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+    specs: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class PluginFailure:
+    """A plugin that is installed and cannot be used; ``error`` says why."""
+
+    group: str
+    name: str
+    distribution: str
+    version: str
+    error: PluginError
+
+
+def installed(given: Iterable[EntryPoint] | None) -> tuple[EntryPoint, ...]:
+    """Return the entry points of all ``mimo`` groups, in an order that does not depend on where they were found.
+
+    All groups, since one module may serve several of them.
+    """
+    found = _of_environment() if given is None else given
+    ours = [point for point in found if point.group.startswith(f"{PROJECT}.")]
+    return tuple(sorted(ours, key=lambda point: (point.group, point.name, origin(point), point.value)))
+
+
+def origin(point: EntryPoint) -> str:
+    """Return distribution and version of an entry point, for messages: ``mimo-encoder-vision 0.1.0``."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+
+
+def describe(point: EntryPoint) -> str:
+    """Return the place that errors about an entry point name."""
+    return f"plugin {point.name!r} of {origin(point)} (entry point {point.group}: {point.value})"
+
+
+def row(point: EntryPoint, *, hooks: tuple[str, ...], specs: tuple[str, ...] = ()) -> PluginEntry:
+    """Return the row of a plugin that works."""
+    return PluginEntry(
+        group=point.group,
+        name=point.name,
+        distribution=point.dist.name if point.dist else "",
+        version=point.dist.version if point.dist else "",
+        hooks=hooks,
+        specs=specs,
+    )
+
+
+def failure(point: EntryPoint, error: PluginError) -> PluginFailure:
+    """Return the row of a plugin that cannot be used."""
+    return PluginFailure(
+        group=point.group,
+        name=point.name,
+        distribution=point.dist.name if point.dist else "",
+        version=point.dist.version if point.dist else "",
+        error=error,
+    )
+
+
+def ask_each(group: str, points: Collection[EntryPoint], ask: Callable[[EntryPoint], T]) -> list[T | PluginFailure]:
+    """Ask every entry point of a group, and keep the refusals in their places among the answers."""
+    outcomes: list[T | PluginFailure] = []
+    for point in (point for point in points if point.group == group):
+        try:
+            _check_name(point, points)
+            outcomes.append(ask(point))
+        except PluginError as error:
+            outcomes.append(failure(point, error))
+    return outcomes
+
+
+def _of_environment() -> Iterator[EntryPoint]:
+    """Yield the entry points of each distribution once: the first on the path, as for imports."""
+    seen: set[str] = set()
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.name).lower()
+        if name not in seen:
+            seen.add(name)
+            yield from distribution.entry_points
+
+
+def _check_name(point: EntryPoint, points: Collection[EntryPoint]) -> None:
+    """Refuse two entry points with one name in one group: only one of them could be meant.
+
+    Raises:
+        PluginError: names both distributions.
+    """
+    rivals = [other for other in points if (other.group, other.name) == (point.group, point.name)]
+    if len(rivals) > 1:
+        raise PluginError(
+            f"entry point {point.group}: {point.name}",
+            expected="one distribution with this name",
+            got=" and ".join(f"{origin(rival)} ({rival.value})" for rival in rivals),
+            fix="Uninstall one of them, or ask its author for another name.",
+        )

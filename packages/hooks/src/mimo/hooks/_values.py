@@ -1,0 +1,101 @@
+"""The few values that rooms hand to each other, free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class ItemInfo:
+    """One image or clip of a sample, as known from its header alone.
+
+    ``size`` is in the modality's unit: ``(height, width)`` pixels for an image.
+    """
+
+    sample: int
+    index: int
+    modality: str
+    size: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class RunInfo:
+    """What a lifecycle plugin may know of the run that begins; ``config`` is the resolved one as plain data."""
+
+    name: str
+    directory: Path
+    rank: int
+    world: int
+    first_step: int
+    steps: int
+    config: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class StepInfo:
+    """What happened in one training step, equal on every rank, times excepted.
+
+    ``loss`` is per label token over the global batch; ``rows`` counts each module's rows in the step; ``norms`` are
+    per-module gradient norms before clipping; ``seconds`` is the wall time of the step on this rank.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    label_tokens: int
+    rows: Mapping[str, int]
+    norms: Mapping[str, float]
+    seconds: float
+    module_seconds: Mapping[str, float]
+    tokens_per_second: float
+    truncated: int
+    skipped: bool
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationInfo:
+    """Result of one evaluation: loss per label token, share of samples whose every label token is the argmax."""
+
+    step: int
+    loss: float
+    exact_match: float
+    samples: int
+
+
+@attrs.frozen
+class Common:
+    """A JSON leaf of a state tree that every rank must hold alike."""
+
+    value: Any
+
+
+@attrs.frozen
+class Owned:
+    """A JSON leaf that only the ranks of one module know; written by them, found by whoever holds the module."""
+
+    value: Any
+    module: str
+
+
+StateTree: TypeAlias = Mapping[str, "StateTree | Any"]
+"""Nested mapping whose leaves are tensors, DTensors, `Common` or `Owned`; keys hold no slash."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part of a run whose state a checkpoint holds."""
+
+    @property
+    def name(self) -> str:
+        """Top-level key of this part in the checkpoint."""
+
+    def state(self) -> StateTree:
+        """Return the present state; tensors are views, not copies."""
+
+    def load(self, tree: StateTree) -> None:
+        """Take a state back; ``tree`` has the structure of `state`, filled from a checkpoint."""

@@ -1,0 +1,225 @@
+"""Lifecycle plugins: called in a fixed order, with typed values, and refused when they would be silent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import pytest
+
+from mimo.hooks import (
+    Common,
+    EvaluationInfo,
+    PluginError,
+    RunInfo,
+    Stateful,
+    StateTree,
+    StepInfo,
+    hookimpl,
+    lifecycle,
+)
+
+RUN = RunInfo(name="r", directory=Path("runs/r"), rank=0, world=1, first_step=1, steps=2, config={})
+STEP = StepInfo(
+    step=1,
+    loss=1.0,
+    grad_norm=1.0,
+    lr=1e-3,
+    label_tokens=4,
+    rows={},
+    norms={},
+    seconds=1.0,
+    module_seconds={},
+    tokens_per_second=4.0,
+    truncated=0,
+    skipped=False,
+)
+EVALUATION = EvaluationInfo(step=1, loss=1.0, exact_match=0.5, samples=2)
+
+
+class Shelf(Protocol):
+    """The fixture of this folder."""
+
+    def add(self, distribution: str, points: dict[str, dict[str, str]], **modules: str) -> None: ...
+    def points(self) -> list[Any]: ...
+
+
+@attrs.frozen
+class Listener:
+    """Notes what it hears under its name."""
+
+    name: str
+    heard: list[tuple[str, Any]]
+
+    @hookimpl
+    def mimo_run_begin(self, run: RunInfo) -> None:
+        self.heard.append((self.name, run))
+
+    @hookimpl
+    def mimo_step_begin(self, step: int) -> None:
+        self.heard.append((self.name, step))
+
+    @hookimpl
+    def mimo_step_end(self, info: StepInfo) -> None:
+        self.heard.append((self.name, info))
+
+    @hookimpl
+    def mimo_evaluated(self, info: EvaluationInfo) -> None:
+        self.heard.append((self.name, info))
+
+    @hookimpl
+    def mimo_run_end(self, run: RunInfo) -> None:
+        self.heard.append((self.name, run))
+
+    @hookimpl
+    def mimo_fault(self, error: BaseException) -> None:
+        self.heard.append((self.name, error))
+
+
+@attrs.frozen
+class Counter:
+    """A part of a run that a checkpoint holds."""
+
+    name: str
+
+    def state(self) -> StateTree:
+        return {"count": Common(3)}
+
+    def load(self, tree: StateTree) -> None: ...
+
+
+@attrs.frozen(eq=False)
+class Keeper:
+    """Contributes what it was given."""
+
+    parts: Any
+
+    @hookimpl
+    def mimo_state(self, run: RunInfo) -> Any:
+        return self.parts
+
+
+def test_hooks_lifecycle_hands_every_event_to_every_plugin_in_order() -> None:
+    """Objects handed in are called in their order, each event with its value."""
+    heard: list[tuple[str, Any]] = []
+    caller = lifecycle([Listener("first", heard), Listener("second", heard)], entry_points=())
+    fault = RuntimeError("x")
+    caller.run_begin(RUN)
+    caller.step_begin(RUN, 1)
+    caller.step_end(RUN, STEP)
+    caller.evaluated(RUN, EVALUATION)
+    caller.run_end(RUN)
+    caller.fault(RUN, fault)
+    values = [RUN, 1, STEP, EVALUATION, RUN, fault]
+    assert heard == [(name, value) for value in values for name in ("first", "second")]
+
+
+def test_hooks_lifecycle_calls_installed_plugins_by_name_after_those_handed_in(shelf: Shelf) -> None:
+    """The order does not depend on the order in which distributions are found."""
+    source = """
+from mimo.hooks import hookimpl
+
+@hookimpl
+def mimo_run_begin(run):
+    run.config["heard"].append(__name__)
+"""
+    shelf.add("aa", {"mimo.lifecycle": {"late": "aa_late"}}, aa_late=source)
+    shelf.add("zz", {"mimo.lifecycle": {"early": "zz_early"}}, zz_early=source)
+    heard: list[Any] = []
+    caller = lifecycle([Listener("given", heard)], entry_points=reversed(shelf.points()))
+    caller.run_begin(attrs.evolve(RUN, config={"heard": heard}))
+    assert [item[0] if isinstance(item, tuple) else item for item in heard] == ["given", "zz_early", "aa_late"]
+
+
+def test_hooks_lifecycle_without_plugins_does_nothing() -> None:
+    """No plugin is an ordinary case."""
+    caller = lifecycle(entry_points=())
+    caller.run_begin(RUN)
+    assert caller.state(RUN) == []
+
+
+def test_hooks_lifecycle_collects_state_in_order() -> None:
+    """The parts of all plugins come as one list."""
+    caller = lifecycle([Keeper([Counter("a"), Counter("b")]), Keeper([]), Keeper([Counter("c")])], entry_points=())
+    parts: list[Stateful] = caller.state(RUN)
+    assert [part.name for part in parts] == ["a", "b", "c"]
+
+
+def test_hooks_lifecycle_refuses_two_state_parts_with_one_name() -> None:
+    """Two parts under one key of a checkpoint are refused, both plugins named."""
+    caller = lifecycle([Keeper([Counter("a")]), Listener("x", []), Keeper([Counter("a")])], entry_points=())
+    text = "state 'a': expected one plugin that contributes it, got lifecycle plugin 1, Keeper and lifecycle plugin 3"
+    with pytest.raises(PluginError, match=re.escape(text)):
+        caller.state(RUN)
+
+
+@pytest.mark.parametrize("parts", [None, Counter("a"), (Counter("a"),), [3]], ids=["none", "bare", "tuple", "number"])
+def test_hooks_lifecycle_refuses_state_that_is_no_list_of_parts(parts: object) -> None:
+    """Anything but a list of `Stateful` is refused, the plugin named."""
+    with pytest.raises(PluginError, match=r"^lifecycle plugin 1, Keeper, mimo_state: expected a list of Stateful"):
+        lifecycle([Keeper(parts)], entry_points=()).state(RUN)
+
+
+class Misspelled:
+    """Implements a hook that nobody specified."""
+
+    @hookimpl
+    def mimo_step_ends(self) -> None: ...
+
+
+class Unmarked:
+    """Forgets the marker."""
+
+    def mimo_step_end(self) -> None: ...
+
+
+class Deaf:
+    """Implements nothing."""
+
+
+class Greedy:
+    """Wants an argument that the hook does not have."""
+
+    @hookimpl
+    def mimo_run_end(self, loss: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("plugin", "text"),
+    [
+        (Misspelled(), r".*\(mimo_evaluated, .*mimo_step_end\), got 'mimo_step_ends', which nobody specified"),
+        (Unmarked(), "expected mimo_step_end to be marked with @mimo.hooks.hookimpl"),
+        (Deaf(), "expected at least one lifecycle hook .* got none"),
+        (Greedy(), "expected hooks as they are specified, registered once, got .*'loss'"),
+        (Listener, "expected a module or an instance that carries the hooks, got the class Listener"),
+    ],
+    ids=["misspelled", "unmarked", "deaf", "greedy", "class"],
+)
+def test_hooks_lifecycle_refuses_an_object_that_would_be_silent(plugin: object, text: str) -> None:
+    """An object handed in is held to the same contract as an installed plugin."""
+    with pytest.raises(PluginError, match=r"^lifecycle plugin 1, \w+: " + text):
+        lifecycle([plugin], entry_points=())
+
+
+def test_hooks_lifecycle_refuses_an_object_handed_in_twice() -> None:
+    """It would be called twice for each event."""
+    listener = Listener("x", [])
+    with pytest.raises(PluginError, match=r"lifecycle plugin 1, Listener: expected hooks .* registered once"):
+        lifecycle([listener, listener], entry_points=())
+
+
+def test_hooks_lifecycle_refuses_a_broken_installed_plugin(shelf: Shelf) -> None:
+    """A plugin that cannot be imported is named with its distribution and version."""
+    shelf.add("log", {"mimo.lifecycle": {"f": "no_such_module"}})
+    with pytest.raises(PluginError, match=r"^plugin 'f' of log 1\.5 \(entry point mimo\.lifecycle: no_such_module\): "):
+        lifecycle(entry_points=shelf.points())
+
+
+def test_hooks_lifecycle_refuses_a_registering_hook_in_its_group(shelf: Shelf) -> None:
+    """A module that registers something must be listed under that kind, where its hook is called."""
+    source = "from mimo.hooks import hookimpl\n@hookimpl\ndef mimo_register_animals(): ...\n"
+    shelf.add("zoo", {"mimo.animals": {"b": "zoo_b"}, "mimo.lifecycle": {"b": "zoo_c"}}, zoo_b="", zoo_c=source)
+    with pytest.raises(PluginError, match=r"expected mimo_register_animals in .* an entry point of mimo\.animals"):
+        lifecycle(entry_points=shelf.points())
