@@ -1,0 +1,185 @@
+"""What is run on the whole repository. Every fact about a package is read from its pyproject.toml.
+
+``tests`` proves that each package and plugin works with its declared closure alone; the other sessions install all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nox
+from nox.project import dependency_groups
+from packaging.requirements import Requirement
+
+nox.options.default_venv_backend = "uv|virtualenv"
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A package or plugin of this repository, as its pyproject.toml describes it."""
+
+    folder: Path
+    name: str
+    dependencies: tuple[Requirement, ...]
+    extras: Mapping[str, tuple[Requirement, ...]]
+
+    def requirements(self, extras: Iterable[str]) -> list[Requirement]:
+        """Return what it needs when installed with these extras."""
+        return [*self.dependencies, *(requirement for extra in extras for requirement in self.extras[extra])]
+
+
+def read_member(folder: Path) -> Member:
+    """Return the member of a folder."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return Member(
+        folder=folder,
+        name=project["name"],
+        dependencies=tuple(map(Requirement, project.get("dependencies", ()))),
+        extras={
+            extra: tuple(map(Requirement, requirements))
+            for extra, requirements in project.get("optional-dependencies", {}).items()
+        },
+    )
+
+
+FOLDERS = [
+    folder for pattern in WORKSPACE["tool"]["uv"]["workspace"]["members"] for folder in sorted(ROOT.glob(pattern))
+]
+MEMBERS: Mapping[str, Member] = {
+    member.name: member for member in map(read_member, (folder for folder in FOLDERS if folder.is_dir()))
+}
+
+
+def closure(wanted: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+    """Return the members, each with its extras, that the wanted members need, themselves included."""
+    found: dict[str, frozenset[str]] = {}
+    open_ends = list(wanted.items())
+    while open_ends:
+        name, extras = open_ends.pop()
+        if name in found and extras <= found[name]:
+            continue
+        found[name] = found.get(name, frozenset()) | extras
+        open_ends += [
+            (requirement.name, frozenset(requirement.extras))
+            for requirement in MEMBERS[name].requirements(found[name])
+            if requirement.name in MEMBERS
+        ]
+    return dict(sorted(found.items()))
+
+
+def needs(members: Mapping[str, frozenset[str]], distribution: str) -> bool:
+    """Return whether one of these members asks for a distribution from outside."""
+    requirements = (one for name, extras in members.items() for one in MEMBERS[name].requirements(extras))
+    return any(requirement.name == distribution for requirement in requirements)
+
+
+def install(session: nox.Session, members: Mapping[str, frozenset[str]], *groups: str) -> None:
+    """Install members and dependency groups in one command, so that the pinned torch counts for all of them.
+
+    Every member is named by its folder: nothing of ours comes from an index.
+    """
+    if "PIP_FIND_LINKS" in os.environ:
+        session.env.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
+    session.env["OMP_NUM_THREADS"] = "1"  # many processes share few cores, and sums keep their order
+    arguments = ["-c", str(CONSTRAINTS)]
+    for name, extras in members.items():
+        suffix = f"[{','.join(sorted(extras))}]" if extras else ""
+        arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
+    session.install(*arguments, *dependency_groups(WORKSPACE, *groups))
+
+
+def everything() -> dict[str, frozenset[str]]:
+    """Return all members with all their extras."""
+    return closure({name: frozenset(member.extras) for name, member in MEMBERS.items()})
+
+
+def variants() -> list[Any]:
+    """Return each member bare, and with each extra that it has: ``topology``, ``topology[torch]``."""
+    return [
+        nox.param(name, extra, id=member.folder.name + (f"[{extra}]" if extra else ""))
+        for name, member in MEMBERS.items()
+        for extra in (None, *member.extras)
+    ]
+
+
+@nox.session
+@nox.parametrize(("name", "extra"), variants())
+def tests(session: nox.Session, name: str, extra: str | None) -> None:
+    """Test one package in an environment that holds only its declared closure.
+
+    Tests that need an extra lie in ``tests/<extra>/``, which the other sessions of the package leave out.
+    """
+    member = MEMBERS[name]
+    members = closure({name: frozenset((extra,) if extra else ())})
+    with_torch = needs(members, "torch")
+    install(session, members, "test-torch" if with_torch else "test")
+    guard = [
+        "from importlib import metadata, util",
+        "ours = sorted({d.name for d in metadata.distributions() if d.name.startswith('mimo-')})",
+        f"assert ours == {sorted(members)!r}, f'not the declared closure: {{ours}}'",
+        "" if with_torch else "assert util.find_spec('torch') is None, 'torch came with a package that declares none'",
+    ]
+    session.run("python", "-c", "\n".join(guard))
+    left_out = [f"--ignore={member.folder / 'tests' / other}" for other in member.extras if other != extra]
+    session.run("pytest", str(member.folder / "tests"), *left_out, *session.posargs)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test all packages together, and the rules of the house."""
+    install(session, everything(), "integration")
+    session.run("pytest", "integration_tests", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format and types of everything, tests included."""
+    install(session, everything(), "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    sources = [str(folder / "src") for folder in FOLDERS]
+    others = [*(folder / "tests" for folder in FOLDERS), ROOT / "integration_tests", ROOT / "benchmarks"]
+    programs = [str(folder) for folder in others if any(folder.rglob("*.py"))]
+    paths = os.pathsep.join([*sources, str(ROOT / "integration_tests")])
+    session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": paths})
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Train the digit reader; further arguments are its settings: ``nox -s demo -- run.steps=50``."""
+    install(session, everything())
+    session.run("mimo", "train", "examples/digits.toml", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Run one program of benchmarks: ``nox -s bench -- NAME [ARGUMENTS]``."""
+    known = sorted(path.stem for path in ROOT.glob("benchmarks/*.py") if re.match(r"[a-z]", path.stem))
+    if not session.posargs or session.posargs[0] not in known:
+        session.error(f"say which: nox -s bench -- NAME, with NAME one of {', '.join(known)}")
+    install(session, everything())
+    session.run("python", f"benchmarks/{session.posargs[0]}.py", *session.posargs[1:])
+
+
+@nox.session(default=False)
+def oracle(session: nox.Session) -> None:
+    """Compare layouts that nobody chose with the one-process run: ``nox -s oracle -- --random 20 --seed 1``."""
+    install(session, everything(), "integration")
+    session.run("python", "integration_tests/oracle.py", *session.posargs)
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Run the whole product of layouts, schedules and optimizers, which takes long."""
+    install(session, everything(), "integration")
+    session.run("pytest", "integration_tests", "-m", "soak", *session.posargs)
