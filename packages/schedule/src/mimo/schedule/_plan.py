@@ -1,0 +1,87 @@
+"""The plan of one step: what each actor does, in order. A plain, serialisable value, made before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import attrs
+import cattrs
+
+from mimo.topology import ModuleGraph, StageId
+
+ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
+
+
+@attrs.frozen(kw_only=True)
+class Action:
+    """One thing that an actor does.
+
+    Args:
+        kind: ``send`` and ``receive`` move rows along ``edge`` when (module, stage) is its source for the send and
+            its target for the receive, and gradients against it otherwise; ``reduce`` sums the stage's gradients
+            over its ranks, or, with an edge, the gradients of a parameter that two stages share.
+        module, stage, chunk: the part of the model that does it.
+        microbatches: those that it serves; empty for ``reduce``.
+        edge: the edge of a message.
+    """
+
+    kind: ActionKind
+    module: str
+    stage: int
+    chunk: int = 0
+    microbatches: tuple[int, ...] = ()
+    edge: str | None = None
+
+    @property
+    def stage_id(self) -> StageId:
+        """The stage that acts."""
+        return StageId(self.module, self.stage)
+
+
+@attrs.frozen(kw_only=True)
+class ActorPlan:
+    """The ordered actions that each of ``ranks`` does."""
+
+    ranks: tuple[int, ...]
+    actions: tuple[Action, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What every rank does in one step of ``microbatches`` microbatches."""
+
+    schedule: str
+    microbatches: int
+    actors: tuple[ActorPlan, ...]
+
+    def actions_of(self, rank: int) -> tuple[Action, ...]:
+        """Return the actions of ``rank``; a rank without a module has none."""
+        return next((actor.actions for actor in self.actors if rank in actor.ranks), ())
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text."""
+        return json.dumps(cattrs.unstructure(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return the plan that `to_json` wrote."""
+        return cattrs.structure(json.loads(text), cls)
+
+
+def tied_edge(module: str) -> str:
+    """Return the edge name of the ``reduce`` that adds up the gradients of a parameter tied over stages."""
+    return f"{module}.tied"
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleSpec:
+    """A schedule plugin: ``generate(graph, microbatches, config)`` returns a plan that `check` accepts.
+
+    A graph in which nothing trains asks for forwards alone, as evaluation runs them.
+    """
+
+    name: str
+    config: type
+    generate: Callable[[ModuleGraph, int, Any], Plan]

@@ -1,0 +1,65 @@
+"""Channels: one ordered line of messages for each edge and direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo.topology import Edge, ModuleGraph
+
+
+@attrs.frozen(kw_only=True)
+class Channel:
+    """Where the messages of one edge and direction travel, in order.
+
+    NCCL matches messages by their order on a communicator, so each channel is a group of its own there. Gloo matches
+    by tag, so there all channels share the default group, and groups (threads and files) are saved.
+    """
+
+    group: dist.ProcessGroup | None
+    tag: int
+
+    def send(self, rows: Tensor, peer: int) -> dist.Work:
+        """Start sending contiguous ``rows``, which must stay untouched until the work is done."""
+        work = dist.isend(rows, peer, group=self.group, tag=self.tag)
+        assert work is not None
+        return work
+
+    def receive(self, rows: Tensor, peer: int) -> dist.Work:
+        """Start receiving into contiguous ``rows``."""
+        work = dist.irecv(rows, peer, group=self.group, tag=self.tag)
+        assert work is not None
+        return work
+
+
+def open_channels(graph: ModuleGraph) -> Mapping[str, tuple[Channel, Channel]]:
+    """Open the forward and the backward channel of every edge. Call it on every rank of the world.
+
+    Where a channel has its own communicator, all members take part in a first message, so that no later one has to
+    wait for a peer to connect.
+    """
+    own_groups = dist.get_backend() != "gloo"
+    return {
+        edge.name: (
+            _open(graph, edge, tag=2 * index, own_group=own_groups),
+            _open(graph, edge, tag=2 * index + 1, own_group=own_groups),
+        )
+        for index, edge in enumerate(graph.edges)
+    }
+
+
+def _open(graph: ModuleGraph, edge: Edge, *, tag: int, own_group: bool) -> Channel:
+    if not own_group:
+        return Channel(group=None, tag=tag)
+    group = dist.new_group(_ends(graph, edge))
+    if dist.get_rank() in _ends(graph, edge):
+        dist.barrier(group=group)
+    return Channel(group=group, tag=0)
+
+
+def _ends(graph: ModuleGraph, edge: Edge) -> Sequence[int]:
+    ranks = (graph.by_name[end.module].grid.stage_ranks(end.stage) for end in (edge.source, edge.target))
+    return sorted({rank for end in ranks for rank in end})
