@@ -1,0 +1,127 @@
+"""The folder of all steps: names, the newest step, commit by one rename, and what a dead save left behind.
+
+`step_00000100` is committed. Names that begin with a dot aren't: `.step_00000100.partial-…` is being written,
+`.step_00000100.deleted-…` is being deleted, and `.step_00000100.replaced-…` is a whole checkpoint that makes place for
+another one of the same step; should that one never arrive, it is still this step's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from mimo.checkpoint._manifest_file import MANIFEST_NAME
+from mimo.checkpoint._writer import sync_folder
+
+LATEST_NAME = "latest"
+
+_STEP = re.compile(r"step_([0-9]{8,18})")
+_ASIDE = re.compile(r"\.(step_[0-9]{8,18})\.(partial|deleted|replaced)-[0-9a-f]{8}")
+
+
+def name_step(step: int) -> str:
+    """Return the folder name of a step: ``step_00000100``."""
+    return f"step_{step:08d}"
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest committed step of ``folder``, or None.
+
+    That is the one that the file `latest` names, even where a higher step exists: a run that went back to an earlier
+    step has left that one behind. If the file is missing or names nothing committed, it is the highest step.
+
+    Args:
+        folder: holds the ``step_…`` folders; it need not exist.
+    """
+    committed = _committed(Path(folder))
+    try:
+        named = (Path(folder) / LATEST_NAME).read_bytes()[:64].decode("ascii", "replace").strip()
+    except OSError:
+        named = ""
+    match = _STEP.fullmatch(named)
+    if match and name_step(int(match[1])) == named and int(match[1]) in committed:
+        return committed[int(match[1])]
+    return committed[max(committed)] if committed else None
+
+
+def begin(folder: Path, step: int) -> Path:
+    """Clean up after dead saves and return a new partial folder for ``step``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in _find_asides(folder):
+        match = _ASIDE.fullmatch(path.name)
+        assert match is not None
+        if match[2] == "replaced" and not (folder / match[1]).exists():
+            path.rename(folder / match[1])
+        else:
+            shutil.rmtree(path)
+    partial = _aside(folder, step, "partial")
+    partial.mkdir()
+    return partial
+
+
+def commit(partial: Path, step: int) -> Path:
+    """Turn a partial folder, its files synced, into the committed and latest ``step``; return its path.
+
+    The rename is the commit. An older checkpoint of the same step is moved aside before and deleted after it.
+    """
+    folder, final = partial.parent, partial.parent / name_step(step)
+    # Written before the commit, so that a full disk is noticed while nothing has changed.
+    pointer = partial.with_name(f".{LATEST_NAME}.partial")
+    with pointer.open("wb") as file:
+        file.write(f"{final.name}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(partial)
+    if final.exists():
+        old = _aside(folder, step, "replaced")
+        final.rename(old)
+        try:
+            partial.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
+        sync_folder(folder)
+        shutil.rmtree(old)
+    else:
+        partial.rename(final)
+        sync_folder(folder)
+    pointer.replace(folder / LATEST_NAME)
+    sync_folder(folder)
+    return final
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Delete the lowest committed steps until ``keep`` are left, never the one just saved, ``step``."""
+    others = sorted(other for other in _committed(folder) if other != step)
+    for other in others[: max(0, len(others) + 1 - keep)]:
+        # Under a name of its own first, so that nobody takes a half deleted checkpoint for a whole one.
+        doomed = _aside(folder, other, "deleted")
+        (folder / name_step(other)).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # what is left of it, the next save deletes
+
+
+def _aside(folder: Path, step: int, role: str) -> Path:
+    return folder / f".{name_step(step)}.{role}-{secrets.token_hex(4)}"
+
+
+def _find_asides(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if _ASIDE.fullmatch(path.name)]
+
+
+def _committed(folder: Path) -> dict[int, Path]:
+    """Return the committed steps, those included that a dead save had moved aside and not replaced."""
+    found: dict[int, Path] = {}
+    if not folder.is_dir():
+        return found
+    for path in folder.iterdir():
+        match = _STEP.fullmatch(path.name)
+        if match and name_step(int(match[1])) == path.name and (path / MANIFEST_NAME).is_file():
+            found[int(match[1])] = path
+    for path in _find_asides(folder):
+        name, role = path.name[1:].split(".")
+        if role.startswith("replaced-") and (path / MANIFEST_NAME).is_file():
+            found.setdefault(int(name.removeprefix("step_")), path)
+    return found

@@ -1,0 +1,241 @@
+"""`manifest.json`: writing it, and reading it back without trusting a single number in it."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mimo.checkpoint import _json
+from mimo.checkpoint._blocks import digest
+from mimo.checkpoint._boxes import Box, covers_once
+from mimo.checkpoint._manifest import Manifest, OwnedEntry, Piece, ShardEntry, TensorEntry
+from mimo.checkpoint._tensors import DTYPES
+from mimo.hooks import CheckpointError
+
+FORMAT = "mimo-checkpoint"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+_LARGEST_MANIFEST_BYTES = 1 << 30
+_LARGEST_HEADER_BYTES = 8 + 100_000_000  # the limit of the safetensors library
+_BLOCK_BYTES_RANGE = range(1 << 12, (1 << 26) + 1)
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
+_ENVELOPE = re.compile(rb'\{"digest":"([0-9a-f]{32})","body":(.*)\}\n', re.DOTALL)
+_DAMAGED = "The checkpoint is damaged or not ours: load another one."
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """Return the file's content: one JSON object, the digest taken over the exact bytes of its body."""
+    body = _json.write(_to_json(manifest)).encode()
+    return b'{"digest":"' + digest(body).encode() + b'","body":' + body + b"}\n"
+
+
+def read_manifest(step_folder: Path) -> Manifest:
+    """Return the manifest of a committed checkpoint.
+
+    Its digest is compared, and every size, offset and file name in it is checked before it is believed.
+
+    Args:
+        step_folder: ``…/checkpoints/step_00000100``.
+
+    Raises:
+        CheckpointError: the folder holds no manifest, or one that is damaged, of an unknown version or inconsistent.
+    """
+    path = Path(step_folder) / MANIFEST_NAME
+    try:
+        state = path.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST_MANIFEST_BYTES:
+            raise CheckpointError(
+                str(path),
+                expected=f"a regular file of at most {_LARGEST_MANIFEST_BYTES} bytes",
+                got=f"{state.st_size} bytes" if stat.S_ISREG(state.st_mode) else "something else",
+                fix=_DAMAGED,
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            str(path), expected="the manifest of a checkpoint", got=f"{type(error).__name__}: {error.strerror}"
+        ) from error
+    return parse(data, str(path))
+
+
+def parse(data: bytes, where: str) -> Manifest:
+    """Return the manifest that ``data`` holds; ``where`` names its file in messages.
+
+    Raises:
+        CheckpointError: see `read_manifest`.
+    """
+    envelope = _ENVELOPE.fullmatch(data)
+    if envelope is None:
+        raise CheckpointError(where, expected="a digest and a body", got=f"{len(data)} other bytes", fix=_DAMAGED)
+    expected, body = envelope[1].decode(), envelope[2]
+    if (got := digest(body)) != expected:
+        raise CheckpointError(where, expected=f"the digest {expected}", got=got, fix=_DAMAGED)
+    try:
+        return _from_json(_Node(_json.read(body), where))
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(where, expected="JSON", got=str(error), fix=_DAMAGED) from error
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "step": manifest.step,
+        "block_bytes": manifest.block_bytes,
+        "structure": manifest.structure,
+        "tensors": {
+            name: {
+                "dtype": entry.dtype,
+                "shape": entry.shape,
+                "pieces": [
+                    {
+                        "shard": piece.shard,
+                        "offset": piece.box.offset,
+                        "shape": piece.box.shape,
+                        "bytes": [piece.begin, piece.end],
+                    }
+                    for piece in entry.pieces
+                ],
+            }
+            for name, entry in manifest.tensors.items()
+        },
+        "shards": {
+            name: {
+                "bytes": entry.bytes,
+                "header": {"bytes": entry.header_bytes, "checksum": entry.header_checksum},
+                "blocks": entry.blocks,
+            }
+            for name, entry in manifest.shards.items()
+        },
+        "common": {name: _json.encode(value, name) for name, value in manifest.common.items()},
+        "owned": {
+            name: {"module": entry.module, "value": _json.encode(entry.value, name)}
+            for name, entry in manifest.owned.items()
+        },
+        "topology": _json.encode(dict(manifest.topology), "topology"),
+        "config": _json.encode(dict(manifest.config), "config"),
+    }
+
+
+@attrs.frozen
+class _Node:
+    """A part of the JSON that knows its place, so that each surprise is an error which names it."""
+
+    value: Any
+    where: str
+
+    def fail(self, expected: str) -> CheckpointError:
+        shown = repr(self.value)
+        shown = shown if len(shown) < 80 else shown[:77] + "…"  # noqa: PLR2004  # a line of text
+        return CheckpointError(self.where, expected=expected, got=shown, fix=_DAMAGED)
+
+    def __getitem__(self, key: str) -> _Node:
+        if not isinstance(self.value, dict) or key not in self.value:
+            raise self.fail(f"an object with {key!r}")
+        return _Node(self.value[key], f"{self.where}: {key}")
+
+    def items(self) -> Iterator[tuple[str, _Node]]:
+        if not isinstance(self.value, dict):
+            raise self.fail("an object")
+        return ((key, _Node(part, f"{self.where}: {key}")) for key, part in self.value.items())
+
+    def list(self) -> list[_Node]:
+        if not isinstance(self.value, list):
+            raise self.fail("a list")
+        return [_Node(part, f"{self.where}[{index}]") for index, part in enumerate(self.value)]
+
+    def number(self) -> int:
+        if type(self.value) is not int or not 0 <= self.value < 1 << 62:
+            raise self.fail("a whole number")
+        return self.value
+
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(part.number() for part in self.list())
+
+    def text(self, pattern: re.Pattern[str] | None = None, expected: str = "text") -> str:
+        if not isinstance(self.value, str) or (pattern is not None and not pattern.fullmatch(self.value)):
+            raise self.fail(expected)
+        return self.value
+
+    def mapping(self) -> dict[str, Any]:
+        return {key: _json.decode(part.value) for key, part in self.items()}
+
+
+def _from_json(root: _Node) -> Manifest:
+    if root["format"].value != FORMAT or root["version"].value != FORMAT_VERSION:
+        raise CheckpointError(
+            root.where,
+            expected=f"{FORMAT!r} version {FORMAT_VERSION}",
+            got=f"{root['format'].value!r} version {root['version'].value!r}",
+            fix="Read it with the mimo-checkpoint that wrote it.",
+        )
+    block_bytes = root["block_bytes"].number()
+    if block_bytes not in _BLOCK_BYTES_RANGE:
+        raise root["block_bytes"].fail("between 4 KiB and 64 MiB")
+    shards = {name: _read_shard(name, node, block_bytes) for name, node in root["shards"].items()}
+    manifest = Manifest(
+        step=root["step"].number(),
+        block_bytes=block_bytes,
+        shards=shards,
+        tensors={name: _read_tensor(node, shards) for name, node in root["tensors"].items()},
+        common=root["common"].mapping(),
+        owned={
+            name: OwnedEntry(module=node["module"].text(), value=_json.decode(node["value"].value))
+            for name, node in root["owned"].items()
+        },
+        topology=root["topology"].mapping(),
+        config=root["config"].mapping(),
+    )
+    if len(manifest.names) != len(manifest.tensors) + len(manifest.common) + len(manifest.owned):
+        raise CheckpointError(root.where, expected="each name once", got="one in two places", fix=_DAMAGED)
+    if root["structure"].value != manifest.structure:
+        raise root["structure"].fail(f"the signature {manifest.structure}")
+    return manifest
+
+
+def _read_shard(name: str, node: _Node, block_bytes: int) -> ShardEntry:
+    if not _SHARD_NAME.fullmatch(name):
+        raise CheckpointError(node.where, expected="a plain file name", got=repr(name), fix=_DAMAGED)
+    entry = ShardEntry(
+        bytes=node["bytes"].number(),
+        header_bytes=node["header"]["bytes"].number(),
+        header_checksum=node["header"]["checksum"].text(_CHECKSUM, "a checksum"),
+        blocks=tuple(block.text(_CHECKSUM, "a checksum") for block in node["blocks"].list()),
+    )
+    if not 8 < entry.header_bytes <= min(entry.bytes, _LARGEST_HEADER_BYTES):  # noqa: PLR2004  # its length field
+        raise node["header"].fail("a header inside the file, of at most 100 MB")
+    if len(entry.blocks) != -(-(entry.bytes - entry.header_bytes) // block_bytes):
+        raise node["blocks"].fail(f"one checksum for each {block_bytes} bytes of data")
+    return entry
+
+
+def _read_tensor(node: _Node, shards: dict[str, ShardEntry]) -> TensorEntry:
+    code, shape = node["dtype"].text(), node["shape"].numbers()
+    if code not in DTYPES:
+        raise node["dtype"].fail(f"one of {', '.join(DTYPES)}")
+    pieces = tuple(_read_piece(part, DTYPES[code].itemsize, shards) for part in node["pieces"].list())
+    if not covers_once(shape, [piece.box for piece in pieces]):
+        raise node["pieces"].fail(f"pieces that cover the shape {list(shape)} exactly once")
+    return TensorEntry(dtype=code, shape=shape, pieces=pieces)
+
+
+def _read_piece(node: _Node, item_bytes: int, shards: dict[str, ShardEntry]) -> Piece:
+    shard = node["shard"].text()
+    if shard not in shards:
+        raise node["shard"].fail("the name of a listed shard")
+    box = Box(offset=node["offset"].numbers(), shape=node["shape"].numbers())
+    span = node["bytes"].numbers()
+    if len(span) != 2 or not shards[shard].header_bytes <= span[0] <= span[1] <= shards[shard].bytes:  # noqa: PLR2004
+        raise node["bytes"].fail("a range inside the data of its shard")
+    if span[1] - span[0] != box.elements * item_bytes:
+        raise node["bytes"].fail(f"a range of {box.elements * item_bytes} bytes, as its shape and dtype say")
+    return Piece(shard=shard, box=box, begin=span[0], end=span[1])

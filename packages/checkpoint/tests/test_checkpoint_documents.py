@@ -1,0 +1,62 @@
+"""The programs in the documents do what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+
+from mimo.checkpoint import save
+from mimo.checkpoint._blocks import BLOCK_BYTES
+from mimo.checkpoint._manifest_file import FORMAT, FORMAT_VERSION
+from mimo.checkpoint._tensors import DTYPES
+
+PACKAGE = Path(__file__).parents[1]
+FORMAT_PAGE = PACKAGE.parents[1] / "docs" / "checkpoint-format.md"
+
+
+def find_program(page: Path) -> str:
+    """Return the first Python program of a page."""
+    match = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+def test_ten_lines_read_any_tensor(tmp_path: Path) -> None:
+    """The reader of the format page needs only safetensors and gives every tensor whole."""
+    tree = {"a": torch.randn(5, 3), "b": torch.tensor(7), "c": torch.ones(4).bfloat16(), "d": torch.empty(0, 2)}
+    step = save(tmp_path, 1, tree, config={}, topology={}, shard_bytes=16)
+    program = find_program(FORMAT_PAGE)
+    assert "mimo" not in program
+    assert len([line for line in program.splitlines() if line.startswith(" ")]) <= 10
+    data = (step / "manifest.json").read_bytes()
+    assert xxhash.xxh3_128_hexdigest(data[52:-2]) == json.loads(data)["digest"]
+    names: dict[str, Any] = {}
+    exec(program, names)  # noqa: S102  # our own page
+    for name, tensor in tree.items():
+        assert torch.equal(names["read_tensor"](step, name), tensor), name
+
+
+def test_format_page_names_the_constants() -> None:
+    """The page tells the version, the block length and every dtype code."""
+    text = FORMAT_PAGE.read_text()
+    assert f'"version": {FORMAT_VERSION}' in text
+    assert FORMAT in text
+    assert f"{BLOCK_BYTES}" in text
+    assert "without its first 52 and its last 2 bytes" in text
+    assert all(f"`{code}`" in text for code in DTYPES)
+
+
+def test_readme_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The README's program runs as it stands and prints what its comments say."""
+    monkeypatch.chdir(tmp_path)
+    program = find_program(PACKAGE / "README.md")
+    exec(program, {})  # noqa: S102  # our own page
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", program)

@@ -1,0 +1,207 @@
+"""The folder of steps: commit, latest, keep, replacement, and what dead saves leave behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mimo.checkpoint import latest, load, name_step, save, verify
+from mimo.hooks import CheckpointError, Common
+
+ABOUT: dict[str, Any] = {"config": {}, "topology": {}}
+
+
+def save_step(folder: Path, step: int, value: float | None = None, **more: Any) -> Path:
+    """Save one tensor that holds the step, or another value."""
+    return save(folder, step, {"x": torch.full((4,), float(step if value is None else value))}, **ABOUT, **more)
+
+
+def read_value(step: Path) -> float:
+    """Load that tensor."""
+    target = torch.zeros(4)
+    load(step, {"x": target})
+    return target[0].item()
+
+
+def names(folder: Path) -> list[str]:
+    """List a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_latest_of_nothing_is_none(tmp_path: Path) -> None:
+    """A missing and an empty folder hold no checkpoint."""
+    assert latest(tmp_path / "missing") is None
+    assert latest(tmp_path) is None
+
+
+def test_latest_follows_each_save(tmp_path: Path) -> None:
+    """After each save `latest` is that step."""
+    for step in (1, 2, 123_456_789):
+        assert latest(save_step(tmp_path, step).parent) == tmp_path / name_step(step)
+    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002", "step_123456789"]
+
+
+def test_latest_is_what_was_saved_last_even_below_an_older_step(tmp_path: Path) -> None:
+    """A run that went back to an earlier step resumes from its own checkpoint."""
+    for step in (5, 9, 6):
+        save_step(tmp_path, step)
+    assert latest(tmp_path) == tmp_path / "step_00000006"
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"step_00000007\n", b"../step_00000001", b"\xff\xfe", b"step_1", b"x" * 999]
+)
+def test_latest_falls_back_to_the_highest_committed_step(tmp_path: Path, content: bytes | None) -> None:
+    """A `latest` that is missing, damaged or names nothing committed is not followed."""
+    for step in (1, 3, 2):
+        save_step(tmp_path, step)
+    (tmp_path / "latest").unlink()
+    if content is not None:
+        (tmp_path / "latest").write_bytes(content)
+    (tmp_path / "step_00000009").mkdir()
+    (tmp_path / ".step_00000008.partial-00000000").mkdir()
+    (tmp_path / ".step_00000008.partial-00000000" / "manifest.json").write_text("{}")
+    assert latest(tmp_path) == tmp_path / "step_00000003"
+
+
+def test_a_failed_rename_leaves_the_old_checkpoint_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the commit fails the error is told, nothing new is visible, and the next save works."""
+    save_step(tmp_path, 1)
+
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(
+            CheckpointError, match=r"step_00000002: expected no failure, got OSError.*No space left"
+        ) as caught:
+            save_step(tmp_path, 2)
+    assert "in commit" in "".join(caught.value.__notes__)
+    assert latest(tmp_path) == tmp_path / "step_00000001"
+    assert [name for name in names(tmp_path) if "step" in name] == ["step_00000001"]
+    assert read_value(save_step(tmp_path, 2)) == 2.0
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """End the process at the ``call``-th rename of a path."""
+    real, count = Path.rename, iter(range(1, 99))
+
+    def rename(self: Path, target: Path) -> Path:
+        if next(count) == call:
+            os._exit(1)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+
+
+def save_and_die(work: Callable[[], Any]) -> None:
+    """Run ``work`` in a child that dies of it."""
+    child = os.fork()
+    if not child:
+        work()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_death_before_the_rename_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that dies with everything written is never chosen, and the next save cleans up after it."""
+    save_step(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        die_at(patch, 1)
+        save_and_die(lambda: save_step(tmp_path, 2))
+    assert any(".partial-" in name for name in names(tmp_path))
+    assert latest(tmp_path) == tmp_path / "step_00000001"
+    (tmp_path / "latest").unlink()
+    assert latest(tmp_path) == tmp_path / "step_00000001"
+    save_step(tmp_path, 3)
+    assert names(tmp_path) == ["latest", "step_00000001", "step_00000003"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    """The newer checkpoint of a step takes the older one's place."""
+    save_step(tmp_path, 1, 10.0)
+    assert read_value(save_step(tmp_path, 1, 11.0)) == 11.0
+    assert names(tmp_path) == ["latest", "step_00000001"]
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_death_while_replacing_loses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """At any moment of a replacement the old checkpoint is found and loads, and the next save puts it back."""
+    save_step(tmp_path, 1, 10.0)
+    with monkeypatch.context() as patch:
+        die_at(patch, call)
+        save_and_die(lambda: save_step(tmp_path, 1, 11.0))
+    found = latest(tmp_path)
+    assert found is not None
+    assert read_value(found) == 10.0
+    save_step(tmp_path, 2)
+    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
+    assert read_value(tmp_path / "step_00000001") == 10.0
+
+
+def test_a_failed_replacement_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the new one can't take its place the old one returns to it."""
+    save_step(tmp_path, 1, 10.0)
+    real, count = Path.rename, iter(range(1, 99))
+
+    def rename(self: Path, target: Path) -> Path:
+        if next(count) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            save_step(tmp_path, 1, 11.0)
+    assert read_value(tmp_path / "step_00000001") == 10.0
+
+
+def test_keep_deletes_the_lowest_steps(tmp_path: Path) -> None:
+    """After each save only `keep` steps are left."""
+    for step in range(1, 6):
+        save_step(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["latest", "step_00000004", "step_00000005"]
+    verify(tmp_path / "step_00000004")
+
+
+def test_keep_never_deletes_what_was_just_saved(tmp_path: Path) -> None:
+    """A step below those that are there is kept when it is the newest save."""
+    save_step(tmp_path, 8)
+    save_step(tmp_path, 9)
+    save_step(tmp_path, 5, keep=1)
+    assert names(tmp_path) == ["latest", "step_00000005"]
+
+
+def test_half_deleted_steps_are_never_chosen_and_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deletion that dies half way leaves nothing that looks committed."""
+    save_step(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *args, **kwargs: os._exit(1))
+        save_and_die(lambda: save_step(tmp_path, 2, keep=1))
+    assert any(".deleted-" in name for name in names(tmp_path))
+    assert latest(tmp_path) == tmp_path / "step_00000002"
+    save_step(tmp_path, 3)
+    assert names(tmp_path) == ["latest", "step_00000002", "step_00000003"]
+
+
+def test_a_moved_checkpoint_still_loads(tmp_path: Path) -> None:
+    """A step folder holds all that it needs: it can be copied and renamed."""
+    save(tmp_path, 1, {"a": Common(1)}, **ABOUT)
+    shutil.move(tmp_path / "step_00000001", tmp_path / "best")
+    assert load(tmp_path / "best", {"a": Common(0)}) == {"a": Common(1)}
+
+
+def test_a_folder_without_manifest_is_named(tmp_path: Path) -> None:
+    """Loading what is no checkpoint says so."""
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json: expected the manifest of a checkpoint, got FileNotFound"
+    ):
+        load(tmp_path, {})
