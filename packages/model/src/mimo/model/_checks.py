@@ -1,0 +1,110 @@
+"""What a module's plugin and config must allow before a grid or a freeze is accepted; free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from mimo.hooks import ConfigError
+from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
+from mimo.topology import Grid
+
+Frozen: TypeAlias = frozenset[str] | bool
+"""What of a module is not trained: names of its spec's parts, True for all of it."""
+
+
+def check_module(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, frozen: Frozen) -> None:
+    """Refuse a grid that the module cannot be split over, and parts to freeze that it does not have.
+
+    Raises:
+        ConfigError: with the path of the setting, ``modules.<name>.tp`` and so on.
+    """
+    where = f"modules.{grid.name}"
+    noun = "encoder" if isinstance(spec, EncoderSpec) else "language model"
+    if grid.cp > 1:
+        raise ConfigError(
+            f"{where}.cp", expected=f"1, since {noun} {spec.name!r} has no context parallelism", got=repr(grid.cp)
+        )
+    _check_tensor(spec, config, grid=grid, where=where, noun=noun)
+    _check_stages(spec, config, grid=grid, where=where, noun=noun)
+    if isinstance(frozen, bool):
+        return
+    for part in sorted(frozen - set(spec.parts)):
+        known = ", ".join(repr(name) for name in spec.parts)
+        raise ConfigError(
+            f"{where}.frozen",
+            expected=f"parts of {noun} {spec.name!r}: {known}" if known else f"true: {noun} {spec.name!r} has no parts",
+            got=repr(part),
+            fix="Name its parts, or write true to freeze all of it.",
+        )
+
+
+def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
+    if grid.tp == 1:
+        return
+    if spec.tensor is None:
+        raise ConfigError(
+            f"{where}.tp",
+            expected=f"1, since {noun} {spec.name!r} has no tensor plan",
+            got=repr(grid.tp),
+            fix="Leave tp out; any number of lanes (dp) works.",
+        )
+    for key, count in spec.tensor.divisible(config).items():
+        if count % grid.tp:
+            raise ConfigError(
+                f"{where}.tp",
+                expected=f"a divisor of {key} = {count}",
+                got=repr(grid.tp),
+                fix=f"Set it to {_either(size for size in range(1, count + 1) if count % size == 0)}.",
+            )
+
+
+def _check_stages(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
+    if grid.pp == 1:
+        return
+    if isinstance(spec, EncoderSpec) and spec.stages is None:
+        raise ConfigError(
+            f"{where}.pp",
+            expected=f"1, since {noun} {spec.name!r} has no pipeline stages",
+            got=repr(grid.pp),
+            fix="Leave pp out; any number of lanes (dp) works.",
+        )
+    layers = spec.stages.layers(config) if isinstance(spec, EncoderSpec) and spec.stages else _layers(spec, config)
+    if layers < grid.pp:
+        raise ConfigError(
+            f"{where}.pp",
+            expected=f"at most its layers = {layers}",
+            got=repr(grid.pp),
+            fix=f"Set it to {layers} or less, or give the model more layers.",
+        )
+
+
+def _layers(spec: EncoderSpec | LanguageModelSpec, config: Any) -> int:
+    assert isinstance(spec, LanguageModelSpec)
+    return spec.layers(config)
+
+
+def _either(values: Iterable[int]) -> str:
+    *most, last = [str(value) for value in values]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def stage_trains(spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: Stage, frozen: Frozen) -> bool:
+    """Tell whether a stage of the module has anything to train."""
+    if isinstance(frozen, bool):
+        return not frozen
+    if isinstance(spec, LanguageModelSpec):
+        held = spec.stage_parts(config, stage)
+    elif spec.stages is not None:
+        held = spec.stages.parts(config, stage)
+    else:
+        held = frozenset(spec.parts)
+    return not held or bool(held - frozen)
+
+
+def is_frozen(spec: EncoderSpec | LanguageModelSpec, path: str, frozen: Frozen) -> bool:
+    """Tell whether the parameter at ``path`` (without the module's name) lies under a prefix of a frozen part."""
+    if isinstance(frozen, bool):
+        return frozen
+    prefixes = (prefix for part in frozen for prefix in spec.parts[part])
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)

@@ -1,0 +1,188 @@
+"""A decoder-only language model over packed rows: pre-norm, rotary positions, grouped-query attention, SwiGLU.
+
+As in Llama (Touvron et al. 2023, arXiv:2302.13971). It reads as if it ran on one rank: `_tensor_plan.py` says how it
+is split, by handing a `TensorAxis` to the parts that enter and leave shared work.
+Shapes: T rows, H hidden, N query heads, K key-value heads, D head width, V vocabulary; with several tensor ranks, N, K
+and V are this rank's, and with sequence parallelism T outside of enter .. leave is this rank's slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mimo.model._decoder_spec import DecoderConfig
+from mimo.model._specs import Stage
+from mimo.model.runtime import (
+    NO_LABEL,
+    Embedding,
+    LanguageBatch,
+    Linear,
+    RMSNorm,
+    Segments,
+    TensorAxis,
+    attend,
+    local,
+    vocabulary_argmax,
+    vocabulary_cross_entropy,
+)
+
+
+@attrs.frozen(eq=False)
+class Rotation:
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864): cosines and sines [T, 1, D / 2], once a microbatch."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def of(cls, positions: Tensor, *, width: int, theta: float) -> Rotation:
+        """Return the rotation of each row of ``positions`` [T]."""
+        powers = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
+        angles = positions.unsqueeze(1).float() * theta**-powers
+        return cls(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Return ``x`` [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
+        one, other = x.float().chunk(2, -1)
+        turned = torch.cat(
+            (one * self.cosines - other * self.sines, other * self.cosines + one * self.sines),
+            -1,
+        )
+        return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal attention within each sample.
+
+    Attributes:
+        axis: over which heads are split.
+        shared: for each query head of this rank its key-value head among those computed here; None where each
+            serves equally many in a row, so that attention itself can tell.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        queries, keys = config.heads * config.head_width, config.key_value_heads * config.head_width
+        self.query = Linear(config.hidden, queries, bias=config.attention_bias)
+        self.key = Linear(config.hidden, keys, bias=config.attention_bias)
+        self.value = Linear(config.hidden, keys, bias=config.attention_bias)
+        self.output = Linear(queries, config.hidden, bias=config.attention_bias)
+        self.axis = TensorAxis.single()
+        self.shared: tuple[int, ...] | None = None
+
+    def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]."""
+        x = self.axis.enter(x)
+        query, key, value = (
+            project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
+        )
+        query, key = rotation.turn(query), rotation.turn(key)
+        if self.shared is not None:
+            key, value = key[:, self.shared], value[:, self.shared]
+        attended = attend(query, key, value, segments)  # [T, N, D]
+        return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))
+
+
+class Mlp(nn.Module):
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202).
+
+    Attributes:
+        axis: over which the intermediate width is split.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate = Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
+        self.up = Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
+        self.down = Linear(config.intermediate, config.hidden, bias=config.mlp_bias)
+        self.axis = TensorAxis.single()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]."""
+        x = self.axis.enter(x)
+        return cast("Tensor", self.down(functional.silu(self.gate(x)) * self.up(x), leave=self.axis))
+
+
+class Layer(nn.Module):
+    """Attention, then feed-forward, each on normed rows and added to them."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.mlp_norm = RMSNorm(config.hidden, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]."""
+        x = x + self.attention(self.attention_norm(x), segments, rotation)
+        return cast("Tensor", x + self.mlp(self.mlp_norm(x)))
+
+
+class Decoder(nn.Module):
+    """One pipeline stage of the decoder, a `mimo.model.runtime.LanguageModule`.
+
+    Attributes:
+        axis: over which the vocabulary, and with sequence parallelism the rows, are split.
+    """
+
+    def __init__(self, config: DecoderConfig, stage: Stage) -> None:
+        super().__init__()
+        self.config = config
+        self.stage = stage
+        self.axis = TensorAxis.single()
+        if stage.is_first or (stage.is_last and config.tied):
+            self.embedding = Embedding(config.vocabulary, config.hidden)
+        self.layers = nn.ModuleDict({str(index): Layer(config) for index in stage.layers(config.layers)})
+        if stage.is_last:
+            self.norm = RMSNorm(config.hidden, eps=config.norm_eps)
+            if not config.tied:
+                self.head = Linear(config.hidden, config.vocabulary, bias=False)
+
+    def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
+        """Return this stage's rows [T, H]; see `LanguageModule`."""
+        if self.stage.is_first:
+            hidden = self._embed(batch, rows)
+        assert hidden is not None, "a later stage continues the rows of the one before"
+        total = batch.tokens.shape[0]
+        segments = Segments.of(batch.lengths, causal=True, rows=total, device=batch.tokens.device)
+        rotation = Rotation.of(batch.positions, width=self.config.head_width, theta=self.config.rope_theta)
+        for layer in self.layers.values():
+            hidden = layer(hidden, segments, rotation)
+        return cast("Tensor", self.norm(hidden) if self.stage.is_last else hidden)
+
+    def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return text embeddings with the encoders' rows at their placeholders, [T, H]."""
+        hidden = cast("Tensor", self.embedding(batch.tokens))
+        for name, positions in batch.placeholders.items():
+            here = positions
+            if self.axis.splits_rows:
+                span = self.axis.span(batch.tokens.shape[0])
+                here = positions[(positions >= span.start) & (positions < span.stop)] - span.start
+            hidden = hidden.index_copy(0, here, rows[name].to(hidden.dtype))
+        return hidden
+
+    def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each row [T] in fp32, 0 without label; ``labels`` is [T], of all tensor ranks' rows."""
+        labelled = (labels != NO_LABEL).nonzero().squeeze(1)
+        logits = self._logits(self.axis.enter(hidden).index_select(0, labelled))
+        found = vocabulary_cross_entropy(logits, labels[labelled], vocabulary=self.config.vocabulary, axis=self.axis)
+        return found.new_zeros(labels.shape).index_copy(0, labelled, found)
+
+    def greedy(self, hidden: Tensor) -> Tensor:
+        """Return the likeliest next id of each row [T]."""
+        return vocabulary_argmax(self.logits(hidden), vocabulary=self.config.vocabulary, axis=self.axis)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [T, V] of this rank's span of the vocabulary."""
+        return self._logits(self.axis.enter(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, local(self.embedding.weight if self.config.tied else self.head.weight))

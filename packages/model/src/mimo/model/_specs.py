@@ -1,0 +1,138 @@
+"""What an encoder or language-model plugin hands in. Free of torch, so that a layout can be planned without it.
+
+An encoder's required functions alone work for any number of lanes; `TensorSupport` and `EncoderStages` add tensor
+and pipeline ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mimo.model.runtime import Split, TensorAxis
+
+
+@attrs.frozen
+class Stage:
+    """One of ``count`` pipeline stages; layers are spread evenly, earlier stages one more."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing of this module runs before it."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing of this module runs after it."""
+        return self.index == self.count - 1
+
+    def layers(self, total: int) -> range:
+        """Return the global indices of the layers, of ``total``, that this stage runs."""
+        share, more = divmod(total, self.count)
+        start = self.index * share + min(self.index, more)
+        return range(start, start + share + (self.index < more))
+
+
+@attrs.frozen(kw_only=True)
+class TensorSupport:
+    """How a module is split over tensor ranks.
+
+    Args:
+        divisible: of a config, the counts that ``tp`` must divide, by the config key that sets them
+            (``{"heads": 8}``); checked before launch.
+        plan: given the module (full shapes, on the meta device) and this rank's `TensorAxis`, hands the axis to the
+            submodules that use it and returns how each parameter is split, by name; a parameter left out is
+            replicated with equal gradients.
+    """
+
+    divisible: Callable[[Any], Mapping[str, int]]
+    plan: Callable[[nn.Module, TensorAxis], Mapping[str, Split]]
+
+
+@attrs.frozen(kw_only=True)
+class EncoderStages:
+    """How an encoder is cut into pipeline stages.
+
+    Args:
+        layers: number of layers that stages may share out.
+        message_rows: rows that one item of this size sends from stage to stage (before any pooling).
+        width: columns of those rows.
+        cut: keeps of a whole module what one stage runs; the result's forward is
+            ``forward(items, sizes, hidden) -> Tensor``: ``items`` are prepared items on the first stage and empty
+            on others, ``sizes`` their header sizes on every stage, ``hidden`` the rows from the stage before
+            (None on the first).
+        parts: names of the spec's parts that a stage holds.
+    """
+
+    layers: Callable[[Any], int]
+    message_rows: Callable[[Any, tuple[int, ...]], int]
+    width: Callable[[Any], int]
+    cut: Callable[[nn.Module, Stage], nn.Module]
+    parts: Callable[[Any, Stage], frozenset[str]]
+
+
+@attrs.frozen(kw_only=True)
+class EncoderSpec:
+    """An encoder plugin. Write `rows`, `prepare` and `build`; the rest is optional.
+
+    Args:
+        name: what users write as ``modules.<name>.plugin``.
+        config: attrs class of its settings.
+        measure: size of a raw item from its header alone, in the modality's unit.
+        rows: rows that an item of this size becomes.
+        prepare: decodes a raw item into tensors, on the encoder's ranks only.
+        build: makes the whole plain module; its ``forward(items) -> Tensor [T, hidden]`` returns the rows of the
+            prepared items in order, an empty list included.
+        modality: what it reads, and the default name of its placeholder, ``<image>``.
+        parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
+        tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+        stages: support for ``pp``; without it only ``pp = 1`` is accepted.
+    """
+
+    name: str
+    config: type
+    measure: Callable[[Any], tuple[int, ...]]
+    rows: Callable[[Any, tuple[int, ...]], int]
+    prepare: Callable[[Any, Any], Mapping[str, Tensor]]
+    build: Callable[[Any, int], nn.Module]
+    modality: str = "image"
+    parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    tensor: TensorSupport | None = None
+    stages: EncoderStages | None = None
+
+
+@attrs.frozen(kw_only=True)
+class LanguageModelSpec:
+    """A language-model plugin.
+
+    Args:
+        name: what users write as ``modules.language.plugin``.
+        config: attrs class of its settings; ``vocabulary`` of 0 there means the tokenizer's.
+        hidden: width of the rows that encoders must deliver and stages exchange.
+        layers: number of layers that stages may share out.
+        vocabulary: number of token ids that it can read and write.
+        build: makes the module of one stage; see `mimo.model.runtime.LanguageModule` for its forward.
+        tied: whether input and output embeddings are one parameter.
+        parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
+        stage_parts: names of the parts that a stage holds.
+        tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+    """
+
+    name: str
+    config: type
+    hidden: Callable[[Any], int]
+    layers: Callable[[Any], int]
+    vocabulary: Callable[[Any], int]
+    build: Callable[[Any, Stage], nn.Module]
+    tied: Callable[[Any], bool]
+    parts: Mapping[str, Sequence[str]]
+    stage_parts: Callable[[Any, Stage], frozenset[str]]
+    tensor: TensorSupport | None = None

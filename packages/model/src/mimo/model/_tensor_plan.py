@@ -1,0 +1,77 @@
+"""How the decoder lies over tensor ranks.
+
+Query heads, the intermediate width and the vocabulary are cut; what works on whole rows is copied. Key-value heads
+are cut where tensor ranks divide them; otherwise every rank holds all their weights, computes the heads that its query
+heads look at, and the gradients are summed (Shoeybi et al. 2019, arXiv:1909.08053; for sequence parallelism
+Korthikanti et al. 2022, arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from mimo.model._decoder import Attention, Decoder, Mlp
+from mimo.model.runtime import Linear, RMSNorm, Split, TensorAxis
+
+ROWS = 0
+"""Dim of a weight that makes outputs: cut for column-parallel products and for the vocabulary."""
+COLUMNS = 1
+"""Dim of a weight that takes inputs: cut for row-parallel products."""
+
+
+def split_decoder(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
+    """Hand ``axis`` to the parts of a `Decoder` stage that use it, and return how its parameters are split."""
+    assert isinstance(module, Decoder)
+    module.axis = axis
+    # Under sequence parallelism a rank sees only its slice of the rows outside of enter .. leave.
+    whole_rows = Split(summed=axis.splits_rows)
+    splits: dict[str, Split] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, RMSNorm):
+            splits[f"{path}.weight"] = whole_rows
+        elif isinstance(part, Attention):
+            part.axis = axis
+            splits |= _attention(path, part, axis, module.config.heads, module.config.key_value_heads, whole_rows)
+        elif isinstance(part, Mlp):
+            part.axis = axis
+            splits |= dict(_column(f"{path}.gate", part.gate))
+            splits |= dict(_column(f"{path}.up", part.up))
+            splits |= dict(_row(f"{path}.down", part.down, whole_rows))
+    if hasattr(module, "embedding"):
+        module.embedding.axis = axis
+        splits["embedding.weight"] = Split(ROWS)
+    if hasattr(module, "head"):
+        splits["head.weight"] = Split(ROWS)
+    return splits
+
+
+def _attention(
+    path: str, part: Attention, axis: TensorAxis, heads: int, kv_heads: int, whole_rows: Split
+) -> dict[str, Split]:
+    splits = dict(_column(f"{path}.query", part.query)) | dict(_row(f"{path}.output", part.output, whole_rows))
+    if kv_heads % axis.size == 0:
+        return splits | dict(_column(f"{path}.key", part.key)) | dict(_column(f"{path}.value", part.value))
+    group = heads // kv_heads
+    seen = [head // group for head in axis.span(heads)]
+    first, last = seen[0], seen[-1]
+    for name, linear in (("key", part.key), ("value", part.value)):
+        linear.outputs = slice(first * part.head_width, (last + 1) * part.head_width)
+        splits |= {f"{path}.{name}.{leaf}": Split(summed=True) for leaf, _ in linear.named_parameters()}
+    each, rest = divmod(len(seen), last - first + 1)
+    if rest or seen != [first + head // each for head in range(len(seen))]:
+        part.shared = tuple(head - first for head in seen)
+    return splits
+
+
+def _column(path: str, linear: Linear) -> Iterator[tuple[str, Split]]:
+    yield f"{path}.weight", Split(ROWS)
+    if linear.bias is not None:
+        yield f"{path}.bias", Split(ROWS)
+
+
+def _row(path: str, linear: Linear, whole_rows: Split) -> Iterator[tuple[str, Split]]:
+    yield f"{path}.weight", Split(COLUMNS)
+    if linear.bias is not None:
+        yield f"{path}.bias", whole_rows  # added once, after the product has left the axis

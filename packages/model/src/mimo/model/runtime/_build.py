@@ -1,0 +1,141 @@
+"""Build one rank's share of a module: on the meta device, split by its tensor plan, then drawn from seed and name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from mimo.hooks import PluginError
+from mimo.model._checks import Frozen, check_module, is_frozen, stage_trains
+from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
+from mimo.model.runtime._axis import TensorAxis
+from mimo.model.runtime._initial import draws_itself, initialise, seeded
+from mimo.model.runtime._parameters import Split, distribute
+from mimo.model.runtime._part import Part
+from mimo.model.runtime._plain import read_locally
+from mimo.topology import Grid
+
+
+def build_part(
+    spec: EncoderSpec | LanguageModelSpec,
+    config: Any,
+    *,
+    grid: Grid,
+    rank: int,
+    seed: int,
+    axis: TensorAxis,
+    mesh: DeviceMesh,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    hidden: int | None = None,
+    frozen: Frozen = frozenset(),
+) -> Part:
+    """Build what ``rank`` holds of a module. Nothing is sent: ranks may build at different times.
+
+    Args:
+        spec: the module's plugin.
+        config: an instance of ``spec.config``.
+        grid: the module's grid; its name is the module's.
+        rank: a rank of that grid.
+        seed: of the run; initial values depend on it and on parameter names alone.
+        axis: this rank's tensor axis; without sequence parallelism for encoders.
+        mesh: the one-dimensional tensor mesh of the same ranks.
+        device: where parameters go.
+        dtype: that parameters have and layers compute in.
+        hidden: for an encoder, width of the rows that it must deliver.
+        frozen: names of the parts that are not trained, True for all.
+
+    Raises:
+        ConfigError: the module cannot have this grid, or has no part of a name in ``frozen``.
+        PluginError: the tensor plan names a parameter that the module does not have.
+    """
+    check_module(spec, config, grid=grid, frozen=frozen)
+    assert axis.size == grid.tp == mesh.size(), (axis.size, grid.tp, mesh.size())
+    stage = Stage(grid.coordinates(rank).pp, grid.pp)
+    module, given = _make(spec, config, stage=stage, hidden=hidden, seed=seed, name=grid.name)
+    splits = _plan(spec, module, axis, name=grid.name)
+    target = torch.empty(0, device=device, dtype=dtype)
+    trained = stage_trains(spec, config, stage=stage, frozen=frozen)
+
+    def finish(path: str, full: Tensor) -> nn.Parameter:
+        like = target if full.is_floating_point() else target.to(full.dtype)
+        piece = distribute(full, splits[path], axis=axis, mesh=mesh, like=like)
+        trains = trained and full.is_floating_point() and not is_frozen(spec, path, frozen)
+        return nn.Parameter(piece, requires_grad=trains)
+
+    initialise(module, name=grid.name, seed=seed, given=given, finish=finish)
+    for part in module.modules():
+        for leaf, buffer in part.named_buffers(recurse=False):
+            setattr(part, leaf, buffer.to(device))
+    read_locally(module)
+    return Part(
+        name=grid.name,
+        module=module,
+        stage=stage,
+        staged=isinstance(spec, EncoderSpec) and spec.stages is not None,
+        splits={f"{grid.name}.{path}": splits[path] for path, _ in module.named_parameters()},
+        tied=frozenset(f"{grid.name}.{path}" for path in _tied(spec, config, module, stage)),
+    )
+
+
+def _make(
+    spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: Stage, hidden: int | None, seed: int, name: str
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return the stage's module, and where layers cannot draw their own initial values, those of the whole module."""
+    module = _on_meta(spec, config, stage, hidden)
+    if module is not None and draws_itself(module):
+        return module, {}
+    with seeded(seed, name):
+        whole = _stage_of(spec, config, Stage(), hidden)
+    given = {path: parameter.detach() for path, parameter in whole.named_parameters(remove_duplicate=False)}
+    if stage.count == 1:
+        return whole, given
+    with seeded(seed, name):
+        return _stage_of(spec, config, stage, hidden), given
+
+
+def _on_meta(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module | None:
+    """Return the stage's module without storage, None if it cannot be built so."""
+    try:
+        with torch.device("meta"):
+            return _stage_of(spec, config, stage, hidden)
+    except (RuntimeError, TypeError):
+        return None  # Some read numbers back while being built. An error with another cause comes again with storage.
+
+
+def _stage_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module:
+    if isinstance(spec, LanguageModelSpec):
+        return spec.build(config, stage)
+    assert hidden is not None, "an encoder is built for the width of its rows"
+    module = spec.build(config, hidden)
+    return module if spec.stages is None else spec.stages.cut(module, stage)
+
+
+def _plan(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, axis: TensorAxis, *, name: str) -> dict[str, Split]:
+    paths = [path for path, _ in module.named_parameters(remove_duplicate=False)]
+    planned = {} if spec.tensor is None else spec.tensor.plan(module, axis)
+    unknown = sorted(set(planned) - set(paths))
+    if unknown:
+        raise PluginError(
+            f"modules.{name}.plugin",
+            expected=f"a tensor plan of {spec.name!r} for parameters that it has",
+            got=f"{unknown}",
+            fix="Return only names of the module that the plan is given, a stage of it included.",
+        )
+    return {path: planned.get(path, Split()) for path in paths}
+
+
+def _tied(spec: EncoderSpec | LanguageModelSpec, config: Any, module: nn.Module, stage: Stage) -> set[str]:
+    if (
+        isinstance(spec, EncoderSpec)
+        or stage.count == 1
+        or not (stage.is_first or stage.is_last)
+        or not spec.tied(config)
+    ):
+        return set()
+    with torch.device("meta"):
+        other = spec.build(config, Stage(stage.count - 1 if stage.is_first else 0, stage.count))
+    return {path for path, _ in module.named_parameters()} & {path for path, _ in other.named_parameters()}

@@ -1,0 +1,79 @@
+"""Initial values that depend on seed and name alone: each submodule's are drawn at full shape, in fp32, on the CPU.
+
+One submodule is whole at a time, so a rank never holds more than its pieces and one full layer's parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Resettable(Protocol):
+    """A module that can draw the initial values of its own parameters, as PyTorch's layers can."""
+
+    def reset_parameters(self) -> None:
+        """Draw them."""
+
+
+@contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """Let the CPU's random numbers inside follow from ``seed`` and ``name`` alone, and those outside not notice."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int.from_bytes(digest, "big"))
+        yield
+
+
+def draws_itself(module: nn.Module) -> bool:
+    """Tell whether every initial value of ``module`` can be drawn again from its shapes."""
+    return all(
+        isinstance(part, Resettable)
+        for part in module.modules()
+        if next(part.parameters(recurse=False), None) is not None
+    ) and not any(True for _ in module.buffers())
+
+
+def initialise(
+    module: nn.Module,
+    *,
+    name: str,
+    seed: int,
+    given: Mapping[str, Tensor],
+    finish: Callable[[str, Tensor], nn.Parameter],
+) -> None:
+    """Replace every parameter of ``module`` by what ``finish`` makes of its name and its full initial value.
+
+    Args:
+        module: with full shapes, on any device, the meta device too.
+        name: of the module in the model.
+        seed: of the run.
+        given: full values by parameter name, for submodules that cannot draw their own.
+        finish: returns the parameter to keep; called once for a parameter that several submodules share.
+    """
+    finished: dict[int, nn.Parameter] = {}
+    # Parents come before children: one that resets its children too meets them before they are drawn, never after.
+    for path, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False, remove_duplicate=False))
+        if not own:
+            continue
+        prefix = f"{path}." if path else ""
+        if isinstance(part, Resettable):
+            for leaf, old in own.items():
+                setattr(part, leaf, nn.Parameter(torch.empty(old.shape, dtype=torch.float32, device="cpu")))
+            with seeded(seed, f"{name}.{path}" if path else name):
+                part.reset_parameters()
+        full = {
+            leaf: parameter.detach() if isinstance(part, Resettable) else given[prefix + leaf]
+            for leaf, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+        }
+        for leaf, old in own.items():
+            if id(old) not in finished:
+                finished[id(old)] = finish(prefix + leaf, full[leaf])
+            setattr(part, leaf, finished[id(old)])

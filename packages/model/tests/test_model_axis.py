@@ -1,0 +1,66 @@
+"""`TensorAxis`: spans, and enter and leave as each other's adjoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from mimo.model.runtime import TensorAxis
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "spans"),
+    [(6, 3, [2, 2, 2]), (5, 4, [2, 2, 1, 0]), (1, 3, [1, 0, 0]), (0, 2, [0, 0]), (7, 2, [4, 3])],
+)
+def test_spans_are_those_of_torch_chunk(total: int, size: int, spans: list[int]) -> None:
+    """Indices are cut with a rounded-up share each, so that the last ranks may hold fewer or none."""
+    cut = [TensorAxis(rank=rank, size=size).span(total) for rank in range(size)]
+    assert [len(span) for span in cut] == spans
+    assert [index for span in cut for index in span] == list(range(total))
+
+
+def test_one_rank_does_nothing() -> None:
+    """With size 1 a tensor goes through unchanged, the very same object."""
+    x = torch.empty(3, 2, device="meta")
+    axis = TensorAxis(sequence_parallel=True)
+    for method in (axis.enter, axis.leave, axis.total, axis.largest, axis.smallest, axis.gather, axis.scatter):
+        assert method(x) is x
+
+
+def _check_adjoint(rank: int, world: int, sequence_parallel: bool, rows: int) -> None:
+    axis = TensorAxis.of(DeviceMesh("cpu", range(world), mesh_dim_names=("tp",)), sequence_parallel=sequence_parallel)
+    assert (axis.rank, axis.size) == (rank, world)
+    generator = torch.Generator().manual_seed(7)
+    whole = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+    partial = torch.randn(world, rows, 2, generator=generator, dtype=torch.float64)
+    span = axis.span(rows) if sequence_parallel else range(rows)
+    outside = slice(span.start, span.stop)
+
+    inside = whole[outside].clone().requires_grad_()
+    entered = axis.enter(inside)
+    assert torch.equal(entered, whole)
+    entered.backward(partial[rank])
+    torch.testing.assert_close(inside.grad, partial.sum(0)[outside], rtol=0, atol=1e-14)
+
+    mine = partial[rank].clone().requires_grad_()
+    left = axis.leave(mine)
+    torch.testing.assert_close(left, partial.sum(0)[outside], rtol=0, atol=1e-14)
+    left.backward(whole[outside])
+    assert torch.equal(mine.grad, whole)
+
+    assert torch.equal(axis.largest(partial[rank]), partial.amax(0))
+    assert torch.equal(axis.smallest(partial[rank]), partial.amin(0))
+    copies = [torch.empty_like(whole) for _ in range(world)]
+    dist.all_gather(copies, axis.total(partial[rank]))
+    assert all(torch.equal(copy, copies[0]) for copy in copies)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("world", "rows"), [(2, 4), (3, 6), (2, 0)])
+def test_enter_and_leave(run_ranks: Callable[..., None], world: int, rows: int, sequence_parallel: bool) -> None:
+    """Enter hands everybody all rows and sums gradients; leave sums and hands gradients to everybody; no rows too."""
+    run_ranks(world, _check_adjoint, sequence_parallel, rows)

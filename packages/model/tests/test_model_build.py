@@ -1,0 +1,233 @@
+"""`build_part`: initial values from seed and name, freezing, and modules that strangers wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from mimo.hooks import PluginError
+from mimo.model import DECODER, DecoderConfig, EncoderSpec, EncoderStages, Frozen, Stage, TensorSupport
+from mimo.model.runtime import Part, Split, TensorAxis, build_part
+from mimo.topology import Grid
+
+CONFIG = DecoderConfig(vocabulary=7, hidden=8, layers=2, heads=2, intermediate=6, attention_bias=True, tied=True)
+
+
+def _build(
+    spec: Any = DECODER, config: Any = CONFIG, *, name: str = "language", seed: int = 1, pp: int = 1, stage: int = 0,
+    frozen: Frozen = frozenset(),
+) -> Part:  # fmt: skip
+    return build_part(
+        spec,
+        config,
+        grid=Grid(name=name, ranks=range(pp), pp=pp),
+        rank=stage,
+        seed=seed,
+        axis=TensorAxis.single(),
+        mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
+        device=torch.device("cpu"),
+        hidden=4,
+        frozen=frozen,
+    )
+
+
+def _values(part: Part) -> dict[str, Tensor]:
+    return {name: parameter.detach().to_local() for name, parameter in part.parameters.items()}
+
+
+def _check_initial(_rank: int, _world: int) -> None:
+    before = torch.random.get_rng_state()
+    first = _values(_build())
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(99)
+    again, other_seed, other_name = _values(_build()), _values(_build(seed=2)), _values(_build(name="writer"))
+    fixed = {name for name in first if name.endswith(("bias", "norm.weight"))}
+    for name, value in first.items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, again[name])
+        assert torch.equal(value, other_seed[name]) == (name in fixed), name
+        assert torch.equal(value, other_name[name.replace("language", "writer")]) == (name in fixed), name
+    one, other = (first[f"language.layers.{index}.mlp.up.weight"] for index in (0, 1))
+    assert not torch.equal(one, other)
+    deeper = _values(_build(config=attrs.evolve(CONFIG, layers=3, tied=False)))
+    assert all(torch.equal(deeper[name], value) for name, value in first.items())
+
+
+def test_initial_values_follow_from_seed_and_name(run_ranks: Callable[..., None]) -> None:
+    """Nothing else matters: not the random state, not the other layers; and that state is left as it was."""
+    run_ranks(1, _check_initial)
+
+
+def _check_tied(_rank: int, _world: int) -> None:
+    first, last = _build(pp=2, stage=0), _build(pp=2, stage=1)
+    assert first.tied_copies == frozenset()
+    assert last.tied_copies == {"language.embedding.weight"}
+    assert torch.equal(_values(first)["language.embedding.weight"], _values(last)["language.embedding.weight"])
+    assert not any(name.startswith("language.layers.0.") for name in last.parameters)
+    assert _build().tied_copies == frozenset()
+    assert _build(config=attrs.evolve(CONFIG, tied=False), pp=2, stage=1).tied_copies == frozenset()
+
+
+def test_tied_copy(run_ranks: Callable[..., None]) -> None:
+    """The last stage holds the embedding too, begun from the same name, and says that stage 0 owns it."""
+    run_ranks(1, _check_tied)
+
+
+def _check_frozen(_rank: int, _world: int) -> None:
+    def trained(frozen: Frozen) -> set[str]:
+        return {name.split(".")[1] for name, value in _build(frozen=frozen).parameters.items() if value.requires_grad}
+
+    assert trained(frozenset()) == {"embedding", "layers", "norm"}
+    assert trained(frozenset({"layers"})) == {"embedding", "norm"}
+    assert trained(frozenset({"embedding", "head"})) == {"layers"}
+    assert trained(True) == set()
+
+
+def test_frozen_parts_need_no_gradient(run_ranks: Callable[..., None]) -> None:
+    """What lies under a frozen part's prefixes is not trained, the rest is."""
+    run_ranks(1, _check_frozen)
+
+
+class Scale(nn.Module):
+    """Holds a parameter that it can't draw again, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.rand(4))
+        self.register_buffer("offset", torch.full((4,), 2.0))
+        self.names = torch.arange(3).tolist()  # can't be done on the meta device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor + self.offset
+
+
+class Stranger(nn.Module):
+    """Written without us in mind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"0": nn.Linear(4, 4), "1": Scale(), "2": Scale()})
+        self.layers["0"].bias = nn.Parameter(torch.rand(4))
+        self.again = nn.Linear(4, 4, bias=False)
+        self.again.weight = self.layers["0"].weight
+
+    def forward(
+        self, items: Sequence[Mapping[str, Tensor]], _sizes: Any = None, hidden: Tensor | None = None
+    ) -> Tensor:
+        rows = torch.stack([item["x"] for item in items]) if hidden is None else hidden
+        for layer in self.layers.values():
+            rows = layer(rows)
+        return rows
+
+
+def _cut(module: nn.Module, stage: Stage) -> nn.Module:
+    assert isinstance(module, Stranger)
+    for index in set(range(3)) - set(stage.layers(3)):
+        del module.layers[str(index)]
+    if not stage.is_first:
+        del module.again
+    return module
+
+
+STRANGER = EncoderSpec(
+    name="stranger",
+    config=DecoderConfig,
+    measure=lambda raw: (1,),
+    rows=lambda config, size: 1,
+    prepare=lambda config, raw: {},
+    build=lambda config, hidden: Stranger(),
+)
+STAGED = attrs.evolve(
+    STRANGER,
+    stages=EncoderStages(
+        layers=lambda config: 3,
+        message_rows=lambda config, size: 1,
+        width=lambda config: 4,
+        cut=_cut,
+        parts=lambda config, stage: frozenset(),
+    ),
+)
+
+
+def _check_stranger(_rank: int, _world: int) -> None:
+    part = _build(STRANGER, name="vision")
+    assert not part.staged
+    values = _values(part)
+    assert set(values) == {
+        "vision.layers.0.weight",
+        "vision.layers.0.bias",
+        "vision.layers.1.factor",
+        "vision.layers.2.factor",
+    }
+    assert part.module.again._parameters["weight"] is part.module.layers["0"]._parameters["weight"]
+    torch.manual_seed(3)
+    assert all(torch.equal(value, values[name]) for name, value in _values(_build(STRANGER, name="vision")).items())
+    other = _values(_build(STRANGER, name="vision", seed=2))
+    assert not torch.equal(other["vision.layers.1.factor"], values["vision.layers.1.factor"])
+    assert not torch.equal(values["vision.layers.1.factor"], values["vision.layers.2.factor"])
+    assert torch.equal(part.module.layers["1"].offset, torch.full((4,), 2.0))
+    for pp in (2, 3):
+        stages = [_build(STAGED, name="vision", pp=pp, stage=stage) for stage in range(pp)]
+        assert stages[0].staged
+        found = {name: value for stage in stages for name, value in _values(stage).items()}
+        assert found.keys() == values.keys()
+        assert all(torch.equal(value, values[name]) for name, value in found.items())
+
+
+def test_a_strangers_module(run_ranks: Callable[..., None]) -> None:
+    """Layers that can't draw again, share or need real numbers to be built: values still follow from the seed alone."""
+    run_ranks(1, _check_stranger)
+
+
+class Torch(nn.Module):
+    """An encoder of PyTorch's own layers."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(1, 8, 3, padding=1)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.extra = nn.ParameterList([torch.ones(8), torch.ones(8)])
+        self.last = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, hidden))
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        x = torch.stack([item["x"] for item in items]).unsqueeze(1)
+        x = self.layer(self.first(x).transpose(1, 2)) * self.extra[0] + self.extra[1]
+        found: Tensor = self.last(x).flatten(0, 1)
+        return found
+
+
+def _check_torch_layers(_rank: int, _world: int) -> None:
+    part = _build(attrs.evolve(STRANGER, build=lambda config, hidden: Torch(hidden)), name="vision")
+    plain = Torch(4)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(part.parameters[f"vision.{name}"].to_local())
+    items = [{"x": row} for row in torch.randn(2, 5)]
+    found, wanted = part.encode(items, [(1,), (1,)]), plain(items)
+    assert torch.equal(found, wanted)
+    for rows in (found, wanted):
+        rows.square().sum().backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(part.parameters[f"vision.{name}"].grad.to_local(), parameter.grad), name
+
+
+def test_an_encoder_of_plain_torch_layers(run_ranks: Callable[..., None]) -> None:
+    """PyTorch's own layers work as they are, values and gradients, although their parameters are DTensors."""
+    run_ranks(1, _check_torch_layers)
+
+
+def _check_bad_plan(_rank: int, _world: int) -> None:
+    bad = TensorSupport(divisible=lambda config: {}, plan=lambda module, axis: {"layers.9.weight": Split(0)})
+    with pytest.raises(PluginError, match=r"modules\.vision\.plugin: .*'stranger'.*\['layers\.9\.weight'\]"):
+        _build(attrs.evolve(STRANGER, tensor=bad), name="vision")
+
+
+def test_a_plan_for_parameters_that_do_not_exist(run_ranks: Callable[..., None]) -> None:
+    """A misspelled name in a tensor plan is refused by name, not left out."""
+    run_ranks(1, _check_bad_plan)

@@ -1,0 +1,133 @@
+"""Settings that a module's plugin or config does not allow, by the text of their errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import attrs
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.model import DECODER, DecoderConfig, EncoderSpec, EncoderStages, Stage, check_module, stage_trains
+from mimo.topology import Grid
+
+CONFIG = DecoderConfig(vocabulary=7, hidden=12, layers=2, heads=6, intermediate=6)
+PLAIN = EncoderSpec(
+    name="plain",
+    config=DecoderConfig,
+    measure=lambda raw: (1,),
+    rows=lambda config, size: 1,
+    prepare=lambda config, raw: {},
+    build=lambda config, hidden: None,  # type: ignore[arg-type,return-value]  # never built
+)
+STAGED = attrs.evolve(
+    PLAIN,
+    parts={"encoder": ("layers",), "projector": ("projector",)},
+    stages=EncoderStages(
+        layers=lambda config: config.layers,
+        message_rows=lambda config, size: 1,
+        width=lambda config: config.hidden,
+        cut=lambda module, stage: module,
+        parts=lambda config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes", "message"),
+    [
+        (DECODER, {"tp": 4}, r"modules\.m\.tp: expected a divisor of heads = 6, got 4\. Set it to 1, 2, 3 or 6\."),
+        (DECODER, {"pp": 3}, r"modules\.m\.pp: expected at most its layers = 2, got 3\. Set it to 2 or less"),
+        (DECODER, {"cp": 2}, r"modules\.m\.cp: expected 1, since language model 'decoder' has no context parallelism"),
+        (PLAIN, {"tp": 2}, r"modules\.m\.tp: expected 1, since encoder 'plain' has no tensor plan, got 2"),
+        (PLAIN, {"pp": 2}, r"modules\.m\.pp: expected 1, since encoder 'plain' has no pipeline stages, got 2"),
+        (STAGED, {"pp": 3}, r"modules\.m\.pp: expected at most its layers = 2, got 3"),
+    ],
+)
+def test_refused_grids(spec: Any, sizes: dict[str, int], message: str) -> None:
+    """A grid over which the module can't be split is refused with the setting and what would do."""
+    (size,) = sizes.values()
+    with pytest.raises(ConfigError, match=message):
+        check_module(spec, CONFIG, grid=Grid(name="m", ranks=range(size), **sizes), frozen=frozenset())
+
+
+def test_accepted_grids() -> None:
+    """Divisors of the heads, as many stages as layers, and any number of lanes."""
+    for sizes in ({"tp": 3}, {"tp": 6}, {"pp": 2}, {"dp": 5}):
+        (size,) = sizes.values()
+        check_module(DECODER, CONFIG, grid=Grid(name="m", ranks=range(size), **sizes), frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            DECODER,
+            r"modules\.m\.frozen: expected parts of language model 'decoder': 'embedding', 'layers', 'head', got 'lm'",
+        ),
+        (PLAIN, r"modules\.m\.frozen: expected true: encoder 'plain' has no parts, got 'lm'"),
+    ],
+)
+def test_unknown_parts_to_freeze(spec: Any, message: str) -> None:
+    """A part that the spec doesn't name is refused with those that it does."""
+    with pytest.raises(ConfigError, match=message):
+        check_module(spec, CONFIG, grid=Grid(name="m", ranks=(0,)), frozen=frozenset({"lm"}))
+
+
+def test_which_stages_train() -> None:
+    """A stage trains unless all parts that it holds are frozen."""
+    encoder = frozenset({"encoder"})
+    assert not stage_trains(STAGED, CONFIG, stage=Stage(0, 2), frozen=encoder)
+    assert stage_trains(STAGED, CONFIG, stage=Stage(1, 2), frozen=encoder)
+    assert stage_trains(STAGED, CONFIG, stage=Stage(), frozen=encoder)
+    assert not stage_trains(PLAIN, CONFIG, stage=Stage(), frozen=True)
+    assert stage_trains(PLAIN, CONFIG, stage=Stage(), frozen=frozenset())
+    tied = attrs.evolve(CONFIG, tied=True)
+    but_embedding = frozenset({"layers", "head"})
+    assert stage_trains(DECODER, tied, stage=Stage(1, 2), frozen=but_embedding)
+    assert not stage_trains(DECODER, CONFIG, stage=Stage(1, 2), frozen=but_embedding)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocabulary": -1}, r"modules\.language\.config\.vocabulary: expected a whole number from 0, got -1"),
+        ({"hidden": 0}, r"modules\.language\.config\.hidden: expected a whole number from 1, got 0"),
+        ({"layers": 0}, r"modules\.language\.config\.layers: expected a whole number from 1, got 0"),
+        ({"heads": 0}, r"modules\.language\.config\.heads: expected a whole number from 1, got 0"),
+        ({"intermediate": 0}, r"modules\.language\.config\.intermediate: expected a whole number from 1, got 0"),
+        ({"kv_heads": 4}, r"modules\.language\.config\.kv_heads: expected a divisor of heads = 6, got 4"),
+        (
+            {"hidden": 13},
+            r"modules\.language\.config\.hidden: expected a multiple of heads = 6, or head_dim set, got 13",
+        ),
+        (
+            {"head_dim": 3},
+            r"modules\.language\.config\.head_dim: expected heads of an even width.*got 3, so a width of 3",
+        ),
+        (
+            {"hidden": 18},
+            r"modules\.language\.config\.hidden: expected heads of an even width.*got 18, so a width of 3",
+        ),
+        ({"rope_theta": 0.0}, r"modules\.language\.config\.rope_theta: expected a number above 0, got 0\.0"),
+        ({"norm_eps": float("nan")}, r"modules\.language\.config\.norm_eps: expected a number above 0, got nan"),
+    ],
+)
+def test_refused_settings(values: dict[str, Any], message: str) -> None:
+    """Each setting out of range is named by its full path."""
+    with pytest.raises(ConfigError, match=message):
+        attrs.evolve(CONFIG, **values)
+
+
+def test_vocabulary_must_be_known_to_build() -> None:
+    """0 stands for the tokenizer's number, which somebody must have put in."""
+    with pytest.raises(ConfigError, match=r"modules\.language\.config\.vocabulary: expected a number of ids"):
+        DECODER.build(DecoderConfig(), Stage())
+
+
+def test_specs_are_free_of_torch() -> None:
+    """Planning a layout reads specs and configs without importing torch."""
+    code = "import sys, mimo.model, mimo.model._decoder_spec; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter and text

@@ -1,0 +1,74 @@
+"""Parameters in pieces: what lies where, and that gradients reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from mimo.model.runtime import Linear, Split, TensorAxis, local
+from mimo.model.runtime._parameters import distribute
+
+
+def _check_pieces(rank: int, world: int) -> None:
+    mesh = DeviceMesh("cpu", range(world), mesh_dim_names=("tp",))
+    axis = TensorAxis.of(mesh)
+    full = torch.arange(15, dtype=torch.float64).view(5, 3).t().contiguous().t()  # 5 rows over 4 ranks, strides turned
+    like = torch.empty(0, dtype=torch.float32)
+    for dim, split in ((0, Split(0)), (1, Split(1)), (None, Split(summed=True))):
+        piece = distribute(full, split, axis=axis, mesh=mesh, like=like)
+        assert piece.placements == ((Replicate(),) if dim is None else (Shard(dim),))
+        assert piece.shape == full.shape
+        assert piece.dtype == torch.float32
+        mine = full if dim is None else full.chunk(world, dim)[rank : rank + 1]
+        wanted = mine if dim is None else mine[0] if mine else full.narrow(dim, 0, 0)
+        assert torch.equal(piece.to_local(), wanted.float())
+        assert piece.to_local().is_contiguous()
+        assert torch.equal(piece.full_tensor(), full.float())
+
+
+def test_pieces_are_those_of_torch_chunk(run_ranks: Callable[..., None]) -> None:
+    """A parameter is cut unevenly, even to nothing, and still knows its full shape and value."""
+    run_ranks(4, _check_pieces)
+
+
+def _check_gradients(_rank: int, _world: int) -> None:
+    mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
+    full = torch.ones(3, 2)
+    parameter = nn.Parameter(distribute(full, Split(0), axis=TensorAxis.single(), mesh=mesh, like=full))
+    for count in (1, 2, 3):
+        (local(parameter).sum() * 2).backward()  # sums hand back gradients without storage of their own
+        assert isinstance(parameter.grad, DTensor)
+        assert parameter.grad.placements == (Shard(0),)
+        assert torch.equal(parameter.grad.to_local(), torch.full((3, 2), 2.0 * count))
+    plain = nn.Parameter(full)
+    assert local(plain) is plain
+    frozen = nn.Parameter(parameter.detach(), requires_grad=False)
+    assert not local(frozen).requires_grad
+
+
+def test_gradients_add_up_in_the_parameters_layout(run_ranks: Callable[..., None]) -> None:
+    """Several backwards accumulate into a DTensor like the parameter; a plain or frozen parameter is just used."""
+    run_ranks(1, _check_gradients)
+
+
+def _check_linear(_rank: int, _world: int) -> None:
+    linear = Linear(3, 6)
+    x = torch.randn(4, 3)
+    nn.init.normal_(linear.bias)
+    whole = linear(x)
+    torch.testing.assert_close(whole, x @ linear.weight.T + linear.bias)
+    assert torch.equal(linear(x, leave=TensorAxis.single()), whole)
+    linear.outputs = slice(2, 4)
+    torch.testing.assert_close(linear(x), whole[:, 2:4])
+    linear.reset_parameters()
+    assert not linear.bias.any()
+    assert 0.001 < linear.weight.std() < 0.05
+
+
+def test_linear(run_ranks: Callable[..., None]) -> None:
+    """A product with a bias, of all outputs or only some."""
+    run_ranks(1, _check_linear)

@@ -1,0 +1,205 @@
+"""The encoder against one written out here, and over tensor ranks and stages against itself (design law 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from mimo.model.runtime import Part, TensorAxis, build_part
+from mimo.topology import Grid
+from mimo_encoder_vision import VIT, VitConfig
+
+HIDDEN = 10
+SMALL = VitConfig(patch=2, channels=3, width=24, layers=3, heads=6, intermediate=11)
+SIZES = ((4, 4), (2, 6), (4, 4), (8, 2), (2, 2))
+
+
+def _items(sizes: Sequence[tuple[int, int]], channels: int = 3) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    return [{"pixels": torch.randn(channels, *size, generator=generator)} for size in sizes]
+
+
+def _stages(config: VitConfig, mesh: DeviceMesh, pp: int = 1, frozen: frozenset[str] = frozenset()) -> list[Part]:
+    axis = TensorAxis.of(mesh)
+    grid = Grid(name="eye", ranks=range(pp * axis.size), pp=pp, tp=axis.size)
+    return [
+        build_part(
+            VIT,
+            config,
+            grid=grid,
+            rank=grid.rank_at(pp=stage, tp=axis.rank),
+            seed=5,
+            axis=axis,
+            mesh=mesh,
+            device=torch.device("cpu"),
+            hidden=HIDDEN,
+            frozen=frozen,
+        )
+        for stage in range(pp)
+    ]
+
+
+def _reference(config: VitConfig, weights: Mapping[str, Tensor], pixels: Tensor) -> Tensor:
+    """One image's rows, patch by patch and head by head."""
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        bias = weights.get(f"{name}.bias")
+        return x @ weights[f"{name}.weight"].T + (0 if bias is None else bias)
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        standard = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-6).sqrt()
+        return standard * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def mlp(name: str, x: Tensor) -> Tensor:
+        middle = linear(f"{name}.up", x)
+        return linear(f"{name}.down", middle * 0.5 * (1 + torch.erf(middle / math.sqrt(2))))
+
+    side, quarter = config.patch, config.width // 4
+    rows = []
+    for down in range(pixels.shape[1] // side):
+        for across in range(pixels.shape[2] // side):
+            patch = pixels[:, down * side : (down + 1) * side, across * side : (across + 1) * side]
+            position = [
+                wave(place / 10000 ** (i / quarter))
+                for place in (down, across)
+                for wave in (math.sin, math.cos)
+                for i in range(quarter)
+            ]
+            rows.append(linear("patch", patch.reshape(-1)) + torch.tensor(position))
+    x = torch.stack(rows)
+    width = config.width // config.heads
+    for layer in range(config.layers):
+        path = f"layers.{layer}"
+        y = norm(f"{path}.attention_norm", x)
+        query, key, value = (linear(f"{path}.attention.{name}", y) for name in ("query", "key", "value"))
+        heads = []
+        for head in range(config.heads):
+            mine = slice(head * width, (head + 1) * width)
+            heads.append((query[:, mine] @ key[:, mine].T / math.sqrt(width)).softmax(-1) @ value[:, mine])
+        x = x + linear(f"{path}.attention.output", torch.cat(heads, -1))
+        x = x + mlp(f"{path}.mlp", norm(f"{path}.mlp_norm", x))
+    return mlp("projector", norm("norm", x))
+
+
+def _check_reference(_rank: int, _world: int) -> None:
+    mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
+    for config in (SMALL, attrs.evolve(SMALL, channels=1, projector=7, heads=2)):
+        (part,) = _stages(config, mesh)
+        with torch.no_grad():  # biases start at zero and norms at one, where a mistake would not show
+            for index, parameter in enumerate(part.module.parameters()):
+                local = parameter.to_local()
+                local.copy_(torch.randn(local.shape, generator=torch.Generator().manual_seed(index)) * 0.3 + 0.1)
+        weights = {
+            name.removeprefix("eye."): parameter.detach().to_local().clone().requires_grad_()
+            for name, parameter in part.parameters.items()
+        }
+        items = _items(SIZES, config.channels)
+        found = part.encode(items, SIZES)
+        wanted = torch.cat([_reference(config, weights, item["pixels"]) for item in items])
+        assert len(found) == sum(VIT.rows(config, size) for size in SIZES)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        gradient = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+        found.backward(gradient)
+        wanted.backward(gradient)
+        whole = torch.stack([weight.grad.norm() for weight in weights.values()]).norm()
+        for name, weight in weights.items():
+            grad = part.parameters[f"eye.{name}"].grad.to_local()
+            assert (grad - weight.grad).norm() <= 1e-5 * max(weight.grad.norm(), 1e-3 * whole), name
+
+
+def test_equals_an_encoder_written_out(run_ranks: Callable[..., None]) -> None:
+    """Rows and every gradient are those of the formulas image by image."""
+    run_ranks(1, _check_reference)
+
+
+def _run(stages: list[Part], sizes: Sequence[tuple[int, int]]) -> Tensor:
+    items, hidden = _items(sizes), None
+    for stage in stages:
+        hidden = stage.encode(items if stage.stage.is_first else [], sizes, hidden)
+        width = HIDDEN if stage.stage.is_last else SMALL.width
+        assert hidden.shape == (sum(VIT.rows(SMALL, size) for size in sizes), width)
+    assert hidden is not None
+    hidden.backward(torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)))
+    return hidden.detach()
+
+
+def _joined(x: Tensor, dim: int | None) -> Tensor:
+    pieces: list[Tensor] = [x] * dist.get_world_size()
+    dist.all_gather_object(pieces, x)
+    if dim is not None:
+        return torch.cat(pieces, dim)
+    assert all(torch.equal(piece, pieces[0]) for piece in pieces)
+    return pieces[0]
+
+
+def _check_layout(rank: int, world: int, pp: int, sizes: Sequence[tuple[int, int]]) -> None:
+    alone = [DeviceMesh("cpu", [each], mesh_dim_names=("tp",)) for each in range(world)][rank]
+    mesh = alone if world == 1 else DeviceMesh("cpu", range(world), mesh_dim_names=("tp",))
+    (whole,), stages = _stages(SMALL, alone), _stages(SMALL, mesh, pp)
+    wanted, found = _run([whole], sizes), _run(stages, sizes)
+    assert torch.equal(_joined(found, None), found)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    everything = torch.stack([p.grad.to_local().norm() for p in whole.parameters.values() if p.grad is not None]).norm()
+    met = set()
+    for stage in stages:
+        assert not stage.summed
+        for name, parameter in stage.parameters.items():
+            other, dim = whole.parameters[name], stage.splits[name].dim
+            met.add(name)
+            assert torch.equal(_joined(parameter.detach().to_local(), dim), other.detach().to_local()), name
+            if other.grad is None:
+                assert parameter.grad is None
+                continue
+            gradient = other.grad.to_local()
+            apart = (_joined(parameter.grad.to_local(), dim) - gradient).norm()
+            assert apart <= 1e-5 * max(gradient.norm(), 1e-3 * everything), name
+    assert met == set(whole.parameters)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (6, 1)])
+def test_layout_changes_nothing(run_ranks: Callable[..., None], tp: int, pp: int) -> None:
+    """Initial weights bitwise, rows and every gradient within law 1, over tensor ranks and stages."""
+    run_ranks(tp, _check_layout, pp, SIZES)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
+def test_no_image(run_ranks: Callable[..., None], tp: int, pp: int) -> None:
+    """An empty batch runs forward and backward and gives no rows."""
+    run_ranks(tp, _check_layout, pp, ())
+
+
+def _check_frozen(_rank: int, _world: int) -> None:
+    mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
+    (part,) = _stages(SMALL, mesh, frozen=frozenset({"encoder"}))
+    _run([part], SIZES)
+    for name, parameter in part.parameters.items():
+        assert (parameter.grad is not None) == name.startswith("eye.projector."), name
+    (part,) = _stages(SMALL, mesh, frozen=frozenset({"encoder", "projector"}))
+    assert not part.encode(_items(SIZES), SIZES).requires_grad
+
+
+def test_frozen_encoder_with_a_projector_that_learns(run_ranks: Callable[..., None]) -> None:
+    """Only the projector gets gradients; with both frozen nothing keeps a graph."""
+    run_ranks(1, _check_frozen)
+
+
+def _check_alone(_rank: int, _world: int) -> None:
+    (part,) = _stages(SMALL, DeviceMesh("cpu", [0], mesh_dim_names=("tp",)))
+    items = _items(SIZES)
+    together = part.encode(items, SIZES)
+    one_by_one = torch.cat([part.encode([item], [size]) for item, size in zip(items, SIZES, strict=True)])
+    torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
+    turned = items[0]["pixels"].flip(2)
+    assert not torch.allclose(part.encode([{"pixels": turned}], SIZES[:1]), together[:4])
+
+
+def test_images_do_not_see_each_other(run_ranks: Callable[..., None]) -> None:
+    """An image's rows are the same alone and among others, and depend on where in it things are."""
+    run_ranks(1, _check_alone)
