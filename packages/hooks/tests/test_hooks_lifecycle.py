@@ -217,6 +217,38 @@ def test_hooks_lifecycle_refuses_a_broken_installed_plugin(shelf: Shelf) -> None
         lifecycle(entry_points=shelf.points())
 
 
+COUNTING = """
+from mimo.hooks import Common, hookimpl
+class Counting:
+    name = "count"
+    def __init__(self): self.count = 0
+    def state(self): return {"count": Common(self.count)}
+    def load(self, tree): ...
+    @hookimpl
+    def mimo_step_begin(self): self.count += 1
+    @hookimpl
+    def mimo_state(self): return [self]
+"""
+
+
+def test_hooks_lifecycle_makes_a_class_anew_for_each_caller(shelf: Shelf) -> None:
+    """What a plugin remembers belongs to one run, not to the process."""
+    shelf.add("log", {"mimo.lifecycle": {"c": "log_c:Counting"}}, log_c=COUNTING)
+    first, second = (lifecycle(entry_points=shelf.points()) for _ in range(2))
+    first.step_begin(RUN, 1)
+    first.step_begin(RUN, 2)
+    second.step_begin(RUN, 1)
+    assert [caller.state(RUN)[0].state() for caller in (first, second)] == [{"count": Common(2)}, {"count": Common(1)}]
+
+
+def test_hooks_lifecycle_refuses_a_class_that_wants_arguments(shelf: Shelf) -> None:
+    """Nobody could give them."""
+    source = "class Wanting:\n    def __init__(self, path): ...\n"
+    shelf.add("log", {"mimo.lifecycle": {"c": "log_w:Wanting"}}, log_w=source)
+    with pytest.raises(PluginError, match=r"^plugin 'c' of log 1\.5 .* a class Wanting that is made without arguments"):
+        lifecycle(entry_points=shelf.points())
+
+
 def test_hooks_lifecycle_refuses_a_registering_hook_in_its_group(shelf: Shelf) -> None:
     """A module that registers something must be listed under that kind, where its hook is called."""
     source = "from mimo.hooks import hookimpl\n@hookimpl\ndef mimo_register_animals(): ...\n"

@@ -1,4 +1,4 @@
-"""What a plugin object must be: importable, no class, every hook marked, specified, and listed where it is called.
+"""What a plugin object must be: importable, every hook marked, specified, and listed where it is called.
 
 pluggy by itself passes over an unmarked function and a misspelled hook. Here each of them is a `PluginError` that
 names the plugin and its distribution.
@@ -27,7 +27,7 @@ def load_plugin(point: EntryPoint) -> object:
     """Import the plugin object of an entry point.
 
     Raises:
-        PluginError: it cannot be imported, or is a class.
+        PluginError: it cannot be imported.
     """
     try:
         plugin: object = point.load()
@@ -38,7 +38,6 @@ def load_plugin(point: EntryPoint) -> object:
             got=f"{type(error).__name__}: {error}".rstrip("."),
             fix="Repair or uninstall this distribution, or install what it misses.",
         ) from error
-    refuse_class(plugin, describe(point))
     return plugin
 
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 import pluggy
 
-from mimo.hooks._contract import check_homes, hooks_of, load_plugin
+from mimo.hooks._contract import check_homes, hooks_of, load_plugin, refuse_class
 from mimo.hooks._errors import PluginError
 from mimo.hooks._installed import PluginEntry, PluginFailure, ask_each, describe, failure, installed, origin, row
 from mimo.hooks._markers import PROJECT
@@ -118,6 +118,7 @@ def _ask(point: EntryPoint, kind: Kind[S], points: tuple[EntryPoint, ...]) -> _A
     """
     where = describe(point)
     plugin = load_plugin(point)
+    refuse_class(plugin, where)
     hooks = hooks_of(plugin, where)
     check_homes(hooks, known={kind.hook}, point=point, points=points)
     if kind.hook not in hooks:

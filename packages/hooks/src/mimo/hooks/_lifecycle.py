@@ -78,6 +78,9 @@ class Lifecycle(pluggy.PluginManager):
 def lifecycle(extra: Sequence[object] = (), *, entry_points: Iterable[EntryPoint] | None = None) -> Lifecycle:
     """Return the caller of all lifecycle plugins: ``extra`` in its order, then the installed ones by name.
 
+    An entry point is a module, an object, or a class: of a class each caller has an instance of its own, made without
+    arguments, so that what it remembers belongs to one run.
+
     Args:
         extra: modules or objects that carry `hookimpl` functions.
         entry_points: look among these instead of what is installed.
@@ -132,7 +135,7 @@ def _ask(point: EntryPoint, points: tuple[EntryPoint, ...]) -> _Listener:
         PluginError: the plugin breaks the contract.
     """
     where = describe(point)
-    plugin = load_plugin(point)
+    plugin = _made(load_plugin(point), where)
     hooks = hooks_of(plugin, where)
     check_homes(hooks, known=specified(hookspecs), point=point, points=points)
     _check_any([hook for hook in hooks if hook in specified(hookspecs)], where)
@@ -153,6 +156,22 @@ def _state_of(plugin: object, where: str, run: RunInfo) -> list[Stateful]:
             f"{where}, mimo_state", expected="a list of Stateful parts", got=repr(parts), fix="Correct what it returns."
         )
     return parts
+
+
+def _made(plugin: object, where: str) -> object:
+    """Return a new instance of a class, which so has a state of its own for each run; anything else as it is."""
+    if not isinstance(plugin, type):
+        return plugin
+    try:
+        made: object = plugin()
+    except Exception as error:  # whatever a stranger's class does while it is made
+        raise PluginError(
+            where,
+            expected=f"a class {plugin.__qualname__} that is made without arguments",
+            got=f"{type(error).__name__}: {error}",
+            fix="It learns of the run in mimo_run_begin.",
+        ) from error
+    return made
 
 
 def _without_plugins() -> Lifecycle:

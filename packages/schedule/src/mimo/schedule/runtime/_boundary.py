@@ -153,7 +153,7 @@ class Boundary:
         longest = max(slices)
         padded = rows if len(rows) == longest else torch.cat([rows, rows.new_zeros(longest - len(rows), self._width)])
         joined = padded.new_empty(len(slices) * longest, self._width)
-        dist.all_gather_into_tensor(joined, padded.contiguous(), group=group)
+        dist.all_gather_single(joined, padded.contiguous(), group=group)
         if all(size == longest for size in slices):
             return joined
         return torch.cat([joined[index * longest :][:size] for index, size in enumerate(slices)])

@@ -1,0 +1,219 @@
+"""CPU time of a training step in four processes over a plain one-process PyTorch loop of the same model.
+
+CPU seconds a sample, all ranks summed, one thread each, start-up excluded; ours and the plain loop take turns in one
+run. ``nox -s bench -- overhead [--rounds N]`` prints a table, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import attrs
+import _plain
+import torch
+import torch.distributed as dist
+from PIL import Image
+
+from mimo.data import DATASETS, DatasetSpec, SplitName, StepSampler, Tokenizer
+from mimo.hooks import ItemInfo, Kind
+from mimo.trainer._config import make_settings
+from mimo.trainer._engine import Engine
+from mimo.trainer._plugins import find_installed
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+
+WARM_UP = 3
+WORDS = [f"w{index}" for index in range(250)]
+
+
+@attrs.frozen(kw_only=True)
+class TiledConfig:
+    """Samples of one picture and text, all alike in size: ``pixels`` a side, ``words`` words."""
+
+    pixels: int
+    words: int
+
+
+@attrs.frozen
+class Tiled:
+    """256 samples drawn from their number."""
+
+    config: TiledConfig
+    tokenizer: Tokenizer
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return 256
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return one placeholder, the words and the end."""
+        text = " ".join(WORDS[(sample * 7 + index * 3) % len(WORDS)] for index in range(self.config.words))
+        return [*self.tokenizer.encode(f"<image> {text}"), self.tokenizer.end]
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the one picture."""
+        return [ItemInfo(sample=sample, index=0, modality="image", size=(self.config.pixels, self.config.pixels))]
+
+    def raw(self, sample: int, _index: int) -> Image.Image:
+        """Return the picture."""
+        side = self.config.pixels
+        return Image.frombytes("L", (side, side), bytes((sample + 31 * at) % 256 for at in range(side * side)))
+
+    def where(self, sample: int) -> str:
+        """Name a sample."""
+        return f"tiled:{sample}"
+
+
+def _open(config: TiledConfig, tokenizer: Tokenizer, _split: SplitName) -> Tiled:
+    return Tiled(config, tokenizer)
+
+
+def find(kind: Kind[Any], name: str, where: str) -> Any:
+    """Find installed plugins, and the tiled dataset."""
+    if kind is DATASETS and name == "tiled":
+        return DatasetSpec(name="tiled", config=TiledConfig, open=_open)
+    return find_installed(kind, name, where)
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A model, its data, and how many steps are measured."""
+
+    settings: dict[str, Any]
+    steps: int
+
+    def job(self) -> Job:
+        """Resolve the four-process run."""
+        return resolve(make_settings(self.settings), find=find)
+
+
+def _settings(data: dict[str, Any], vit: dict[str, int], decoder: dict[str, int], batch: int) -> dict[str, Any]:
+    return {
+        "run": {"name": "overhead", "steps": 1000, "global_batch": batch, "micro_batch": batch},
+        "data": data,
+        "tokenizer": {"plugin": "word", "words": [*WORDS, *DIGIT_WORDS]},
+        "modules": {
+            "vision": {"plugin": "vit", "ranks": "0-1", "config": {"channels": 1, **vit}},
+            "language": {"plugin": "decoder", "ranks": "2-3", "tp": 2, "config": decoder},
+        },
+        "optimizer": {"lr": 1e-3, "clip": 1.0},
+    }
+
+
+DIGIT_WORDS = "the digit is zero one two three four five six seven eight nine".split()
+CASES = {
+    "digits": Case(
+        settings=_settings(
+            {"plugin": "digits"},
+            {"patch": 2, "width": 64, "layers": 2, "heads": 4, "intermediate": 128},
+            {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 128},
+            64,
+        ),
+        steps=40,
+    ),
+    "10M": Case(
+        settings=_settings(
+            {"plugin": "tiled", "pixels": 30, "words": 30},
+            {"patch": 2, "width": 256, "layers": 4, "heads": 8, "intermediate": 1024},
+            {"hidden": 288, "layers": 5, "heads": 6, "intermediate": 864},
+            16,
+        ),
+        steps=5,
+    ),
+}
+
+
+def measure_ours(rank: int, case: Case) -> float:
+    """Return this rank's CPU seconds over the measured steps."""
+    engine = Engine(case.job(), rank=rank, device=torch.device("cpu"))
+    for step in range(1, WARM_UP + 1):
+        engine.train(step)
+    dist.barrier()
+    start = time.process_time()
+    for step in range(WARM_UP + 1, WARM_UP + case.steps + 1):
+        engine.train(step)
+    return time.process_time() - start
+
+
+def measure_plain(_rank: int, case: Case) -> float:
+    """Return the plain loop's CPU seconds over as many steps of the same samples."""
+    job = case.job()
+    assert job.train is not None
+    sampler = StepSampler(len(job.train), job.settings.run.global_batch, job.settings.run.seed)
+    vision, language = (job.module(name) for name in ("vision", "language"))
+    model = _plain.Model(vision.config, language.config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
+    start = 0.0
+    for step in range(1, WARM_UP + case.steps + 1):
+        if step == WARM_UP + 1:
+            start = time.process_time()
+        samples = sampler.samples(step)
+        pictures = torch.stack([vision.spec.prepare(vision.config, job.train.raw(one, 0))["pixels"] for one in samples])
+        tokens = torch.tensor([job.train.tokens(one)[1:] for one in samples])
+        loss = model(pictures, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+    return time.process_time() - start
+
+
+def fork(world: int, function: Callable[[int, Case], float], case: Case) -> float:
+    """Return the sum of what ``function`` returns in each of ``world`` forked ranks."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pipes = [context.Pipe(duplex=False) for _ in range(world)]
+    workers = [
+        context.Process(target=_rank, args=(rank, world, port, function, case, pipes[rank][1])) for rank in range(world)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        if worker.exitcode:
+            sys.exit("a rank failed")
+    return sum(receiver.recv() for receiver, _ in pipes)
+
+
+def _rank(
+    rank: int, world: int, port: int, function: Callable[[int, Case], float], case: Case, result: Connection
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    result.send(function(rank, case))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each, of which the median counts")
+    rounds = parser.parse_args().rounds
+    ratios, spread = {}, {}
+    for name, case in CASES.items():
+        found, samples = [], case.steps * case.settings["run"]["global_batch"]
+        for _ in range(rounds):
+            ours, usual = fork(4, measure_ours, case) / samples, fork(1, measure_plain, case) / samples
+            found.append(ours / usual)
+            print(f"{name}: ours {ours * 1e3:.3f} ms, plain {usual * 1e3:.3f} ms of CPU a sample, ratio {found[-1]:.3f}")
+        what = f"CPU a sample, {name}, ours / plain"
+        ratios[what], spread[what] = statistics.median(found), [min(found), max(found)]
+    aims = {"CPU a sample, 10M, ours / plain": ["<=", 1.15]}
+    print(json.dumps({"bench": "overhead", "ratios": ratios, "aims": aims, "runs": rounds, "spread": spread}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Runs that stop and go on, as functions for `ranks.fork_ranks`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracle import CPU, make_job
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mimo.trainer._engine import Engine
+from mimo.trainer._train import resume, save_step, step_folder
+
+Found = tuple[list[tuple[float, float, float]], dict[str, Tensor]]
+
+
+def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
+    """Train three steps and save the third; see `run_steps`."""
+    return run_steps(rank, settings, 1, 3, "", save=True)
+
+
+def run_steps(rank: int, settings: dict[str, Any], first: int, last: int, load: str, *, save: bool = False) -> Found:
+    """Train steps ``first`` to ``last``, after loading a run directory if one is named; save the last if asked.
+
+    Returns:
+        Loss, gradient norm and learning rate of each step, and every weight and moment at full shape by flat name.
+    """
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    if load:
+        resume(engine, [], step_folder(Path(load)))
+    infos = [engine.train(step) for step in range(first, last + 1)]
+    if save:
+        save_step(engine, [], last)
+    moments: dict[str, Any] = {f"optimizer.{name}": tree for name, tree in engine.optimizer.state().items()}
+    state: dict[str, Any] = {
+        f"{module}.{name}": value
+        for module, tree in {**engine.model_state(), **moments}.items()
+        for name, value in tree.items()
+    }
+    full = {name: (v.full_tensor() if isinstance(v, DTensor) else v).clone() for name, v in state.items()}
+    return [(info.loss, info.grad_norm, info.lr) for info in infos], full
+
+
+def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Tell whether two states are equal to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,0 +1,88 @@
+"""A dataset for the oracle: text of uneven length, and 0, 1 or 3 pictures of different sizes anywhere in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from PIL import Image
+
+from mimo.data import DatasetSpec, SplitName, Tokenizer
+from mimo.hooks import ItemInfo, hookimpl
+
+WORDS = tuple(f"w{index}" for index in range(26))
+SAMPLES = 96
+
+
+@attrs.frozen(kw_only=True)
+class SyntheticConfig:
+    """How many pictures samples hold.
+
+    ``pictures``: ``mixed`` (0, 1 or 3 each), ``none``, ``first`` (only the first sample of every 24 in data order has
+    any), ``digits`` (exactly one each).
+    """
+
+    pictures: str = "mixed"
+    modalities: tuple[str, ...] = ("image",)
+
+
+@attrs.frozen
+class SyntheticDataset:
+    """Samples drawn from their number alone."""
+
+    config: SyntheticConfig
+    tokenizer: Tokenizer
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return SAMPLES
+
+    def _draw(self, sample: int) -> list[str | ItemInfo]:
+        rng = random.Random(sample)
+        pieces: list[str | ItemInfo] = [rng.choice(WORDS) for _ in range(rng.randint(1, 9))]
+        for modality in self.config.modalities:
+            count = {
+                "mixed": rng.choice((0, 1, 3)),
+                "none": 0,
+                "first": 3 if sample % 24 == 0 else 0,
+                "digits": 1,
+            }[self.config.pictures]
+            for index in range(count):
+                size = (rng.randint(1, 9), rng.randint(1, 9))
+                at = rng.randint(0, len(pieces))
+                pieces.insert(at, ItemInfo(sample=sample, index=index, modality=modality, size=size))
+        return pieces
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return ids, with a placeholder for each picture, and the end."""
+        pieces = self._draw(sample)
+        text = " ".join(piece if isinstance(piece, str) else f"<{piece.modality}>" for piece in pieces)
+        return [*self.tokenizer.encode(text), self.tokenizer.end]
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the pictures, numbered in the order of the text."""
+        found = [piece for piece in self._draw(sample) if isinstance(piece, ItemInfo)]
+        return [attrs.evolve(info, index=index) for index, info in enumerate(found)]
+
+    def raw(self, sample: int, index: int) -> Any:
+        """Return a picture of noise."""
+        info = self.infos(sample)[index]
+        height, width = info.size
+        rng = random.Random(f"{sample} {index}")
+        return Image.frombytes("L", (width, height), bytes(rng.randrange(256) for _ in range(height * width)))
+
+    def where(self, sample: int) -> str:
+        """Name a sample."""
+        return f"synthetic:{sample}"
+
+
+def _open(config: SyntheticConfig, tokenizer: Tokenizer, _split: SplitName) -> SyntheticDataset:
+    return SyntheticDataset(config, tokenizer)
+
+
+@hookimpl
+def mimo_register_datasets() -> list[DatasetSpec]:
+    """Register ``synthetic``."""
+    return [DatasetSpec(name="synthetic", config=SyntheticConfig, open=_open)]

@@ -1,0 +1,145 @@
+"""The oracle table: every layout gives the loss, every gradient and the weights of one plain process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from oracle import Oracle, table
+
+Modules = Mapping[str, Mapping[str, Any]]
+
+
+def on(first: int, last: int, **sizes: Any) -> dict[str, Any]:
+    """Return a grid on ranks ``first`` to ``last``; dp follows from the other sizes."""
+    ranks = list(range(first, last + 1))
+    return {"ranks": ranks, "dp": len(ranks) // (sizes.get("pp", 1) * sizes.get("tp", 1)), **sizes}
+
+
+LAYOUTS: dict[str, Modules] = {
+    "alone": {"vision": on(0, 0), "language": on(0, 0)},
+    "1+1": {"vision": on(0, 0), "language": on(1, 1)},
+    "1 + language pp3": {"vision": on(0, 0), "language": on(1, 3, pp=3)},
+    "vision tp2 + language tp2 pp3": {"vision": on(0, 1, tp=2), "language": on(2, 7, tp=2, pp=3)},
+    "vision tp2 pp2 + language tp2 pp2": {"vision": on(0, 3, tp=2, pp=2), "language": on(4, 7, tp=2, pp=2)},
+    "colocated, same grid": {"vision": on(0, 3, tp=2), "language": on(0, 3, tp=2)},
+    "colocated, vision dp4, language tp2 dp2": {"vision": on(0, 3), "language": on(0, 3, tp=2)},
+    "colocated, vision tp2, language dp2": {"vision": on(0, 1, tp=2), "language": on(0, 1)},
+    "colocated, pipelines in both": {"vision": on(0, 1, pp=2), "language": on(0, 1, pp=2)},
+    "disjoint 2+2": {"vision": on(0, 1), "language": on(2, 3, tp=2)},
+    "disjoint 4+4": {"vision": on(0, 3), "language": on(4, 7, tp=2)},
+    "lanes 1 to 2": {"vision": on(0, 0), "language": on(1, 2)},
+    "lanes 2 to 1": {"vision": on(0, 1), "language": on(2, 2)},
+    "lanes 3 to 2": {"vision": on(0, 2), "language": on(3, 4)},
+    "lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
+    "lanes 4 to 1": {"vision": on(0, 3), "language": on(4, 4)},
+    "language tp2": {"vision": on(0, 0), "language": on(1, 2, tp=2)},
+    "language tp2 sp": {"vision": on(0, 0), "language": on(1, 2, tp=2, sequence_parallel=True)},
+    "language tp3": {"vision": on(0, 0), "language": on(1, 3, tp=3)},
+    "language tp3 sp, lanes 3 to 2": {"vision": on(0, 1), "language": on(2, 7, tp=3, sequence_parallel=True)},
+    "language pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2)},
+    "language tp2 pp2 dp2": {"vision": on(0, 2), "language": on(0, 7, tp=2, pp=2)},
+    "language tp2 sp pp2 dp2": {"vision": on(0, 2), "language": on(0, 7, tp=2, pp=2, sequence_parallel=True)},
+    "vision tp2": {"vision": on(0, 1, tp=2), "language": on(2, 2)},
+    "vision tp3, more than its lane has rows": {"vision": on(0, 5, tp=3), "language": on(6, 7)},
+    "vision pp2": {"vision": on(0, 1, pp=2), "language": on(2, 2)},
+    "overlapping": {"vision": on(0, 3), "language": on(2, 5, tp=2)},
+    "overlapping, tensor group across": {"vision": on(0, 2, tp=3), "language": on(1, 4, tp=2)},
+    "ranks with a gap": {"vision": on(1, 1), "language": {"ranks": [3, 5], "tp": 2, "dp": 1}},
+    "language first": {"vision": on(2, 3), "language": on(0, 1, tp=2)},
+    "two encoders": {"vision": on(0, 1), "glyph": on(2, 4), "language": on(5, 6, tp=2)},
+    "two encoders, one shared rank": {"vision": on(0, 1, tp=2), "glyph": on(1, 2), "language": on(2, 3, pp=2)},
+}
+
+
+def found(settings: dict[str, Any], oracle: Oracle) -> str:
+    """Return the differences from the oracle, a line each."""
+    return "\n".join(oracle.check(settings))
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_never_changes_the_result(layout: str, microbatches: int, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures a sample and uneven labels."""
+    lanes = LAYOUTS[layout]["language"].get("dp", 1)
+    if 24 % (lanes * microbatches):
+        microbatches = 2
+    assert found(table(LAYOUTS[layout], microbatches=microbatches), oracle) == ""
+
+
+TIED = {
+    "pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2)},
+    "tp2 pp2": {"vision": on(0, 0), "language": on(1, 4, pp=2, tp=2)},
+    "tp2 sp pp3": {"vision": on(0, 1), "language": on(2, 7, pp=3, tp=2, sequence_parallel=True)},
+    "pp2 dp2, colocated": {"vision": on(0, 3), "language": on(0, 3, pp=2)},
+    "tp2": {"vision": on(0, 0), "language": on(0, 1, tp=2)},
+}
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("layout", TIED)
+def test_tied_embeddings_are_one_parameter(layout: str, microbatches: int, oracle: Oracle) -> None:
+    """Input and output embeddings stay one, over stages and tensor ranks."""
+    assert found(table(TIED[layout], microbatches=microbatches, language={"tied": True}), oracle) == ""
+
+
+FROZEN: dict[str, Modules] = {
+    "vision, its projector trains": {"vision": on(0, 1, frozen=["encoder"]), "language": on(2, 3, tp=2)},
+    "vision over stages, its projector trains": {
+        "vision": on(0, 1, pp=2, frozen=["encoder"]),
+        "language": on(2, 3, pp=2),
+    },
+    "all but the projector": {"vision": on(0, 1, frozen=["encoder"]), "language": on(1, 2, pp=2, frozen=True)},
+    "the whole encoder": {"vision": on(0, 1, frozen=True), "language": on(1, 2, tp=2)},
+    "one of two encoders": {
+        "vision": on(0, 0, frozen=True),
+        "glyph": on(1, 2),
+        "language": on(3, 4, tp=2, sequence_parallel=True),
+    },
+    "the first language stage": {"vision": on(0, 0, frozen=True), "language": on(1, 2, pp=2, frozen=["embedding"])},
+}
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("layout", FROZEN)
+def test_frozen_parts_stay_and_the_others_learn(layout: str, microbatches: int, oracle: Oracle) -> None:
+    """What is frozen keeps its weights; gradient passes through it where something behind it learns."""
+    assert found(table(FROZEN[layout], microbatches=microbatches), oracle) == ""
+
+
+EMPTY: dict[str, Modules] = {
+    "lanes 3 to 2": {"vision": on(0, 2), "language": on(3, 4)},
+    "colocated": {"vision": on(0, 3), "language": on(0, 3, tp=2)},
+    "colocated, same grid": {"vision": on(0, 1), "language": on(0, 1)},
+    "vision tp2 pp2, language sp": {"vision": on(0, 3, tp=2, pp=2), "language": on(4, 5, tp=2, sequence_parallel=True)},
+    "two encoders": {"vision": on(0, 1, tp=2), "glyph": on(2, 3), "language": on(3, 4, pp=2)},
+}
+
+
+@pytest.mark.parametrize("pictures", ["none", "first"])
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("layout", EMPTY)
+def test_a_lane_microbatch_or_step_without_pictures_is_ordinary(
+    layout: str, microbatches: int, pictures: str, oracle: Oracle
+) -> None:
+    """Nothing hangs or changes where some lanes, some microbatches or the whole step hold no picture."""
+    assert found(table(EMPTY[layout], microbatches=microbatches, pictures=pictures), oracle) == ""
+
+
+HEADS: dict[str, Mapping[str, Any]] = {
+    "one key-value head": {"kv_heads": 1},
+    "three key-value heads": {"kv_heads": 3},
+    "as many as heads": {"kv_heads": 6},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "wide heads": {"head_dim": 6},
+}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [2, 3, 6])
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_heads_are_split_in_any_number(heads: str, tp: int, sequence_parallel: bool, oracle: Oracle) -> None:
+    """Fewer key-value heads than tensor ranks, numbers that don't divide, biases: all equal one process."""
+    modules = {"vision": on(0, 0), "language": on(1, tp, tp=tp, sequence_parallel=sequence_parallel)}
+    assert found(table(modules, microbatches=2, language=HEADS[heads]), oracle) == ""

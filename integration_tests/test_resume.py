@@ -1,0 +1,75 @@
+"""Stopping, loading in the same or another layout, and going on is never having stopped."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle import RATE, table, world_of
+from ranks import fork_ranks
+from resuming import run_and_save, run_steps, same_bits
+
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "disjoint": {"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}},
+    "alone": {"vision": {"ranks": [0]}, "language": {"ranks": [0]}},
+    "tied stages": {
+        "vision": {"ranks": [0, 1, 2], "tp": 3},
+        "language": {"ranks": [2, 3, 4, 5], "pp": 2, "tp": 2, "sequence_parallel": True},
+    },
+    "colocated lanes": {"vision": {"ranks": [0, 1, 2, 3]}, "language": {"ranks": [0, 1, 2, 3], "pp": 2}},
+}
+
+
+def settings(layout: str, directory: Path) -> dict[str, Any]:
+    """Return a run of six steps with a falling learning rate in ``directory``."""
+    modules = {name: dict(keys) for name, keys in LAYOUTS[layout].items()}
+    for keys in modules.values():
+        keys["dp"] = len(keys["ranks"]) // (keys.get("pp", 1) * keys.get("tp", 1))
+    found = table(modules, microbatches=2, language={"tied": True})
+    found["run"] |= {"steps": 6, "directory": str(directory)}
+    found["optimizer"] |= {"lr_schedule": "cosine", "lr_min": RATE / 100, "lr_warmup_steps": 2}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("disjoint", "disjoint"),
+        ("tied stages", "tied stages"),
+        ("colocated lanes", "colocated lanes"),
+        ("disjoint", "alone"),
+        ("alone", "tied stages"),
+        ("tied stages", "colocated lanes"),
+        ("colocated lanes", "disjoint"),
+    ],
+)
+def test_six_steps_equal_three_saved_and_three_more(before: str, after: str, tmp_path: Path) -> None:
+    """The same layout goes on to the bit, another one within the first law: losses, weights and moments."""
+    first, second = settings(before, tmp_path), settings(after, tmp_path)
+    fork_ranks(world_of(first), run_and_save, first)
+    went_on = fork_ranks(world_of(second), run_steps, second, 4, 6, str(tmp_path))
+    straight = fork_ranks(world_of(second), run_steps, second, 1, 6, "")
+    for (steps, state), (all_steps, expected) in zip(went_on, straight, strict=True):
+        if before == after:
+            assert steps == all_steps[3:]
+            assert same_bits(state, expected)
+            continue
+        for found, true in zip(steps, all_steps[3:], strict=True):
+            assert found == pytest.approx(true, rel=1e-5)
+        for name, value in state.items():
+            moment = name.startswith("optimizer.")
+            bound = 1e-5 * max(float(expected[name].norm()), 0 if moment else 3 * RATE * math.sqrt(value.numel()))
+            assert float((value - expected[name]).norm()) <= bound + 1e-9, name
+
+
+def test_learning_rate_goes_on_across_a_resume(tmp_path: Path) -> None:
+    """From 2e-4 to 2e-6 by a cosine over 10 steps: 1.59e-4, then after a resume at step 3 1.32e-4 and 1.01e-4."""
+    found = settings("disjoint", tmp_path)
+    found["run"]["steps"] = 10
+    found["optimizer"] = {"lr": 2e-4, "lr_min": 2e-6, "lr_schedule": "cosine", "lr_decay_steps": 10}
+    before = fork_ranks(4, run_and_save, found)
+    after = fork_ranks(4, run_steps, found, 4, 5, str(tmp_path))
+    rates = [f"{rate:.2e}" for _, _, rate in [*before[0][0], *after[0][0]]]
+    assert rates[2:] == ["1.59e-04", "1.32e-04", "1.01e-04"]

@@ -1,0 +1,36 @@
+"""Settings that a checkpoint carries, laid out anew on one process, as evaluation and generation use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mimo.checkpoint import read_manifest
+from mimo.trainer._config import make_settings
+from mimo.trainer._resolve import Purpose
+from mimo.trainer._settings import Settings
+
+_LAYOUT = ("ranks", "pp", "dp", "cp", "tp", "sequence_parallel")
+
+
+def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -> Settings:
+    """Return the settings that a checkpoint was saved with, on one process unless overrides say otherwise.
+
+    Raises:
+        CheckpointError: the manifest is damaged.
+        ConfigError: an override is wrong.
+    """
+    return make_settings(on_one_process(read_manifest(step_folder).config, purpose), overrides)
+
+
+def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, Any]:
+    """Return a resolved config with every module whole on rank 0; generation has batches of one sample."""
+    run = {**table["run"], "world": 0}
+    if purpose == "generate":
+        run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1}
+    modules = {
+        name: {**{key: value for key, value in module.items() if key not in _LAYOUT}, "ranks": "0"}
+        for name, module in table["modules"].items()
+    }
+    return {**table, "run": run, "modules": modules, "checkpoint": {}}

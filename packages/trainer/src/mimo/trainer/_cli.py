@@ -1,0 +1,222 @@
+"""The ``mimo`` command. Commands import what they need when they run, so that ``mimo --help`` answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from mimo.hooks import ConfigError, UserError
+
+_REFUSED = 2
+_FAILED = 3
+_INTERRUPTED = 130
+_TOLD_SECONDS = 3.0
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command line and return its exit code; errors are told on standard error, once and plainly."""
+    try:
+        code = make_app()(words, exit_on_error=False, print_error=True, result_action="return_value")
+    except CycloptsError:  # it has printed what is wrong
+        return _REFUSED
+    except UserError as error:
+        _tell(f"mimo: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception:  # noqa: BLE001 -- a bug of ours or of a plugin: shown in full, with our exit code
+        _tell(traceback.format_exc().rstrip())
+        return _FAILED
+    return int(code or 0)
+
+
+def make_app() -> App:
+    """Return the command with its subcommands."""
+    app = App(
+        name="mimo",
+        help="Train multimodal models in which every module has a parallel grid of its own.",
+        version=lambda: version("mimo-trainer"),
+        help_flags=["--help", "-h"],
+        suppress_keyboard_interrupt=False,
+    )
+    for command in (train, check, evaluate, generate, plugins, init):
+        app.command(command)
+    checkpoint = App(name="checkpoint", help="Look into a checkpoint, or check every byte of it.")
+    checkpoint.command(inspect)
+    checkpoint.command(verify)
+    app.command(checkpoint)
+    return app
+
+
+def train(file: Path, /, *overrides: str) -> int:
+    """Train as FILE says, on local processes, or as one rank where torchrun or Slurm started this process.
+
+    Args:
+        file: settings in TOML; `mimo init` writes one.
+        overrides: settings that differ, as key=value: run.steps=50 modules.vision.ranks=0-3.
+    """
+    from mimo.trainer._config import read_settings
+    from mimo.trainer._place import with_slurm
+    from mimo.trainer._preflight import check_directory, check_logging, check_world
+    from mimo.trainer._resolve import resolve
+
+    settings = read_settings(file, overrides)
+    check_logging(settings)
+    check_directory(settings)
+    job = resolve(settings)
+    check_world(job.world, with_slurm(os.environ))
+
+    from mimo.trainer import _train
+    from mimo.trainer._tasks import run_job
+
+    return run_job(job, _train.train, purpose="train", directory=job.directory)
+
+
+def check(file: Path, /, *overrides: str) -> None:
+    """Show what FILE would run: grids, memory and plan. Nothing is launched.
+
+    Args:
+        file: settings in TOML.
+        overrides: settings that differ, as key=value.
+    """
+    from mimo.trainer._config import read_settings
+    from mimo.trainer._preflight import check_logging
+    from mimo.trainer._resolve import resolve
+    from mimo.trainer._show import make_console, show_job
+
+    settings = read_settings(file, overrides)
+    check_logging(settings)
+    job = resolve(settings)
+
+    from mimo.trainer._estimate import estimate_bytes
+
+    show_job(make_console(), job, estimate_bytes(job))
+
+
+def evaluate(checkpoint: Path, /, *overrides: str) -> int:
+    """Evaluate a checkpoint on the held-out samples, in one process unless ranks are overridden.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        overrides: settings that differ from those that it was saved with, as key=value.
+    """
+    from mimo.trainer._checkpoint_settings import settings_of
+    from mimo.trainer._place import with_slurm
+    from mimo.trainer._preflight import check_world
+    from mimo.trainer._resolve import resolve
+    from mimo.trainer._tasks import evaluate_checkpoint, run_job
+    from mimo.trainer._train import step_folder
+
+    folder = step_folder(checkpoint)
+    job = resolve(settings_of(folder, overrides, "evaluate"), purpose="evaluate")
+    check_world(job.world, with_slurm(os.environ))
+    return run_job(job, partial(evaluate_checkpoint, folder), purpose="evaluate")
+
+
+def generate(
+    checkpoint: Path,
+    /,
+    *,
+    image: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
+    text: str = "",
+    max_tokens: int = 64,
+) -> int:
+    """Print what a checkpoint writes after images and text, in one process.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        image: images of the prompt, in the order of their placeholders.
+        text: the prompt, with a placeholder such as <image> for each image; left out, the images alone.
+        max_tokens: most tokens to write.
+    """
+    from mimo.trainer._checkpoint_settings import settings_of
+    from mimo.trainer._resolve import resolve
+    from mimo.trainer._tasks import Prompt, generate_text, read_image, run_job
+    from mimo.trainer._train import step_folder
+
+    if not image and not text:
+        raise ConfigError("--image", expected="something to go on from", got="nothing", fix="Give --image or --text.")
+    prompt = Prompt(images=tuple(read_image(path) for path in image), text=text, max_tokens=max_tokens)
+    folder = step_folder(checkpoint)
+    job = resolve(settings_of(folder, (), "generate"), purpose="generate")
+    return run_job(job, partial(generate_text, folder, prompt), purpose="generate")
+
+
+def plugins() -> None:
+    """List what is installed: name, distribution, version and hooks of each plugin."""
+    from mimo.hooks import survey
+    from mimo.trainer._plugins import KINDS
+    from mimo.trainer._show import make_console, show_plugins
+
+    make_console().print(show_plugins(survey(KINDS)))
+
+
+def init(file: Path | None = None, /) -> None:
+    """Write a commented settings file with every key, or print it.
+
+    Args:
+        file: where to; it must not exist.
+    """
+    from mimo.trainer._init import example_text
+
+    if file is None:
+        print(example_text(), end="")
+        return
+    if file.exists():
+        raise ConfigError(str(file), expected="a new file", got="one that exists", fix="Name another one.")
+    file.write_text(example_text(), encoding="utf-8")
+
+
+def inspect(checkpoint: Path, /) -> None:
+    """Show what a checkpoint holds.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+    """
+    from mimo.checkpoint import read_manifest
+    from mimo.trainer._show import make_console, show_manifest
+    from mimo.trainer._train import step_folder
+
+    folder = step_folder(checkpoint)
+    show_manifest(make_console(), folder, read_manifest(folder))
+
+
+def verify(checkpoint: Path, /) -> None:
+    """Read every byte of a checkpoint and compare it with its checksums.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+    """
+    from mimo.checkpoint import verify as verify_step
+    from mimo.trainer._show import show_bytes
+    from mimo.trainer._train import step_folder
+
+    folder = step_folder(checkpoint)
+    found = verify_step(folder)
+    print(
+        f"{folder}: {found.tensors} tensors in {found.shards} shards, {found.blocks} blocks, "
+        f"{show_bytes(found.bytes)}: as they were written"
+    )
+
+
+def _tell(text: str) -> None:
+    """Print an error once: under torchrun each process meets the same one, and the first of a machine tells it."""
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    else:
+        time.sleep(_TOLD_SECONDS)  # torchrun ends all when the first one exits, which must not be before it was told

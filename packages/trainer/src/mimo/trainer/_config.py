@@ -1,0 +1,91 @@
+"""A run's file and the ``key=value`` words of the command line, as one `Settings`; and settings as TOML again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from mimo.hooks import ConfigError
+from mimo.trainer._settings import Settings
+from mimo.trainer._structure import structure
+
+
+def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
+    """Return the settings of a TOML file, with overrides.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
+    """
+    return make_settings(read_table(path), overrides)
+
+
+def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Settings:
+    """Return the settings of a file's plain data, with overrides.
+
+    Raises:
+        ConfigError: a setting is unknown, missing or wrong.
+    """
+    for override in overrides:
+        table = override_key(table, override)
+    return structure(table, Settings, "")
+
+
+def read_table(path: Path) -> Mapping[str, Any]:
+    """Return a TOML file as plain data.
+
+    Raises:
+        ConfigError: it is missing, or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), expected="a TOML file", got=f"one that is broken: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            str(path), expected="a readable file", got=str(error), fix="Write one with: mimo init FILE."
+        ) from error
+
+
+def override_key(table: Mapping[str, Any], override: str) -> Mapping[str, Any]:
+    """Return ``table`` with one ``key=value`` set, tables on the way made where they are missing.
+
+    Raises:
+        ConfigError: there is no ``=``, or the way leads through something that is no table.
+    """
+    path, equals, text = override.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError(repr(override), expected="key=value", got="something else", fix="For example: run.steps=50.")
+    return _set(table, keys, parse_value(text), "")
+
+
+def parse_value(text: str) -> Any:
+    """Return a value as TOML reads it; what is no TOML value is the text itself, so that ``0-3`` needs no quotes."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    value = found["value"]
+    # A second line is not part of a value, and no setting is a date.
+    if len(found) > 1 or isinstance(value, dt.date | dt.time):
+        return text.strip()
+    return value
+
+
+def write_config(table: Mapping[str, Any], path: Path) -> None:
+    """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings."""
+    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def _set(table: Any, keys: list[str], value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(where, expected="a table", got=repr(table), fix=f"It has no key {keys[0]!r}.")
+    key, *below = keys
+    if below:
+        value = _set(table.get(key, {}), below, value, f"{where}.{key}" if where else key)
+    return {**table, key: value}

@@ -1,0 +1,97 @@
+"""Lifecycle plugin ``console``: progress on the terminal, as a line that renews itself, or as plain lines in a file."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+
+from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, hookimpl
+
+
+class Progress:
+    """Prints on rank 0, where all values are known as on every rank.
+
+    Args:
+        console: where to; by default standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._begun = 0.0
+        self._pending = False
+
+    @hookimpl
+    def mimo_run_begin(self, run: RunInfo) -> None:
+        """Say what begins."""
+        self._begun = time.monotonic()
+        if _prints(run):
+            place = f"step {run.first_step} to {run.steps}" if run.first_step > 1 else f"{run.steps} steps"
+            self._line(f"{run.name}: {place} with {run.world} processes, in {run.directory}")
+
+    @hookimpl
+    def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
+        """Show the step; on a terminal each one, as a line every ``logging.interval`` steps."""
+        if not _prints(run):
+            return
+        due = info.step % run.config["logging"]["interval"] == 0 or info.step == run.steps
+        text = self._describe(run, info)
+        if due:
+            self._line(text)
+        elif self._console.is_terminal:
+            self._wipe()
+            self._console.print(text, end="", markup=False, no_wrap=True, overflow="ellipsis")
+            self._pending = True
+
+    @hookimpl
+    def mimo_evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:
+        """Show the result."""
+        if _prints(run):
+            self._line(show_evaluation(info))
+
+    @hookimpl
+    def mimo_run_end(self, run: RunInfo) -> None:
+        """Say how long it took."""
+        if _prints(run):
+            self._line(f"{run.name}: done in {show_seconds(time.monotonic() - self._begun)}")
+
+    def _describe(self, run: RunInfo, info: StepInfo) -> str:
+        done = info.step - run.first_step + 1
+        left = (time.monotonic() - self._begun) / done * (run.steps - info.step)
+        width = len(str(run.steps))
+        text = (
+            f"step {info.step:>{width}}/{run.steps}  loss {info.loss:7.4f}  "
+            f"{info.tokens_per_second:8,.0f} tokens/s  {show_seconds(left)} left"
+        )
+        return f"{text}  (skipped)" if info.skipped else text
+
+    def _line(self, text: str) -> None:
+        self._wipe()
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _wipe(self) -> None:
+        """Clear the line that renews itself; the next text takes its place."""
+        if self._pending:
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            self._pending = False
+
+
+def show_seconds(seconds: float) -> str:
+    """Return a time as ``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_evaluation(info: EvaluationInfo) -> str:
+    """Return the result of an evaluation as one line."""
+    return (
+        f"evaluation at step {info.step}: loss {info.loss:.4f}, "
+        f"{info.exact_match:.1%} of {info.samples} samples exactly right"
+    )
+
+
+def _prints(run: RunInfo) -> bool:
+    return run.rank == 0 and bool(run.config["logging"]["console"])

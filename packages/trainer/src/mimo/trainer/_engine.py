@@ -1,0 +1,230 @@
+"""One rank of a job, assembled: its parts of the model, its optimizer, and the executors that run the plans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mimo.data import Dataset, StepSampler
+from mimo.hooks import EvaluationInfo, StateTree, StepInfo
+from mimo.model import EncoderSpec
+from mimo.model.runtime import MimoModel, Part, TensorAxis, build_part
+from mimo.optimizer import ModuleParameters
+from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally, agree
+from mimo.schedule import Plan, Route
+from mimo.schedule.runtime import Boundary, Executor, open_channels
+from mimo.topology import Edge, StageId
+from mimo.topology.meshes import Meshes
+from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
+from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._step_data import StepData
+
+
+class Engine:
+    """A job on one rank. Make it on every rank of the world, after the process group exists.
+
+    Args:
+        job: the same on every rank.
+        rank: this process.
+        device: where this rank computes.
+
+    Attributes:
+        model: this rank's modules.
+        optimizer: steps them together with all other ranks.
+        written: what the last evaluation wrote for the samples that this rank judged.
+    """
+
+    def __init__(self, job: Job, *, rank: int, device: torch.device) -> None:
+        self.job = job
+        self.rank = rank
+        self.device = device
+        self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
+        self._places = job.graph.role(rank).places
+        self.model = MimoModel(self._part(job.module(name)) for name in self._places)
+        self.optimizer = self._make_optimizer()
+        programs = {StageId(name, place.pp): self._program(name) for name, place in self._places.items()}
+        self.programs: tuple[Program, ...] = tuple(programs.values())
+        channels = open_channels(job.graph)
+        boundaries = {
+            edge.name: self._boundary(edge, channels[edge.name])
+            for edge in job.graph.edges
+            if programs.keys() & {edge.source, edge.target}
+        }
+        self.written: list[Written] = []
+        self._edges = {edge.name: edge for edge in job.graph.edges}
+        self._training = Executor(job.graph, rank=rank, programs=programs, boundaries=boundaries)
+        self._evaluating = Executor(job.evaluation_graph, rank=rank, programs=programs, boundaries=boundaries)
+
+    def train(self, step: int) -> StepInfo:
+        """Do one step on every rank: forward, backward, reduction, agreement, update."""
+        start = time.perf_counter()
+        stepped = self.optimizer.step(step, self.accumulate(step))
+        took = time.perf_counter() - start
+        rows = stepped.agreed.rows
+        return StepInfo(
+            step=step,
+            loss=stepped.loss,
+            grad_norm=stepped.norm,
+            lr=stepped.lr,
+            label_tokens=stepped.agreed.label_tokens,
+            rows=rows,
+            norms=stepped.norms,
+            seconds=took,
+            module_seconds={
+                module.name: stepped.agreed.seconds[module.name] / len(module.grid.ranks) for module in self.job.modules
+            },
+            tokens_per_second=rows[self.job.language.name] / took,
+            truncated=stepped.agreed.counts["truncated"],
+            skipped=stepped.skipped,
+        )
+
+    def accumulate(self, step: int) -> Tally:
+        """Run the plan of ``step``; gradients are then summed over the whole step, and not yet divided by anything.
+
+        Returns:
+            This rank's share of what the step adds up to.
+        """
+        job = self.job
+        assert job.train is not None, "this job was resolved without training data"
+        sampler = StepSampler(len(job.train), job.settings.run.global_batch, job.settings.run.seed)
+        self.optimizer.zero_gradients()
+        data = StepData.cut(job, job.train, sampler.samples(step), microbatches=job.microbatches)
+        return self._run(self._training, job.plan, data, judge=False)
+
+    def evaluate(self, step: int) -> EvaluationInfo | None:
+        """Run the held-out samples through the same path without backward; None where there are none."""
+        job = self.job
+        if job.evaluation is None or not len(job.evaluation):
+            return None
+        tally = Tally()
+        self.written.clear()
+        with torch.no_grad():
+            for samples in _batches(job.evaluation, job.settings.evaluation_batch):
+                data = StepData.cut(job, job.evaluation, samples, microbatches=job.evaluation_microbatches)
+                tally += self._run(self._evaluating, job.evaluation_plan, data, judge=True)
+                self.written += [written for program in self.programs for written in program.written]
+        names = [module.name for module in job.modules]
+        agreed = agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
+        return EvaluationInfo(
+            step=step,
+            loss=agreed.loss / max(agreed.label_tokens, 1),
+            exact_match=agreed.counts["right"] / max(agreed.counts["samples"], 1),
+            samples=agreed.counts["samples"],
+        )
+
+    @property
+    def judges_first(self) -> bool:
+        """Whether this rank has judged samples, and is the first of those that have."""
+        return bool(self.written) and self._places[self.job.language.name].dp == 0
+
+    def state(self) -> dict[str, StateTree]:
+        """Return what a checkpoint holds of model and optimizer; parameters are views, to be filled in place."""
+        return {**self.model_state(), "optimizer": self.optimizer.state()}
+
+    def model_state(self) -> dict[str, StateTree]:
+        """Return the parameters by module and path."""
+        return {
+            name: {path: parameter.detach() for path, parameter in part.module.named_parameters()}
+            for name, part in self.model.parts.items()
+        }
+
+    def _run(self, executor: Executor, plan: Plan, data: StepData, *, judge: bool) -> Tally:
+        for program in self.programs:
+            program.begin(data, judge=judge)
+
+        def route(edge: str, microbatch: int) -> Route:
+            return data.microbatches[microbatch].route(self._edges[edge], self.rank)
+
+        seconds = executor.run(plan, route)
+        return sum((program.tally() for program in self.programs), Tally(seconds=seconds))
+
+    def _part(self, module: JobModule) -> Part:
+        axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
+        return build_part(
+            module.spec,
+            module.config,
+            grid=module.grid,
+            rank=self.rank,
+            seed=self.job.settings.run.seed,
+            axis=axis,
+            mesh=self._meshes.tensor_mesh(module.grid),
+            device=self.device,
+            hidden=self.job.hidden,
+            frozen=module.frozen,
+        )
+
+    def _make_optimizer(self) -> MimoOptimizer:
+        job = self.job
+        modules = []
+        for name, part in self.model.parts.items():
+            choice = job.module(name).optimizer
+            trained = {path: parameter for path, parameter in part.parameters.items() if parameter.requires_grad}
+            parameters = ModuleParameters(
+                grid=job.module(name).grid,
+                rank=self.rank,
+                parameters=trained,
+                summed=part.summed & trained.keys(),
+                tied=part.tied & trained.keys(),
+            )
+            modules.append(
+                ModuleOptimizer.build(
+                    parameters,
+                    spec=choice.spec,
+                    config=choice.config,
+                    learning_rate=choice.learning_rate,
+                    meshes=self._meshes,
+                )
+            )
+        return MimoOptimizer(
+            modules,
+            names=[module.name for module in job.modules],
+            learning_rate=job.language.optimizer.learning_rate,
+            clip=job.settings.optimizer.clip,
+            counts=COUNTS,
+            meshes=self._meshes,
+            device=self.device,
+        )
+
+    def _program(self, name: str) -> Program:
+        part, place = self.model.parts[name], self._places[name]
+        module = self.job.module(name)
+        kind = EncoderProgram if isinstance(module.spec, EncoderSpec) else LanguageProgram
+        return kind(
+            self.job,
+            module,
+            part,
+            place=place,
+            outputs=self.job.graph.outputs(StageId(name, place.pp)),
+            optimizer=self.optimizer,
+            device=self.device,
+        )
+
+    def _boundary(self, edge: Edge, channels: Any) -> Boundary:
+        source, target = self.job.module(edge.source.module), self.job.module(edge.target.module)
+        width = self.job.hidden
+        if not edge.is_boundary and isinstance(source.spec, EncoderSpec):
+            assert source.spec.stages is not None
+            width = source.spec.stages.width(source.config)
+        return Boundary(
+            rank=self.rank,
+            width=width,
+            dtype=torch.float32,
+            device=self.device,
+            channels=channels,
+            source_group=self._tensor_group(source, edge.source),
+            target_group=self._tensor_group(target, edge.target),
+        )
+
+    def _tensor_group(self, module: JobModule, stage: StageId) -> dist.ProcessGroup | None:
+        if self.rank not in module.grid.stage_ranks(stage.stage):
+            return None
+        return self._meshes.axes_group(module.grid, ("tp",))
+
+
+def _batches(dataset: Dataset, size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(dataset), size):
+        yield range(start, min(start + size, len(dataset)))

@@ -1,0 +1,241 @@
+"""Starting the processes of a run on this machine, or joining those that torchrun or Slurm started.
+
+On CPU the processes are forked from this one, which has imported torch and computed nothing: that takes a fraction
+of a second where fresh interpreters take ten. GPUs want fresh ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from multiprocessing import connection
+from multiprocessing.context import ForkContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NoReturn
+
+import torch
+
+from mimo.hooks import ConfigError
+from mimo.trainer._fault import Fault, FaultBoard
+from mimo.trainer._place import Place, is_joining, local_world, place_in, with_slurm
+from mimo.trainer._preflight import ERROR_FILE
+from mimo.trainer._stores import connect, host_store
+from mimo.trainer._worker import Task, run_task
+
+_HOST = "127.0.0.1"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_SECONDS = 5.0
+
+
+class _InterruptedError(BaseException):
+    """Ctrl-C or SIGTERM reached the launcher."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def choose_device(device: str, world: int) -> Literal["cpu", "cuda"]:
+    """Return where the processes of this machine compute.
+
+    Args:
+        device: ``auto``, ``cpu`` or ``cuda``; auto takes GPUs if there is one for each process.
+        world: number of processes.
+
+    Raises:
+        ConfigError: GPUs are asked for and there are too few.
+    """
+    if device == "cpu":
+        return "cpu"
+    here = local_world(with_slurm(os.environ), world)
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found >= here:
+        return "cuda"
+    if device == "auto":
+        return "cpu"
+    raise ConfigError(
+        "run.device",
+        expected=f"{here} GPUs, one for each process on this machine",
+        got=f"{found} GPUs",
+        fix="Set it to cpu, or use fewer ranks.",
+    )
+
+
+def launch(task: Task, *, world: int, device: Literal["cpu", "cuda"] = "cpu", directory: Path | None = None) -> int:
+    """Run a task in every rank, and return the exit code: that of the first rank to fail.
+
+    Args:
+        task: called in each process with its `Place`, the process group initialised; it must be picklable for
+            ``cuda``.
+        world: number of processes.
+        device: what each process computes on.
+        directory: run directory; the reason of a failure is written there too.
+    """
+    environ = with_slurm(os.environ)
+    if directory is not None:
+        (directory / ERROR_FILE).unlink(missing_ok=True)
+    if is_joining(environ):
+        _join(task, place_in(environ, device), environ, directory)
+        return 0
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((_HOST, 0), backlog=max(world, 16)))
+        processes = _processes(task, world, device, listener, directory)
+        try:
+            with _interruptible(processes):
+                # Lives as long as this process; its threads begin after the forks.
+                store = host_store(_HOST, listener.getsockname()[1], listener)
+                fault = _outcome(processes, FaultBoard(store))
+        except _InterruptedError as interrupt:
+            sys.stderr.write("mimo: interrupted\n")
+            return 128 + interrupt.number
+    if fault is None:
+        return 0
+    fault.write(directory)
+    sys.stderr.write(f"mimo: {fault.text}\n")
+    return fault.code
+
+
+def _join(task: Task, place: Place, environ: Mapping[str, str], directory: Path | None) -> None:
+    """Run the task as the one rank that this process is."""
+    for number in _SIGNALS:  # whoever started this process ends it; nothing is to be cleaned up
+        signal.signal(number, signal.SIG_DFL)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in environ:
+            raise ConfigError(
+                f"environment variable {name}", expected="where rank 0 is to be met", got="nothing", fix="Set it."
+            )
+    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    hosts = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    # Kept until the end. An attempt after a restart must not see what the last one left in a store that outlives it.
+    server = host_store(host, port) if hosts else None
+    prefix = f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    run_task(
+        task,
+        place,
+        partial(connect, host, port, prefix),
+        directory=directory,
+        shows=True,
+        hosts=server is not None,
+    )
+
+
+def _processes(
+    task: Task, world: int, device: str, listener: socket.socket, directory: Path | None
+) -> Sequence[BaseProcess]:
+    context: ForkContext | SpawnContext = (
+        multiprocessing.get_context("fork") if device == "cpu" else multiprocessing.get_context("spawn")
+    )
+    port = listener.getsockname()[1]
+    forked = listener if device == "cpu" else None
+    return [
+        context.Process(
+            target=_main,
+            args=(
+                task,
+                Place(rank=rank, world=world, local_rank=rank, device=f"cuda:{rank}" if device == "cuda" else device),
+                port,
+                directory,
+                forked,
+            ),
+            name=f"rank {rank}",
+        )
+        for rank in range(world)
+    ]
+
+
+def _main(task: Task, place: Place, port: int, directory: Path | None, inherited: socket.socket | None) -> None:
+    """Be one rank that `launch` started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if inherited is not None:
+        inherited.close()  # so that the port dies with the launcher
+    run_task(task, place, partial(connect, _HOST, port), directory=directory, shows=False)
+
+
+@contextlib.contextmanager
+def _interruptible(processes: Sequence[BaseProcess]) -> Iterator[None]:
+    """Start processes, and end all that are left when the block is left, by a signal too."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        raise _InterruptedError(number)
+
+    # Blocked while forking, so that no child ever runs our handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    try:
+        try:
+            for process in processes:
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        yield
+    finally:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
+        _end_all([process for process in processes if process.pid is not None])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _outcome(processes: Sequence[BaseProcess], board: FaultBoard) -> Fault | None:
+    """Wait for all ranks and return what made them fail, or None. Once one has failed, the others get a moment."""
+    waiting = {process.sentinel: rank for rank, process in enumerate(processes)}
+    failed = False
+    while waiting:
+        ready = connection.wait(list(waiting), timeout=_GRACE_SECONDS if failed else None)
+        if not ready:
+            break
+        for rank in [waiting.pop(sentinel) for sentinel in list(waiting) if sentinel in ready]:
+            processes[rank].join()
+            code = processes[rank].exitcode
+            if code and not failed:
+                failed = True
+                if board.read() is None and board.claim(rank):  # it had no time to say why
+                    board.publish(Fault.of_exit(rank, code))
+    return _cause(processes, board) if failed else None
+
+
+def _cause(processes: Sequence[BaseProcess], board: FaultBoard) -> Fault:
+    """Return the first cause: a rank that was killed makes others fail, and they may be the first to tell."""
+    told = board.read()
+    if told is not None and told.explained:
+        return told
+    codes = [(process.exitcode or 0, rank) for rank, process in enumerate(processes)]
+    # Signals are negative; a claim without a reason means that the rank died between the two.
+    for code, rank in sorted(codes):
+        if code < 0 or (code and told is None):
+            return Fault.of_exit(rank, code)
+    assert told is not None, codes
+    return told
+
+
+def _end_all(processes: Sequence[BaseProcess]) -> None:
+    """End every process: asked first, then killed."""
+    for end in (BaseProcess.terminate, BaseProcess.kill):
+        living = [process for process in processes if process.is_alive()]
+        for process in living:
+            end(process)
+        if living and not _all_ended(living):
+            continue
+        break
+    for process in processes:
+        process.join()
+
+
+def _all_ended(processes: Sequence[BaseProcess]) -> bool:
+    waiting = [process.sentinel for process in processes]
+    while waiting:
+        ready = connection.wait(waiting, timeout=_GRACE_SECONDS)
+        if not ready:
+            return False
+        waiting = [sentinel for sentinel in waiting if sentinel not in ready]
+    return True

@@ -1,0 +1,48 @@
+"""Lifecycle plugin ``metrics``: one JSON object a line in ``metrics.jsonl``, for each step and each evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, hookimpl
+from mimo.trainer._preflight import METRICS_FILE
+
+
+class Metrics:
+    """Writes on rank 0, where all values are known as on every rank."""
+
+    @hookimpl
+    def mimo_run_begin(self, run: RunInfo) -> None:
+        """Drop what an earlier attempt wrote of the steps that are now to come."""
+        path = run.directory / METRICS_FILE
+        if run.rank != 0 or not path.exists():
+            return
+        kept = [line for line in read_lines(path) if line["step"] < run.first_step]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+
+    @hookimpl
+    def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
+        """Write a step."""
+        _append(run, attrs.asdict(info))
+
+    @hookimpl
+    def mimo_evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:
+        """Write an evaluation."""
+        _append(run, {"step": info.step, "evaluation": True, **attrs.asdict(info)})
+
+
+def read_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Return the objects of a metrics file; a last line that was cut off by the end of its process is left out."""
+    *whole, _ = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in whole]
+
+
+def _append(run: RunInfo, line: Mapping[str, Any]) -> None:
+    if run.rank == 0:
+        with (run.directory / METRICS_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(line)}\n")

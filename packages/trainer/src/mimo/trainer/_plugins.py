@@ -1,0 +1,27 @@
+"""The kinds of plugin that a run is made of, and where its plugins come from."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from mimo.data import DATASETS, TOKENIZERS
+from mimo.hooks import Kind, discover
+from mimo.model import ENCODERS, LANGUAGE_MODELS
+from mimo.optimizer import OPTIMIZERS
+from mimo.schedule import SCHEDULES
+
+S = TypeVar("S")
+
+KINDS: tuple[Kind[Any], ...] = (ENCODERS, LANGUAGE_MODELS, OPTIMIZERS, SCHEDULES, DATASETS, TOKENIZERS)
+
+
+class Find(Protocol):
+    """Finds the spec of a plugin, or refuses its name at the setting ``where``."""
+
+    def __call__(self, kind: Kind[S], name: str, where: str) -> S:
+        """Return the spec."""
+
+
+def find_installed(kind: Kind[S], name: str, where: str) -> S:
+    """Return the spec of an installed plugin; see `Find`."""
+    return discover(kind, where=where).find(name, where)

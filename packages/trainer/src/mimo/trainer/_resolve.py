@@ -1,0 +1,201 @@
+"""From settings to a `Job`: everything that can be wrong before launch is refused here, by the setting's path.
+
+Torch stays out, so that `mimo check` and refusals are quick.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import attrs
+
+from mimo.data import DATASETS, TOKENIZERS, Dataset, Tokenizer
+from mimo.hooks import ConfigError
+from mimo.model import LanguageModelSpec
+from mimo.schedule import SCHEDULES, Plan, ScheduleSpec, check
+from mimo.topology import Module, ModuleGraph, count_microbatches
+from mimo.trainer._fields import own_keys
+from mimo.trainer._plugins import Find, find_installed
+from mimo.trainer._resolve_modules import resolve_module, stages_that_train
+from mimo.trainer._resolve_optimizer import resolve_optimizer
+from mimo.trainer._resolved import Job, JobModule, plain_settings
+from mimo.trainer._settings import LANGUAGE, DataSettings, ScheduleSettings, Settings, TokenizerSettings
+from mimo.trainer._structure import structure
+
+Purpose = Literal["train", "evaluate", "generate"]
+
+
+def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find_installed) -> Job:
+    """Return the job that settings describe, its plans proved free of deadlock.
+
+    Args:
+        settings: the whole file.
+        purpose: what for; only training opens the training data, generation opens none.
+        find: where plugins come from.
+
+    Raises:
+        ConfigError: a setting is wrong by itself or beside another one.
+        PluginError: a plugin that is asked for cannot be imported, or breaks its contract.
+        PlanError: the schedule made a plan that could deadlock.
+    """
+    _check_language(settings)
+    optimizer = resolve_optimizer(settings, find)
+    written = tuple(resolve_module(name, settings, find) for name in settings.modules)
+    tokenizer, tokenizer_config = _tokenizer(settings, written, find)
+    modules = tuple(_with_vocabulary(module, tokenizer) for module in written)
+    graph = _graph(modules, purpose)
+    world = _world(settings, graph)
+    microbatches = count_microbatches(
+        global_batch=settings.run.global_batch, micro_batch=settings.run.micro_batch, lanes=_lanes(graph)
+    )
+    evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
+    data_config, train, evaluation = _data(settings, tokenizer, purpose, find)
+    schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
+    schedule_config: Any = structure(
+        settings.schedule.config, schedule.config, "schedule", siblings=own_keys(ScheduleSettings)
+    )
+    return Job(
+        settings=settings,
+        modules=modules,
+        graph=graph,
+        microbatches=microbatches,
+        plan=_plan(schedule, graph, microbatches, schedule_config),
+        evaluation_graph=graph.without_training(),
+        evaluation_microbatches=evaluation_microbatches,
+        evaluation_plan=_plan(schedule, graph.without_training(), evaluation_microbatches, schedule_config),
+        tokenizer=tokenizer,
+        train=train,
+        evaluation=evaluation,
+        world=world,
+        plain=plain_settings(
+            settings,
+            written,
+            {
+                "data": data_config,
+                "tokenizer": tokenizer_config,
+                "optimizer": optimizer.config,
+                "schedule": schedule_config,
+            },
+        ),
+    )
+
+
+def _check_language(settings: Settings) -> None:
+    if LANGUAGE not in settings.modules:
+        raise ConfigError(
+            f"modules.{LANGUAGE}",
+            expected="a language model, which every model has",
+            got=f"only {', '.join(settings.modules)}" if settings.modules else "no module",
+            fix=f"Add a table [modules.{LANGUAGE}].",
+        )
+
+
+def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -> tuple[Tokenizer, Any]:
+    readers: dict[str, str] = {}
+    for module in modules:
+        if module.modality in readers:
+            raise ConfigError(
+                f"modules.{module.name}.modality",
+                expected="a modality that no other module reads",
+                got=f"{module.modality!r}, which {readers[module.modality]} reads",
+                fix="Give one of them another name; the data's placeholders tell them apart.",
+            )
+        readers[module.modality] = module.name
+    modalities = [module.modality for module in modules if module.name != LANGUAGE]
+    spec = find(TOKENIZERS, settings.tokenizer.plugin, "tokenizer.plugin")
+    config: Any = structure(settings.tokenizer.config, spec.config, "tokenizer", siblings=own_keys(TokenizerSettings))
+    tokenizer = spec.build(config, modalities)
+    for modality in modalities:
+        tokenizer.placeholder(modality)  # refused here rather than by the first sample
+    return tokenizer, config
+
+
+def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
+    """Return the language model with the tokenizer's vocabulary where it names none; other modules as they are."""
+    if not isinstance(module.spec, LanguageModelSpec):
+        return module
+    vocabulary = module.spec.vocabulary(module.config)
+    if vocabulary == 0:
+        return attrs.evolve(module, config=attrs.evolve(module.config, vocabulary=tokenizer.vocabulary))
+    if vocabulary < tokenizer.vocabulary:
+        raise ConfigError(
+            f"modules.{module.name}.config.vocabulary",
+            expected=f"at least the tokenizer's {tokenizer.vocabulary} ids",
+            got=repr(vocabulary),
+            fix="Set it to 0 to take the tokenizer's.",
+        )
+    return module
+
+
+def _graph(modules: tuple[JobModule, ...], purpose: Purpose) -> ModuleGraph:
+    graph = ModuleGraph(
+        modules=tuple(
+            Module(
+                grid=module.grid,
+                trains=stages_that_train(module),
+                tied=isinstance(module.spec, LanguageModelSpec)
+                and module.grid.pp > 1
+                and module.spec.tied(module.config),
+            )
+            for module in modules
+        ),
+        arrows=tuple((module.name, LANGUAGE) for module in modules if module.name != LANGUAGE),
+    )
+    if purpose == "train" and not any(trains for module in graph.modules for trains in module.trains):
+        raise ConfigError(
+            "modules",
+            expected="at least one part that is trained",
+            got="every module frozen",
+            fix="Take something out of modules.<name>.frozen.",
+        )
+    return graph
+
+
+def _world(settings: Settings, graph: ModuleGraph) -> int:
+    highest, world = max(graph.ranks), settings.run.world
+    if world and world <= highest:
+        name = next(module.name for module in graph.modules if highest in module.grid.ranks)
+        raise ConfigError(
+            "run.world",
+            expected=f"{highest + 1} or more, as modules.{name}.ranks names rank {highest}",
+            got=repr(world),
+            fix="Leave it out to have it follow from the ranks.",
+        )
+    return world or highest + 1
+
+
+def _lanes(graph: ModuleGraph) -> int:
+    return graph.by_name[LANGUAGE].grid.dp
+
+
+def _evaluation_microbatches(settings: Settings, lanes: int) -> int:
+    batch = settings.evaluation_batch
+    try:
+        return count_microbatches(global_batch=batch, micro_batch=settings.run.micro_batch, lanes=lanes)
+    except ConfigError as error:
+        raise ConfigError("run.evaluation_batch", expected=error.expected, got=error.got) from None
+
+
+def _data(
+    settings: Settings, tokenizer: Tokenizer, purpose: Purpose, find: Find
+) -> tuple[Any, Dataset | None, Dataset | None]:
+    spec = find(DATASETS, settings.data.plugin, "data.plugin")
+    config: Any = structure(settings.data.config, spec.config, "data", siblings=own_keys(DataSettings))
+    train = spec.open(config, tokenizer, "train") if purpose == "train" else None
+    evaluation = spec.open(config, tokenizer, "evaluation") if purpose != "generate" else None
+    if purpose == "train" and (train is None or not len(train)):
+        raise ConfigError("data", expected="samples to train on", got="none", fix="Check the keys of [data].")
+    if evaluation is None and (purpose == "evaluate" or (purpose == "train" and settings.run.evaluation_interval)):
+        raise ConfigError(
+            "data",
+            expected="held-out samples to evaluate on",
+            got="none",
+            fix="Check the keys of [data], or set run.evaluation_interval = 0." if purpose == "train" else "",
+        )
+    return config, train, evaluation
+
+
+def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, config: Any) -> Plan:
+    plan = spec.generate(graph, microbatches, config)
+    check(plan, graph)
+    return plan

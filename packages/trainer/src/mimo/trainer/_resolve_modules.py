@@ -1,0 +1,87 @@
+"""One ``[modules.<name>]`` table: its plugin, grid, frozen parts and optimizer, each checked against the others."""
+
+from __future__ import annotations
+
+import re
+
+from mimo.hooks import ConfigError
+from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, LanguageModelSpec, Stage, check_module, stage_trains
+from mimo.topology import Grid
+from mimo.trainer._plugins import Find
+from mimo.trainer._resolve_optimizer import resolve_module_optimizer
+from mimo.trainer._resolved import JobModule
+from mimo.trainer._settings import LANGUAGE, ModuleSettings, Settings
+from mimo.trainer._structure import structure
+
+RESERVED_NAMES = frozenset({"optimizer", "data", "run", "model", "tokenizer", "schedule", "checkpoint", "logging"})
+"""Names that a module cannot have, since checkpoints and metrics use them for something else."""
+
+
+def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
+    """Return one module as its table describes it.
+
+    Raises:
+        ConfigError: the table is wrong, by the path of the key.
+    """
+    where, table = f"modules.{name}", settings.modules[name]
+    _check_name(name)
+    spec: EncoderSpec | LanguageModelSpec
+    if name == LANGUAGE:
+        spec = find(LANGUAGE_MODELS, table.plugin, f"{where}.plugin")
+        if table.modality:
+            raise ConfigError(
+                f"{where}.modality", expected="nothing, as only encoders read one", got=repr(table.modality)
+            )
+    else:
+        spec = find(ENCODERS, table.plugin, f"{where}.plugin")
+    module = JobModule(
+        name=name,
+        spec=spec,
+        config=structure(table.config, spec.config, f"{where}.config"),
+        grid=_grid(name, table),
+        sequence_parallel=table.sequence_parallel,
+        frozen=table.frozen if isinstance(table.frozen, bool) else frozenset(table.frozen),
+        modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
+        optimizer=resolve_module_optimizer(name, settings, find),
+    )
+    check_module(spec, module.config, grid=module.grid, frozen=module.frozen)
+    _check_encoder(module)
+    return module
+
+
+def stages_that_train(module: JobModule) -> tuple[bool, ...]:
+    """Return for each pipeline stage whether it holds anything that is trained."""
+    stages = (Stage(index, module.grid.pp) for index in range(module.grid.pp))
+    return tuple(stage_trains(module.spec, module.config, stage=stage, frozen=module.frozen) for stage in stages)
+
+
+def _check_name(name: str) -> None:
+    if name in RESERVED_NAMES:
+        raise ConfigError(
+            f"modules.{name}", expected="a name that is not taken", got=repr(name), fix="Call the module otherwise."
+        )
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ConfigError(f"modules.{name}", expected="a name of letters, digits and underscores", got=repr(name))
+
+
+def _grid(name: str, table: ModuleSettings) -> Grid:
+    others = table.pp * table.cp * table.tp
+    follows = max(1, len(table.ranks) // others) if others > 0 else 1
+    return Grid(name=name, ranks=table.ranks, pp=table.pp, dp=table.dp or follows, cp=table.cp, tp=table.tp)
+
+
+def _check_encoder(module: JobModule) -> None:
+    where = f"modules.{module.name}"
+    if module.name == LANGUAGE:
+        return
+    if not re.fullmatch(r"[A-Za-z]\w*", module.modality, re.ASCII):
+        raise ConfigError(
+            f"{where}.modality", expected="a name of letters, digits and underscores", got=repr(module.modality)
+        )
+    if module.sequence_parallel:
+        raise ConfigError(
+            f"{where}.sequence_parallel",
+            expected="false",
+            got="true",
+            fix="Only the language model splits its rows over tensor ranks.",
+        )

@@ -1,0 +1,128 @@
+"""What settings resolve to: a `Job`, complete and proved, free of torch. Every rank holds the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mimo.data import Dataset, Tokenizer
+from mimo.model import EncoderSpec, Frozen, LanguageModelSpec
+from mimo.optimizer import LearningRate, OptimizerSpec
+from mimo.schedule import Plan
+from mimo.topology import Grid, ModuleGraph
+from mimo.trainer._settings import LANGUAGE, OptimizerSettings, Settings
+from mimo.trainer._structure import unstructure
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerChoice:
+    """One module's optimizer: the plugin, its own settings, and what all optimizers share, the module's merged in."""
+
+    spec: OptimizerSpec
+    config: Any
+    settings: OptimizerSettings
+    learning_rate: LearningRate
+
+
+@attrs.frozen(kw_only=True)
+class JobModule:
+    """One module of the model.
+
+    Args:
+        name: as in ``[modules.<name>]``.
+        spec: the plugin's.
+        config: the plugin's settings.
+        grid: its ranks.
+        sequence_parallel: whether rows are split over the tensor ranks between layers.
+        frozen: parts that are not trained, True for the whole module.
+        modality: what it reads; empty for the language model.
+        optimizer: how it is stepped.
+    """
+
+    name: str
+    spec: EncoderSpec | LanguageModelSpec
+    config: Any
+    grid: Grid
+    sequence_parallel: bool
+    frozen: Frozen
+    modality: str
+    optimizer: OptimizerChoice
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """All that a process needs to know to begin.
+
+    Args:
+        settings: as written, with defaults.
+        modules: in the order of the file.
+        graph: the modules' grids, edges, and what trains.
+        microbatches: of a step.
+        plan: of a step.
+        evaluation_graph, evaluation_microbatches, evaluation_plan: the same of an evaluation, where nothing trains.
+        tokenizer: with a placeholder for each modality.
+        train: samples to train on; None where no data is asked for.
+        evaluation: held-out samples, if the data has any.
+        world: number of processes.
+    """
+
+    settings: Settings
+    modules: tuple[JobModule, ...]
+    graph: ModuleGraph
+    microbatches: int
+    plan: Plan
+    evaluation_graph: ModuleGraph
+    evaluation_microbatches: int
+    evaluation_plan: Plan
+    tokenizer: Tokenizer
+    train: Dataset | None
+    evaluation: Dataset | None
+    world: int
+    plain: Mapping[str, Any]
+    """The resolved settings as plain data, those that plugins add included; reads back as a file does."""
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return Path(self.settings.directory)
+
+    def module(self, name: str) -> JobModule:
+        """Return the module of this name."""
+        return next(module for module in self.modules if module.name == name)
+
+    @property
+    def language(self) -> JobModule:
+        """The language model."""
+        return self.module(LANGUAGE)
+
+    @property
+    def encoders(self) -> tuple[JobModule, ...]:
+        """Everything but the language model."""
+        return tuple(module for module in self.modules if module.name != LANGUAGE)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the language model's rows, which encoders deliver."""
+        spec = self.language.spec
+        assert isinstance(spec, LanguageModelSpec), spec
+        return spec.hidden(self.language.config)
+
+
+def plain_settings(settings: Settings, modules: Sequence[JobModule], tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings as plain data with the defaults of plugins filled in.
+
+    Args:
+        settings: as written.
+        modules: their plugin configs, as the user wrote them, replace the ``config`` tables.
+        tables: configs of the plugins whose keys stand in a section of their own, by section.
+    """
+    plain = dict(unstructure(settings))
+    for section, config in tables.items():
+        plain[section] = {**plain[section], **unstructure(config)}
+    plain["modules"] = {
+        module.name: {**plain["modules"][module.name], "config": unstructure(module.config)} for module in modules
+    }
+    return plain

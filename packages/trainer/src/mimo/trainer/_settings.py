@@ -1,0 +1,160 @@
+"""Every setting of a run, one class for each section of the file; what a plugin sets is beside them as plain data.
+
+A 0 that is said to follow stays 0 here: `mimo.trainer._resolve` works out what follows from what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from mimo.hooks import ConfigError
+from mimo.trainer._fields import Ranks, at_least, not_empty, one_folder, own_keys, rest, setting
+
+LANGUAGE = "language"
+"""Name of the module that every model has."""
+
+
+def _one(_instance: Any, attribute: attrs.Attribute[Any], value: int) -> None:
+    if value != 1:
+        raise ConfigError(
+            attribute.name, expected="1", got=repr(value), fix="Context parallelism is not available yet."
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RunSettings:
+    """What is run, how long, on what, and where its files go."""
+
+    name: str = setting("names the run in messages and its directory", validator=[one_folder])
+    seed: int = setting("initial weights and the order of samples follow from it alone", default=0)
+    steps: int = setting("updates of the weights", validator=[at_least(1)])
+    global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1)])
+    micro_batch: int = setting("samples of a microbatch for each language lane", default=1, validator=[at_least(1)])
+    precision: Literal["fp32"] = setting("number format of weights and computation; only fp32 for now", default="fp32")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto, cpu or cuda; auto takes GPUs if enough", default="auto")
+    directory: str = setting("run directory; empty: runs/<name>", default="")
+    world: int = setting("processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0)])
+    evaluation_batch: int = setting(
+        "samples of one evaluation batch; 0: global_batch", default=0, validator=[at_least(0)]
+    )
+    evaluation_interval: int = setting(
+        "steps between evaluations; 0: only at the end", default=0, validator=[at_least(0)]
+    )
+
+
+@attrs.frozen(kw_only=True)
+class DataSettings:
+    """The dataset."""
+
+    plugin: str = setting("dataset plugin; its own keys stand in this table too", validator=[not_empty])
+    max_tokens: int = setting(
+        "longer samples are cut, never inside an item's rows", default=1024, validator=[at_least(1)]
+    )
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerSettings:
+    """The tokenizer."""
+
+    plugin: str = setting("tokenizer plugin; its own keys stand in this table too", default="byte")
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+@attrs.frozen(kw_only=True)
+class ModuleSettings:
+    """One module: an encoder with its projector, or the language model."""
+
+    plugin: str = setting(
+        "encoder plugin, or language-model plugin for the module named language", validator=[not_empty]
+    )
+    ranks: Ranks = setting('its ranks: "0-3", "0,2,5-7" or a list')  # noqa: RUF009 -- declares a field, as all do
+    pp: int = setting("pipeline stages", default=1)
+    dp: int = setting("data lanes; 0: what the ranks leave", default=0, validator=[at_least(0)])
+    cp: int = setting("context ranks; only 1 for now", default=1, validator=[_one])
+    tp: int = setting("tensor ranks", default=1)
+    sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
+    frozen: bool | tuple[str, ...] = setting("parts that are not trained: true for all, or a list of names", default=())
+    modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
+    config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
+    optimizer: Mapping[str, Any] = setting(
+        "keys of [optimizer] that differ for this module", default=attrs.Factory(dict)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerSettings:
+    """The optimizer, its learning rate, and clipping."""
+
+    plugin: str = setting("optimizer plugin; its own keys stand in this table too", default="adamw")
+    lr: float = setting("learning rate", default=1e-3, validator=[at_least(0)])
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting("constant, linear or cosine", default="constant")
+    lr_warmup_steps: int = setting("steps over which it climbs to lr", default=0, validator=[at_least(0)])
+    lr_decay_steps: int = setting("step at which it reaches lr_min; 0: run.steps", default=0, validator=[at_least(0)])
+    lr_min: float = setting("where linear and cosine end", default=0.0, validator=[at_least(0)])
+    clip: float = setting("largest norm of all gradients together; 0: off", default=0.0, validator=[at_least(0)])
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleSettings:
+    """The order in which microbatches pass the modules."""
+
+    plugin: str = setting("schedule plugin; its own keys stand in this table too", default="1f1b")
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointSettings:
+    """When checkpoints are saved, and what is loaded before the first step."""
+
+    interval: int = setting("steps between checkpoints; 0: only at the end", default=0, validator=[at_least(0)])
+    keep: int = setting("newest checkpoints that are kept; 0: all", default=0, validator=[at_least(0)])
+    load: str = setting(
+        "none; latest, to go on with the run in the directory; or a checkpoint's folder",
+        default="none",
+        validator=[not_empty],
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LoggingSettings:
+    """What is written beside metrics.jsonl."""
+
+    console: bool = setting("progress on the terminal", default=True)
+    tensorboard: bool = setting("event files in <run directory>/tensorboard", default=False)
+    interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The whole file."""
+
+    run: RunSettings
+    data: DataSettings
+    tokenizer: TokenizerSettings = attrs.field(factory=TokenizerSettings)
+    modules: Mapping[str, ModuleSettings]
+    optimizer: OptimizerSettings = attrs.field(factory=OptimizerSettings)
+    schedule: ScheduleSettings = attrs.field(factory=ScheduleSettings)
+    checkpoint: CheckpointSettings = attrs.field(factory=CheckpointSettings)
+    logging: LoggingSettings = attrs.field(factory=LoggingSettings)
+
+    @property
+    def directory(self) -> str:
+        """The run directory."""
+        return self.run.directory or f"runs/{self.run.name}"
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples of one evaluation batch."""
+        return self.run.evaluation_batch or self.run.global_batch
+
+
+GLOBAL_ONLY = frozenset({"clip"})
+"""Keys of [optimizer] that no module can have for itself: there is one norm over the whole model."""
+
+SHARED_OPTIMIZER_KEYS = own_keys(OptimizerSettings)
+"""Keys of [optimizer] that are not the plugin's."""

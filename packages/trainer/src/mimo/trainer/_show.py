@@ -1,0 +1,173 @@
+"""What `mimo check` and `mimo plugins` print: settings, grids, memory and plan as tables and text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mimo.hooks import PluginEntry, PluginFailure
+from mimo.schedule import Action, ActorPlan, Plan
+from mimo.trainer._fields import show_ranks
+from mimo.trainer._resolved import Job, JobModule
+
+if TYPE_CHECKING:
+    from mimo.checkpoint import Manifest
+
+_LETTERS: Mapping[str, str] = {
+    "forward": "F",
+    "backward": "B",
+    "input-gradient": "I",
+    "weight-gradient": "W",
+    "send": "s",
+    "receive": "r",
+    "reduce": "R",
+}
+LEGEND = (
+    "F forward, B backward, I input gradient, W weight gradient, s send, r receive, each with its microbatch; "
+    "R reduce gradients"
+)
+_WIDE = 160
+_MEBIBYTE = 2**20
+
+
+def make_console() -> Console:
+    """Return a console on standard output that cuts nothing off where that is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+
+
+def show_job(console: Console, job: Job, bytes_by_rank: Mapping[int, int]) -> None:
+    """Print what a job will be: a summary, each rank's place in each module with its memory, and the plan."""
+    run = job.settings.run
+    held = " (it holds a run)" if _holds_run(job.directory) else ""
+    samples = "none" if job.train is None else f"{len(job.train)}"
+    held_out = "none" if job.evaluation is None else f"{len(job.evaluation)}"
+    lanes = job.language.grid.dp
+    rows = [
+        ("run", f"{run.name}, {run.steps} steps, seed {run.seed}, {run.precision}, in {job.directory}{held}"),
+        ("processes", str(job.world)),
+        ("batch", f"{run.global_batch} samples = {job.microbatches} microbatches x {run.micro_batch} x {lanes} lanes"),
+        ("data", f"{job.settings.data.plugin}, {samples} samples to train on, {held_out} held out"),
+        ("tokenizer", f"{job.settings.tokenizer.plugin}, {job.tokenizer.vocabulary} ids"),
+        ("schedule", job.plan.schedule),
+    ]
+    summary = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        summary.add_row(*row)
+    console.print(summary)
+    console.print()
+    console.print(_modules(job.modules))
+    console.print()
+    console.print(_ranks(job, bytes_by_rank))
+    console.print()
+    console.print(f"plan of a step ({LEGEND})", markup=False)
+    for line in show_plan(job.plan):
+        console.print(Text(line, overflow="fold"))
+
+
+def show_plan(plan: Plan) -> Iterator[str]:
+    """Yield each actor's actions as one line of short words."""
+    for actor in plan.actors:
+        yield f"ranks {show_ranks(actor.ranks)}: {' '.join(_words(actor))}"
+
+
+def show_plugins(rows: Iterable[PluginEntry | PluginFailure]) -> Table:
+    """Return a table of installed plugins, those that cannot be used included."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("group", "name", "registers", "distribution", "version", "hooks"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        if isinstance(row, PluginFailure):
+            table.add_row(row.group, row.name, "", row.distribution, row.version, Text(f"cannot be used: {row.error}"))
+        else:
+            table.add_row(
+                row.group, row.name, ", ".join(row.specs), row.distribution, row.version, ", ".join(row.hooks)
+            )
+    return table
+
+
+def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
+    """Print what a checkpoint holds: where it comes from, and each tensor."""
+    count = sum(math.prod(entry.shape) for entry in manifest.tensors.values())
+    size = sum(entry.bytes for entry in manifest.shards.values())
+    console.print(
+        f"{folder}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} numbers "
+        f"in {len(manifest.shards)} shards, {show_bytes(size)}"
+    )
+    table = Table(box=None, pad_edge=False)
+    for heading in ("tensor", "type", "shape", "pieces"):
+        table.add_column(heading, overflow="fold")
+    for name, entry in sorted(manifest.tensors.items()):
+        table.add_row(name, entry.dtype, " x ".join(map(str, entry.shape)) or "-", str(len(entry.pieces)))
+    console.print(table)
+    values = Table(box=None, pad_edge=False)
+    for heading in ("value", "of", "content"):
+        values.add_column(heading, overflow="fold")
+    for name, value in sorted(manifest.common.items()):
+        values.add_row(name, "all", Text(repr(value)))
+    for name, owned in sorted(manifest.owned.items()):
+        values.add_row(name, owned.module, Text(repr(owned.value)))
+    if values.row_count:
+        console.print()
+        console.print(values)
+
+
+def show_bytes(count: int) -> str:
+    """Return a number of bytes in MiB."""
+    return f"{count / _MEBIBYTE:,.1f} MiB"
+
+
+def _modules(modules: Sequence[JobModule]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("module", "plugin", "ranks", "pp", "dp", "cp", "tp", "frozen", "optimizer"):
+        table.add_column(heading)
+    for module in modules:
+        parts = () if isinstance(module.frozen, bool) else sorted(module.frozen)
+        table.add_row(
+            module.name,
+            module.spec.name,
+            show_ranks(module.grid.ranks),
+            *map(str, module.grid.shape),
+            "all" if module.frozen is True else ", ".join(parts) or "-",
+            module.optimizer.spec.name,
+        )
+    return table
+
+
+def _ranks(job: Job, bytes_by_rank: Mapping[int, int]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("rank", *(module.name for module in job.modules), "weights, gradients, optimizer"):
+        table.add_column(heading)
+    for rank in range(job.world):
+        places = job.graph.role(rank).places
+        cells = []
+        for module in job.modules:
+            place = places.get(module.name)
+            cells.append("-" if place is None else f"pp {place.pp} dp {place.dp} cp {place.cp} tp {place.tp}")
+        table.add_row(
+            str(rank), *cells, f"about {show_bytes(bytes_by_rank[rank])}" if rank in bytes_by_rank else "idle"
+        )
+    return table
+
+
+def _words(actor: ActorPlan) -> Iterator[str]:
+    several = len({action.stage_id for action in actor.actions}) > 1
+    edges = {action.edge for action in actor.actions if action.edge is not None}
+    return (_word(action, with_stage=several, with_edge=len(edges) > 1) for action in actor.actions)
+
+
+def _word(action: Action, *, with_stage: bool, with_edge: bool) -> str:
+    word = _LETTERS[action.kind] + "+".join(map(str, action.microbatches))
+    if with_stage:
+        word = f"{action.module}.{action.stage}:{word}"
+    return f"{word}({action.edge})" if with_edge and action.edge is not None else word
+
+
+def _holds_run(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())

@@ -1,0 +1,85 @@
+"""What each rank does for a command, and how a command starts it: as itself if forked, from plain data otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
+from PIL import Image
+
+from mimo.checkpoint import read_manifest
+from mimo.hooks import ConfigError
+from mimo.trainer._config import make_settings
+from mimo.trainer._console import show_evaluation
+from mimo.trainer._inference import evaluate, generate, load_model, prompt_of
+from mimo.trainer._launch import choose_device, launch
+from mimo.trainer._place import Place, is_joining, with_slurm
+from mimo.trainer._resolve import Purpose, resolve
+from mimo.trainer._resolved import Job
+from mimo.trainer._structure import unstructure
+
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""A closed list, since Pillow starts an outside program for some formats (EPS)."""
+
+Entry: TypeAlias = Callable[[Job, Place], None]
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """What `mimo generate` goes on from: images, and a text with placeholders for them (empty: those alone)."""
+
+    images: tuple[Image.Image, ...]
+    text: str
+    max_tokens: int
+
+
+def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None = None) -> int:
+    """Run ``entry`` in every rank of a job, and return the exit code.
+
+    Args:
+        job: what is run.
+        entry: a function, or a `functools.partial` of one, that a fresh interpreter can import.
+        purpose: for which the job was resolved.
+        directory: run directory, where the reason of a failure is written.
+    """
+    device = choose_device(job.settings.run.device, job.world)
+    task = partial(entry, job)
+    if device == "cuda" and not is_joining(with_slurm(os.environ)):
+        # A fresh interpreter gets plain data: jobs hold functions of plugins, which need not be picklable.
+        task = partial(_resolve_again, unstructure(job.settings), purpose, entry)
+    return launch(task, world=job.world, device=device, directory=directory)
+
+
+def evaluate_checkpoint(step_folder: Path, job: Job, place: Place) -> None:
+    """Evaluate a checkpoint and print the result."""
+    info = evaluate(job, place, step_folder, read_manifest(step_folder).step)
+    if info is not None and place.rank == 0:
+        print(show_evaluation(info))
+
+
+def generate_text(step_folder: Path, prompt: Prompt, job: Job, place: Place) -> None:
+    """Print what a checkpoint writes after a prompt."""
+    engine = load_model(job, place, step_folder)
+    print(generate(engine, prompt_of(job, prompt.text, prompt.images), max_tokens=prompt.max_tokens))
+
+
+def read_image(path: Path) -> Image.Image:
+    """Return an image of the prompt.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        image = Image.open(path, formats=_FORMATS)
+        image.load()
+    except Exception as error:  # decoders of damaged files raise anything
+        raise ConfigError("--image", expected="an image that can be read", got=str(error)) from error
+    return image
+
+
+def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, place: Place) -> None:
+    entry(resolve(make_settings(table), purpose=purpose), place)

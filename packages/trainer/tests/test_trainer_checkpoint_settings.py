@@ -1,0 +1,41 @@
+"""A checkpoint's settings on one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mimo.trainer._checkpoint_settings import on_one_process
+from mimo.trainer._config import make_settings
+
+CONFIG: dict[str, Any] = {
+    "run": {"name": "r", "steps": 2, "global_batch": 8, "micro_batch": 2, "world": 4, "evaluation_batch": 0},
+    "data": {"plugin": "jsonl"},
+    "modules": {
+        "vision": {"plugin": "vit", "ranks": "0-1", "dp": 2, "frozen": ["encoder"]},
+        "language": {"plugin": "decoder", "ranks": "2-3", "tp": 2, "sequence_parallel": True},
+    },
+    "checkpoint": {"interval": 5, "load": "latest"},
+}
+
+
+def test_every_module_is_whole_on_rank_0() -> None:
+    """What is no matter of layout stays."""
+    settings = make_settings(on_one_process(CONFIG, "evaluate"))
+    assert settings.run.world == 0
+    assert settings.evaluation_batch == 8
+    assert settings.checkpoint.load == "none"
+    for module in settings.modules.values():
+        assert (module.ranks, module.pp, module.dp, module.tp, module.sequence_parallel) == ((0,), 1, 0, 1, False)
+    assert settings.modules["vision"].frozen == ("encoder",)
+
+
+def test_generation_has_batches_of_one() -> None:
+    """There is one prompt."""
+    settings = make_settings(on_one_process(CONFIG, "generate"))
+    assert (settings.run.global_batch, settings.run.micro_batch, settings.evaluation_batch) == (1, 1, 1)
+
+
+def test_overrides_can_lay_it_out_again() -> None:
+    """One process unless told otherwise."""
+    settings = make_settings(on_one_process(CONFIG, "evaluate"), ["modules.vision.ranks=0-2"])
+    assert settings.modules["vision"].ranks == (0, 1, 2)

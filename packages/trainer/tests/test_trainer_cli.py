@@ -1,0 +1,195 @@
+"""The command: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mimo.checkpoint import save
+from mimo.hooks import Common
+from mimo.trainer._cli import run
+
+SETTINGS = """
+[run]
+name = "text"
+steps = 2
+global_batch = 2
+directory = "{directory}"
+[data]
+plugin = "jsonl"
+path = "{directory}/train.jsonl"
+[modules.language]
+plugin = "decoder"
+ranks = "0-3"
+tp = 2
+config = {{ hidden = 16, layers = 1, heads = 2, intermediate = 16 }}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A settings file of a model that reads text alone, over two lanes of two tensor ranks."""
+    (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n' * 4)
+    path = tmp_path / "text.toml"
+    path.write_text(SETTINGS.format(directory=tmp_path))
+    return str(path)
+
+
+def test_help_and_version_answer_without_torch() -> None:
+    """Importing torch takes seconds; the command's help must not wait for it."""
+    program = (
+        "import sys; from mimo.trainer._cli import run; code = run(['--help']) or run(['--version'])\n"
+        "heavy = {'torch', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    ended = subprocess.run(  # noqa: S603 -- the test's own program
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ}
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for word in ("train", "check", "evaluate", "generate", "plugins", "init", "checkpoint"):
+        assert word in ended.stdout
+
+
+def test_check_shows_grids_memory_and_plan(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rank's place, and what each actor does in a step."""
+    assert run(["check", file]) == 0
+    out = capsys.readouterr().out
+    assert "2 samples = 1 microbatches x 1 x 2 lanes" in out
+    assert "3     pp 0 dp 1 cp 0 tp 1  about" in out
+    assert "ranks 0-3: F0 B0 R" in out
+
+
+def test_check_estimates_what_a_rank_holds_of_a_split_module(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sixteen bytes for a number that trains, four for a frozen one; two tensor ranks hold nearly half each."""
+
+    def first_rank(*overrides: str) -> float:
+        assert run(["check", file, *overrides]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("0 "))
+        return float(line.partition("about ")[2].split()[0])
+
+    wide = ("modules.language.config.hidden=512", "modules.language.config.layers=2")
+    whole = first_rank("modules.language.ranks=0", "modules.language.tp=1", *wide)
+    assert 0.45 < first_rank(*wide) / whole < 0.55
+
+
+def test_refusals_are_told_once_on_stderr_with_code_2(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plainly, without a traceback."""
+    assert run(["train", file, "run.stepz=3"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "mimo: run.stepz: expected a known key, got an unknown one. Did you mean 'steps'?\n",
+    )
+    assert run(["train", file, "modules.language.tp=3", "modules.language.ranks=0-2"]) == 2
+    assert capsys.readouterr().err.startswith("mimo: modules.language.tp: expected a divisor of heads = 2, got 3.")
+
+
+def test_a_run_directory_in_use_is_refused(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is launched."""
+    (tmp_path / "metrics.jsonl").touch()
+    assert run(["train", file]) == 2
+    assert "run.directory: expected a directory without a run in it" in capsys.readouterr().err
+
+
+def test_a_world_other_than_torchruns_is_refused(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where this process was started as one of a number of processes that the modules don't have."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(["train", file]) == 2
+    assert "run.world: expected 2, the number of processes that were started, got 4." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["train"], ["fly"], ["check", "a.toml", "--loud"]])
+def test_a_wrong_command_line_ends_with_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With the parser's own words."""
+    assert run(words) == 2
+    assert "Error" in "".join(capsys.readouterr())
+
+
+def test_ctrl_c_before_launch_ends_with_130(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """While the data is opened, for example."""
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mimo.trainer._config.read_settings", interrupted)
+    assert run(["check", file]) == 130
+
+
+def test_a_bug_shows_its_traceback_and_ends_with_3(
+    monkeypatch: pytest.MonkeyPatch, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the user cannot act on is shown in full."""
+
+    def broken(*_arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("mimo.trainer._config.read_settings", broken)
+    assert run(["check", file]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_plugins_are_listed_with_their_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    """Built-ins stand there like a stranger's."""
+    assert run(["plugins"]) == 0
+    lines = {tuple(line.split()[:2]): line for line in capsys.readouterr().out.splitlines()}
+    assert "mimo-model" in lines["mimo.language_models", "decoder"]
+    assert "mimo_step_end" in lines["mimo.lifecycle", "metrics"]
+
+
+def test_init_writes_a_new_file_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints the same text without one."""
+    path = tmp_path / "new.toml"
+    assert run(["init", str(path)]) == 0
+    assert run(["init"]) == 0
+    assert capsys.readouterr().out == path.read_text()
+    assert run(["init", str(path)]) == 2
+    assert "expected a new file, got one that exists" in capsys.readouterr().err
+
+
+def test_checkpoints_are_inspected_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run directory stands for its newest checkpoint; damage ends with code 3."""
+    import torch
+
+    folder = save(
+        tmp_path / "checkpoints",
+        7,
+        {"language": {"embedding.weight": torch.zeros(4, 2)}, "progress": {"step": Common(7)}},
+        config={},
+        topology={},
+    )
+    assert run(["checkpoint", "inspect", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "step 7, 1 tensors of 8 numbers in 1 shards" in out
+    assert "language.embedding.weight" in out
+    assert "4 x 2" in out
+    assert run(["checkpoint", "verify", str(folder)]) == 0
+    assert "as they were written" in capsys.readouterr().out
+    shard = next(folder.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x01")
+    assert run(["checkpoint", "verify", str(folder)]) == 3
+    assert "mimo: " in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_not_there_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its place is named."""
+    assert run(["evaluate", str(tmp_path / "none")]) == 3
+    assert f"mimo: {tmp_path / 'none'}: expected" in capsys.readouterr().err
+
+
+def test_generation_needs_something_to_go_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An image or a text."""
+    assert run(["generate", str(tmp_path)]) == 2
+    assert "--image: expected something to go on from, got nothing." in capsys.readouterr().err
+
+
+def test_an_image_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the model is loaded."""
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    assert run(["generate", str(tmp_path), "--image", str(tmp_path / "a.png")]) == 2
+    assert capsys.readouterr().err.startswith("mimo: --image: expected an image that can be read, got cannot identify")

@@ -1,0 +1,53 @@
+"""The commented file: every key there is, and it works."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any, TypeVar
+
+import attrs
+import pytest
+
+from mimo.hooks import ConfigError, Kind
+from mimo.trainer._config import make_settings
+from mimo.trainer._fields import own_keys
+from mimo.trainer._init import example_text
+from mimo.trainer._plugins import find_installed
+from mimo.trainer._settings import ModuleSettings, Settings
+
+S = TypeVar("S")
+
+
+def find_nothing(kind: Kind[S], name: str, where: str) -> S:
+    """Refuse every plugin."""
+    raise ConfigError(where, expected="an installed plugin", got=repr(name))
+
+
+@pytest.mark.parametrize("find", [find_installed, find_nothing])
+def test_the_file_holds_every_key_and_reads_as_settings(find: Any) -> None:
+    """Also where the plugins of the example are not installed."""
+    table = tomllib.loads(example_text(find))
+    settings = make_settings(table)
+    for section in attrs.fields(Settings):
+        if section.name != "modules":
+            missing = set(own_keys(type(getattr(settings, section.name)))) - set(table[section.name])
+            assert not missing, section.name
+    for name, module in table["modules"].items():
+        assert set(own_keys(ModuleSettings)) <= set(module), name
+
+
+def test_every_key_has_a_comment() -> None:
+    """The comment is the setting's own, in its class."""
+    for line in example_text(find_nothing).splitlines():
+        key = line.partition(" = ")[0]
+        if key in own_keys(ModuleSettings) and not line.startswith("#"):
+            assert "# " in line, line
+
+
+def test_keys_of_installed_plugins_are_there_with_their_defaults() -> None:
+    """The optimizer and the language model are built in; a key without a value is shown as a comment."""
+    text = example_text()
+    table = tomllib.loads(text)
+    assert table["optimizer"]["betas"] == [0.9, 0.95]
+    assert table["modules"]["language"]["config"]["vocabulary"] == 0
+    assert "\n# file =\n" in text

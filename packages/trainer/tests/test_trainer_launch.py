@@ -1,0 +1,251 @@
+"""The launcher with real processes and real signals, each time in a program of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.trainer._launch import choose_device
+from mimo.trainer._place import Place, place_in, with_slurm
+from mimo.trainer._worker import threads_for
+
+HEAD = """
+import os, signal, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from mimo.hooks import ConfigError, DataError
+from mimo.trainer._launch import launch
+
+def together():
+    found = torch.ones(())
+    dist.all_reduce(found)
+    return int(found)
+
+def entry(place):
+"""
+TAIL = """
+if __name__ == "__main__":
+    sys.exit(launch(entry, world={world}, directory=Path({directory!r})))
+"""
+BLOCKED = """
+    together()
+    if place.rank:
+        together()  # rank 0 never comes
+    print("ready", flush=True)
+    signal.pause()
+"""
+
+
+def start(tmp_path: Path, body: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a program that launches ``body`` in each rank."""
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + body + TAIL.format(world=3, directory=str(tmp_path)))
+    return subprocess.Popen(  # noqa: S603 -- the test's own program
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal's Ctrl-C reaches exactly this group
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr; it lasts until every process that shares the pipes has ended."""
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, err
+
+
+def test_all_ranks_meet_and_the_exit_code_is_0(tmp_path: Path) -> None:
+    """Every rank gets its place and a process group."""
+    body = """
+    assert (place.rank, place.world, place.device) == (dist.get_rank(), 3, "cpu")
+    if together() == 3 and place.rank == 2:
+        print("met")
+"""
+    assert finish(start(tmp_path, body)) == (0, "met\n", "")
+    assert not (tmp_path / "error.txt").exists()
+
+
+def test_one_ranks_data_error_ends_all_with_3_and_is_shown_once_without_traceback(tmp_path: Path) -> None:
+    """The others wait in a collective for a rank that never comes, and end all the same."""
+    body = """
+    together()
+    if place.rank == 1:
+        raise DataError("train.jsonl:12", expected="an image that can be read", got="'a.png'")
+    together()
+"""
+    code, out, err = finish(start(tmp_path, body))
+    told = "rank 1: train.jsonl:12: expected an image that can be read, got 'a.png'.\n"
+    assert (code, out, err) == (3, "", f"mimo: {told}")
+    assert (tmp_path / "error.txt").read_text() == told
+
+
+def test_an_unexpected_error_shows_its_traceback_once_and_names_the_rank_last(tmp_path: Path) -> None:
+    """A bug is shown with where it happened."""
+    body = """
+    together()
+    if place.rank == 2:
+        raise KeyError("lost")
+    together()
+"""
+    code, _, err = finish(start(tmp_path, body))
+    assert code == 3
+    assert err.count("Traceback (most recent call last)") == 1
+    assert err.endswith("rank 2 failed: KeyError: 'lost'\n")
+
+
+def test_an_error_before_the_ranks_met_ends_the_others_too(tmp_path: Path) -> None:
+    """A rank that other ranks wait for in start-up is told of like any other, with its own exit code."""
+    body = """
+    if place.rank == 0:
+        raise ConfigError("run.seed", expected="luck", got="none")
+    together()
+"""
+    code, _, err = finish(start(tmp_path, body))
+    assert (code, err) == (2, "mimo: rank 0: run.seed: expected luck, got none.\n")
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    """What the other ranks suffer from it is not told as the cause."""
+    body = """
+    together()
+    if place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    together()
+"""
+    code, _, err = finish(start(tmp_path, body))
+    assert code == 3
+    assert err.startswith("mimo: rank 1 was ended by signal 9 (SIGKILL).")
+    assert err.count("\n") == 1
+    assert "rank 1 was ended by signal 9" in (tmp_path / "error.txt").read_text()
+
+
+def test_a_rank_that_exits_without_a_reason_is_named(tmp_path: Path) -> None:
+    """A library that ends the process does not go unnoticed."""
+    body = """
+    together()
+    if place.rank == 1:
+        os._exit(7)
+    signal.pause()
+"""
+    code, _, err = finish(start(tmp_path, body))
+    assert (code, err) == (3, "mimo: rank 1 ended with exit code 7 and without a reason.\n")
+
+
+def test_ctrl_c_ends_every_process_with_130_and_no_traceback(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole process group, ranks in a collective included."""
+    process = start(tmp_path, BLOCKED)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, err = finish(process)
+    assert (code, err) == (130, "mimo: interrupted\n")
+
+
+def test_sigterm_to_the_launcher_alone_ends_every_process_with_143(tmp_path: Path) -> None:
+    """What batch systems send to the process that they know."""
+    process = start(tmp_path, BLOCKED)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    code, _, err = finish(process)
+    assert (code, err) == (143, "mimo: interrupted\n")
+
+
+def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
+    """The ranks' store dies with the launcher; `finish` returns only when all of them are gone."""
+    process = start(tmp_path, BLOCKED)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.kill()
+    code, _, err = finish(process)
+    assert code == -signal.SIGKILL
+    assert "Traceback" not in err
+
+
+def test_joined_ranks_all_end_with_the_code_of_the_first_and_only_that_one_tells(tmp_path: Path) -> None:
+    """Under torchrun or Slurm each process is one rank, the store in rank 0 of them or in their launcher."""
+    body = """
+    together()
+    if place.rank == 1:
+        raise DataError("train.jsonl:3", expected="text", got="none")
+    together()
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    ranks = []
+    for rank in range(3):
+        (tmp_path / str(rank)).mkdir()
+        environ = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks.append(start(tmp_path / str(rank), body, environ))
+    ended = [finish(process) for process in ranks]
+    assert [code for code, _, _ in ended] == [3, 3, 3]
+    assert [err.count("rank 1: train.jsonl:3: expected text, got none.") for _, _, err in ended] == [0, 1, 0]
+    assert (tmp_path / "1" / "error.txt").exists()
+
+
+def test_joined_ranks_that_succeed_end_with_0(tmp_path: Path) -> None:
+    """Rank 0, in which the store lives, outlives the others."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    body = """
+    together()
+"""
+    ranks = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks.append(start(tmp_path / str(rank), body, environ))
+    assert [finish(process) for process in ranks] == [(0, "", "")] * 2
+
+
+def test_slurm_names_are_read_where_a_master_is_told() -> None:
+    """A shell inside an allocation alone does not make a process a rank."""
+    step = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+    assert "RANK" not in with_slurm(step)
+    assert place_in(with_slurm({**step, "MASTER_ADDR": "node"}), "cuda") == Place(
+        rank=3, world=4, local_rank=1, device="cuda:1"
+    )
+
+
+def test_a_rank_that_is_no_number_is_refused() -> None:
+    """The variable is named."""
+    with pytest.raises(ConfigError, match="environment variable RANK: expected a whole number, got 'one'"):
+        place_in({"RANK": "one", "WORLD_SIZE": "2"}, "cpu")
+
+
+def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise() -> None:
+    """Each rank gets at least one thread."""
+    cores = len(os.sched_getaffinity(0))
+    place = Place(rank=0, world=2 * cores, local_rank=0)
+    assert threads_for(place, {}) == 1
+    assert threads_for(Place(rank=0, world=1, local_rank=0), {}) == cores
+    assert threads_for(place, {"OMP_NUM_THREADS": "3"}) is None
+
+
+def test_cpu_is_always_there() -> None:
+    """Asking for the CPU asks nothing of the machine."""
+    assert choose_device("cpu", 4) == "cpu"
+
+
+def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GPU for each process of this machine; auto falls back to the CPU."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert choose_device("auto", 2) == "cuda"
+    assert choose_device("auto", 3) == "cpu"
+    with pytest.raises(ConfigError, match=r"run.device: expected 3 GPUs, one for each process.*, got 2 GPUs"):
+        choose_device("cuda", 3)

@@ -1,0 +1,177 @@
+"""The built-in lifecycle plugins: metrics, console, TensorBoard, pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, lifecycle
+from mimo.trainer._console import Progress, show_seconds
+from mimo.trainer._metrics import Metrics, read_lines
+from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
+from mimo.trainer._tensorboard import TensorBoard
+
+STEP = StepInfo(
+    step=1,
+    loss=2.5,
+    grad_norm=1.0,
+    lr=1e-3,
+    label_tokens=4,
+    rows={"vision": 16},
+    norms={"vision": 0.6, "language": 0.8},
+    seconds=0.5,
+    module_seconds={"vision": 0.1},
+    tokens_per_second=1234.0,
+    truncated=0,
+    skipped=False,
+)
+EVALUATION = EvaluationInfo(step=3, loss=0.25, exact_match=0.975, samples=40)
+
+
+def make_run(directory: Path, *, rank: int = 0, first_step: int = 1, **logging: Any) -> RunInfo:
+    """Return a run of three steps."""
+    return RunInfo(
+        name="r",
+        directory=directory,
+        rank=rank,
+        world=2,
+        first_step=first_step,
+        steps=3,
+        config={"logging": {"console": True, "tensorboard": False, "interval": 2, **logging}},
+    )
+
+
+def go_through(plugin: object, run: RunInfo) -> None:
+    """Call a plugin as a run from its first step to its last would."""
+    caller = lifecycle([plugin], entry_points=())
+    caller.run_begin(run)
+    for step in range(run.first_step, run.steps + 1):
+        caller.step_begin(run, step)
+        caller.step_end(run, attrs.evolve(STEP, step=step, loss=2.5 / step))
+    caller.evaluated(run, EVALUATION)
+    caller.run_end(run)
+
+
+def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
+    """Steps with everything that is known, evaluations marked as such."""
+    go_through(Metrics(), make_run(tmp_path))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 3]
+    assert lines[0]["norms"] == {"vision": 0.6, "language": 0.8}
+    assert lines[3] == {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
+
+
+def test_only_rank_0_writes_metrics(tmp_path: Path) -> None:
+    """All ranks know the same."""
+    go_through(Metrics(), make_run(tmp_path, rank=1))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_resumed_run_drops_what_was_written_of_the_steps_to_come(tmp_path: Path) -> None:
+    """Each step stands there once, also after a line that was cut off."""
+    go_through(Metrics(), make_run(tmp_path))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    go_through(Metrics(), make_run(tmp_path, first_step=3))
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3]
+
+
+def console_text(run: RunInfo, *, terminal: bool) -> str:
+    """Return what a run shows."""
+    out = io.StringIO()
+    go_through(Progress(Console(file=out, force_terminal=terminal, color_system=None, width=60)), run)
+    return out.getvalue()
+
+
+def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    """Every interval, the last step, and evaluations."""
+    lines = console_text(make_run(tmp_path), terminal=False).splitlines()
+    assert lines[0] == f"r: 3 steps with 2 processes, in {tmp_path}"
+    assert [line.partition("  ")[0] for line in lines[1:3]] == ["step 2/3", "step 3/3"]
+    assert lines[1] == "step 2/3  loss  1.2500     1,234 tokens/s  0:00 left"
+    assert lines[3] == "evaluation at step 3: loss 0.2500, 97.5% of 40 samples exactly right"
+    assert lines[4] == "r: done in 0:00"
+
+
+def test_the_console_renews_one_line_on_a_terminal(tmp_path: Path) -> None:
+    """Steps between the lines show too, and are wiped out by the next line."""
+    text = console_text(make_run(tmp_path), terminal=True)
+    assert "0:00 left\r\x1b[2Kstep 2/3" in text
+    assert "0:00 left\nstep 3/3" in text
+
+
+def test_the_console_is_silent_elsewhere_and_where_it_is_switched_off(tmp_path: Path) -> None:
+    """On rank 0 only, and only if asked for."""
+    assert console_text(make_run(tmp_path, rank=1), terminal=False) == ""
+    assert console_text(make_run(tmp_path, console=False), terminal=False) == ""
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_skipped_steps_are_marked(tmp_path: Path) -> None:
+    """What differs from an ordinary line is told."""
+    assert "r: step 2 to 3 with 2 processes" in console_text(make_run(tmp_path, first_step=2), terminal=False)
+    out = io.StringIO()
+    caller = lifecycle([Progress(Console(file=out, width=60))], entry_points=())
+    caller.step_end(make_run(tmp_path), attrs.evolve(STEP, step=2, skipped=True))
+    assert out.getvalue().endswith("(skipped)\n")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3723, "1:02:03")])
+def test_times_are_short(seconds: float, text: str) -> None:
+    """Hours only where there are some."""
+    assert show_seconds(seconds) == text
+
+
+def test_tensorboard_writes_event_files_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    """And reads back what was written."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    go_through(TensorBoard(), make_run(tmp_path))
+    go_through(TensorBoard(), make_run(tmp_path, tensorboard=True, rank=1))
+    assert not (tmp_path / "tensorboard").exists()
+    go_through(TensorBoard(), make_run(tmp_path, tensorboard=True))
+    found = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [event.value for event in found.Scalars("training/loss")] == pytest.approx([2.5, 1.25, 2.5 / 3])
+    assert [event.step for event in found.Scalars("evaluation/exact_match")] == [3]
+
+
+def test_the_loss_curve_is_drawn_at_the_end_from_the_metrics(tmp_path: Path) -> None:
+    """Of all steps, those before a resume included."""
+    go_through(Pictures(), make_run(tmp_path))
+    assert not (tmp_path / "loss.png").exists()
+    go_through(Metrics(), make_run(tmp_path))
+    go_through(Pictures(), make_run(tmp_path, rank=1))
+    assert not (tmp_path / "loss.png").exists()
+    go_through(Pictures(), make_run(tmp_path))
+    with Image.open(tmp_path / "loss.png") as picture:
+        assert picture.width > picture.height > 400
+
+
+def test_the_loss_curve_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
+    """A skipped step has no loss to draw; no evaluation is needed."""
+    loss_curve(tmp_path / "a.png", [1, 2, 3], [1.0, float("nan"), 0.0], [])
+    loss_curve(tmp_path / "b.png", [1, 3], [1.0, 0.0], [])
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_wrong_captions_are_marked_in_the_grid(tmp_path: Path) -> None:
+    """Red is nowhere else; images of any size and mode stand in it."""
+    images = [Image.new("L", (8, 8), 99), Image.new("RGB", (30, 10)), Image.new("1", (4, 9))]
+    captions = ["one", "a rather long caption of $many$ words that goes on and on and on and on", ""]
+    caption_grid(tmp_path / "right.png", images, captions, [True, True, True], columns=2)
+    caption_grid(tmp_path / "wrong.png", images, captions, [True, False, False], columns=2)
+
+    def red(name: str) -> int:
+        with Image.open(tmp_path / name) as picture:
+            r, g, b = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
+        return int(((r > 150) & (g < 80) & (b < 80)).sum())
+
+    assert red("right.png") == 0
+    assert red("wrong.png") > 200
