@@ -26,9 +26,12 @@ class VisionBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, P, width] to itself."""
         h = self.norm1(x)
-        q, k, v = (part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
         x = x + self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        y: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + y
 
 
 class DecoderBlock(nn.Module):
@@ -53,7 +56,8 @@ class DecoderBlock(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
         x = x + self.output(y.transpose(1, 2).flatten(2))
         h = self.norm2(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        z: Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + z
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
