@@ -35,7 +35,7 @@ from mimo.trainer._step_data import StepData
 STEPS = 3
 SAMPLES = 24
 RATE = 1e-3
-EPS = 1e-3
+EPS = 1e-4
 """AdamW divides each gradient by its own size. An element whose true gradient is near zero, as a key bias's is, would
 step by nothing but its rounding noise; this keeps such steps small, so that weights can be compared."""
 CPU = torch.device("cpu")
@@ -156,7 +156,8 @@ def run_plain(_rank: int, settings: Table) -> Outcome:
         labels = packed.labels
         loss = language.losses(language(packed, rows, None), labels).sum() / int((labels >= 0).sum())
         optimizer.zero_grad()
-        loss.backward()
+        if loss.requires_grad:  # not where only an encoder trains and has nothing to read
+            loss.backward()
         norms.append(float(_full(nn.utils.clip_grad_norm_(trained.values(), math.inf))))
         if step == 1:
             gradients = {name: _full(value.grad) for name, value in trained.items() if value.grad is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ LENGTHS = [
 ]
 
 
-def _masked(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *, causal: bool) -> Tensor:
-    """Attention of [T, N, D] with a [T, T] mask; rows beyond the segments give zeros."""
+def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool) -> Tensor:
+    """Attention of query, key and value [T, N, D] with a [T, T] mask; rows beyond the segments give zeros."""
+    query, key, value = inputs
     rows, heads, width = query.shape
     key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     segment = torch.full((rows,), -1)
@@ -40,7 +42,7 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], *
     return torch.einsum("nts,snd->tnd", weights, value)
 
 
-def _check_attention(_rank: int, _world: int) -> None:
+def _check_attention(_rank: int) -> None:
     for lengths in LENGTHS:
         for causal in (True, False):
             for heads, kv_heads, padding in ((4, 4, 0), (4, 2, 3), (6, 1, 1)):
@@ -48,11 +50,11 @@ def _check_attention(_rank: int, _world: int) -> None:
                 torch.manual_seed(rows)
                 plain = [torch.randn(rows, n, 8, dtype=torch.float64) for n in (heads, kv_heads, kv_heads)]
                 gradient = torch.randn(rows, heads, 8, dtype=torch.float64)
-                ours = [x.clone().requires_grad_() for x in plain]
+                ours = query, key, value = [x.clone().requires_grad_() for x in plain]
                 theirs = [x.clone().requires_grad_() for x in plain]
                 segments = Segments.of(lengths, causal=causal, rows=rows)
-                found = attend(*ours, segments)
-                wanted = _masked(*theirs, lengths, causal=causal)
+                found = attend(query, key, value, segments)
+                wanted = _masked(theirs, lengths, causal=causal)
                 torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
                 assert not found[sum(lengths) :].any()
                 found.backward(gradient)
@@ -62,7 +64,7 @@ def _check_attention(_rank: int, _world: int) -> None:
                     torch.testing.assert_close(mine, other.grad, rtol=0, atol=1e-12)
 
 
-def test_equals_attention_with_a_mask(run_ranks: Callable[..., None]) -> None:
+def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]]) -> None:
     """Values and gradients are those of masked attention: any lengths, empty ones, shared heads, padding at the end."""
     run_ranks(1, _check_attention)
 

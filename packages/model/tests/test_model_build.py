@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from mimo.hooks import PluginError
 from mimo.model import DECODER, DecoderConfig, EncoderSpec, EncoderStages, Frozen, Stage, TensorSupport
-from mimo.model.runtime import Part, Split, TensorAxis, build_part
+from mimo.model.runtime import Part, Split, TensorAxis, build_part, local
 from mimo.topology import Grid
 
 CONFIG = DecoderConfig(vocabulary=7, hidden=8, layers=2, heads=2, intermediate=6, attention_bias=True, tied=True)
@@ -38,10 +39,10 @@ def _build(
 
 
 def _values(part: Part) -> dict[str, Tensor]:
-    return {name: parameter.detach().to_local() for name, parameter in part.parameters.items()}
+    return {name: local(parameter.detach()) for name, parameter in part.parameters.items()}
 
 
-def _check_initial(_rank: int, _world: int) -> None:
+def _check_initial(_rank: int) -> None:
     before = torch.random.get_rng_state()
     first = _values(_build())
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -59,12 +60,12 @@ def _check_initial(_rank: int, _world: int) -> None:
     assert all(torch.equal(deeper[name], value) for name, value in first.items())
 
 
-def test_initial_values_follow_from_seed_and_name(run_ranks: Callable[..., None]) -> None:
+def test_initial_values_follow_from_seed_and_name(run_ranks: Callable[..., list[Any]]) -> None:
     """Nothing else matters: not the random state, not the other layers; and that state is left as it was."""
     run_ranks(1, _check_initial)
 
 
-def _check_tied(_rank: int, _world: int) -> None:
+def _check_tied(_rank: int) -> None:
     first, last = _build(pp=2, stage=0), _build(pp=2, stage=1)
     assert first.tied_copies == frozenset()
     assert last.tied_copies == {"language.embedding.weight"}
@@ -74,12 +75,12 @@ def _check_tied(_rank: int, _world: int) -> None:
     assert _build(config=attrs.evolve(CONFIG, tied=False), pp=2, stage=1).tied_copies == frozenset()
 
 
-def test_tied_copy(run_ranks: Callable[..., None]) -> None:
+def test_tied_copy(run_ranks: Callable[..., list[Any]]) -> None:
     """The last stage holds the embedding too, begun from the same name, and says that stage 0 owns it."""
     run_ranks(1, _check_tied)
 
 
-def _check_frozen(_rank: int, _world: int) -> None:
+def _check_frozen(_rank: int) -> None:
     def trained(frozen: Frozen) -> set[str]:
         return {name.split(".")[1] for name, value in _build(frozen=frozen).parameters.items() if value.requires_grad}
 
@@ -89,7 +90,7 @@ def _check_frozen(_rank: int, _world: int) -> None:
     assert trained(True) == set()
 
 
-def test_frozen_parts_need_no_gradient(run_ranks: Callable[..., None]) -> None:
+def test_frozen_parts_need_no_gradient(run_ranks: Callable[..., list[Any]]) -> None:
     """What lies under a frozen part's prefixes is not trained, the rest is."""
     run_ranks(1, _check_frozen)
 
@@ -100,6 +101,7 @@ class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.rand(4))
+        self.offset: Tensor
         self.register_buffer("offset", torch.full((4,), 2.0))
         self.names = torch.arange(3).tolist()  # can't be done on the meta device
 
@@ -112,15 +114,16 @@ class Stranger(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict({"0": nn.Linear(4, 4), "1": Scale(), "2": Scale()})
-        self.layers["0"].bias = nn.Parameter(torch.rand(4))
+        first = nn.Linear(4, 4)
+        first.bias = nn.Parameter(torch.rand(4))
+        self.layers = nn.ModuleDict({"0": first, "1": Scale(), "2": Scale()})
         self.again = nn.Linear(4, 4, bias=False)
-        self.again.weight = self.layers["0"].weight
+        self.again.weight = first.weight
 
     def forward(
         self, items: Sequence[Mapping[str, Tensor]], _sizes: Any = None, hidden: Tensor | None = None
     ) -> Tensor:
-        rows = torch.stack([item["x"] for item in items]) if hidden is None else hidden
+        rows: Tensor = torch.stack([item["x"] for item in items]) if hidden is None else hidden
         for layer in self.layers.values():
             rows = layer(rows)
         return rows
@@ -155,7 +158,7 @@ STAGED = attrs.evolve(
 )
 
 
-def _check_stranger(_rank: int, _world: int) -> None:
+def _check_stranger(_rank: int) -> None:
     part = _build(STRANGER, name="vision")
     assert not part.staged
     values = _values(part)
@@ -165,13 +168,17 @@ def _check_stranger(_rank: int, _world: int) -> None:
         "vision.layers.1.factor",
         "vision.layers.2.factor",
     }
-    assert part.module.again._parameters["weight"] is part.module.layers["0"]._parameters["weight"]
+    module = part.module
+    assert isinstance(module, Stranger)
+    assert module.again._parameters["weight"] is module.layers["0"]._parameters["weight"]
     torch.manual_seed(3)
     assert all(torch.equal(value, values[name]) for name, value in _values(_build(STRANGER, name="vision")).items())
     other = _values(_build(STRANGER, name="vision", seed=2))
     assert not torch.equal(other["vision.layers.1.factor"], values["vision.layers.1.factor"])
     assert not torch.equal(values["vision.layers.1.factor"], values["vision.layers.2.factor"])
-    assert torch.equal(part.module.layers["1"].offset, torch.full((4,), 2.0))
+    scale = module.layers["1"]
+    assert isinstance(scale, Scale)
+    assert torch.equal(scale.offset, torch.full((4,), 2.0))
     for pp in (2, 3):
         stages = [_build(STAGED, name="vision", pp=pp, stage=stage) for stage in range(pp)]
         assert stages[0].staged
@@ -180,7 +187,7 @@ def _check_stranger(_rank: int, _world: int) -> None:
         assert all(torch.equal(value, values[name]) for name, value in found.items())
 
 
-def test_a_strangers_module(run_ranks: Callable[..., None]) -> None:
+def test_a_strangers_module(run_ranks: Callable[..., list[Any]]) -> None:
     """Layers that can't draw again, share or need real numbers to be built: values still follow from the seed alone."""
     run_ranks(1, _check_stranger)
 
@@ -202,32 +209,97 @@ class Torch(nn.Module):
         return found
 
 
-def _check_torch_layers(_rank: int, _world: int) -> None:
+def _check_torch_layers(_rank: int) -> None:
     part = _build(attrs.evolve(STRANGER, build=lambda config, hidden: Torch(hidden)), name="vision")
     plain = Torch(4)
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
-            parameter.copy_(part.parameters[f"vision.{name}"].to_local())
+            parameter.copy_(local(part.parameters[f"vision.{name}"]))
     items = [{"x": row} for row in torch.randn(2, 5)]
     found, wanted = part.encode(items, [(1,), (1,)]), plain(items)
     assert torch.equal(found, wanted)
     for rows in (found, wanted):
         rows.square().sum().backward()
     for name, parameter in plain.named_parameters():
-        assert torch.equal(part.parameters[f"vision.{name}"].grad.to_local(), parameter.grad), name
+        ours = part.parameters[f"vision.{name}"].grad
+        assert isinstance(ours, DTensor)
+        assert parameter.grad is not None
+        assert torch.equal(ours.to_local(), parameter.grad), name
 
 
-def test_an_encoder_of_plain_torch_layers(run_ranks: Callable[..., None]) -> None:
+def test_an_encoder_of_plain_torch_layers(run_ranks: Callable[..., list[Any]]) -> None:
     """PyTorch's own layers work as they are, values and gradients, although their parameters are DTensors."""
     run_ranks(1, _check_torch_layers)
 
 
-def _check_bad_plan(_rank: int, _world: int) -> None:
+def _check_bad_plan(_rank: int) -> None:
     bad = TensorSupport(divisible=lambda config: {}, plan=lambda module, axis: {"layers.9.weight": Split(0)})
     with pytest.raises(PluginError, match=r"modules\.vision\.plugin: .*'stranger'.*\['layers\.9\.weight'\]"):
         _build(attrs.evolve(STRANGER, tensor=bad), name="vision")
 
 
-def test_a_plan_for_parameters_that_do_not_exist(run_ranks: Callable[..., None]) -> None:
+def test_a_plan_for_parameters_that_do_not_exist(run_ranks: Callable[..., list[Any]]) -> None:
     """A misspelled name in a tensor plan is refused by name, not left out."""
     run_ranks(1, _check_bad_plan)
+
+
+class Offsets(nn.Module):
+    """Adds two parameters whose gradients autograd gets as one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Return one row for each item."""
+        rows = torch.stack([item["row"] for item in items])
+        return (rows + self.one.expand_as(rows)) + self.other.expand_as(rows)
+
+
+def _encoder(build: Callable[[Any, int], nn.Module], parts: Mapping[str, Sequence[str]] | None = None) -> EncoderSpec:
+    return EncoderSpec(
+        name="strange",
+        config=object,
+        measure=lambda _raw: (1,),
+        rows=lambda _config, _size: 1,
+        prepare=lambda _config, raw: {"row": raw},
+        build=build,
+        parts=parts or {},
+    )
+
+
+def _check_shared_gradient(_rank: int) -> None:
+    part = _build(_encoder(lambda _config, _hidden: Offsets()), object(), name="vision")
+    for _ in range(2):
+        part.encode([{"row": torch.zeros(3)}], [(1,)]).sum().backward()
+    for parameter in part.parameters.values():
+        assert isinstance(parameter.grad, DTensor)
+        assert parameter.grad.to_local().tolist() == [2.0, 2.0, 2.0]
+
+
+def test_two_parameters_never_share_a_gradient(run_ranks: Callable[..., list[Any]]) -> None:
+    """Each accumulates its own over microbatches, though autograd hands both the same tensor."""
+    run_ranks(1, _check_shared_gradient)
+
+
+def _check_refused(_rank: int) -> None:
+    cases: list[tuple[EncoderSpec, str]] = [
+        (
+            _encoder(lambda _config, _hidden: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))),
+            "no dropout.*Dropout at 1",
+        ),
+        (_encoder(lambda _config, _hidden: nn.TransformerEncoderLayer(4, 2, 8)), "no dropout.*self_attn"),
+        (_encoder(lambda _config, _hidden: nn.BatchNorm2d(3)), "no statistics over a batch.*BatchNorm2d at the top"),
+        (
+            _encoder(lambda _config, _hidden: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {"projector": ["1"]}),
+            r"modules\.vision\.plugin: expected every parameter of 'strange' under .* got \['0.weight', '0.bias'\]",
+        ),
+    ]
+    for spec, text in cases:
+        with pytest.raises(PluginError, match=text):
+            _build(spec, object(), name="vision")
+
+
+def test_what_would_depend_on_the_layout_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    """Dropout, statistics over a batch, and parameters that no part covers are named."""
+    run_ranks(1, _check_refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.model import DECODER, DecoderConfig
-from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part
+from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, local
 from mimo.topology import Grid
 
 SMALL = DecoderConfig(
@@ -103,11 +104,11 @@ def _run(config: DecoderConfig, batch: LanguageBatch, mesh: DeviceMesh, *, seque
         for name, parameter in stage.parameters.items():
             split = stage.splits[name]
             assert tuple(parameter.shape) == tuple(parameter.grad.shape) if parameter.grad is not None else True
-            local = parameter.detach().to_local()
-            grad = torch.zeros_like(local) if parameter.grad is None else parameter.grad.to_local()
+            value = local(parameter.detach())
+            grad = torch.zeros_like(value) if parameter.grad is None else local(parameter.grad)
             pieces = _everyones(grad, axis)
             full = torch.stack(pieces).sum(0) if split.summed and axis.size > 1 else _joined(pieces, split.dim)
-            value = _joined(_everyones(local, axis), split.dim)
+            value = _joined(_everyones(value, axis), split.dim)
             assert tuple(value.shape) == tuple(parameter.shape)
             if name in stage.tied_copies:
                 assert torch.equal(value, weights[name])
@@ -115,6 +116,7 @@ def _run(config: DecoderConfig, batch: LanguageBatch, mesh: DeviceMesh, *, seque
             else:
                 assert name not in weights
                 weights[name], gradients[name] = value, full
+    assert rows.grad is not None
     row_gradients = _everyones(rows.grad, axis)
     return Outcome(
         losses=losses.detach(),
@@ -125,9 +127,8 @@ def _run(config: DecoderConfig, batch: LanguageBatch, mesh: DeviceMesh, *, seque
     )
 
 
-def _check_layout(
-    rank: int, world: int, config: DecoderConfig, lengths: tuple[int, ...], sequence_parallel: bool, pp: int
-) -> None:
+def _check_layout(rank: int, config: DecoderConfig, lengths: tuple[int, ...], sequence_parallel: bool, pp: int) -> None:
+    world = dist.get_world_size()
     alone = [DeviceMesh("cpu", [each], mesh_dim_names=("tp",)) for each in range(world)][rank]
     mesh = alone if world == 1 else DeviceMesh("cpu", range(world), mesh_dim_names=("tp",))
     total = -(-sum(lengths) // world) * world
@@ -171,7 +172,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize(("name", "tp", "sequence_parallel", "pp"), LAYOUTS)
 def test_layout_changes_nothing(
-    run_ranks: Callable[..., None], name: str, tp: int, sequence_parallel: bool, pp: int
+    run_ranks: Callable[..., list[Any]], name: str, tp: int, sequence_parallel: bool, pp: int
 ) -> None:
     """Initial weights bitwise, losses, argmax and every gradient within law 1, with uneven and empty pieces too."""
     run_ranks(tp, _check_layout, CONFIGS[name], (6, 0, 3, 5), sequence_parallel, pp)
@@ -180,7 +181,7 @@ def test_layout_changes_nothing(
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("lengths", [(), (0,), (1,)])
 def test_layout_of_next_to_nothing(
-    run_ranks: Callable[..., None], lengths: tuple[int, ...], sequence_parallel: bool
+    run_ranks: Callable[..., list[Any]], lengths: tuple[int, ...], sequence_parallel: bool
 ) -> None:
     """No rows, or a single one with the rest padding, runs on all tensor ranks."""
     run_ranks(2, _check_layout, SMALL, lengths, sequence_parallel, 2)

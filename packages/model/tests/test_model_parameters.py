@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -13,7 +16,8 @@ from mimo.model.runtime import Linear, Split, TensorAxis, local
 from mimo.model.runtime._parameters import distribute
 
 
-def _check_pieces(rank: int, world: int) -> None:
+def _check_pieces(rank: int) -> None:
+    world = dist.get_world_size()
     mesh = DeviceMesh("cpu", range(world), mesh_dim_names=("tp",))
     axis = TensorAxis.of(mesh)
     full = torch.arange(15, dtype=torch.float64).view(5, 3).t().contiguous().t()  # 5 rows over 4 ranks, strides turned
@@ -23,19 +27,19 @@ def _check_pieces(rank: int, world: int) -> None:
         assert piece.placements == ((Replicate(),) if dim is None else (Shard(dim),))
         assert piece.shape == full.shape
         assert piece.dtype == torch.float32
-        mine = full if dim is None else full.chunk(world, dim)[rank : rank + 1]
-        wanted = mine if dim is None else mine[0] if mine else full.narrow(dim, 0, 0)
+        pieces = [full] * world if dim is None else [*full.chunk(world, dim), full.narrow(dim, 0, 0)]
+        wanted = pieces[min(rank, len(pieces) - 1)]
         assert torch.equal(piece.to_local(), wanted.float())
         assert piece.to_local().is_contiguous()
         assert torch.equal(piece.full_tensor(), full.float())
 
 
-def test_pieces_are_those_of_torch_chunk(run_ranks: Callable[..., None]) -> None:
+def test_pieces_are_those_of_torch_chunk(run_ranks: Callable[..., list[Any]]) -> None:
     """A parameter is cut unevenly, even to nothing, and still knows its full shape and value."""
     run_ranks(4, _check_pieces)
 
 
-def _check_gradients(_rank: int, _world: int) -> None:
+def _check_gradients(_rank: int) -> None:
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
     full = torch.ones(3, 2)
     parameter = nn.Parameter(distribute(full, Split(0), axis=TensorAxis.single(), mesh=mesh, like=full))
@@ -50,14 +54,15 @@ def _check_gradients(_rank: int, _world: int) -> None:
     assert not local(frozen).requires_grad
 
 
-def test_gradients_add_up_in_the_parameters_layout(run_ranks: Callable[..., None]) -> None:
+def test_gradients_add_up_in_the_parameters_layout(run_ranks: Callable[..., list[Any]]) -> None:
     """Several backwards accumulate into a DTensor like the parameter; a plain or frozen parameter is just used."""
     run_ranks(1, _check_gradients)
 
 
-def _check_linear(_rank: int, _world: int) -> None:
+def _check_linear(_rank: int) -> None:
     linear = Linear(3, 6)
     x = torch.randn(4, 3)
+    assert linear.bias is not None
     nn.init.normal_(linear.bias)
     whole = linear(x)
     torch.testing.assert_close(whole, x @ linear.weight.T + linear.bias)
@@ -66,9 +71,11 @@ def _check_linear(_rank: int, _world: int) -> None:
     torch.testing.assert_close(linear(x), whole[:, 2:4])
     linear.reset_parameters()
     assert not linear.bias.any()
-    assert 0.001 < linear.weight.std() < 0.05
+    torch.manual_seed(0)
+    for inputs in (12, 300):
+        assert Linear(inputs, 1000).weight.std().item() == pytest.approx((3 * inputs) ** -0.5, rel=0.05)
 
 
-def test_linear(run_ranks: Callable[..., None]) -> None:
-    """A product with a bias, of all outputs or only some."""
+def test_linear(run_ranks: Callable[..., list[Any]]) -> None:
+    """A product with a bias, of all outputs or only some; weights begin with a variance of a third of 1 / inputs."""
     run_ranks(1, _check_linear)

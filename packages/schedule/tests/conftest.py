@@ -35,7 +35,7 @@ def _modules(draw: st.DrawFn, name: str) -> Module:
     last = next(axis for axis in ("dp", "tp", "pp", "cp") if axis not in sizes)
     grid = Grid(name=name, ranks=ranks, **sizes, **{last: left})
     trains = draw(st.lists(st.booleans(), min_size=grid.pp, max_size=grid.pp))
-    return Module(grid=grid, trains=trains, tied=draw(st.booleans()))
+    return Module(grid=grid, trains=tuple(trains), tied=draw(st.booleans()))
 
 
 @st.composite
@@ -43,7 +43,7 @@ def _cases(draw: st.DrawFn) -> Case:
     names = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
     pairs = [(low, high) for index, low in enumerate(names) for high in names[index + 1 :]]
     arrows = [pair for pair in pairs if draw(st.booleans())]
-    graph = ModuleGraph(modules=[draw(_modules(name)) for name in sorted(names)], arrows=arrows)
+    graph = ModuleGraph(modules=tuple(draw(_modules(name)) for name in sorted(names)), arrows=tuple(arrows))
     return Case(graph=graph, plan=generate(graph, draw(st.integers(1, 8)), OneForwardOneBackward()))
 
 

@@ -46,11 +46,11 @@ def _plan(microbatches: int, **lists: list[str]) -> Plan:
 def _two_modules(*, frozen: bool = False) -> ModuleGraph:
     """Return ``v`` on ranks 0-1, feeding ``l`` on ranks 2-3."""
     return ModuleGraph(
-        modules=[
+        modules=(
             Module(grid=Grid(name="v", ranks=(0, 1), dp=2), trains=(not frozen,)),
             Module(grid=Grid(name="l", ranks=(2, 3), tp=2), trains=(True,)),
-        ],
-        arrows=[("v", "l")],
+        ),
+        arrows=(("v", "l"),),
     )
 
 
@@ -194,7 +194,7 @@ def test_another_chunk_is_refused() -> None:
 
 def test_sends_that_wait_for_each_other_are_refused() -> None:
     """Naive 1F1B: both stages send before they post what the other sends; with unbuffered sends neither moves again."""
-    graph = ModuleGraph(modules=[Module(grid=Grid(name="l", ranks=(0, 1), pp=2), trains=(True, True))], arrows=[])
+    graph = ModuleGraph(modules=(Module(grid=Grid(name="l", ranks=(0, 1), pp=2), trains=(True, True)),), arrows=())
     plan = _plan(
         2,
         ranks_0=[
@@ -238,7 +238,7 @@ def test_sends_that_wait_for_each_other_are_refused() -> None:
 def test_collectives_that_wait_for_each_other_are_refused(axis: str, kind: str) -> None:
     """Two ranks share the groups of two modules and enter them in opposite orders."""
     grids = [Grid(name=name, ranks=(0, 1), **{axis: 2}) for name in "ab"] + [Grid(name="c", ranks=(1,))]
-    graph = ModuleGraph(modules=[Module(grid=grid, trains=(True,)) for grid in grids], arrows=[])
+    graph = ModuleGraph(modules=tuple(Module(grid=grid, trains=(True,)) for grid in grids), arrows=())
     own = ["forward c.0 0", "backward c.0 0", "reduce c.0"]
     straight = ["forward a.0 0", "forward b.0 0", "backward a.0 0", "backward b.0 0", "reduce a.0", "reduce b.0"]
     check(_plan(1, ranks_0=straight, ranks_1=[*straight, *own]), graph)
@@ -261,11 +261,11 @@ def test_collectives_that_wait_for_each_other_are_refused(axis: str, kind: str) 
 def test_an_actor_that_waits_for_itself_is_refused() -> None:
     """A message to oneself must be posted before it is sent."""
     graph = ModuleGraph(
-        modules=[
+        modules=(
             Module(grid=Grid(name="v", ranks=(0,)), trains=(False,)),
             Module(grid=Grid(name="l", ranks=(0,)), trains=(False,)),
-        ],
-        arrows=[("v", "l")],
+        ),
+        arrows=(("v", "l"),),
     )
     good = ["receive l.0 0 v->l", "forward v.0 0", "send v.0 0 v->l", "forward l.0 0"]
     check(_plan(1, ranks_0=good), graph)
@@ -292,7 +292,7 @@ def test_too_many_microbatches_in_flight_are_refused() -> None:
 def test_a_tied_parameter_reduced_too_late_is_refused() -> None:
     """A stage's own reduction would miss what the other copy adds."""
     grid = Grid(name="l", ranks=(0, 1), pp=2)
-    graph = ModuleGraph(modules=[Module(grid=grid, trains=(True, True), tied=True)], arrows=[])
+    graph = ModuleGraph(modules=(Module(grid=grid, trains=(True, True), tied=True),), arrows=())
     plan = generate(graph, 1, OneForwardOneBackward())
     late = attrs.evolve(plan.actors[0], actions=(*plan.actors[0].actions[:-2], *plan.actors[0].actions[:-3:-1]))
     with pytest.raises(

@@ -14,11 +14,11 @@ from mimo.topology import Edge, Grid, Module, ModuleGraph
 def _graph() -> ModuleGraph:
     """Return a frozen ``v`` on ranks 0-1, feeding ``l`` on ranks 2-3."""
     return ModuleGraph(
-        modules=[
+        modules=(
             Module(grid=Grid(name="v", ranks=(0, 1), dp=2), trains=(False,)),
             Module(grid=Grid(name="l", ranks=(2, 3), dp=2), trains=(True,)),
-        ],
-        arrows=[("v", "l")],
+        ),
+        arrows=(("v", "l"),),
     )
 
 
@@ -76,7 +76,7 @@ def test_a_missing_send_is_a_wait_for_ever() -> None:
 
 def test_a_rank_without_a_list_has_not_done_its_part() -> None:
     """That nobody waits does not mean that all is done."""
-    graph = ModuleGraph(modules=[Module(grid=Grid(name="l", ranks=(0,)), trains=(False,))], arrows=[])
+    graph = ModuleGraph(modules=(Module(grid=Grid(name="l", ranks=(0,)), trains=(False,)),), arrows=())
     with pytest.raises(PlanError, match=r"plan, rank 0: expected rows of l.0, microbatch 0, from rank 0, at the end"):
         emulate(Plan(schedule="by hand", microbatches=1, actors=()), graph)
 
@@ -84,7 +84,7 @@ def test_a_rank_without_a_list_has_not_done_its_part() -> None:
 def test_a_group_that_meets_for_different_things_is_found() -> None:
     """A tensor group's ranks that enter the collectives of two microbatches in different orders mix them up."""
     grids = [Grid(name="a", ranks=(0, 1), tp=2), Grid(name="b", ranks=(1,))]
-    graph = ModuleGraph(modules=[Module(grid=grid, trains=(False,)) for grid in grids], arrows=[])
+    graph = ModuleGraph(modules=tuple(Module(grid=grid, trains=(False,)) for grid in grids), arrows=())
     plan = generate(graph, 2, OneForwardOneBackward())
     with pytest.raises(PlanError, match=r"expected one collective of all, got forward of a.0, microbatch [01] at rank"):
         emulate(_swapped(plan, 0, "forward"), graph)

@@ -53,7 +53,7 @@ def _textbook(stages: int, stage: int, microbatches: int) -> list[tuple[str, int
 @pytest.mark.parametrize("microbatches", range(1, 13))
 def test_a_plain_pipeline_is_the_textbook_one(stages: int, microbatches: int) -> None:
     """Every stage computes in the order that the closed form of 1F1B gives it, and keeps no more than that needs."""
-    graph = ModuleGraph(modules=[_module("l", range(stages), pp=stages)], arrows=[])
+    graph = ModuleGraph(modules=(_module("l", range(stages), pp=stages),), arrows=())
     plan = _plan(graph, microbatches)
     for stage in range(stages):
         order = [
@@ -67,7 +67,7 @@ def test_a_plain_pipeline_is_the_textbook_one(stages: int, microbatches: int) ->
 
 def test_two_stages_in_full() -> None:
     """Receives are posted one computation early, messages follow what makes them, and reductions close the step."""
-    plan = _plan(ModuleGraph(modules=[_module("l", (0, 1), pp=2)], arrows=[]), 3)
+    plan = _plan(ModuleGraph(modules=(_module("l", (0, 1), pp=2),), arrows=()), 3)
     assert _texts(plan, 1) == [
         "receive on l.0-1 by l.1, microbatch 0",
         "receive on l.0-1 by l.1, microbatch 1",
@@ -87,7 +87,7 @@ def test_two_stages_in_full() -> None:
 
 def test_no_gradient_goes_into_a_frozen_encoder() -> None:
     """A frozen encoder computes and sends, and hears nothing back; it runs ahead no further than the path is long."""
-    graph = ModuleGraph(modules=[_module("v", (0,), trains=False), _module("l", (1,))], arrows=[("v", "l")])
+    graph = ModuleGraph(modules=(_module("v", (0,), trains=False), _module("l", (1,))), arrows=(("v", "l"),))
     plan = _plan(graph, 3)
     assert {action.kind for action in plan.actions_of(0)} == {"forward", "send"}
     assert [text for text in _texts(plan, 1) if text.startswith(("send", "reduce"))] == ["reduce of l.0"]
@@ -96,8 +96,8 @@ def test_no_gradient_goes_into_a_frozen_encoder() -> None:
 def test_a_frozen_language_model_carries_gradient_to_a_trained_projector() -> None:
     """It runs every backward and sends the gradients on, but has nothing to reduce."""
     graph = ModuleGraph(
-        modules=[_module("v", (0, 1), pp=2, trains=(False, True)), _module("l", (2, 3), pp=2, trains=False)],
-        arrows=[("v", "l")],
+        modules=(_module("v", (0, 1), pp=2, trains=(False, True)), _module("l", (2, 3), pp=2, trains=False)),
+        arrows=(("v", "l"),),
     )
     plan = _plan(graph, 2)
     kinds = [{action.kind for action in plan.actions_of(rank)} for rank in range(4)]
@@ -110,7 +110,7 @@ def test_a_frozen_language_model_carries_gradient_to_a_trained_projector() -> No
 
 def test_a_trained_language_model_behind_a_frozen_front_reduces_what_trains_alone() -> None:
     """Of a half frozen pipeline the first stage runs no backward and the second reduces."""
-    graph = ModuleGraph(modules=[_module("l", (0, 1), pp=2, trains=(False, True))], arrows=[])
+    graph = ModuleGraph(modules=(_module("l", (0, 1), pp=2, trains=(False, True)),), arrows=())
     plan = _plan(graph, 2)
     assert "backward of l.0, microbatch 0" not in _texts(plan, 0)
     assert _texts(plan, 1)[-1] == "reduce of l.1"
@@ -119,7 +119,7 @@ def test_a_trained_language_model_behind_a_frozen_front_reduces_what_trains_alon
 def test_a_stage_that_feeds_two_waits_for_both_gradients() -> None:
     """With two sinks, the source's backward stands behind the gradients of both, and evaluates each microbatch once."""
     graph = ModuleGraph(
-        modules=[_module("a", (0,)), _module("b", (1,)), _module("c", (2,))], arrows=[("a", "b"), ("a", "c")]
+        modules=(_module("a", (0,)), _module("b", (1,)), _module("c", (2,))), arrows=(("a", "b"), ("a", "c"))
     )
     texts = _texts(_plan(graph, 2), 0)
     backward = texts.index("backward of a.0, microbatch 0")
@@ -129,7 +129,7 @@ def test_a_stage_that_feeds_two_waits_for_both_gradients() -> None:
 
 def test_modules_on_one_rank_finish_a_microbatch_before_the_next() -> None:
     """On one rank, what frees memory comes first, and messages to oneself are posted before they are sent."""
-    graph = ModuleGraph(modules=[_module("v", (0,)), _module("l", (0,))], arrows=[("v", "l")])
+    graph = ModuleGraph(modules=(_module("v", (0,)), _module("l", (0,))), arrows=(("v", "l"),))
     computations = [text for text in _texts(_plan(graph, 2), 0) if text.startswith(("forward", "backward"))]
     assert computations == [
         f"{kind}, microbatch {microbatch}"
@@ -140,7 +140,7 @@ def test_modules_on_one_rank_finish_a_microbatch_before_the_next() -> None:
 
 def test_a_stage_over_several_actors_is_listed_by_each() -> None:
     """On overlapping ranks the shared ones list both modules, and the others theirs alone."""
-    graph = ModuleGraph(modules=[_module("v", (0, 1), dp=2), _module("l", (1, 2), tp=2)], arrows=[("v", "l")])
+    graph = ModuleGraph(modules=(_module("v", (0, 1), dp=2), _module("l", (1, 2), tp=2)), arrows=(("v", "l"),))
     plan = _plan(graph, 4)
     assert [actor.ranks for actor in plan.actors] == [(0,), (1,), (2,)]
     modules = [{action.module for action in actor.actions} for actor in plan.actors]
@@ -150,7 +150,7 @@ def test_a_stage_over_several_actors_is_listed_by_each() -> None:
 def test_independent_encoders_work_side_by_side() -> None:
     """Two encoders before the language model each keep as many microbatches as their own path is long."""
     graph = ModuleGraph(
-        modules=[_module("v", (0, 1), pp=2), _module("a", (2,)), _module("l", (3,))], arrows=[("v", "l"), ("a", "l")]
+        modules=(_module("v", (0, 1), pp=2), _module("a", (2,)), _module("l", (3,))), arrows=(("v", "l"), ("a", "l"))
     )
     plan = _plan(graph, 8)
     assert {str(stage.module) + str(stage.stage): count for stage, count in in_flight(plan).items()} == {
@@ -163,7 +163,7 @@ def test_independent_encoders_work_side_by_side() -> None:
 
 def test_a_tied_parameter_is_added_up_before_its_stage_is_reduced() -> None:
     """Both copies meet after the last backward of either; where it does not train or stands once, nothing is done."""
-    tied = _plan(ModuleGraph(modules=[_module("l", (0, 1, 2), pp=3, tied=True)], arrows=[]), 2)
+    tied = _plan(ModuleGraph(modules=(_module("l", (0, 1, 2), pp=3, tied=True),), arrows=()), 2)
     assert _texts(tied, 0)[-2:] == ["reduce on l.tied by l.0", "reduce of l.0"]
     assert _texts(tied, 1)[-1] == "reduce of l.1"
     assert _texts(tied, 2)[-2:] == ["reduce on l.tied by l.2", "reduce of l.2"]
@@ -172,13 +172,13 @@ def test_a_tied_parameter_is_added_up_before_its_stage_is_reduced() -> None:
         _module("l", (0, 1), pp=2, tied=True, trains=(False, True)),
         _module("l", (0, 1), pp=2, tied=True, trains=False),
     ):
-        plan = _plan(ModuleGraph(modules=[module], arrows=[]), 2)
+        plan = _plan(ModuleGraph(modules=(module,), arrows=()), 2)
         assert not any("tied" in text for rank in module.grid.ranks for text in _texts(plan, rank))
 
 
 def test_a_step_without_microbatches_is_refused() -> None:
     """There is nothing to plan."""
-    graph = ModuleGraph(modules=[_module("l", (0,))], arrows=[])
+    graph = ModuleGraph(modules=(_module("l", (0,)),), arrows=())
     with pytest.raises(ConfigError, match=r"microbatches: expected 1 or more in a step, got 0"):
         generate(graph, 0, OneForwardOneBackward())
 
@@ -193,7 +193,7 @@ def test_it_is_registered_as_a_plugin() -> None:
 def test_a_thousand_ranks_are_planned_and_proved() -> None:
     """64 microbatches over 1,024 ranks in 32 stages, with an encoder on all of them."""
     graph = ModuleGraph(
-        modules=[_module("v", range(1024), dp=1024), _module("l", range(1024), pp=32, tp=8, dp=4)], arrows=[("v", "l")]
+        modules=(_module("v", range(1024), dp=1024), _module("l", range(1024), pp=32, tp=8, dp=4)), arrows=(("v", "l"),)
     )
     plan = generate(graph, 64, OneForwardOneBackward())
     check(plan, graph, max_in_flight=stages_to_sink(graph))

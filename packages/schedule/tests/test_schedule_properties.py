@@ -65,6 +65,14 @@ def test_a_generated_plan_is_proved_and_finishes(data: st.DataObject, seed: int,
         assert result.actions == sum(len(actor.ranks) * len(actor.actions) for actor in case.plan.actors)
 
 
+def assert_refused(broken: Plan, graph: ModuleGraph, *, checked: str, emulated: str | None = None) -> None:
+    """Hold that the checker refuses a plan with a text that matches, and the emulator on its own."""
+    with pytest.raises(PlanError, match=checked):
+        check(broken, graph)
+    with pytest.raises(PlanError, match=emulated):
+        emulate(broken, graph)
+
+
 @few
 @given(data=st.data())
 def test_memory_of_a_generated_plan_is_bounded(data: st.DataObject, cases: Cases) -> None:
@@ -141,10 +149,7 @@ def test_two_swapped_sends_are_refused(data: st.DataObject, cases: Cases) -> Non
         ],
     )
     broken = _with(case.plan, number, _swapped(actor, low, high))
-    with pytest.raises(PlanError, match=r"expected (it after|the order of)"):
-        check(broken, case.graph)
-    with pytest.raises(PlanError):
-        emulate(broken, case.graph)
+    assert_refused(broken, case.graph, checked=r"expected (it after|the order of)")
 
 
 @few
@@ -155,10 +160,7 @@ def test_a_missing_backward_is_refused(data: st.DataObject, cases: Cases) -> Non
     number, index = _pick(data, _places(case.plan, "backward"))
     actions = case.plan.actors[number].actions
     broken = _with(case.plan, number, actions[:index] + actions[index + 1 :])
-    with pytest.raises(PlanError, match=r"expected backward of .*, once in the list, got none"):
-        check(broken, case.graph)
-    with pytest.raises(PlanError):
-        emulate(broken, case.graph)
+    assert_refused(broken, case.graph, checked=r"expected backward of .*, once in the list, got none")
 
 
 @few
@@ -173,10 +175,12 @@ def test_an_action_on_the_wrong_rank_is_refused(data: st.DataObject, cases: Case
     actions = list(case.plan.actors[stranger].actions)
     actions.insert(data.draw(st.integers(0, len(actions))), action)
     broken = _with(case.plan, stranger, actions)
-    with pytest.raises(PlanError, match=r"expected a stage that these ranks hold"):
-        check(broken, case.graph)
-    with pytest.raises(PlanError, match=r"expected a stage and edge of this rank"):
-        emulate(broken, case.graph)
+    assert_refused(
+        broken,
+        case.graph,
+        checked=r"expected a stage that these ranks hold",
+        emulated=r"expected a stage and edge of this rank",
+    )
 
 
 @few
@@ -216,10 +220,7 @@ def test_collectives_in_different_orders_are_refused(data: st.DataObject, cases:
     assume(len(own) > 1)
     low, high = sorted(data.draw(st.lists(st.sampled_from(own), min_size=2, max_size=2, unique=True)))
     broken = _with(case.plan, number, _swapped(actor, low, high))
-    with pytest.raises(PlanError, match=r"expected (it after|the order of)"):
-        check(broken, case.graph)
-    with pytest.raises(PlanError):
-        emulate(broken, case.graph)
+    assert_refused(broken, case.graph, checked=r"expected (it after|the order of)")
 
 
 @few

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, PluginError
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
 from mimo.topology import Grid
 
@@ -89,6 +89,23 @@ def _either(values: Iterable[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def check_parameters(spec: EncoderSpec | LanguageModelSpec, paths: Iterable[str], *, name: str) -> None:
+    """Refuse a module some of whose parameters lie in none of the parts that its spec names: no setting reaches them.
+
+    Raises:
+        PluginError: naming them.
+    """
+    prefixes = tuple(prefix for part in spec.parts.values() for prefix in part)
+    outside = [path for path in paths if not _is_under(path, prefixes)]
+    if spec.parts and outside:
+        raise PluginError(
+            f"modules.{name}.plugin",
+            expected=f"every parameter of {spec.name!r} under a prefix of one of its parts",
+            got=f"{outside} under none",
+            fix="Add their prefixes to the spec's parts, or name no parts at all.",
+        )
+
+
 def stage_trains(spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: Stage, frozen: Frozen) -> bool:
     """Tell whether a stage of the module has anything to train."""
     if isinstance(frozen, bool):
@@ -107,4 +124,8 @@ def is_frozen(spec: EncoderSpec | LanguageModelSpec, path: str, frozen: Frozen) 
     if isinstance(frozen, bool):
         return frozen
     prefixes = (prefix for part in frozen for prefix in spec.parts[part])
+    return _is_under(path, prefixes)
+
+
+def _is_under(path: str, prefixes: Iterable[str]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)

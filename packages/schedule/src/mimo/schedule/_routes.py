@@ -80,8 +80,10 @@ def boundary_route(
 
     Args:
         rank: this rank, in either grid or both.
-        source, target: the grids.
-        source_owners, target_owners: which lane owns which sample, at each end.
+        source: the grid that rows come from.
+        target: the grid that they go to.
+        source_owners: which of the source's lanes owns which sample.
+        target_owners: the same of the target.
         rows: rows of each sample of the microbatch.
         cuts: for a target under sequence parallelism, the row numbers within a lane at which its tensor ranks'
             slices begin and end (``tp + 1`` of them); None where every tensor rank needs all rows of its lane.

@@ -103,65 +103,68 @@ class TensorAxis:
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' ``x``, bitwise the same on each; no gradient of its own."""
-        return self._reduce(x, dist.ReduceOp.SUM, lambda copies: copies.sum(0))
+        return self._reduce(x, dist.ReduceOp.SUM)
 
     def largest(self, x: Tensor) -> Tensor:
         """Return the elementwise maximum of all ranks' ``x``; no gradient."""
-        return self._reduce(x, dist.ReduceOp.MAX, lambda copies: copies.amax(0))
+        return self._reduce(x, dist.ReduceOp.MAX)
 
     def smallest(self, x: Tensor) -> Tensor:
         """Return the elementwise minimum of all ranks' ``x``; no gradient."""
-        return self._reduce(x, dist.ReduceOp.MIN, lambda copies: copies.amin(0))
+        return self._reduce(x, dist.ReduceOp.MIN)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return all ranks' equally many rows one after the other, [T/t, …] -> [T, …]; no gradient of its own."""
         if self.size == 1:
             return x
-        gathered = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        x = x.contiguous()
+        gathered = x.new_empty(self.size, *x.shape)
         if gathered.numel() == 0:
-            return gathered
-        if _by_exchange(x):
-            dist.all_to_all_single(gathered, self._repeat(x).flatten(0, 1), group=self.group)
+            return gathered.flatten(0, 1)
+        if _by_messages(x):
+            gathered[self.rank] = x
+            self._exchange(lambda _peer: x, gathered.__getitem__)
         else:
-            dist.all_gather_single(gathered, x.contiguous(), group=self.group)
-        return gathered
+            dist.all_gather_single(gathered, x, group=self.group)
+        return gathered.flatten(0, 1)
 
     def scatter(self, x: Tensor) -> Tensor:
         """Return this rank's rows of the sum of all ranks' ``x``, [T, …] -> [T/t, …]; no gradient of its own."""
         if self.size == 1:
             return x
         assert x.shape[0] % self.size == 0, f"{x.shape[0]} rows over {self.size} ranks"
-        rows = x.shape[0] // self.size
-        if x.numel() == 0:
-            return x.new_empty(rows, *x.shape[1:])
-        if _by_exchange(x):
-            parts = x.new_empty(self.size, rows, *x.shape[1:])
-            dist.all_to_all_single(parts.flatten(0, 1), x.contiguous(), group=self.group)
-            return parts.sum(0)
-        scattered = x.new_empty(rows, *x.shape[1:])
-        dist.reduce_scatter_single(scattered, x.contiguous(), group=self.group)
+        parts = x.contiguous().unflatten(0, (self.size, -1)) if len(x) else x.new_empty(self.size, *x.shape)
+        if parts.numel() == 0:
+            return parts[self.rank]
+        if _by_messages(x):
+            others = parts.new_empty(self.size - 1, *parts.shape[1:])
+            self._exchange(parts.__getitem__, lambda peer: others[peer - (peer > self.rank)])
+            return parts[self.rank] + others.sum(0)
+        scattered = torch.empty_like(parts[self.rank])
+        dist.reduce_scatter_single(scattered, parts, group=self.group)
         return scattered
 
-    def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType, combine: Callable[[Tensor], Tensor]) -> Tensor:
+    def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         if self.size == 1:
             return x
-        if x.numel() == 0:
-            return x.clone()
-        if _by_exchange(x):
-            sent = self._repeat(x)
-            copies = torch.empty_like(sent)
-            dist.all_to_all_single(copies, sent, group=self.group)
-            return combine(copies)
         reduced = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(reduced, op=op, group=self.group)
+        if x.numel():
+            dist.all_reduce(reduced, op=op, group=self.group)
         return reduced
 
-    def _repeat(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(0).expand(self.size, *x.shape).contiguous()
+    def _exchange(self, sent: Callable[[int], Tensor], received: Callable[[int], Tensor]) -> None:
+        """Send each peer a tensor and receive one from it, straight into place."""
+        assert self.group is not None
+        peers = [peer for peer in range(self.size) if peer != self.rank]
+        works = [dist.irecv(received(peer), group=self.group, group_src=peer) for peer in peers]
+        works += [dist.isend(sent(peer), group=self.group, group_dst=peer) for peer in peers]
+        for work in works:
+            assert work is not None
+            work.wait()
 
 
-def _by_exchange(x: Tensor) -> bool:
-    # gloo's all_to_all costs a third to a half of the CPU time of its other collectives, up to four ranks at least.
+def _by_messages(x: Tensor) -> bool:
+    # gloo's own gather and scatter take several times as long as sending the same bytes.
     return x.device.type == "cpu"
 
 

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.hooks import PluginError
-from mimo.model._checks import Frozen, check_module, is_frozen, stage_trains
+from mimo.model._checks import Frozen, check_module, check_parameters, is_frozen, stage_trains
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._initial import draws_itself, initialise, seeded
 from mimo.model.runtime._parameters import Split, distribute
 from mimo.model.runtime._part import Part
 from mimo.model.runtime._plain import read_locally
+from mimo.model.runtime._refused import check_layers
 from mimo.topology import Grid
 
 
@@ -50,12 +51,15 @@ def build_part(
 
     Raises:
         ConfigError: the module cannot have this grid, or has no part of a name in ``frozen``.
-        PluginError: the tensor plan names a parameter that the module does not have.
+        PluginError: the tensor plan names a parameter that the module does not have, a parameter lies in none of the
+            spec's parts, or a layer draws or remembers what would differ by layout.
     """
     check_module(spec, config, grid=grid, frozen=frozen)
     assert axis.size == grid.tp == mesh.size(), (axis.size, grid.tp, mesh.size())
     stage = Stage(grid.coordinates(rank).pp, grid.pp)
     module, given = _make(spec, config, stage=stage, hidden=hidden, seed=seed, name=grid.name)
+    check_parameters(spec, [path for path, _ in module.named_parameters()], name=grid.name)
+    check_layers(module, name=grid.name)
     splits = _plan(spec, module, axis, name=grid.name)
     target = torch.empty(0, device=device, dtype=dtype)
     trained = stage_trains(spec, config, stage=stage, frozen=frozen)

@@ -60,9 +60,10 @@ class _Local(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # Contiguous, as its spec says: an expanded one would be kept as it is and could not be added to.
-        piece, spec = gradients[0].contiguous(), copy.copy(ctx.spec)
-        return DTensor(piece, spec, requires_grad=False)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # A copy: autograd may hand the same tensor to another parameter too (``(x + a) + b``), and would see by its
+        # count of references that it is shared, were it not wrapped. Contiguous, as the spec says.
+        piece, spec = gradients[0].clone(memory_format=torch.contiguous_format), copy.copy(ctx.spec)
+        return DTensor(piece, spec, requires_grad=False)
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -41,19 +41,25 @@ class ModuleOptimizer:
         )
 
     def counted_square(self) -> float:
-        """Return this rank's share of the squared gradient norm: each shard counts on one rank only."""
+        """Return this rank's share of the squared gradient norm: each shard counts on one rank only.
+
+        A gradient that is not finite on any rank makes it so too, whoever counts the parameter.
+        """
         place = self.part.place
-        if place.dp or place.cp:
+        if not self.part.parameters:
             return 0.0
-        counted = [
-            local_gradient(parameter)
-            for name, parameter in self.part.parameters.items()
-            if self.part.is_counted(name) and (place.tp == 0 or _is_sharded(parameter))
-        ]
-        if not counted:
-            return 0.0
-        norms = torch._foreach_norm(counted)  # noqa: SLF001  # what torch.nn.utils calls too
-        return float(torch.stack(norms).double().square().sum())
+        gradients = [local_gradient(parameter) for parameter in self.part.parameters.values()]
+        norms = torch._foreach_norm(gradients)  # noqa: SLF001  # what torch.nn.utils calls too
+        squares = torch.stack(norms).double().square()
+        counted = torch.tensor(
+            [
+                place.dp == place.cp == 0 and self.part.is_counted(name) and (place.tp == 0 or _is_sharded(parameter))
+                for name, parameter in self.part.parameters.items()
+            ],
+            device=squares.device,
+        )
+        # What is counted elsewhere adds nothing, unless it is not finite: zero times that is not a number.
+        return float((squares * counted).sum())
 
 
 @attrs.frozen(kw_only=True)

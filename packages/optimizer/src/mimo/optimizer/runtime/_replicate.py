@@ -41,11 +41,16 @@ def replicate(part: ModuleParameters, meshes: Meshes) -> Prepared:
     """Keep parameters whole on every lane; ``reduce`` sums their gradients over the lanes."""
     shared = meshes.axes_group(part.grid, DATA_AXES)
     with_tensor = meshes.axes_group(part.grid, (*DATA_AXES, "tp"))
-    split = [parameter for name, parameter in part.parameters.items() if name not in part.summed]
+    assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or whole and alike on each"
+    tied = [part.parameters[name] for name in sorted(part.tied)]
+    split = [parameter for name, parameter in part.parameters.items() if name not in part.summed | part.tied]
     summed = [part.parameters[name] for name in part.parameters if name in part.summed]
 
     @torch.no_grad()
     def reduce() -> None:
+        # In a message of their own, of one length on both stages: the sum is then made in one order, and the copies
+        # stay the same to the bit.
+        _sum([local_gradient(parameter) for parameter in tied], shared)
         _sum([local_gradient(parameter) for parameter in split], shared)
         _sum([local_gradient(parameter) for parameter in summed], with_tensor)
 

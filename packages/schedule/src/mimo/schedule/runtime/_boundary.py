@@ -17,6 +17,9 @@ from torch import Tensor
 from mimo.schedule._routes import Piece, Route
 from mimo.schedule.runtime._channel import Channel
 
+_UNHEARD = 4
+"""Microbatches whose messages may be on their way at once on one channel."""
+
 
 @attrs.frozen
 class Pending:
@@ -27,10 +30,16 @@ class Pending:
 
 @attrs.define
 class _Outbox:
-    """Messages on their way out, kept untouched until they have left, and rows for this rank itself."""
+    """Messages on their way out by microbatch, kept untouched until they have left, and rows for this rank itself."""
 
-    flying: list[tuple[dist.Work, Tensor]] = attrs.field(factory=list)
+    flying: dict[int, list[tuple[dist.Work, Tensor]]] = attrs.field(factory=dict)
     kept: dict[int, list[tuple[Piece, Tensor]]] = attrs.field(factory=dict)
+
+    def settle(self, newest: int = 0) -> None:
+        """Wait until all but the messages of the ``newest`` microbatches have left, and let go of them."""
+        for microbatch in list(self.flying)[: max(len(self.flying) - newest, 0)]:
+            for work, _ in self.flying.pop(microbatch):
+                work.wait()
 
 
 class Boundary:
@@ -98,20 +107,21 @@ class Boundary:
     def flush(self) -> None:
         """Wait until everything sent has left."""
         for box in (self._rows, self._gradients):
-            for work, _ in box.flying:
-                work.wait()
-            box.flying.clear()
+            box.settle()
             assert not box.kept, "rows for this rank itself were never received"
 
     def _post(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], microbatch: int, rows: Tensor) -> None:
-        box.flying = [(work, tensor) for work, tensor in box.flying if not work.is_completed()]
+        assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
+        # Nothing else frees what was sent: gloo says that a message has left only to those who wait for it. A plan is
+        # proved with sends that wait for their receiver, so waiting here can't deadlock.
+        box.settle(_UNHEARD)
         rows = rows.contiguous()
         for piece in pieces:
             part = rows[piece.start : piece.stop]
             if piece.peer == self._rank:
                 box.kept.setdefault(microbatch, []).append((piece, part))
             else:
-                box.flying.append((channel.send(part, piece.peer), part))
+                box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part))
 
     def _expect(
         self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], rows: int, microbatch: int

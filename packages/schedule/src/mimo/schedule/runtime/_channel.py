@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 
 import attrs
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -38,8 +40,9 @@ class Channel:
 def open_channels(graph: ModuleGraph) -> Mapping[str, tuple[Channel, Channel]]:
     """Open the forward and the backward channel of every edge. Call it on every rank of the world.
 
-    Where a channel has its own communicator, all members take part in a first message, so that no later one has to
-    wait for a peer to connect.
+    Where a channel has its own communicator, every pair that may ever talk exchanges a first message here, in one
+    order on all ranks: NCCL connects a pair at its first message and holds up the caller until the peer is there too,
+    which in the middle of a step could be never.
     """
     own_groups = dist.get_backend() != "gloo"
     return {
@@ -54,12 +57,12 @@ def open_channels(graph: ModuleGraph) -> Mapping[str, tuple[Channel, Channel]]:
 def _open(graph: ModuleGraph, edge: Edge, *, tag: int, own_group: bool) -> Channel:
     if not own_group:
         return Channel(group=None, tag=tag)
-    group = dist.new_group(_ends(graph, edge))
-    if dist.get_rank() in _ends(graph, edge):
-        dist.barrier(group=group)
-    return Channel(group=group, tag=0)
-
-
-def _ends(graph: ModuleGraph, edge: Edge) -> Sequence[int]:
-    ranks = (graph.by_name[end.module].grid.stage_ranks(end.stage) for end in (edge.source, edge.target))
-    return sorted({rank for end in ranks for rank in end})
+    sources, targets = (graph.by_name[end.module].grid.stage_ranks(end.stage) for end in (edge.source, edge.target))
+    channel = Channel(group=dist.new_group(sorted({*sources, *targets})), tag=0)
+    rank, first = dist.get_rank(), torch.zeros(1, device=torch.accelerator.current_accelerator())
+    for source, target in itertools.product(sources, targets):
+        if source != target and rank == source:
+            channel.send(first, target).wait()
+        elif source != target and rank == target:
+            channel.receive(first, source).wait()
+    return channel

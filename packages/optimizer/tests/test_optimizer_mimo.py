@@ -153,6 +153,10 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
             assert parameter.grad is not None
             parameter.grad.mul_(math.nan)
         optimizer.reduce("vision")
+    if fault == "replica" and rank == 3:
+        norm = optimizer.modules["language"].part.parameters["language.norm"]
+        assert norm.grad is not None
+        norm.grad.mul_(math.nan)
     if fault == "loss":
         stepped = optimizer.step(1, tally(rank, loss=math.inf if rank == 2 else 1.0))
     elif fault == "tokens":
@@ -179,6 +183,7 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
     [
         ("none", False, True, True),
         ("gradient", True, False, False),
+        ("replica", True, False, False),
         ("loss", True, False, False),
         ("tokens", True, False, False),
         ("rows", False, False, True),
@@ -187,7 +192,7 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
 def test_optimizer_all_ranks_skip_alike(
     fault: str, skipped: bool, vision: bool, language: bool, run_ranks: Callable[..., list[Any]]
 ) -> None:
-    """A NaN or infinity on one rank, or no label token, skips everywhere; no rows leaves only that module untouched."""
+    """A NaN or infinity on one rank, in a copy that another rank counts too, or no label token, skips everywhere; no rows leaves only that module untouched."""
     found = run_ranks(4, skip, fault)
     assert [one[0] for one in found] == [skipped] * 4
     assert [one[1] for one in found] == [vision] * 3 + [False]
