@@ -117,7 +117,7 @@ def variants() -> list[Any]:
 def tests(session: nox.Session, name: str, extra: str | None) -> None:
     """Test one package in an environment that holds only its declared closure.
 
-    Tests that need an extra lie in ``tests/<extra>/``, which the other sessions of the package leave out.
+    Tests that need an extra lie in ``tests/<extra>/``; the session with that extra runs these, the bare one the rest.
     """
     member = MEMBERS[name]
     members = closure({name: frozenset((extra,) if extra else ())})
@@ -130,8 +130,12 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
         "" if with_torch else "assert util.find_spec('torch') is None, 'torch came with a package that declares none'",
     ]
     session.run("python", "-c", "\n".join(guard))
-    left_out = [f"--ignore={member.folder / 'tests' / other}" for other in member.extras if other != extra]
-    session.run("pytest", str(member.folder / "tests"), *left_out, *session.posargs)
+    folder = member.folder / "tests"
+    if extra:
+        session.run("pytest", str(folder / extra), *session.posargs)
+    else:
+        left_out = [f"--ignore={folder / extra}" for extra in member.extras]
+        session.run("pytest", str(folder), *left_out, *session.posargs)
 
 
 @nox.session
@@ -150,7 +154,7 @@ def lint(session: nox.Session) -> None:
     sources = [str(folder / "src") for folder in FOLDERS]
     others = [*(folder / "tests" for folder in FOLDERS), ROOT / "integration_tests", ROOT / "benchmarks"]
     programs = [str(folder) for folder in others if any(folder.rglob("*.py"))]
-    paths = os.pathsep.join([*sources, str(ROOT / "integration_tests")])
+    paths = os.pathsep.join([*sources, *(str(ROOT / helpers) for helpers in ("integration_tests", "benchmarks"))])
     session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": paths})
 
 

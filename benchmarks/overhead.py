@@ -125,7 +125,7 @@ CASES = {
         settings=_settings(
             {"plugin": "tiled", "pixels": 30, "words": 30},
             {"patch": 2, "width": 256, "layers": 4, "heads": 8, "intermediate": 1024},
-            {"hidden": 288, "layers": 5, "heads": 6, "intermediate": 864},
+            {"hidden": 384, "layers": 4, "heads": 6, "intermediate": 1024},
             16,
         ),
         steps=5,

@@ -12,7 +12,7 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -47,10 +47,32 @@ def _rank(function: Callable[..., object], rank: int, world: int, port: int, res
         os._exit(1)
 
 
+def _collect(receivers: Sequence[Connection]) -> tuple[dict[int, Any], dict[int, str]]:
+    """Return results and errors by rank, with what came until all had spoken, or one had failed and the rest waited."""
+    found: dict[int, Any] = {}
+    errors: dict[int, str] = {}
+    open_pipes = dict(enumerate(receivers))
+    deadline = time.monotonic() + SECONDS
+    while open_pipes and time.monotonic() < deadline:
+        some = wait(list(open_pipes.values()), timeout=1)
+        if errors and not some:
+            break  # the others wait for the failed one in vain
+        for rank, receiver in list(open_pipes.items()):
+            if receiver in some:
+                del open_pipes[rank]
+                try:
+                    fine, value = pickle.loads(receiver.recv_bytes())  # noqa: S301  # from our own child
+                except EOFError:
+                    fine, value = False, "ended without a result"
+                (found if fine else errors)[rank] = value
+    return found, errors
+
+
 def fork_ranks(world: int, function: Callable[..., object], *args: object) -> list[Any]:
     """Run ``function(rank, *args)`` in ``world`` forked processes that form a gloo group; return their results by rank.
 
-    The parent must not have computed anything with torch. Every process is ended before this returns.
+    The parent must not have computed anything with torch on several threads. Every process is ended before this
+    returns.
 
     Raises:
         RanksError: with the traceback of every rank that failed.
@@ -63,31 +85,15 @@ def fork_ranks(world: int, function: Callable[..., object], *args: object) -> li
     workers = [
         context.Process(target=_rank, args=(function, rank, world, port, pipes[rank][1], args)) for rank in range(world)
     ]
-    found: dict[int, Any] = {}
-    errors: dict[int, str] = {}
     try:
         for worker in workers:
             worker.start()
         for _, sender in pipes:
             sender.close()
-        open_pipes = {receiver: rank for rank, (receiver, _) in enumerate(pipes)}
-        deadline = time.monotonic() + SECONDS
-        while open_pipes and time.monotonic() < deadline:
-            some = wait(list(open_pipes), timeout=1)
-            if errors and not some:
-                break  # the others wait for the failed one in vain
-            for ready in some:
-                rank = open_pipes.pop(ready)  # type: ignore[call-overload]
-                try:
-                    message = ready.recv_bytes()  # type: ignore[union-attr]
-                    fine, value = pickle.loads(message)  # noqa: S301  # from our own child
-                except EOFError:
-                    fine, value = False, "ended without a result"
-                (found if fine else errors)[rank] = value
-        if errors or open_pipes:
-            waiting = "".join(f"\nrank {rank}: no result" for rank in open_pipes.values())
-            shown = "".join(f"\nrank {rank}:\n{text}" for rank, text in sorted(errors.items()))
-            raise RanksError(f"{shown}{waiting}")
+        found, errors = _collect([receiver for receiver, _ in pipes])
+        if len(found) < world:
+            told = {rank: "no result" for rank in range(world) if rank not in found} | errors
+            raise RanksError("".join(f"\nrank {rank}:\n{text}" for rank, text in sorted(told.items())))
         for worker in workers:
             worker.join(SECONDS)
         return [found[rank] for rank in range(world)]

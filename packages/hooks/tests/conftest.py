@@ -1,4 +1,4 @@
-"""A folder of invented distributions, read by `importlib.metadata` as if they were installed."""
+"""A folder of invented distributions, read by `importlib.metadata` as if they were installed; and a step's values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from textwrap import dedent
 
 import attrs
 import pytest
+
+from mimo.hooks import StepInfo
 
 
 @attrs.frozen
@@ -35,6 +37,25 @@ class Shelf:
     def points(self) -> list[EntryPoint]:
         """Return the entry points of all distributions on the shelf."""
         return [point for found in distributions(path=[str(self.folder)]) for point in found.entry_points]
+
+
+@pytest.fixture
+def step() -> StepInfo:
+    """What happened in some step."""
+    return StepInfo(
+        step=1,
+        loss=1.0,
+        grad_norm=1.0,
+        lr=1e-3,
+        label_tokens=4,
+        rows={},
+        norms={},
+        seconds=1.0,
+        module_seconds={},
+        tokens_per_second=4.0,
+        truncated=0,
+        skipped=False,
+    )
 
 
 @pytest.fixture

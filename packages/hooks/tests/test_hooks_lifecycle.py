@@ -22,20 +22,6 @@ from mimo.hooks import (
 )
 
 RUN = RunInfo(name="r", directory=Path("runs/r"), rank=0, world=1, first_step=1, steps=2, config={})
-STEP = StepInfo(
-    step=1,
-    loss=1.0,
-    grad_norm=1.0,
-    lr=1e-3,
-    label_tokens=4,
-    rows={},
-    norms={},
-    seconds=1.0,
-    module_seconds={},
-    tokens_per_second=4.0,
-    truncated=0,
-    skipped=False,
-)
 EVALUATION = EvaluationInfo(step=1, loss=1.0, exact_match=0.5, samples=2)
 
 
@@ -101,18 +87,18 @@ class Keeper:
         return self.parts
 
 
-def test_hooks_lifecycle_hands_every_event_to_every_plugin_in_order() -> None:
+def test_hooks_lifecycle_hands_every_event_to_every_plugin_in_order(step: StepInfo) -> None:
     """Objects handed in are called in their order, each event with its value."""
     heard: list[tuple[str, Any]] = []
     caller = lifecycle([Listener("first", heard), Listener("second", heard)], entry_points=())
     fault = RuntimeError("x")
     caller.run_begin(RUN)
     caller.step_begin(RUN, 1)
-    caller.step_end(RUN, STEP)
+    caller.step_end(RUN, step)
     caller.evaluated(RUN, EVALUATION)
     caller.run_end(RUN)
     caller.fault(RUN, fault)
-    values = [RUN, 1, STEP, EVALUATION, RUN, fault]
+    values = [RUN, 1, step, EVALUATION, RUN, fault]
     assert heard == [(name, value) for value in values for name in ("first", "second")]
 
 

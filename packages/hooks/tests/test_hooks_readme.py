@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Protocol
 
+import attrs
 import pytest
 
 from mimo.hooks import RunInfo, StepInfo, lifecycle
@@ -20,28 +21,15 @@ class Shelf(Protocol):
     def points(self) -> list[Any]: ...
 
 
-def test_hooks_readme_plugin_is_called(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_readme_plugin_is_called(shelf: Shelf, step: StepInfo, capsys: pytest.CaptureFixture[str]) -> None:
     """The two files of the README are a plugin that hears of steps."""
     readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     project = tomllib.loads(re.findall(r"```toml\n(.*?)```", readme, flags=re.DOTALL)[0])["project"]
     source = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
     shelf.add(project["name"], project["entry-points"], loss_alarm=source)
     run = RunInfo(name="r", directory=Path("runs/r"), rank=0, world=1, first_step=1, steps=2, config={})
-    for step, loss in ((1, 12.0), (2, 3.0)):
-        info = StepInfo(
-            step=step,
-            loss=loss,
-            grad_norm=1.0,
-            lr=1e-3,
-            label_tokens=4,
-            rows={},
-            norms={},
-            seconds=1.0,
-            module_seconds={},
-            tokens_per_second=4.0,
-            truncated=0,
-            skipped=False,
-        )
+    for number, loss in ((1, 12.0), (2, 3.0)):
+        info = attrs.evolve(step, step=number, loss=loss)
         lifecycle(entry_points=shelf.points()).step_end(run, info)
     assert capsys.readouterr().out == "step 1: loss 12.0\n"
     assert "loss_alarm" in sys.modules

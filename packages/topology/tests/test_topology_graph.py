@@ -31,10 +31,10 @@ def test_topology_edges_join_stages_and_modules() -> None:
 def test_topology_gradient_flows_only_where_something_upstream_trains() -> None:
     """A frozen encoder stage sends no gradient back; a frozen language model still hands the projector its own."""
     graph = ModuleGraph(
-        modules=[
+        modules=(
             module("vision", range(2), (False, True), pp=2),
             module("language", range(2, 4), (False, False), pp=2),
-        ],
+        ),
         arrows=(("vision", "language"),),
     )
     assert [edge.gradient for edge in graph.edges] == [False, True, True]

@@ -60,7 +60,7 @@ def test_no_image_has_too_many_patches(size: tuple[int, int], patch: int, most: 
     assert 1 <= VIT.rows(VitConfig(patch=patch, max_patches=most), size) <= most
 
 
-def _check_pixels(_rank: int, _world: int) -> None:
+def _check_pixels(_rank: int) -> None:
     values = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
     image = Image.fromarray(values)
     assert VIT.measure(image) == (8, 8)
@@ -78,7 +78,7 @@ def _check_pixels(_rank: int, _world: int) -> None:
     assert torch.equal(VIT.prepare(colour, Image.new("RGB", (4, 4), "white"))["pixels"], torch.ones(3, 4, 4))
 
 
-def test_prepared_pixels(run_ranks: Callable[..., None]) -> None:
+def test_prepared_pixels(run_ranks: Callable[..., list[Any]]) -> None:
     """Any mode and size becomes channels, whole patches and values from -1 to 1; the right size stays as it is."""
     run_ranks(1, _check_pixels)
 

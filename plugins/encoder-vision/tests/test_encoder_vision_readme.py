@@ -15,7 +15,7 @@ from mimo.model.runtime import TensorAxis, build_part
 from mimo.topology import Grid
 
 
-def _check_readme(_rank: int, _world: int) -> None:
+def _check_readme(_rank: int) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {"__name__": "colour"}
@@ -40,6 +40,6 @@ def _check_readme(_rank: int, _world: int) -> None:
     assert part.encode([], []).shape == (0, 6)
 
 
-def test_readme_encoder(run_ranks: Callable[..., None]) -> None:
+def test_readme_encoder(run_ranks: Callable[..., list[Any]]) -> None:
     """What an author copies gives one row for each image, learns, and takes no image too."""
     run_ranks(1, _check_readme)

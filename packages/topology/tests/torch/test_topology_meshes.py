@@ -1,8 +1,9 @@
 """Groups and meshes on real processes."""
 
-import multiprocessing
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +32,8 @@ def test_topology_tied_pairs_join_first_and_last_stage() -> None:
     assert tied_pairs(Grid(name="m", ranks=range(2), tp=2)) == ((0,), (1,))
 
 
-def _worker(rank: int, store: str, results: "SimpleQueue[tuple[int, list[float], int]]") -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
+def _sums(rank: int) -> tuple[list[float], int]:
+    """Return sums of 10**rank over each axis of this rank's modules, and the size of the last one's tensor mesh."""
     graph = overlapping()
     meshes = Meshes(graph, rank=rank, device_type="cpu")
     sums, size = [], 0
@@ -44,25 +44,14 @@ def _worker(rank: int, store: str, results: "SimpleQueue[tuple[int, list[float],
                 dist.all_reduce(value, group=meshes.axes_group(module.grid, axes))
                 sums.append(value.item())
             size = meshes.tensor_mesh(module.grid).size()
-    results.put((rank, sums, size))
-    dist.barrier()
-    dist.destroy_process_group()
+    return sums, size
 
 
-def test_topology_groups_of_overlapping_grids_work_together(tmp_path: Path) -> None:
+def test_topology_groups_of_overlapping_grids_work_together(run_ranks: Callable[..., list[Any]]) -> None:
     """Ranks in two, one or no module make the same groups and reduce over the right ranks."""
-    context = multiprocessing.get_context("fork")
-    results: SimpleQueue[tuple[int, list[float], int]] = context.SimpleQueue()
-    workers = [context.Process(target=_worker, args=(rank, str(tmp_path / "store"), results)) for rank in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-    found = {rank: (sums, size) for rank, sums, size in (results.get() for _ in range(4))}
-    assert found == {
-        0: ([111.0, 1.0], 3),
-        1: ([111.0, 10.0, 10.0, 110.0], 1),
-        2: ([111.0, 100.0, 100.0, 110.0], 1),
-        3: ([], 0),
-    }
+    assert run_ranks(4, _sums) == [
+        ([111.0, 1.0], 3),
+        ([111.0, 10.0, 10.0, 110.0], 1),
+        ([111.0, 100.0, 100.0, 110.0], 1),
+        ([], 0),
+    ]
