@@ -53,6 +53,12 @@ LAYOUTS: dict[str, Modules] = {
 }
 
 
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    """One oracle for all tests here: it computes each model's truth once."""
+    return Oracle()
+
+
 def found(settings: dict[str, Any], oracle: Oracle) -> str:
     """Return the differences from the oracle, a line each."""
     return "\n".join(oracle.check(settings))

@@ -192,7 +192,10 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
 def test_optimizer_all_ranks_skip_alike(
     fault: str, skipped: bool, vision: bool, language: bool, run_ranks: Callable[..., list[Any]]
 ) -> None:
-    """A NaN or infinity on one rank, in a copy that another rank counts too, or no label token, skips everywhere; no rows leaves only that module untouched."""
+    """A NaN on one rank, even in a copy that another rank counts, or no label token, skips everywhere.
+
+    No rows leaves only that module untouched.
+    """
     found = run_ranks(4, skip, fault)
     assert [one[0] for one in found] == [skipped] * 4
     assert [one[1] for one in found] == [vision] * 3 + [False]

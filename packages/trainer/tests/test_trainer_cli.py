@@ -192,4 +192,6 @@ def test_an_image_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.
     """Before the model is loaded."""
     (tmp_path / "a.png").write_bytes(b"no picture")
     assert run(["generate", str(tmp_path), "--image", str(tmp_path / "a.png")]) == 2
-    assert capsys.readouterr().err.startswith("mimo: --image: expected an image that can be read, got cannot identify")
+    assert capsys.readouterr().err.startswith(
+        f"mimo: --image: expected an image that can be read, got {str(tmp_path / 'a.png')!r}: it is no image"
+    )

@@ -57,6 +57,8 @@ def test_overrides_are_set_over_the_file_in_their_order() -> None:
     ("override", "text"),
     [
         ("steps", r"'steps': expected key=value, got something else. For example: run.steps=50."),
+        ("steps=50", r"steps: expected a key with its section, got one without. Write run.steps=50."),
+        ("interval=5", r"interval: expected .* Write checkpoint.interval=5 or logging.interval=5."),
         ("run.=3", r"'run.=3': expected key=value"),
         ("run.name.x=3", r"run.name: expected a table, got 'r'. It has no key 'x'."),
         ("run.stesp=3", r"run.stesp: expected a known key, got an unknown one. Did you mean 'steps'\?"),
@@ -112,8 +114,12 @@ def test_a_broken_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("[run\n")
     with pytest.raises(ConfigError, match=r"broken.toml: expected a TOML file, got one that is broken: .*line 1"):
         read_settings(tmp_path / "broken.toml")
-    with pytest.raises(ConfigError, match=r"none.toml: expected a readable file, got .*mimo init FILE"):
+    with pytest.raises(
+        ConfigError, match=r"none.toml: expected a readable file, got nothing: there is .*mimo init FILE"
+    ):
         read_settings(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r": expected a readable file, got a folder"):
+        read_settings(tmp_path)
 
 
 @pytest.mark.parametrize(

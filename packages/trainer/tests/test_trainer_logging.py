@@ -1,4 +1,4 @@
-"""The built-in lifecycle plugins: metrics, console, TensorBoard, pictures."""
+"""The built-in lifecycle plugins: metrics, console, pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, lifecycle
 from mimo.trainer._console import Progress, show_seconds
 from mimo.trainer._metrics import Metrics, read_lines
 from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
-from mimo.trainer._tensorboard import TensorBoard
 
 STEP = StepInfo(
     step=1,
@@ -45,7 +44,7 @@ def make_run(directory: Path, *, rank: int = 0, first_step: int = 1, **logging: 
         world=2,
         first_step=first_step,
         steps=3,
-        config={"logging": {"console": True, "tensorboard": False, "interval": 2, **logging}},
+        config={"logging": {"console": True, "interval": 2, **logging}, "checkpoint": {"load": "none"}},
     )
 
 
@@ -67,6 +66,18 @@ def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 3]
     assert lines[0]["norms"] == {"vision": 0.6, "language": 0.8}
     assert lines[3] == {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
+
+
+def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
+    """JSON has no NaN: null stands for it, and the loss curve leaves it out."""
+    caller, run = lifecycle([Metrics(), Pictures()], entry_points=()), make_run(tmp_path)
+    caller.run_begin(run)
+    caller.step_end(run, STEP)
+    caller.step_end(run, attrs.evolve(STEP, step=2, loss=float("nan"), norms={"vision": float("inf")}))
+    caller.run_end(run)
+    line = read_lines(tmp_path / "metrics.jsonl")[1]
+    assert (line["loss"], line["norms"]) == (None, {"vision": None})
+    assert (tmp_path / "loss.png").exists()
 
 
 def test_only_rank_0_writes_metrics(tmp_path: Path) -> None:
@@ -101,6 +112,19 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
     assert lines[4] == "r: done in 0:00"
 
 
+def test_the_console_says_where_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    """After a checkpoint, from the start where there is none yet, or that nothing is left."""
+
+    def first_line(run: RunInfo) -> str:
+        return console_text(run, terminal=False).splitlines()[0].partition(" with ")[0]
+
+    run = make_run(tmp_path)
+    latest = attrs.evolve(run, config={**run.config, "checkpoint": {"load": "latest"}})
+    assert first_line(attrs.evolve(latest, first_step=2)) == "r: step 2 to 3"
+    assert first_line(latest) == "r: no checkpoint yet, so all 3 steps"
+    assert first_line(attrs.evolve(latest, first_step=4)) == "r: nothing left to train, step 3 of 3 was loaded,"
+
+
 def test_the_console_renews_one_line_on_a_terminal(tmp_path: Path) -> None:
     """Steps between the lines show too, and are wiped out by the next line."""
     text = console_text(make_run(tmp_path), terminal=True)
@@ -127,19 +151,6 @@ def test_a_resumed_run_says_where_it_goes_on_and_skipped_steps_are_marked(tmp_pa
 def test_times_are_short(seconds: float, text: str) -> None:
     """Hours only where there are some."""
     assert show_seconds(seconds) == text
-
-
-def test_tensorboard_writes_event_files_only_where_it_is_asked_for(tmp_path: Path) -> None:
-    """And reads back what was written."""
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    go_through(TensorBoard(), make_run(tmp_path))
-    go_through(TensorBoard(), make_run(tmp_path, tensorboard=True, rank=1))
-    assert not (tmp_path / "tensorboard").exists()
-    go_through(TensorBoard(), make_run(tmp_path, tensorboard=True))
-    found = events.EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    assert [event.value for event in found.Scalars("training/loss")] == pytest.approx([2.5, 1.25, 2.5 / 3])
-    assert [event.step for event in found.Scalars("evaluation/exact_match")] == [3]
 
 
 def test_the_loss_curve_is_drawn_at_the_end_from_the_metrics(tmp_path: Path) -> None:

@@ -43,12 +43,23 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
         check_directory(settings(tmp_path / "r"))
 
 
-def test_going_on_needs_a_checkpoint(tmp_path: Path) -> None:
-    """Otherwise a misspelled directory would begin a run from nothing."""
-    with pytest.raises(ConfigError, match=r"^checkpoint.load: expected a checkpoint in '.*checkpoints' to go on from"):
+@pytest.mark.parametrize("trace", ["config.toml", "metrics.jsonl", "checkpoints"])
+def test_going_on_needs_a_run(tmp_path: Path, trace: str) -> None:
+    """Otherwise a misspelled directory would begin one from nothing; whether it has saved anything is no matter."""
+    with pytest.raises(
+        ConfigError, match=r"^checkpoint.load: expected a run in '.*' to go on with, got none\. Check run"
+    ):
         check_directory(settings(tmp_path, "latest"))
-    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / trace).mkdir()
     check_directory(settings(tmp_path, "latest"))
+
+
+def test_a_job_that_may_be_restarted_says_the_same_the_first_time(tmp_path: Path) -> None:
+    """Under torchrun or Slurm going on begins a run where there is none."""
+    check_directory(settings(tmp_path / "new", "latest"), joining=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^run.directory: expected a folder, got '.*file', which is a file"):
+        check_directory(settings(tmp_path / "file", "latest"), joining=True)
 
 
 def test_a_checkpoint_folder_must_exist_and_be_of_this_run_to_go_on_in_its_directory(tmp_path: Path) -> None:

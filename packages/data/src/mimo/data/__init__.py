@@ -1,6 +1,7 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
+from mimo.data._images import image_size, load_image
 from mimo.data._layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
 from mimo.data._packing import Packed, pack
 from mimo.data._sampler import StepSampler
@@ -31,6 +32,8 @@ __all__ = [
     "StepSampler",
     "Tokenizer",
     "TokenizerSpec",
+    "image_size",
     "lay_out",
+    "load_image",
     "pack",
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PIL import Image, UnidentifiedImageError
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What is opened. A closed list, since Pillow starts an outside program for some formats (EPS)."""
@@ -38,6 +40,8 @@ def load_image(path: Path) -> Image.Image:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
+    from PIL import Image, UnidentifiedImageError  # heavy, and only readers of images need it
+
     # Not only because a folder is no image: opening a named pipe would wait forever.
     if not path.is_file():
         msg = "there is no such file"

@@ -7,7 +7,7 @@ S tokens of one sample, placeholder rows included.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -101,7 +101,7 @@ def lay_out(dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, 
     return SampleLayout(
         sample=sample,
         tokens=tokens,
-        labels=_labels(tokens, list(modalities)),
+        labels=_labels(tokens, modalities),
         items=tuple(items),
         truncated=truncated,
     )
@@ -110,7 +110,7 @@ def lay_out(dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, 
 def _pieces(ids: NDArray[np.int64], modalities: Mapping[int, str]) -> Iterator[tuple[NDArray[np.int64], str | None]]:
     """Yield runs of text, with None, and single placeholders, with their modality, in order."""
     start = 0
-    for at in np.flatnonzero(np.isin(ids, list(modalities))).tolist():
+    for at in np.flatnonzero(_is_any(ids, modalities)).tolist():
         if start < at:
             yield ids[start:at], None
         yield ids[at : at + 1], modalities[int(ids[at])]
@@ -119,10 +119,18 @@ def _pieces(ids: NDArray[np.int64], modalities: Mapping[int, str]) -> Iterator[t
         yield ids[start:], None
 
 
-def _labels(tokens: NDArray[np.int64], placeholders: list[int]) -> NDArray[np.int64]:
+def _is_any(ids: NDArray[np.int64], wanted: Iterable[int]) -> NDArray[np.bool_]:
+    """Tell of each id whether it is a wanted one; for the few that there are, an order quicker than `numpy.isin`."""
+    found = np.zeros(len(ids), dtype=np.bool_)
+    for one in wanted:
+        found |= ids == one
+    return found
+
+
+def _labels(tokens: NDArray[np.int64], placeholders: Iterable[int]) -> NDArray[np.int64]:
     labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
     following = tokens[1:]
-    labels[:-1] = np.where(np.isin(following, placeholders), NO_LABEL, following)
+    labels[:-1] = np.where(_is_any(following, placeholders), NO_LABEL, following)
     return labels
 
 

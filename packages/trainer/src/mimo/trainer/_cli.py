@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -32,6 +33,8 @@ def run(words: Sequence[str]) -> int:
     try:
         code = make_app()(words, exit_on_error=False, print_error=True, result_action="return_value")
     except CycloptsError:  # it has printed what is wrong
+        if dashed := [word for word in words if re.match(r"--?\w+(\.\w+)+(=|$)", word)]:
+            _tell(f"mimo: settings are written as key=value, without dashes: {dashed[0].lstrip('-')}")
         return _REFUSED
     except UserError as error:
         _tell(f"mimo: {error}")
@@ -51,6 +54,7 @@ def make_app() -> App:
         help="Train multimodal models in which every module has a parallel grid of its own.",
         version=lambda: version("mimo-trainer"),
         help_flags=["--help", "-h"],
+        help_format="plaintext",  # others would take <image> for a tag
         suppress_keyboard_interrupt=False,
     )
     for command in (train, check, evaluate, generate, plugins, init):
@@ -70,15 +74,16 @@ def train(file: Path, /, *overrides: str) -> int:
         overrides: settings that differ, as key=value: run.steps=50 modules.vision.ranks=0-3.
     """
     from mimo.trainer._config import read_settings
-    from mimo.trainer._place import with_slurm
+    from mimo.trainer._place import is_joining, with_slurm
     from mimo.trainer._preflight import check_directory, check_logging, check_world
     from mimo.trainer._resolve import resolve
 
     settings = read_settings(file, overrides)
     check_logging(settings)
-    check_directory(settings)
+    environ = with_slurm(os.environ)
+    check_directory(settings, joining=is_joining(environ))
     job = resolve(settings)
-    check_world(job.world, with_slurm(os.environ))
+    check_world(job.world, environ)
 
     from mimo.trainer import _train
     from mimo.trainer._tasks import run_job
@@ -131,8 +136,8 @@ def generate(
     checkpoint: Path,
     /,
     *,
-    image: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
-    text: str = "",
+    image: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
+    text: Annotated[str, Parameter(show_default=False)] = "",
     max_tokens: int = 64,
 ) -> int:
     """Print what a checkpoint writes after images and text, in one process.

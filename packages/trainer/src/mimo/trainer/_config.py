@@ -6,11 +6,13 @@ import datetime as dt
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import attrs
 import tomli_w
 
 from mimo.hooks import ConfigError
+from mimo.trainer._fields import own_keys
 from mimo.trainer._settings import Settings
 from mimo.trainer._structure import structure
 
@@ -31,6 +33,7 @@ def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Se
         ConfigError: a setting is unknown, missing or wrong.
     """
     for override in overrides:
+        _check_section(override)
         table = override_key(table, override)
     return structure(table, Settings, "")
 
@@ -47,7 +50,7 @@ def read_table(path: Path) -> Mapping[str, Any]:
         raise ConfigError(str(path), expected="a TOML file", got=f"one that is broken: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            str(path), expected="a readable file", got=str(error), fix="Write one with: mimo init FILE."
+            str(path), expected="a readable file", got=_why(path, error), fix="Write one with: mimo init FILE."
         ) from error
 
 
@@ -80,6 +83,27 @@ def parse_value(text: str) -> Any:
 def write_config(table: Mapping[str, Any], path: Path) -> None:
     """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings."""
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def _why(path: Path, error: Exception) -> str:
+    """Return why a file cannot be read, in words for the two usual causes."""
+    if path.is_dir():
+        return "a folder"
+    return str(error) if path.exists() else "nothing: there is no such file"
+
+
+def _check_section(override: str) -> None:
+    """Refuse ``steps=50``, naming the section that has such a key: no setting stands outside of one.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    written, equals, value = override.partition("=")
+    key, kinds = written.strip(), get_type_hints(Settings)
+    homes = [name for name, kind in kinds.items() if attrs.has(kind) and key in own_keys(kind)]
+    if equals and homes and key not in kinds:
+        fixes = " or ".join(f"{home}.{key}={value}" for home in homes)
+        raise ConfigError(key, expected="a key with its section", got="one without", fix=f"Write {fixes}.")
 
 
 def _set(table: Any, keys: list[str], value: Any, where: str) -> Mapping[str, Any]:

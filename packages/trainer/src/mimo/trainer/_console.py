@@ -28,8 +28,7 @@ class Progress:
         """Say what begins."""
         self._begun = time.monotonic()
         if _prints(run):
-            place = f"step {run.first_step} to {run.steps}" if run.first_step > 1 else f"{run.steps} steps"
-            self._line(f"{run.name}: {place} with {run.world} processes, in {run.directory}")
+            self._line(f"{run.name}: {_span(run)} with {run.world} processes, in {run.directory}")
 
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
@@ -91,6 +90,16 @@ def show_evaluation(info: EvaluationInfo) -> str:
         f"evaluation at step {info.step}: loss {info.loss:.4f}, "
         f"{info.exact_match:.1%} of {info.samples} samples exactly right"
     )
+
+
+def _span(run: RunInfo) -> str:
+    if run.first_step > run.steps:
+        return f"nothing left to train, step {run.first_step - 1} of {run.steps} was loaded,"
+    if run.first_step > 1:
+        return f"step {run.first_step} to {run.steps}"
+    if run.config["checkpoint"]["load"] == "latest":
+        return f"no checkpoint yet, so all {run.steps} steps"
+    return f"{run.steps} steps"
 
 
 def _prints(run: RunInfo) -> bool:

@@ -55,6 +55,8 @@ class Engine:
             if programs.keys() & {edge.source, edge.target}
         }
         self.written: list[Written] = []
+        run = job.settings.run
+        self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._edges = {edge.name: edge for edge in job.graph.edges}
         self._training = Executor(job.graph, rank=rank, programs=programs, boundaries=boundaries)
         self._evaluating = Executor(job.evaluation_graph, rank=rank, programs=programs, boundaries=boundaries)
@@ -90,9 +92,9 @@ class Engine:
         """
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
-        sampler = StepSampler(len(job.train), job.settings.run.global_batch, job.settings.run.seed)
+        assert self._sampler is not None
         self.optimizer.zero_gradients()
-        data = StepData.cut(job, job.train, sampler.samples(step), microbatches=job.microbatches)
+        data = StepData.cut(job, job.train, self._sampler.samples(step), microbatches=job.microbatches)
         return self._run(self._training, job.plan, data, judge=False)
 
     def evaluate(self, step: int) -> EvaluationInfo | None:

@@ -66,8 +66,9 @@ class Fault:
         return cls(rank=rank, code=EXIT_FAILED, text=text, explained=False)
 
     def write(self, directory: Path | None) -> None:
-        """Write the text into the run directory, where there is one."""
-        if directory is not None and directory.is_dir():
+        """Write the text into the run directory, if this is a run; the first to fail may be the first to need it."""
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
             (directory / ERROR_FILE).write_text(f"{self.text}\n", encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from mimo.hooks import ConfigError, EvaluationInfo, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.trainer._engine import Engine
 from mimo.trainer._place import Place
-from mimo.trainer._programs import language_batch
+from mimo.trainer._programs import language_batch, take_rows
 from mimo.trainer._resolved import Job
 
 
@@ -95,13 +95,20 @@ def generate(engine: Engine, prompt: Prompt, *, max_tokens: int, told: Callable[
     job = engine.job
     rows = {module.modality: _rows_of(module.spec, module.config) for module in job.encoders}
     layout = lay_out(prompt, 0, tokenizer=job.tokenizer, rows=rows, max_tokens=job.settings.data.max_tokens)
+    if layout.truncated or not len(layout.tokens):
+        raise ConfigError(
+            "the prompt",
+            expected=f"1 to data.max_tokens = {job.settings.data.max_tokens} tokens, image rows included",
+            got="none" if not len(layout.tokens) else "more",
+        )
     encoded = {}
     for module in job.encoders:
         assert isinstance(module.spec, EncoderSpec)
         items = [item for item in layout.items if item.info.modality == module.modality]
         prepared = [module.spec.prepare(module.config, prompt.raw(0, item.info.index)) for item in items]
         on_device = [{name: value.to(engine.device) for name, value in item.items()} for item in prepared]
-        encoded[module.name] = engine.model.parts[module.name].encode(on_device, [item.info.size for item in items])
+        found = engine.model.parts[module.name].encode(on_device, [item.info.size for item in items])
+        encoded[module.name] = take_rows(job, module, items, found)
     language = engine.model.parts[job.language.name].language
     written: list[int] = []
     for _ in range(max_tokens):

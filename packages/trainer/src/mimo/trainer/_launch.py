@@ -7,6 +7,7 @@ of a second where fresh interpreters take ten. GPUs want fresh ones.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,9 @@ def _processes(
     context: ForkContext | SpawnContext = (
         multiprocessing.get_context("fork") if device == "cpu" else multiprocessing.get_context("spawn")
     )
+    if device == "cpu":
+        # Half a second that every rank would otherwise spend by itself: torch loads it when an optimizer is first made.
+        importlib.import_module("torch._dynamo")
     port = listener.getsockname()[1]
     forked = listener if device == "cpu" else None
     return [

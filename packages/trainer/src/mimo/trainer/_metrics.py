@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,10 @@ class Metrics:
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the objects of a metrics file; a last line that was cut off by the end of its process is left out."""
+    """Return the objects of a metrics file, null for numbers that are not finite.
+
+    A last line that was cut off by the end of its process is left out.
+    """
     *whole, _ = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in whole]
 
@@ -45,4 +49,11 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
 def _append(run: RunInfo, line: Mapping[str, Any]) -> None:
     if run.rank == 0:
         with (run.directory / METRICS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps(line)}\n")
+            file.write(f"{json.dumps(_finite(line), allow_nan=False)}\n")
+
+
+def _finite(value: Any) -> Any:
+    """Return plain data with null for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,8 @@ class Pictures:
             loss_curve(
                 run.directory / LOSS_PICTURE,
                 [line["step"] for line in steps],
-                [line["loss"] for line in steps],
-                [(line["step"], line["loss"]) for line in lines if line.get("evaluation")],
+                [_number(line["loss"]) for line in steps],
+                [(line["step"], _number(line["loss"])) for line in lines if line.get("evaluation")],
             )
 
 
@@ -131,10 +132,17 @@ def caption_grid(
         for spine in axes.spines.values():
             spine.set_color("#cccccc" if is_right else _WRONG)
             spine.set_linewidth(0.8 if is_right else 2.5)
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
+        figure.savefig(path, dpi=120)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _wrap(text: str) -> str:
     """Return text in lines that fit below an image; what the font cannot mean as markup is shown as it is."""
-    lines = textwrap.wrap(text, _CHARACTERS_A_LINE, max_lines=3, placeholder=" …")
+    shown = "".join(one if one.isprintable() or one.isspace() else "·" for one in text)
+    lines = textwrap.wrap(shown, _CHARACTERS_A_LINE, max_lines=3, placeholder=" …")
     return "\n".join(lines).replace("$", r"\$")

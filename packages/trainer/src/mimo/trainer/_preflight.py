@@ -16,29 +16,37 @@ CHECKPOINTS = "checkpoints"
 TRACES_OF_A_RUN = (CONFIG_FILE, METRICS_FILE, CHECKPOINTS)
 
 
-def check_directory(settings: Settings) -> None:
+def check_directory(settings: Settings, *, joining: bool = False) -> None:
     """Refuse a directory that holds another run, and a checkpoint that is not there.
+
+    ``latest`` goes on with a run that ended before its first checkpoint too, from its first step. Where there is no
+    run at all, it is refused to whoever typed it, since a misspelled directory would begin one from nothing. A job of
+    torchrun or Slurm may be restarted, and then says the same as the first time: for it, ``latest`` begins a run.
+
+    Args:
+        settings: the whole file.
+        joining: whether torchrun or Slurm started this process.
 
     Raises:
         ConfigError: naming ``run.directory`` or ``checkpoint.load``.
     """
     directory, load = Path(settings.directory), settings.checkpoint.load
-    checkpoints = directory / CHECKPOINTS
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError("run.directory", expected="a folder", got=f"{str(directory)!r}, which is a file")
+    holds_run = any((directory / trace).exists() for trace in TRACES_OF_A_RUN)
     if load == "latest":
-        if not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+        if not holds_run and not joining:
             raise ConfigError(
                 "checkpoint.load",
-                expected=f"a checkpoint in {str(checkpoints)!r} to go on from",
+                expected=f"a run in {str(directory)!r} to go on with",
                 got="none",
-                fix="Set it to none to begin a run.",
+                fix="Check run.directory, or set checkpoint.load=none to begin a run.",
             )
         return
     if load != "none" and not Path(load).is_dir():
         raise ConfigError("checkpoint.load", expected='"none", "latest" or the folder of a checkpoint', got=repr(load))
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError("run.directory", expected="a folder", got=f"{str(directory)!r}, which is a file")
     resumes = load != "none" and Path(load).resolve().is_relative_to(directory.resolve())
-    if not resumes and any((directory / trace).exists() for trace in TRACES_OF_A_RUN):
+    if holds_run and not resumes:
         raise ConfigError(
             "run.directory",
             expected="a directory without a run in it",

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mimo.data import NO_LABEL, Packed
+from mimo.data import NO_LABEL, Packed, PlacedItem
+from mimo.hooks import RunError
 from mimo.model.runtime import LanguageBatch, Part
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
@@ -20,7 +21,10 @@ from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._step_data import Microbatch, StepData
 
 COUNTS = ("truncated", "right", "samples")
-"""Sums beside loss and rows: samples cut short, samples whose every label token is the argmax, samples."""
+"""Sums beside loss and rows: samples cut short; of the judged samples that have labels, those whose every label token
+is the argmax, and all."""
+
+_SIZES_SHOWN = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +87,6 @@ class Program(abc.ABC):
         self.written: list[Written] = []
         self._label_tokens = 0
         self._rows = 0
-        self._samples = 0
         self._truncated = 0
 
     def tally(self) -> Tally:
@@ -95,7 +98,7 @@ class Program(abc.ABC):
             counts={
                 "truncated": self._truncated,
                 "right": sum(written.right for written in self.written),
-                "samples": self._samples,
+                "samples": len(self.written),
             },
         )
 
@@ -132,8 +135,10 @@ class EncoderProgram(Program):
             ]
         hidden = next(iter(inputs.values()), None)
         rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
-        if self.part.stage.is_last and self.counts:
-            self._rows += sum(item.rows for item in items)
+        if self.part.stage.is_last:
+            rows = take_rows(self.job, self.module, items, rows)
+            if self.counts:
+                self._rows += sum(item.rows for item in items)
         return self._outputs(rows)
 
 
@@ -161,12 +166,32 @@ class LanguageProgram(Program):
         if self.counts:
             self._losses.append(loss.detach().double())
             self._label_tokens += int(np.count_nonzero(packed.labels != NO_LABEL))
-            self._samples += len(packed.lengths)
         if self._judge:
             greedy = self.part.language.greedy(hidden)
             if self.counts:
                 self.written += _written(step, packed, self.module, self.place.dp, greedy)
         return {LOSS: loss}
+
+
+def take_rows(job: Job, module: JobModule, items: Sequence[PlacedItem], rows: Tensor) -> Tensor:
+    """Return an encoder's rows in the precision in which they travel; refuse them where they are not what it said.
+
+    Raises:
+        RunError: naming the module and the sizes of its items.
+    """
+    expected = (sum(item.rows for item in items), job.hidden)
+    if tuple(rows.shape) != expected:
+        sizes = ", ".join(f"{item.info.size} -> {item.rows}" for item in items[:_SIZES_SHOWN]) + (
+            ", …" if len(items) > _SIZES_SHOWN else ""
+        )
+        raise RunError(
+            f"modules.{module.name}",
+            expected=f"{expected[0]} rows of width {expected[1]}, as rows() of encoder {module.spec.name!r} said "
+            f"for {len(items)} items ({sizes})",
+            got=f"a tensor of shape {tuple(rows.shape)} from its forward()",
+            fix="Make them agree.",
+        )
+    return rows.to(torch.float32)
 
 
 def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBatch:
@@ -194,12 +219,13 @@ def _written(step: Microbatch, packed: Packed, module: JobModule, lane: int, gre
     for position, length in zip(step.owners(module).span(lane), packed.lengths, strict=True):
         labels = packed.labels[start : start + length].tolist()
         pairs = [(ids[start + at], label) for at, label in enumerate(labels) if label != NO_LABEL]
-        found.append(
-            Written(
-                sample=step.layouts[position].sample,
-                ids=tuple(written for written, _ in pairs),
-                right=all(written == label for written, label in pairs),
+        if pairs:
+            found.append(
+                Written(
+                    sample=step.layouts[position].sample,
+                    ids=tuple(written for written, _ in pairs),
+                    right=all(written == label for written, label in pairs),
+                )
             )
-        )
         start += length
     return found

@@ -13,7 +13,9 @@ from mimo.trainer._resolved import JobModule
 from mimo.trainer._settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer._structure import structure
 
-RESERVED_NAMES = frozenset({"optimizer", "data", "run", "model", "tokenizer", "schedule", "checkpoint", "logging"})
+RESERVED_NAMES = frozenset(
+    {"checkpoint", "data", "logging", "model", "optimizer", "progress", "run", "schedule", "tokenizer"}
+)
 """Names that a module cannot have, since checkpoints and metrics use them for something else."""
 
 

@@ -53,6 +53,14 @@ def _choose(settings: OptimizerSettings, steps: int, where: str, find: Find) -> 
     clash = known & set(SHARED_OPTIMIZER_KEYS)
     assert not clash, (spec.name, clash)
     config: Any = structure(settings.config, spec.config, where, siblings=SHARED_OPTIMIZER_KEYS)
+    decays = settings.lr_schedule != "constant" and not settings.lr_decay_steps
+    if decays and steps <= settings.lr_warmup_steps:  # told by the keys that the user wrote
+        raise ConfigError(
+            f"{where}.lr_warmup_steps",
+            expected=f"fewer than run.steps = {steps}, the step at which lr_min is reached",
+            got=repr(settings.lr_warmup_steps),
+            fix="Set it lower, or set lr_decay_steps.",
+        )
     return OptimizerChoice(
         spec=spec,
         config=config,

@@ -29,7 +29,9 @@ class RunSettings:
     """What is run, how long, on what, and where its files go."""
 
     name: str = setting("names the run in messages and its directory", validator=[one_folder])
-    seed: int = setting("initial weights and the order of samples follow from it alone", default=0)
+    seed: int = setting(
+        "initial weights and the order of samples follow from it alone", default=0, validator=[at_least(0)]
+    )
     steps: int = setting("updates of the weights", validator=[at_least(1)])
     global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1)])
     micro_batch: int = setting("samples of a microbatch for each language lane", default=1, validator=[at_least(1)])

@@ -12,6 +12,7 @@ import attrs
 from PIL import Image
 
 from mimo.checkpoint import read_manifest
+from mimo.data import load_image
 from mimo.hooks import ConfigError
 from mimo.trainer._config import make_settings
 from mimo.trainer._console import show_evaluation
@@ -21,9 +22,6 @@ from mimo.trainer._place import Place, is_joining, with_slurm
 from mimo.trainer._resolve import Purpose, resolve
 from mimo.trainer._resolved import Job
 from mimo.trainer._structure import unstructure
-
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""A closed list, since Pillow starts an outside program for some formats (EPS)."""
 
 Entry: TypeAlias = Callable[[Job, Place], None]
 
@@ -55,9 +53,17 @@ def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None 
 
 
 def evaluate_checkpoint(step_folder: Path, job: Job, place: Place) -> None:
-    """Evaluate a checkpoint and print the result."""
+    """Evaluate a checkpoint and print the result.
+
+    Raises:
+        ConfigError: there is nothing held out to evaluate on.
+    """
     info = evaluate(job, place, step_folder, read_manifest(step_folder).step)
-    if info is not None and place.rank == 0:
+    if info is None:
+        raise ConfigError(
+            "data", expected="held-out samples", got="none", fix="For jsonl data, give data.evaluation_path=FILE."
+        )
+    if place.rank == 0:
         print(show_evaluation(info))
 
 
@@ -74,11 +80,9 @@ def read_image(path: Path) -> Image.Image:
         ConfigError: it cannot be read.
     """
     try:
-        image = Image.open(path, formats=_FORMATS)
-        image.load()
-    except Exception as error:  # decoders of damaged files raise anything
-        raise ConfigError("--image", expected="an image that can be read", got=str(error)) from error
-    return image
+        return load_image(path)
+    except ValueError as error:
+        raise ConfigError("--image", expected="an image that can be read", got=f"{str(path)!r}: {error}") from error
 
 
 def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, place: Place) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mimo.checkpoint import latest, load, read_manifest, save
-from mimo.hooks import CheckpointError, Common, RunInfo, Stateful, StateTree, lifecycle
+from mimo.hooks import CheckpointError, Common, ConfigError, PluginError, RunInfo, Stateful, StateTree, lifecycle
 from mimo.topology import AXES, Grid
 from mimo.trainer._captions import save_captions
 from mimo.trainer._engine import Engine
@@ -27,7 +27,7 @@ def train(job: Job, place: Place) -> None:
     engine = Engine(job, rank=place.rank, device=torch.device(place.device))
     settings = job.settings
     found = find_checkpoint(job)
-    first = 1 if found is None else read_manifest(found).step + 1
+    first = 1 if found is None else first_step(job, found)
     run = RunInfo(
         name=settings.run.name,
         directory=job.directory,
@@ -67,7 +67,7 @@ def train(job: Job, place: Place) -> None:
 
 
 def find_checkpoint(job: Job) -> Path | None:
-    """Return the step folder that ``checkpoint.load`` names, None for none.
+    """Return the step folder that ``checkpoint.load`` names; None for none, and for a run that has saved none yet.
 
     Raises:
         CheckpointError: there is no complete checkpoint there.
@@ -75,7 +75,30 @@ def find_checkpoint(job: Job) -> Path | None:
     where = job.settings.checkpoint.load
     if where == "none":
         return None
-    return step_folder(job.directory if where == "latest" else Path(where))
+    if where != "latest":
+        return step_folder(Path(where))
+    folder = job.directory / CHECKPOINTS
+    if latest(folder) is None and not list(folder.glob("step_*")):  # one that lacks its manifest is no beginning
+        return None
+    return step_folder(job.directory)
+
+
+def first_step(job: Job, folder: Path) -> int:
+    """Return the step with which a run goes on from a step folder.
+
+    Raises:
+        ConfigError: steps were of another size, so that samples would be skipped or read again.
+    """
+    manifest = read_manifest(folder)
+    before = manifest.config["run"]["global_batch"]
+    if before != job.settings.run.global_batch:
+        raise ConfigError(
+            "run.global_batch",
+            expected=f"{before}, as in the run that {str(folder)!r} was saved by",
+            got=repr(job.settings.run.global_batch),
+            fix="The position in the data is counted in steps; micro_batch may change freely.",
+        )
+    return manifest.step + 1
 
 
 def step_folder(path: Path) -> Path:
@@ -99,7 +122,7 @@ def step_folder(path: Path) -> Path:
 def save_step(engine: Engine, parts: Iterable[Stateful], step: int) -> Path:
     """Save model, optimizer, progress and the plugins' state after ``step``."""
     job = engine.job
-    tree = {**engine.state(), **_others(parts, step)}
+    tree = {**engine.state(), **_others(engine, parts, step)}
     return save(
         job.directory / CHECKPOINTS,
         step,
@@ -113,14 +136,23 @@ def save_step(engine: Engine, parts: Iterable[Stateful], step: int) -> Path:
 def resume(engine: Engine, parts: Iterable[Stateful], folder: Path) -> None:
     """Take back what `save_step` saved, in this layout or another."""
     parts = list(parts)
-    loaded = load(folder, {**engine.state(), **_others(parts, 0)})
+    loaded = load(folder, {**engine.state(), **_others(engine, parts, 0)})
     engine.optimizer.load(loaded["optimizer"])
     for part in parts:
         part.load(loaded[part.name])
 
 
-def _others(parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
-    return {"progress": {"step": Common(step)}, **{part.name: part.state() for part in parts}}
+def _others(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
+    """Return what a checkpoint holds beside modules and optimizers, whose names nothing else may have."""
+    taken = {"optimizer", "progress", *(module.name for module in engine.job.modules)}
+    others: dict[str, StateTree] = {"progress": {"step": Common(step)}}
+    for part in parts:
+        if part.name in taken:
+            raise PluginError(
+                f"state {part.name!r}", expected="a name that no module and nothing of ours has", got=repr(part.name)
+            )
+        others[part.name] = part.state()
+    return others
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -1,0 +1,224 @@
+"""The demo from training to writing: what `mimo train`, `evaluate`, `generate` and `checkpoint` leave and print."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from commands import SCRIPT, TORCHRUN, Ended, losses, mimo, read_metrics, start, succeed
+from house import ROOT
+from PIL import Image
+
+from mimo.schedule import Plan
+
+STEPS = 20
+
+DIGITS = (
+    "examples/digits.toml",
+    f"run.steps={STEPS}",
+    "run.global_batch=32",
+    "run.micro_batch=8",
+    "run.evaluation_interval=10",
+    "data.held_out=0.02",
+    "optimizer.lr_warmup_steps=0",
+    f"optimizer.lr_decay_steps={STEPS}",
+    "checkpoint.interval=10",
+    "logging.interval=1",
+)
+"""A demo that is short enough: fewer, smaller steps and few held-out images; it learns to write a caption."""
+
+OTHER_LAYOUT = (
+    "modules.vision.ranks=0-2",
+    "modules.language.ranks=1-2",
+    "modules.language.pp=2",
+    "modules.language.tp=1",
+)
+"""Three lanes of the encoder, two stages of the language model, overlapping."""
+
+KEYS = {"step", "loss", "grad_norm", "lr", "label_tokens", "rows", "seconds", "tokens_per_second"}
+
+
+def half_done(run: Path, directory: Path) -> Path:
+    """Return a copy of a run that ended between its two checkpoints."""
+    shutil.copytree(run, directory)
+    shutil.rmtree(directory / "checkpoints" / f"step_{STEPS:08d}")
+    (directory / "checkpoints" / "latest").unlink()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def digits_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The run directory of a short demo on four processes, and how its command ended."""
+    directory = tmp_path_factory.mktemp("digits") / "run"
+    return directory, mimo("train", *DIGITS, f"run.directory={directory}")
+
+
+@pytest.fixture(scope="module")
+def digits_run(digits_ended: tuple[Path, Ended]) -> Path:
+    """The run directory of a short demo on four processes, which must not be written into."""
+    directory, ended = digits_ended
+    assert ended.code == 0, ended.err
+    return directory
+
+
+@pytest.fixture(scope="module")
+def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A picture of a handwritten digit."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
+
+    path = tmp_path_factory.mktemp("pictures") / "digit.png"
+    Image.fromarray((load_digits().images[0] * (255 / 16)).astype("uint8")).save(path)
+    return path
+
+
+def test_training_shows_its_progress(digits_ended: tuple[Path, Ended]) -> None:
+    """A line for each step with loss, tokens a second and the time left, then the evaluation; nothing on stderr."""
+    directory, ended = digits_ended
+    assert (ended.code, ended.err) == (0, "")
+    first, *lines, last = ended.out.splitlines()
+    assert first == f"digits: {STEPS} steps with 4 processes, in {directory}"
+    steps = [line for line in lines if line.startswith("step")]
+    assert len(steps) == STEPS
+    for line in steps:
+        assert re.fullmatch(r"step [ \d]\d/20  loss  \d\.\d{4}  +[\d,]+ tokens/s  \d+:\d\d left", line), line
+    assert re.fullmatch(r"evaluation at step 20: loss \d\.\d{4}, \d+\.\d% of 36 samples exactly right", lines[-1])
+    assert re.fullmatch(r"digits: done in \d+:\d\d", last)
+
+
+def test_a_run_directory_holds_config_plan_metrics_pictures_and_checkpoints(digits_run: Path) -> None:
+    """Each in the form that others read."""
+    config = tomllib.loads((digits_run / "config.toml").read_text())
+    assert config["run"]["steps"] == STEPS
+    assert config["modules"]["language"]["tp"] == 2
+    assert Plan.from_json((digits_run / "plan.json").read_text()).actors
+    for name in ("loss.png", "captions.png"):
+        with Image.open(digits_run / name) as picture:
+            assert len(set(picture.convert("L").tobytes())) > 10, f"{name} is blank"
+    for step in (10, STEPS):
+        manifest = json.loads((digits_run / "checkpoints" / f"step_{step:08d}" / "manifest.json").read_text())
+        assert manifest["body"]["common"] == {"progress.step": step}
+    assert not (digits_run / "error.txt").exists()
+
+
+def test_metrics_hold_one_object_a_step_and_one_an_evaluation(digits_run: Path) -> None:
+    """With norms and times of each module; the loss falls."""
+    steps, evaluations = read_metrics(digits_run)
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
+    for line in steps:
+        assert line.keys() >= KEYS
+        assert line["rows"].keys() == line["norms"].keys() == line["module_seconds"].keys() == {"vision", "language"}
+        assert line["label_tokens"] == 32 * 5
+        assert line["rows"]["vision"] == 32 * 16
+    assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
+    assert [line["step"] for line in evaluations] == [10, STEPS]
+    for line in evaluations:
+        assert line["evaluation"] is True
+        assert line.keys() >= {"loss", "exact_match"}
+
+
+def test_going_on_in_the_same_layout_is_never_having_stopped(digits_run: Path, tmp_path: Path) -> None:
+    """To the bit; lines of steps that are done again are replaced, and more steps than before may be asked for."""
+    directory = half_done(digits_run, tmp_path / "run")
+    words = (*DIGITS, f"run.directory={directory}", "checkpoint.load=latest", f"run.steps={STEPS + 1}")
+    out = succeed("train", *words)
+    assert out.startswith(f"digits: step 11 to {STEPS + 1} with 4 processes")
+    assert losses(directory)[:STEPS] == losses(digits_run)
+    assert [line["step"] for line in read_metrics(directory)[0]] == list(range(1, STEPS + 2))
+
+
+def test_going_on_in_another_layout_follows_the_straight_run(digits_run: Path, tmp_path: Path) -> None:
+    """Every loss within rounding, evaluation included; doing it once more finds nothing left to do."""
+    directory = half_done(digits_run, tmp_path / "run")
+    words = ("train", *DIGITS, *OTHER_LAYOUT, f"run.directory={directory}", "checkpoint.load=latest", "run.steps=14")
+    assert "step 11 to 14 with 3 processes" in succeed(*words)
+    assert losses(directory) == pytest.approx(losses(digits_run)[:14], rel=1e-5)
+    assert succeed(*words).startswith("digits: nothing left to train, step 14 of 14 was loaded, with 3 processes")
+    assert len(losses(directory)) == 14
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(digits_run: Path, tmp_path: Path) -> None:
+    """With the same word that goes on with all others; where there is no run at all, that word is refused."""
+    directory = tmp_path / "run"
+    words = ("train", *DIGITS, f"run.directory={directory}", "checkpoint.load=latest", "run.steps=1")
+    assert mimo(*words).refused("checkpoint.load: expected a run in", "to go on with, got none. Check run.directory")
+    shutil.copytree(digits_run, directory, ignore=shutil.ignore_patterns("step_*", "latest"))
+    assert succeed(*words).startswith("digits: no checkpoint yet, so all 1 steps with 4 processes")
+    assert losses(directory) == losses(digits_run)[:1]
+
+
+def test_processes_of_torchrun_join(digits_run: Path, tmp_path: Path) -> None:
+    """The run is the same as with processes of our own, to the bit."""
+    words = (SCRIPT, "train", *DIGITS, "run.steps=2", f"run.directory={tmp_path}")
+    with start(sys.executable, *TORCHRUN, "--nproc-per-node=4", *words) as started:
+        ended = started.wait()
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("digits: 2 steps with 4 processes")
+    assert losses(tmp_path) == losses(digits_run)[:2]
+
+
+def test_a_run_directory_in_use_is_refused(digits_run: Path) -> None:
+    """Nothing is overwritten, and the way out is named."""
+    before = (digits_run / "metrics.jsonl").read_bytes()
+    assert mimo("train", *DIGITS, f"run.directory={digits_run}").refused(
+        "run.directory: expected a directory without a run in it, got", "Resume it with checkpoint.load=latest"
+    )
+    assert (digits_run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_is_evaluated_alike_in_one_process_and_in_any_layout(
+    digits_run: Path, digits_ended: tuple[Path, Ended]
+) -> None:
+    """The same line as at the end of training."""
+    at_end = next(line for line in digits_ended[1].out.splitlines() if line.startswith(f"evaluation at step {STEPS}"))
+    assert succeed("evaluate", digits_run) == f"{at_end}\n"
+    step = digits_run / "checkpoints" / f"step_{STEPS:08d}"
+    layout = ("modules.vision.ranks=1", "modules.language.ranks=0-1", "modules.language.tp=2")
+    assert succeed("evaluate", step, *layout) == f"{at_end}\n"
+
+
+def test_a_checkpoint_writes_the_caption_of_a_picture(digits_run: Path, digit: Path) -> None:
+    """From the picture alone, and on from a text with a placeholder for it."""
+    written = succeed("generate", digits_run, "--image", digit)
+    assert re.fullmatch(r"the digit is \w+\n", written)
+    went_on = succeed("generate", digits_run, "--image", digit, "--text", "<image> the digit", "--max-tokens", "2")
+    assert f"the digit {went_on}" == written
+
+
+def test_a_checkpoint_is_inspected_and_verified(digits_run: Path) -> None:
+    """What it holds, and that every byte is as it was written."""
+    shown = succeed("checkpoint", "inspect", digits_run)
+    assert f"step {STEPS}" in shown
+    assert re.search(r"^language\.embedding\.weight +F32 +15 x 64 +2", shown, re.MULTILINE)
+    assert succeed("checkpoint", "verify", digits_run).endswith(": as they were written\n")
+
+
+def test_the_written_settings_and_the_example_can_be_run(tmp_path: Path) -> None:
+    """What `mimo init` writes, for the plugins that come along, is accepted from anywhere."""
+    assert "mimo check FILE" in succeed("init")
+    assert succeed("init", "new.toml", cwd=tmp_path) == ""
+    shown = succeed("check", "new.toml", cwd=tmp_path)
+    assert "ranks 0-1: F0" in shown
+    assert list(tmp_path.iterdir()) == [tmp_path / "new.toml"]
+    for file in (ROOT / "examples").glob("*.toml"):
+        assert "ranks 0-1: F0" in succeed("check", file.relative_to(ROOT))
+
+
+def test_all_plugins_are_listed() -> None:
+    """Name, distribution and version; the built-in ones like any other."""
+    lines = [line.split() for line in succeed("plugins").splitlines()]
+    for name, distribution in {
+        "vit": "mimo-encoder-vision",
+        "decoder": "mimo-model",
+        "adamw": "mimo-optimizer",
+        "1f1b": "mimo-schedule",
+        "digits": "mimo-dataset-digits",
+        "jsonl": "mimo-data",
+        "console": "mimo-trainer",
+        "tensorboard": "mimo-trainer",
+    }.items():
+        assert any(line[1] == name and distribution in line and "0.1.0" in line for line in lines), name

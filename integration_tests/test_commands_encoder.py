@@ -1,0 +1,70 @@
+"""The tutorial on writing an encoder, done as a stranger would: its files, its package, its commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from commands import losses, mimo, succeed
+from house import ROOT
+
+TEXT = (ROOT / "docs" / "write-an-encoder.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`([\w.-]+)`\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+COMMANDS = re.findall(r"^mimo .*$", TEXT, re.MULTILINE)
+STEPS = "run.steps=3"
+ALONE = ("modules.vision.ranks=0", "modules.language.ranks=0", "modules.language.tp=1", "run.directory=alone")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the tutorial's files."""
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+def build(folder: Path) -> Path:
+    """Build the package of a folder, and return a folder into which it is installed."""
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_tutorials_encoder_trains_on_three_lanes_as_in_one_process(folder: Path) -> None:
+    """Beside a language model in two halves: a plain module that knows nothing of it gives the same losses."""
+    assert set(FILES) == {"pyproject.toml", "mimo_encoder_tiles.py", "tiles.toml"}
+    site = build(folder)
+    shown = {}
+    for command in COMMANDS:
+        _, *words = command.split()
+        short = [STEPS] if words[0] == "train" else []
+        shown[words[0]] = succeed(*words, *short, cwd=folder, path=site)
+    assert list(shown) == ["plugins", "check", "train", "evaluate"]
+    assert re.search(r"mimo\.encoders +tiles +tiles +mimo-encoder-tiles +0\.1\.0", shown["plugins"])
+    assert "with 5 processes" in shown["train"]
+    assert shown["evaluate"] in shown["train"]
+    succeed("train", "tiles.toml", STEPS, *ALONE, cwd=folder, path=site)
+    assert len(losses(folder / "runs" / "tiles")) == 3
+    assert losses(folder / "runs" / "tiles") == pytest.approx(losses(folder / "alone"), rel=1e-6)
+
+
+def test_an_encoder_whose_rows_are_not_what_it_said_is_named(folder: Path) -> None:
+    """An author's likeliest mistake ends the run with what was promised and what came."""
+    source = folder / "mimo_encoder_tiles.py"
+    source.write_text(source.read_text().replace("-(-height // config.tile) *", "1 + -(-height // config.tile) *"))
+    ended = mimo("train", "tiles.toml", STEPS, cwd=folder, path=build(folder))
+    assert ended.code == 3
+    assert re.fullmatch(
+        r"mimo: rank [0-2]: modules\.vision: expected \d+ rows of width 32, as rows\(\) of encoder 'tiles' said "
+        r"for \d items \(\(8, 8\) -> 17, .*\), "
+        r"got a tensor of shape \(\d+, 32\) from its forward\(\)\. Make them agree\.\n",
+        ended.err,
+    ), ended.err

@@ -1,0 +1,118 @@
+"""What is wrong before launch: refused by the path of the setting, with code 2, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import install, mimo
+from house import ROOT
+
+EXAMPLE = "examples/digits.toml"
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (
+            ["modules.language.config.hiden=64"],
+            ["modules.language.config.hiden: expected a known key, got an unknown one. Did you mean 'hidden'?"],
+        ),
+        (["steps=3"], ["steps: expected a key with its section, got one without. Write run.steps=3."]),
+        (["run.steps"], ["'run.steps': expected key=value, got something else. For example: run.steps=50."]),
+        (["run.steps=many"], ["run.steps: expected a whole number, got 'many'."]),
+        (
+            ["modules.vision.plugin=vitt"],
+            ["modules.vision.plugin: expected an installed encoder (vit", "got 'vitt'. Did you mean \"vit\"?"],
+        ),
+        (
+            ["optimizer.plugin=sgd"],
+            ["optimizer.plugin: expected an installed optimizer (adamw", "got 'sgd'. It may be misspelled or not"],
+        ),
+        (
+            ["modules.vision.dp=3"],
+            ["modules.vision: expected sizes that multiply to its 2 ranks, got pp 1 x dp 3 x cp 1 x tp 1 = 3."],
+        ),
+        (
+            ["modules.language.ranks=0-2"],
+            ["modules.language: expected sizes that multiply to its 3 ranks, got pp 1 x dp 1 x cp 1 x tp 2 = 2."],
+        ),
+        (["modules.language.ranks=[]"], ["modules.language.ranks: expected", "got"]),
+        (["modules.audio.plugin=vit"], ["modules.audio.ranks: expected", "got nothing. Set it."]),
+        (
+            ["modules.language.tp=3", "modules.language.ranks=2-4"],
+            ["modules.language.tp: expected a divisor of heads = 4, got 3."],
+        ),
+        (
+            ["modules.language.pp=3", "modules.language.tp=1", "modules.language.ranks=1-3"],
+            ["modules.language.pp: expected at most its layers = 2, got 3."],
+        ),
+        (["run.global_batch=30"], ["run.global_batch: expected a multiple of", "got 30"]),
+        (["data.plugin=jsonl", "data.held_out=0.1"], ["data.held_out: expected a known key"]),
+        (["run.steps=5"], ["optimizer.lr_warmup_steps: expected fewer than run.steps = 5"]),
+        (
+            ["checkpoint.load=best"],
+            ['checkpoint.load: expected "none", "latest" or the folder of a checkpoint, got \'best\'.'],
+        ),
+        (["run.directory=LICENSE"], ["run.directory: expected a folder, got 'LICENSE', which is a file."]),
+        (["run.world=3"], ["run.world: expected 4 or more, as modules.language.ranks names rank 3, got 3."]),
+    ],
+    ids=lambda value: value[0].partition(":")[0] if isinstance(value, list) else "",
+)
+def test_a_wrong_setting_is_refused(words: list[str], texts: list[str]) -> None:
+    """In one line, with what was expected and what was got."""
+    ended = mimo("train", EXAMPLE, *words)
+    assert ended.refused(*texts), ended
+
+
+def test_a_missing_dataset_file_is_refused(tmp_path: Path) -> None:
+    """Before anybody waits for a run to begin."""
+    (tmp_path / "text.toml").write_text(
+        '[run]\nname = "text"\nsteps = 1\nglobal_batch = 1\n[data]\nplugin = "jsonl"\npath = "train.jsonl"\n'
+        '[modules.language]\nplugin = "decoder"\nranks = "0"\n'
+    )
+    ended = mimo("train", "text.toml", cwd=tmp_path)
+    assert ended.refused("data.path: expected an existing jsonl file, got 'train.jsonl'. Check the path;"), ended
+    assert [path.name for path in tmp_path.iterdir()] == ["text.toml"]
+
+
+def test_a_plugin_that_fails_to_import_is_named_with_its_reason(tmp_path: Path) -> None:
+    """Whose, which version, why; `mimo plugins` goes on and shows it as a row."""
+    path = install(tmp_path, "broken_eye", "import not_installed_here\n", "mimo.encoders")
+    ended = mimo("train", EXAMPLE, "modules.vision.plugin=broken_eye", path=path)
+    assert ended.code == 2
+    assert ended.err.startswith("mimo: modules.vision.plugin: plugin 'broken_eye' of broken_eye 1.0")
+    assert "No module named 'not_installed_here'" in ended.err
+    assert "Traceback" not in ended.err
+    listed = mimo("plugins", path=path)
+    assert "not_installed_here" in listed.out
+    assert "decoder" in listed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "texts"),
+    [
+        (["train"], 2, ["FILE requires an argument"]),
+        (["train", "."], 2, ["mimo: .: expected a readable file, got a folder. Write one with: mimo init FILE."]),
+        (["train", "no.toml"], 2, ["no.toml: expected a readable file, got nothing: there is no such file."]),
+        (["check", "LICENSE"], 2, ["mimo: LICENSE: expected a TOML file, got one that is broken:"]),
+        (["check", "pyproject.toml"], 2, ["mimo: tool: expected a known key"]),
+        (["trian", EXAMPLE], 2, ['Did you mean "train"?']),
+        (["train", EXAMPLE, "--run.steps=3"], 2, ["settings are written as key=value, without dashes: run.steps=3"]),
+        (["generate", "runs"], 2, ["mimo: --image: expected something to go on from, got nothing."]),
+    ],
+)
+def test_a_wrong_command_line_is_told_plainly(words: list[str], code: int, texts: list[str]) -> None:
+    """Without a traceback."""
+    ended = mimo(*words)
+    assert ended.code == code, ended
+    for text in texts:
+        assert text in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_help_shows_what_is_typed() -> None:
+    """Placeholders and defaults of the prompt included."""
+    ended = mimo("generate", "--help")
+    assert "with a placeholder such as <image> for each image" in ended.out
+    assert (ROOT / EXAMPLE).is_file()
