@@ -1,0 +1,127 @@
+"""What a user meets at the edges: other number formats, changed batches, names that clash, prompts that don't fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from oracle import CPU, find, make_job, table
+from ranks import fork_ranks
+from resuming import run_and_save
+from torch import Tensor, nn
+
+from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree
+from mimo.model import ENCODERS, EncoderSpec
+from mimo.trainer._config import make_settings
+from mimo.trainer._engine import Engine
+from mimo.trainer._inference import generate, prompt_of
+from mimo.trainer._place import Place
+from mimo.trainer._resolve import resolve
+from mimo.trainer._tasks import evaluate_checkpoint
+from mimo.trainer._train import first_step, save_step, step_folder
+
+ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
+
+
+class Mean(nn.Module):
+    """A stranger's encoder: one row an item, of its mean, in another number format than ours."""
+
+    def __init__(self, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, hidden)
+        self.hidden, self.dtype = hidden, dtype
+
+    def forward(self, items: list[dict[str, Tensor]]) -> Tensor:
+        """Return [items, hidden]."""
+        means = torch.stack([item["pixels"].mean() for item in items]) if items else torch.zeros(0)
+        rows: Tensor = self.linear(means[:, None])
+        return rows.to(self.dtype)
+
+
+def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
+    """Return the loss of the first step with an encoder that returns rows of ``dtype``."""
+
+    def find_mean(kind: Kind[Any], name: str, where: str) -> Any:
+        found = find(kind, name, where)
+        if kind is not ENCODERS:
+            return found
+        assert isinstance(found, EncoderSpec)
+        build = lambda _config, hidden: Mean(hidden, dtype)  # noqa: E731  # of this one case
+        return attrs.evolve(found, build=build, rows=lambda *_: 1, parts={}, stages=None, tensor=None)
+
+    job = resolve(make_settings(table(modules, microbatches=2)), find=find_mean)
+    return Engine(job, rank=rank, device=CPU).train(1).loss
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_of_any_number_format_cross_the_boundary(dtype: torch.dtype) -> None:
+    """An encoder that computes in float64 or bfloat16 gives the same loss on ranks of its own as on one."""
+    (alone,) = fork_ranks(1, run_format, ALONE, dtype)
+    apart = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 3}}
+    for loss in fork_ranks(4, run_format, apart, dtype):
+        assert loss == pytest.approx(alone, rel=1e-6)
+
+
+def run_clash(_rank: int, directory: str) -> None:
+    """Save beside a part that is called like a module."""
+
+    class Part:
+        name = "vision"
+
+        def state(self) -> StateTree:
+            return {"count": Common(1)}
+
+        def load(self, tree: StateTree) -> None:
+            raise AssertionError(tree)
+
+    settings = table(ALONE)
+    settings["run"]["directory"] = directory
+    engine = Engine(make_job(settings), rank=0, device=CPU)
+    with pytest.raises(PluginError, match=r"state 'vision': expected a name that no module and nothing of ours has"):
+        save_step(engine, [Part()], 1)
+
+
+def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path) -> None:
+    """State of a lifecycle plugin that is named like a module is refused instead of replacing its weights."""
+    fork_ranks(1, run_clash, str(tmp_path))
+
+
+def run_without_held_out(_rank: int, directory: str) -> None:
+    """Evaluate where nothing is held out."""
+    job = attrs.evolve(make_job(table(ALONE)), evaluation=None)
+    with pytest.raises(ConfigError, match=r"data: expected held-out samples, got none\. For jsonl data, give"):
+        evaluate_checkpoint(step_folder(Path(directory)), job, Place(rank=0, world=1, local_rank=0))
+
+
+def run_long_prompt(_rank: int) -> None:
+    """Write on from prompts that are too long, and from none."""
+    settings = table(ALONE)
+    settings["data"]["max_tokens"] = 6
+    job = make_job(settings)
+    engine = Engine(job, rank=0, device=CPU)
+    with pytest.raises(ConfigError, match=r"the prompt: expected 1 to data\.max_tokens = 6 tokens, .* got more"):
+        generate(engine, prompt_of(job, "w1 w2 w3 w4 w5 w6 w7", []), max_tokens=2)
+    with pytest.raises(ConfigError, match=r"the prompt: .* got none"):
+        generate(engine, prompt_of(job, "", []), max_tokens=2)
+    assert len(generate(engine, prompt_of(job, "w1 w2", []), max_tokens=2).split()) <= 2
+
+
+def test_a_prompt_that_does_not_fit_is_refused() -> None:
+    """It is never silently cut."""
+    fork_ranks(1, run_long_prompt)
+
+
+def test_a_resumed_run_keeps_its_batch_and_says_what_it_lacks(tmp_path: Path) -> None:
+    """Another global_batch would skip samples or repeat them; evaluation needs held-out samples."""
+    settings = table(ALONE)
+    settings["run"]["directory"] = str(tmp_path)
+    fork_ranks(1, run_and_save, settings)
+    folder = step_folder(tmp_path)
+    assert first_step(make_job(settings), folder) == 4
+    settings["run"] |= {"global_batch": 48}
+    with pytest.raises(ConfigError, match=r"run\.global_batch: expected 24, as in the run that .* got 48"):
+        first_step(make_job(settings), folder)
+    fork_ranks(1, run_without_held_out, str(tmp_path))
