@@ -5,9 +5,8 @@ Two entry points of one name in one group are refused here, for plain `importlib
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from importlib.metadata import EntryPoint, distributions
+from collections.abc import Callable, Collection, Iterable
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 import attrs
@@ -96,14 +95,11 @@ def ask_each(group: str, points: Collection[EntryPoint], ask: Callable[[EntryPoi
     return outcomes
 
 
-def _of_environment() -> Iterator[EntryPoint]:
+def _of_environment() -> Iterable[EntryPoint]:
     """Yield the entry points of each distribution once: the first on the path, as for imports."""
-    seen: set[str] = set()
-    for distribution in distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.name).lower()
-        if name not in seen:
-            seen.add(name)
-            yield from distribution.entry_points
+    everything = entry_points()
+    for group in everything.groups:
+        yield from everything.select(group=group)
 
 
 def _check_name(point: EntryPoint, points: Collection[EntryPoint]) -> None:
