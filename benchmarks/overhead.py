@@ -97,20 +97,28 @@ class Case:
         return resolve(make_settings(self.settings), find=find)
 
 
-def _settings(data: dict[str, Any], vit: dict[str, int], decoder: dict[str, int], batch: int) -> dict[str, Any]:
+def _settings(
+    data: dict[str, Any], vit: dict[str, int], decoder: dict[str, int], batch: int, **language: Any
+) -> dict[str, Any]:
     return {
         "run": {"name": "overhead", "steps": 1000, "global_batch": batch, "micro_batch": batch},
         "data": data,
         "tokenizer": {"plugin": "word", "words": [*WORDS, *DIGIT_WORDS]},
         "modules": {
             "vision": {"plugin": "vit", "ranks": "0-1", "config": {"channels": 1, **vit}},
-            "language": {"plugin": "decoder", "ranks": "2-3", "tp": 2, "config": decoder},
+            "language": {"plugin": "decoder", "ranks": "2-3", "tp": 2, "config": decoder, **language},
         },
         "optimizer": {"lr": 1e-3, "clip": 1.0},
     }
 
 
 DIGIT_WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+LARGER: tuple[dict[str, Any], dict[str, int], dict[str, int], int] = (
+    {"plugin": "tiled", "pixels": 30, "words": 30},
+    {"patch": 2, "width": 256, "layers": 4, "heads": 8, "intermediate": 1024},
+    {"hidden": 384, "layers": 4, "heads": 6, "intermediate": 1024},
+    16,
+)
 CASES = {
     "digits": Case(
         settings=_settings(
@@ -121,15 +129,8 @@ CASES = {
         ),
         steps=40,
     ),
-    "10M": Case(
-        settings=_settings(
-            {"plugin": "tiled", "pixels": 30, "words": 30},
-            {"patch": 2, "width": 256, "layers": 4, "heads": 8, "intermediate": 1024},
-            {"hidden": 384, "layers": 4, "heads": 6, "intermediate": 1024},
-            16,
-        ),
-        steps=5,
-    ),
+    "10M": Case(settings=_settings(*LARGER), steps=5),
+    "10M, sequence parallel": Case(settings=_settings(*LARGER, sequence_parallel=True), steps=5),
 }
 
 
