@@ -229,6 +229,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
             "modules.ears.modality: expected a modality that no other module",
         ),
         (["modules.optimizer={plugin='plain', ranks='0'}"], "modules.optimizer: expected a name that is not taken"),
+        (["modules.progress={plugin='plain', ranks='0'}"], "modules.progress: expected a name that is not taken"),
         (
             ["modules.x-y={plugin='plain', ranks='0'}"],
             "modules.x-y: expected a name of letters, digits and underscores",
