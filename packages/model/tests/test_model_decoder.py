@@ -56,7 +56,7 @@ def _batch(config: DecoderConfig) -> tuple[LanguageBatch, dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(3)
     rows = {name: torch.randn(len(at), config.hidden, generator=generator) for name, at in placeholders.items()}
     return (
-        LanguageBatch(tokens=tokens, labels=labels, positions=positions, lengths=lengths, placeholders=placeholders),
+        LanguageBatch.of(tokens=tokens, labels=labels, positions=positions, lengths=lengths, placeholders=placeholders),
         rows,
     )
 
@@ -186,7 +186,9 @@ def _check_empty(_rank: int) -> None:
     part = _build(CONFIGS["everything"])
     none = torch.zeros(0, dtype=torch.long)
     for lengths in ((), (0, 0)):
-        batch = LanguageBatch(tokens=none, labels=none, positions=none, lengths=lengths, placeholders={"vision": none})
+        batch = LanguageBatch.of(
+            tokens=none, labels=none, positions=none, lengths=lengths, placeholders={"vision": none}
+        )
         rows = {"vision": torch.zeros(0, 8, requires_grad=True)}
         hidden = part.language(batch, rows, None)
         losses = part.language.losses(hidden, none)

@@ -30,7 +30,7 @@ def _batch(config: DecoderConfig, lengths: tuple[int, ...], rows: int) -> Langua
     labels[:2] = NO_LABEL
     positions = torch.cat([torch.arange(length) for length in (*lengths, 0)])
     positions = torch.nn.functional.pad(positions, (0, rows - used))
-    return LanguageBatch(
+    return LanguageBatch.of(
         tokens=tokens,
         labels=labels,
         positions=positions,

@@ -70,8 +70,6 @@ def test_overrides_are_set_over_the_file_in_their_order() -> None:
         ("run.precision=bf16", r"run.precision: expected 'fp32', got 'bf16'."),
         ("run.device=gpu", r"run.device: expected one of 'auto', 'cpu', 'cuda', got 'gpu'."),
         ("optimizer.lr=nan", r"optimizer.lr: expected 0 or more, got nan."),
-        ("modules.language.cp=2", r"modules.language.cp: expected 1, got 2. Context parallelism is not available yet."),
-        ("modules.language.ep=2", r"modules.language.ep: expected a known key, got an unknown one."),
         ("modules.language.ranks=0-x", r"modules.language.ranks: expected ranks, got '0-x'. Write \"0-3\""),
         ("modules.language.ranks=[0, a]", r"modules.language.ranks: expected ranks, got '\[0, a\]'."),
         ("modules.language.ranks=[true]", r"modules.language.ranks: expected whole numbers, got \[True\]."),

@@ -218,7 +218,10 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
             ["modules.vision.frozen=true", "modules.language.frozen=true"],
             "modules: expected at least one part that is tr",
         ),
-        (["modules.vision.sequence_parallel=true"], "modules.vision.sequence_parallel: expected false, got true"),
+        (
+            ["modules.vision.sequence_parallel=true"],
+            "modules.vision.sequence_parallel: expected false, since encoder 'eye' does not split its rows",
+        ),
         (
             ["modules.vision.modality=a b"],
             "modules.vision.modality: expected a name of letters, digits and underscores",

@@ -1,4 +1,4 @@
-"""Samples laid end to end: the one form of a microbatch.
+"""Samples laid end to end: the one form of a microbatch, cut over context ranks where there are several.
 
 T packed tokens of all samples, padding at the end included; S tokens of one sample; R placeholder rows of a modality.
 """
@@ -13,17 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo.data._layout import NO_LABEL, SampleLayout
+from mimo.topology import context_spans
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Packed:
-    """A microbatch of samples.
+    """A microbatch of samples, as one context rank holds it.
 
     Args:
         tokens: ids ``[T]``; 0 in the padding.
         labels: ``[T]``; `NO_LABEL` in the padding.
         positions: ``[T]``; from 0 in each sample, 0 in the padding.
-        lengths: tokens of each sample, the padding left out.
+        samples: ``[T]`` number of each row's sample; ``len(lengths)`` in the padding.
+        lengths: tokens of each sample, those on other context ranks included, the padding left out.
+        label_tokens: label tokens of each sample, likewise.
         placeholders: for each modality that occurs, the positions in T ``[R]`` of its rows: sample by sample, in a
             sample item by item, which is the order in which its encoder returns them.
     """
@@ -31,12 +34,23 @@ class Packed:
     tokens: NDArray[np.int64]
     labels: NDArray[np.int64]
     positions: NDArray[np.int64]
+    samples: NDArray[np.int64]
     lengths: tuple[int, ...]
+    label_tokens: tuple[int, ...]
     placeholders: Mapping[str, NDArray[np.int64]]
 
 
-def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1) -> Packed:
-    """Return the samples end to end, padded at the end so that T is a multiple of ``multiple``; none is legal.
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: int = 1, context_rank: int = 0) -> Packed:
+    """Return the samples end to end; none is legal.
+
+    Args:
+        layouts: of the samples, in order.
+        multiple: T is padded at the end to a multiple of it.
+        context_size: context ranks over which each sample is cut, as `mimo.topology.context_spans` says.
+        context_rank: the one of them whose rows to return.
 
     Raises:
         ValueError: ``multiple`` is less than 1.
@@ -45,25 +59,33 @@ def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1) -> Packed:
         msg = f"multiple: expected at least 1, got {multiple}"
         raise ValueError(msg)
     lengths = tuple(len(layout.tokens) for layout in layouts)
-    padded = -(-sum(lengths) // multiple) * multiple
+    spans = [context_spans(length, size=context_size, rank=context_rank) for length in lengths]
+    used = sum(stop - start for each in spans for start, stop in each)
+    padded = -(-used // multiple) * multiple
     tokens = np.zeros(padded, dtype=np.int64)
     labels = np.full(padded, NO_LABEL, dtype=np.int64)
     positions = np.zeros(padded, dtype=np.int64)
+    samples = np.full(padded, len(layouts), dtype=np.int64)
     runs: defaultdict[str, list[NDArray[np.int64]]] = defaultdict(list)
-    start = 0
-    for layout, length in zip(layouts, lengths, strict=True):
-        inside = slice(start, start + length)
-        tokens[inside] = layout.tokens
-        labels[inside] = layout.labels
-        positions[inside] = np.arange(length)
-        for item in layout.items:
-            first = start + item.start
-            runs[item.info.modality].append(np.arange(first, first + item.rows, dtype=np.int64))
-        start += length
+    first = 0
+    for number, (layout, each) in enumerate(zip(layouts, spans, strict=True)):
+        places = {item.info.modality: runs[item.info.modality] for item in layout.items}
+        for start, stop in each:
+            inside = slice(first, first + stop - start)
+            tokens[inside] = layout.tokens[start:stop]
+            labels[inside] = layout.labels[start:stop]
+            positions[inside] = np.arange(start, stop)
+            samples[inside] = number
+            for item in layout.items:
+                low, high = max(item.start, start), min(item.start + item.rows, stop)
+                places[item.info.modality].append(np.arange(low, max(low, high), dtype=np.int64) + (first - start))
+            first += stop - start
     return Packed(
         tokens=tokens,
         labels=labels,
         positions=positions,
+        samples=samples,
         lengths=lengths,
-        placeholders={modality: np.concatenate(found) for modality, found in runs.items()},
+        label_tokens=tuple(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in layouts),
+        placeholders={modality: np.concatenate([_NONE, *found]) for modality, found in runs.items()},
     )

@@ -4,7 +4,15 @@ from mimo.hooks import Kind
 from mimo.model import hookspecs
 from mimo.model._checks import Frozen, check_module, stage_trains
 from mimo.model._decoder_spec import DECODER, DecoderConfig
-from mimo.model._specs import EncoderSpec, EncoderStages, LanguageModelSpec, Stage, TensorSupport
+from mimo.model._specs import (
+    ContextSupport,
+    EncoderSpec,
+    EncoderStages,
+    ExpertSupport,
+    LanguageModelSpec,
+    Stage,
+    TensorSupport,
+)
 
 ENCODERS = Kind(
     group="mimo.encoders", noun="encoder", hook="mimo_register_encoders", hookspecs=hookspecs, spec=EncoderSpec
@@ -21,9 +29,11 @@ __all__ = [
     "DECODER",
     "ENCODERS",
     "LANGUAGE_MODELS",
+    "ContextSupport",
     "DecoderConfig",
     "EncoderSpec",
     "EncoderStages",
+    "ExpertSupport",
     "Frozen",
     "LanguageModelSpec",
     "Stage",

@@ -13,7 +13,14 @@ Frozen: TypeAlias = frozenset[str] | bool
 """What of a module is not trained: names of its spec's parts, True for all of it."""
 
 
-def check_module(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, frozen: Frozen) -> None:
+def check_module(
+    spec: EncoderSpec | LanguageModelSpec,
+    config: Any,
+    *,
+    grid: Grid,
+    frozen: Frozen,
+    sequence_parallel: bool = False,
+) -> None:
     """Refuse a grid that the module cannot be split over, and parts to freeze that it does not have.
 
     Raises:
@@ -21,11 +28,22 @@ def check_module(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Gr
     """
     where = f"modules.{grid.name}"
     noun = "encoder" if isinstance(spec, EncoderSpec) else "language model"
-    if grid.cp > 1:
+    if grid.cp > 1 and spec.context is None:
         raise ConfigError(
-            f"{where}.cp", expected=f"1, since {noun} {spec.name!r} has no context parallelism", got=repr(grid.cp)
+            f"{where}.cp",
+            expected=f"1, since {noun} {spec.name!r} has no context parallelism",
+            got=repr(grid.cp),
+            fix="Leave cp out; any number of lanes (dp) works.",
         )
     _check_tensor(spec, config, grid=grid, where=where, noun=noun)
+    if sequence_parallel and (spec.tensor is None or not spec.tensor.splits_rows):
+        raise ConfigError(
+            f"{where}.sequence_parallel",
+            expected=f"false, since {noun} {spec.name!r} does not split its rows over tensor ranks",
+            got="true",
+            fix="Leave it out.",
+        )
+    _check_experts(spec, config, grid=grid, where=where, noun=noun)
     _check_stages(spec, config, grid=grid, where=where, noun=noun)
     if isinstance(frozen, bool):
         return
@@ -57,6 +75,26 @@ def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: G
                 got=repr(grid.tp),
                 fix=f"Set it to {_either(size for size in range(1, count + 1) if count % size == 0)}.",
             )
+
+
+def _check_experts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
+    support = None if isinstance(spec, EncoderSpec) else spec.experts
+    count = 0 if support is None else support.count(config)
+    for axis, size in (("ep", grid.ep), ("etp", grid.etp)):
+        if size > 1 and not count:
+            raise ConfigError(
+                f"{where}.{axis}",
+                expected=f"1, since {noun} {spec.name!r} has no experts",
+                got=repr(size),
+                fix=f"Leave {axis} out, or give the model experts.",
+            )
+    if count % grid.ep:
+        raise ConfigError(
+            f"{where}.ep",
+            expected=f"a divisor of experts = {count}",
+            got=repr(grid.ep),
+            fix=f"Set it to {_either(size for size in range(1, count + 1) if count % size == 0)}.",
+        )
 
 
 def _check_stages(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:

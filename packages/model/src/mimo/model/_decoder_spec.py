@@ -133,7 +133,7 @@ DECODER = LanguageModelSpec(
     tied=lambda config: config.tied,
     parts={"embedding": ("embedding",), "layers": ("layers",), "head": ("norm", "head")},
     stage_parts=_stage_parts,
-    tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan),
+    tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan, splits_rows=True),
 )
 
 

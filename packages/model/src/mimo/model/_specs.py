@@ -14,7 +14,7 @@ import attrs
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mimo.model.runtime import Split, TensorAxis
+    from mimo.model.runtime import ContextAxis, ExpertAxis, Split, TensorAxis
 
 
 @attrs.frozen
@@ -51,10 +51,42 @@ class TensorSupport:
         plan: given the module (full shapes, on the meta device) and this rank's `TensorAxis`, hands the axis to the
             submodules that use it and returns how each parameter is split, by name; a parameter left out is
             replicated with equal gradients.
+        splits_rows: whether ``sequence_parallel`` works: between layers, between stages, and out of an encoder's last
+            stage each tensor rank holds its equal slice of the rows, padded at the end.
     """
 
     divisible: Callable[[Any], Mapping[str, int]]
     plan: Callable[[nn.Module, TensorAxis], Mapping[str, Split]]
+    splits_rows: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ContextSupport:
+    """How a module works where each context rank holds a share of its rows.
+
+    A language model's ranks hold `mimo.topology.context_spans` of each sample; an encoder's hold equal slices of its
+    packed rows, padded at the end, on every stage and out of the last.
+
+    Args:
+        attach: given the module and this rank's `ContextAxis`, hands the axis to the submodules that use it.
+    """
+
+    attach: Callable[[nn.Module, ContextAxis], None]
+
+
+@attrs.frozen(kw_only=True)
+class ExpertSupport:
+    """How a mixture of experts lies on the expert view of a grid.
+
+    Args:
+        count: number of experts of a config, 0 for none; ``ep`` must divide it.
+        plan: given the module (full shapes, on the meta device) and this rank's `ExpertAxis`, hands the axis to the
+            submodules that use it and returns how each expert parameter is split, by name. The tensor plan leaves
+            those parameters out.
+    """
+
+    count: Callable[[Any], int]
+    plan: Callable[[nn.Module, ExpertAxis], Mapping[str, Split]]
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +127,7 @@ class EncoderSpec:
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         stages: support for ``pp``; without it only ``pp = 1`` is accepted.
+        context: support for ``cp``; without it only ``cp = 1`` is accepted.
     """
 
     name: str
@@ -107,6 +140,7 @@ class EncoderSpec:
     parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     tensor: TensorSupport | None = None
     stages: EncoderStages | None = None
+    context: ContextSupport | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -124,6 +158,8 @@ class LanguageModelSpec:
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         stage_parts: names of the parts that a stage holds.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+        context: support for ``cp``; without it only ``cp = 1`` is accepted.
+        experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
     """
 
     name: str
@@ -136,3 +172,5 @@ class LanguageModelSpec:
     parts: Mapping[str, Sequence[str]]
     stage_parts: Callable[[Any, Stage], frozenset[str]]
     tensor: TensorSupport | None = None
+    context: ContextSupport | None = None
+    experts: ExpertSupport | None = None

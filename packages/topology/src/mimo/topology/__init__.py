@@ -1,19 +1,23 @@
 """Grids over any rank sets, the module graph, and who owns which sample; free of torch."""
 
+from mimo.topology._context import context_spans
 from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, RankRole, StageId
-from mimo.topology._grid import AXES, Coordinates, Grid
+from mimo.topology._grid import AXES, EXPERT_AXES, Coordinates, ExpertCoordinates, Grid
 from mimo.topology._ownership import Ownership, count_microbatches
 
 __all__ = [
     "AXES",
+    "EXPERT_AXES",
     "Actor",
     "Coordinates",
     "Edge",
+    "ExpertCoordinates",
     "Grid",
     "Module",
     "ModuleGraph",
     "Ownership",
     "RankRole",
     "StageId",
+    "context_spans",
     "count_microbatches",
 ]

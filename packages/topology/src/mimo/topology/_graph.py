@@ -23,11 +23,13 @@ class Module:
         grid: its ranks; the module's name is the grid's.
         trains: for each pipeline stage, whether any of its parameters is trained.
         tied: the last stage holds a second copy of a parameter that stage 0 owns (tied embeddings).
+        experts: it has a mixture of experts, which lies on the expert view of the grid.
     """
 
     grid: Grid
     trains: tuple[bool, ...] = attrs.field()
     tied: bool = False
+    experts: bool = False
 
     @trains.validator
     def _one_a_stage(self, _attribute: attrs.Attribute[tuple[bool, ...]], trains: tuple[bool, ...]) -> None:
@@ -172,15 +174,21 @@ class ModuleGraph:
         """Return what ``rank`` is in each of its modules; a rank in a gap has no places."""
         return RankRole(
             rank=rank,
-            places={module.name: module.grid.coordinates(rank) for module in self.modules if rank in module.grid.ranks},
+            places={module.name: module.grid.coordinates(rank) for module in self.modules if rank in module.grid},
         )
 
     @cached_property
     def actors(self) -> tuple[Actor, ...]:
         """Ranks grouped by what they run, ordered by their lowest rank."""
+        held: dict[int, tuple[StageId, ...]] = {}
+        for module in self.modules:
+            for stage in range(module.grid.pp):
+                name = (StageId(module.name, stage),)
+                for rank in module.grid.stage_ranks(stage):
+                    held[rank] = held.get(rank, ()) + name
         found: dict[tuple[StageId, ...], list[int]] = {}
         for rank in self.ranks:
-            found.setdefault(self.role(rank).stages, []).append(rank)
+            found.setdefault(held[rank], []).append(rank)
         return tuple(Actor(ranks=tuple(ranks), stages=stages) for stages, ranks in found.items())
 
     def without_training(self) -> ModuleGraph:

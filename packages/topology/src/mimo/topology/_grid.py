@@ -1,10 +1,14 @@
-"""A grid: one module's ranks as pipeline x data x context x tensor, computed without communication."""
+"""A grid: one module's ranks as pipeline x data x context x tensor, computed without communication.
+
+The expert view lays the ranks of each pipeline stage out a second time, as expert data x expert x expert tensor: there
+live the experts of a mixture, while everything else of the module lives on the first view.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import attrs
@@ -13,6 +17,8 @@ from mimo.hooks import ConfigError
 
 AXES = ("pp", "dp", "cp", "tp")
 """Mesh axes from the slowest to the fastest: tensor neighbours are neighbouring ranks."""
+EXPERT_AXES = ("pp", "edp", "ep", "etp")
+"""Axes of the expert view, likewise."""
 
 
 @attrs.frozen
@@ -23,6 +29,16 @@ class Coordinates:
     dp: int
     cp: int
     tp: int
+
+
+@attrs.frozen
+class ExpertCoordinates:
+    """Where a rank stands in the expert view of a grid: ``ep`` is its share of the experts, ``etp`` of each of them."""
+
+    pp: int
+    edp: int
+    ep: int
+    etp: int
 
 
 def _as_tuple(ranks: Iterable[int]) -> tuple[int, ...]:
@@ -56,11 +72,12 @@ def _positive(instance: Grid, attribute: attrs.Attribute[int], value: int) -> No
 class Grid:
     """The ranks of one module, laid out as ``pp x dp x cp x tp`` with ``tp`` fastest.
 
-    Any set of ranks is allowed, with gaps too; they ascend along each axis.
+    Any set of ranks is allowed, with gaps too; they ascend along each axis. Experts see the same ranks as
+    ``pp x edp x ep x etp``, where ``edp`` is what ``ep x etp`` leave of a stage.
 
     Raises:
-        ConfigError: ranks are empty, repeated or unsorted, a size is below 1, or the sizes do not multiply to the
-            number of ranks.
+        ConfigError: ranks are empty, repeated or unsorted, a size is below 1, the sizes do not multiply to the
+            number of ranks, or ``ep x etp`` does not divide the ranks of a stage.
     """
 
     name: str
@@ -69,6 +86,8 @@ class Grid:
     dp: int = attrs.field(default=1, validator=_positive)
     cp: int = attrs.field(default=1, validator=_positive)
     tp: int = attrs.field(default=1, validator=_positive)
+    ep: int = attrs.field(default=1, validator=_positive)
+    etp: int = attrs.field(default=1, validator=_positive)
 
     def __attrs_post_init__(self) -> None:
         """Refuse sizes that do not multiply to the number of ranks."""
@@ -80,11 +99,37 @@ class Grid:
                 got=f"{sizes} = {math.prod(self.shape)}",
                 fix="Change the sizes or the ranks; leave dp out to have it follow from the others.",
             )
+        if self.stage_size % (self.ep * self.etp):
+            raise ConfigError(
+                f"modules.{self.name}",
+                expected=f"ep x etp that divides the {self.stage_size} ranks of a stage (dp x cp x tp)",
+                got=f"ep {self.ep} x etp {self.etp} = {self.ep * self.etp}",
+                fix="Experts lie over the same ranks as the rest of their stage; change ep, etp or the other sizes.",
+            )
+
+    def __contains__(self, rank: int) -> bool:
+        """Tell whether ``rank`` is one of its ranks."""
+        return rank in self._positions
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Sizes in the order of `AXES`."""
         return (self.pp, self.dp, self.cp, self.tp)
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.dp * self.cp * self.tp
+
+    @property
+    def edp(self) -> int:
+        """Copies of each expert in a stage."""
+        return self.stage_size // (self.ep * self.etp)
+
+    @property
+    def expert_shape(self) -> tuple[int, int, int, int]:
+        """Sizes in the order of `EXPERT_AXES`."""
+        return (self.pp, self.edp, self.ep, self.etp)
 
     def coordinates(self, rank: int) -> Coordinates:
         """Return where ``rank`` stands.
@@ -92,7 +137,15 @@ class Grid:
         Raises:
             KeyError: the rank is not in this grid.
         """
-        return self._places[rank]
+        return Coordinates(*_unravel(self._positions[rank], self.shape))
+
+    def expert_coordinates(self, rank: int) -> ExpertCoordinates:
+        """Return where ``rank`` stands in the expert view.
+
+        Raises:
+            KeyError: the rank is not in this grid.
+        """
+        return ExpertCoordinates(*_unravel(self._positions[rank], self.expert_shape))
 
     def rank_at(self, *, pp: int = 0, dp: int = 0, cp: int = 0, tp: int = 0) -> int:
         """Return the rank at these coordinates."""
@@ -100,28 +153,57 @@ class Grid:
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """Return the ranks of one pipeline stage, ascending."""
-        per_stage = len(self.ranks) // self.pp
-        return self.ranks[stage * per_stage : (stage + 1) * per_stage]
+        return self.ranks[stage * self.stage_size : (stage + 1) * self.stage_size]
 
     def groups(self, axes: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups along ``axes``: ranks that differ in nothing else, each ascending, in grid order."""
-        vary = frozenset(axes)
-        found: dict[tuple[int, ...], list[int]] = {}
-        for rank, place in self._places.items():
-            key = tuple(getattr(place, axis) for axis in AXES if axis not in vary)
-            found.setdefault(key, []).append(rank)
-        return tuple(tuple(group) for group in found.values())
+        """Return the groups along ``axes``, of either view: ranks that differ in nothing else.
+
+        Each is ascending, and the groups are in grid order.
+        """
+        members, firsts = self._strides(frozenset(axes))
+        return tuple(tuple(self.ranks[first + offset] for offset in members) for first in firsts)
 
     def group_of(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
-        """Return the one group along ``axes`` that holds ``rank``, itself included."""
-        place, vary = self._places[rank], frozenset(axes)
-        spans = (
-            range(size) if axis in vary else (getattr(place, axis),)
-            for axis, size in zip(AXES, self.shape, strict=True)
-        )
-        return tuple(self.rank_at(pp=pp, dp=dp, cp=cp, tp=tp) for pp, dp, cp, tp in itertools.product(*spans))
+        """Return the one group along ``axes``, of either view, that holds ``rank``, itself included."""
+        vary = frozenset(axes)
+        names, sizes = self._view(vary)
+        place = _unravel(self._positions[rank], sizes)
+        spans = (range(size) if axis in vary else (at,) for axis, size, at in zip(names, sizes, place, strict=True))
+        return tuple(self.ranks[_ravel(found, sizes)] for found in itertools.product(*spans))
+
+    def _view(self, axes: frozenset[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return names and sizes of the view that has all of ``axes``."""
+        if axes <= set(AXES):
+            return AXES, self.shape
+        assert axes <= set(EXPERT_AXES), f"no view of a grid has all of {sorted(axes)}"
+        return EXPERT_AXES, self.expert_shape
+
+    def _strides(self, vary: frozenset[str]) -> tuple[list[int], list[int]]:
+        """Return the offsets of a group's members from its first, and the positions of all groups' firsts."""
+        names, sizes = self._view(vary)
+        members, firsts = [0], [0]
+        for axis, size, stride in zip(names, sizes, _steps(sizes), strict=True):
+            if axis in vary:
+                members = [at + stride * index for at in members for index in range(size)]
+            else:
+                firsts = [at + stride * index for at in firsts for index in range(size)]
+        return members, firsts
 
     @cached_property
-    def _places(self) -> dict[int, Coordinates]:
-        places = itertools.product(*(range(size) for size in self.shape))
-        return {rank: Coordinates(*place) for rank, place in zip(self.ranks, places, strict=True)}
+    def _positions(self) -> dict[int, int]:
+        return {rank: position for position, rank in enumerate(self.ranks)}
+
+
+def _steps(sizes: Sequence[int]) -> list[int]:
+    """Return how far apart neighbours along each axis are, the last axis fastest."""
+    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+
+
+def _unravel(position: int, sizes: Sequence[int]) -> list[int]:
+    """Return the coordinates of a position, the last axis fastest."""
+    return [position // step % size for step, size in zip(_steps(sizes), sizes, strict=True)]
+
+
+def _ravel(place: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the position at these coordinates."""
+    return sum(at * step for at, step in zip(place, _steps(sizes), strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -16,21 +17,26 @@ from mimo.topology._grid import Grid
 
 DATA_AXES = ("dp", "cp")
 """Axes along which every parameter is replicated while the work is not."""
+ROW_AXES = ("cp", "tp")
+"""Axes over which the rows of one lane may be split."""
 
 
 def needed_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
     """Return the rank sets, of two ranks or more, that a graph needs a group for: each once, in one order.
 
-    Those are, for each grid, its tensor groups, its data groups, both together (gradients of which a tensor rank
-    computes only a part), and for a tied module the pairs of first and last stage.
+    Those are, for each grid, its tensor groups, its context groups, its data groups, data and tensor ranks together
+    (gradients of which a tensor rank computes only a part), for a tied module the pairs of first and last stage, and
+    for one with experts the ranks that share the rows of a lane, and the groups of the expert view.
     """
     found: dict[tuple[int, ...], None] = {}
     for module in graph.modules:
-        grid = module.grid
-        for axes in (("tp",), DATA_AXES, (*DATA_AXES, "tp")):
-            found.update(dict.fromkeys(grid.groups(axes)))
+        axes = [("tp",), ("cp",), DATA_AXES, (*DATA_AXES, "tp")]
+        if module.experts:
+            axes += [ROW_AXES, ("ep",), ("etp",), ("ep", "etp"), ("edp",)]
+        for along in axes:
+            found.update(dict.fromkeys(module.grid.groups(along)))
         if module.tied:
-            found.update(dict.fromkeys(tied_pairs(grid)))
+            found.update(dict.fromkeys(tied_pairs(module.grid)))
     return tuple(group for group in found if len(group) > 1)
 
 
@@ -73,3 +79,13 @@ class Meshes:
     def tensor_mesh(self, grid: Grid) -> DeviceMesh:
         """Return the one-dimensional mesh, axis ``tp``, on which this rank's parameters of the module lie."""
         return DeviceMesh.from_group(self.axes_group(grid, ("tp",)), self.device_type, mesh_dim_names=("tp",))
+
+    def expert_mesh(self, grid: Grid) -> DeviceMesh:
+        """Return the mesh of axes ``ep`` and ``etp`` on which this rank's experts lie, of a module that has them."""
+        ranks = grid.group_of(self.rank, ("ep", "etp"))
+        return DeviceMesh.from_group(
+            [self.axes_group(grid, ("ep",)), self.axes_group(grid, ("etp",))],
+            self.device_type,
+            mesh=torch.tensor(ranks).view(grid.ep, grid.etp),
+            mesh_dim_names=("ep", "etp"),
+        )

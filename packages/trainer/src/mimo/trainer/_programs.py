@@ -210,6 +210,8 @@ def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBa
             for module in job.encoders
             if module.modality in packed.placeholders
         },
+        samples=tensor(packed.samples),
+        label_tokens=packed.label_tokens,
     )
 
 

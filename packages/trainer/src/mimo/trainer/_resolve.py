@@ -136,6 +136,9 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose) -> ModuleGraph:
                 tied=isinstance(module.spec, LanguageModelSpec)
                 and module.grid.pp > 1
                 and module.spec.tied(module.config),
+                experts=isinstance(module.spec, LanguageModelSpec)
+                and module.spec.experts is not None
+                and module.spec.experts.count(module.config) > 0,
             )
             for module in modules
         ),

@@ -46,7 +46,13 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
     )
-    check_module(spec, module.config, grid=module.grid, frozen=module.frozen)
+    check_module(
+        spec,
+        module.config,
+        grid=module.grid,
+        frozen=module.frozen,
+        sequence_parallel=module.sequence_parallel,
+    )
     _check_encoder(module)
     return module
 
@@ -69,7 +75,16 @@ def _check_name(name: str) -> None:
 def _grid(name: str, table: ModuleSettings) -> Grid:
     others = table.pp * table.cp * table.tp
     follows = max(1, len(table.ranks) // others) if others > 0 else 1
-    return Grid(name=name, ranks=table.ranks, pp=table.pp, dp=table.dp or follows, cp=table.cp, tp=table.tp)
+    return Grid(
+        name=name,
+        ranks=table.ranks,
+        pp=table.pp,
+        dp=table.dp or follows,
+        cp=table.cp,
+        tp=table.tp,
+        ep=table.ep,
+        etp=table.etp,
+    )
 
 
 def _check_encoder(module: JobModule) -> None:
@@ -79,11 +94,4 @@ def _check_encoder(module: JobModule) -> None:
     if not re.fullmatch(r"[A-Za-z]\w*", module.modality, re.ASCII):
         raise ConfigError(
             f"{where}.modality", expected="a name of letters, digits and underscores", got=repr(module.modality)
-        )
-    if module.sequence_parallel:
-        raise ConfigError(
-            f"{where}.sequence_parallel",
-            expected="false",
-            got="true",
-            fix="Only the language model splits its rows over tensor ranks.",
         )

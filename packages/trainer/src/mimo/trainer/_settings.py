@@ -10,18 +10,10 @@ from typing import Any, Literal
 
 import attrs
 
-from mimo.hooks import ConfigError
 from mimo.trainer._fields import Ranks, at_least, not_empty, one_folder, own_keys, rest, setting
 
 LANGUAGE = "language"
 """Name of the module that every model has."""
-
-
-def _one(_instance: Any, attribute: attrs.Attribute[Any], value: int) -> None:
-    if value != 1:
-        raise ConfigError(
-            attribute.name, expected="1", got=repr(value), fix="Context parallelism is not available yet."
-        )
 
 
 @attrs.frozen(kw_only=True)
@@ -76,8 +68,10 @@ class ModuleSettings:
     ranks: Ranks = setting('its ranks: "0-3", "0,2,5-7" or a list')  # noqa: RUF009 -- declares a field, as all do
     pp: int = setting("pipeline stages", default=1)
     dp: int = setting("data lanes; 0: what the ranks leave", default=0, validator=[at_least(0)])
-    cp: int = setting("context ranks; only 1 for now", default=1, validator=[_one])
+    cp: int = setting("context ranks, over which the rows of each sample are split", default=1)
     tp: int = setting("tensor ranks", default=1)
+    ep: int = setting("ranks over which experts are spread, of the same dp x cp x tp", default=1)
+    etp: int = setting("tensor ranks of each expert, likewise", default=1)
     sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
     frozen: bool | tuple[str, ...] = setting("parts that are not trained: true for all, or a list of names", default=())
     modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")

@@ -3,7 +3,7 @@
 from mimo.model.runtime._attention import Segments, attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._build import build_part
-from mimo.model.runtime._language import NO_LABEL, LanguageBatch, LanguageModule
+from mimo.model.runtime._language import NO_LABEL, LanguageBatch, LanguageModule, Ledger
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
 from mimo.model.runtime._parameters import Split, local
 from mimo.model.runtime._part import MimoModel, Part
@@ -15,6 +15,7 @@ __all__ = [
     "LanguageBatch",
     "LanguageModule",
     "LayerNorm",
+    "Ledger",
     "Linear",
     "MimoModel",
     "Part",

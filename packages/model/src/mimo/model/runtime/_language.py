@@ -2,33 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import attrs
+import torch
 from torch import Tensor
 
 NO_LABEL = -100
 """Label of a row that takes no part in the loss."""
 
 
+@attrs.frozen
+class Ledger:
+    """What a forward tells beside its rows; every rank tells its own part, and the parts of all ranks add up.
+
+    Args:
+        losses: further losses by name, each a differentiable scalar: the sum over samples of the sample's mean times its
+            label tokens, so that dividing by all label tokens makes it comparable to the loss. They are trained on.
+        counts: sums for the metrics by name, such as the tokens that each expert took.
+    """
+
+    losses: dict[str, Tensor] = attrs.field(factory=dict)
+    counts: dict[str, Tensor] = attrs.field(factory=dict)
+
+    def add_loss(self, name: str, value: Tensor) -> None:
+        """Add a layer's part of a further loss."""
+        self.losses[name] = self.losses[name] + value if name in self.losses else value
+
+    def add_count(self, name: str, value: Tensor) -> None:
+        """Add to a sum for the metrics."""
+        self.counts[name] = self.counts[name] + value if name in self.counts else value
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class LanguageBatch:
     """A packed microbatch; only its end is padded (positions 0, no label), and T may be 0.
+
+    With several context ranks T counts this rank's rows alone: of each sample in order, those that
+    `mimo.topology.context_spans` says.
 
     Args:
         tokens: [T] ids; at placeholders, the placeholder's.
         labels: [T] the next id, or `NO_LABEL`.
         positions: [T] of each token in its sample.
-        lengths: tokens of each sample; their sum is T without the padding.
+        lengths: tokens of each sample, those on other context ranks included; without these, their sum is T without
+            the padding.
         placeholders: for each encoder by module name, [R] ascending positions in T that its rows take.
+        samples: [T] number of each row's sample in ``lengths``; ``len(lengths)`` in the padding.
+        label_tokens: label tokens of each sample, those on other context ranks included.
+        ledger: takes what a forward tells beside its rows.
     """
 
     tokens: Tensor
     labels: Tensor
     positions: Tensor
     lengths: tuple[int, ...]
-    placeholders: Mapping[str, Tensor] = attrs.field(factory=dict)
+    placeholders: Mapping[str, Tensor]
+    samples: Tensor
+    label_tokens: tuple[int, ...]
+    ledger: Ledger = attrs.field(factory=Ledger)
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor,
+        labels: Tensor,
+        positions: Tensor,
+        *,
+        lengths: Sequence[int],
+        placeholders: Mapping[str, Tensor] | None = None,
+    ) -> LanguageBatch:
+        """Return the batch of whole samples, as one context rank holds them."""
+        samples = torch.full_like(tokens, len(lengths))
+        numbers = torch.arange(len(lengths), device=tokens.device)
+        owned = numbers.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
+        samples[: len(owned)] = owned
+        counts = torch.bincount(samples[labels != NO_LABEL], minlength=len(lengths))
+        return cls(
+            tokens=tokens,
+            labels=labels,
+            positions=positions,
+            lengths=tuple(lengths),
+            placeholders=placeholders or {},
+            samples=samples,
+            label_tokens=tuple(counts.tolist()),
+        )
 
 
 class LanguageModule(Protocol):
