@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -40,7 +40,9 @@ class StepInfo:
     """What happened in one training step, equal on every rank, times excepted.
 
     ``loss`` is per label token over the global batch; ``rows`` counts each module's rows in the step; ``norms`` are
-    per-module gradient norms before clipping; ``seconds`` is the wall time of the step on this rank.
+    per-module gradient norms before clipping; ``seconds`` is the wall time of the step on this rank. ``losses`` are
+    further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else the model counts,
+    such as the rows that each expert took.
     """
 
     step: int
@@ -55,6 +57,8 @@ class StepInfo:
     tokens_per_second: float
     truncated: int
     skipped: bool
+    losses: Mapping[str, float] = attrs.field(factory=dict)
+    counts: Mapping[str, Sequence[int]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -12,6 +12,7 @@ from mimo.model._specs import (
     LanguageModelSpec,
     Stage,
     TensorSupport,
+    Told,
 )
 
 ENCODERS = Kind(
@@ -38,6 +39,7 @@ __all__ = [
     "LanguageModelSpec",
     "Stage",
     "TensorSupport",
+    "Told",
     "check_module",
     "stage_trains",
 ]

@@ -144,6 +144,19 @@ class EncoderSpec:
 
 
 @attrs.frozen(kw_only=True)
+class Told:
+    """The names of all that a language model's stages add to a `Ledger`, since every rank must know them beforehand.
+
+    Args:
+        losses: of further losses.
+        counts: of counts, with the number of values that each has.
+    """
+
+    losses: tuple[str, ...] = ()
+    counts: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
 class LanguageModelSpec:
     """A language-model plugin.
 
@@ -160,6 +173,7 @@ class LanguageModelSpec:
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
         experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
+        tells: of a config, all that the forward of any stage adds to its `Ledger`.
     """
 
     name: str
@@ -174,3 +188,4 @@ class LanguageModelSpec:
     tensor: TensorSupport | None = None
     context: ContextSupport | None = None
     experts: ExpertSupport | None = None
+    tells: Callable[[Any], Told] = lambda _config: Told()

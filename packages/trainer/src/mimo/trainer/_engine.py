@@ -6,22 +6,33 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 
 from mimo.data import Dataset, StepSampler
 from mimo.hooks import EvaluationInfo, StateTree, StepInfo
-from mimo.model import EncoderSpec
-from mimo.model.runtime import MimoModel, Part, TensorAxis, build_part
+from mimo.model import EncoderSpec, LanguageModelSpec
+from mimo.model.runtime import ContextAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally, agree
+from mimo.optimizer.runtime import Agreed, MimoOptimizer, ModuleOptimizer, Tally, agree
 from mimo.schedule import Plan, Route
 from mimo.schedule.runtime import Boundary, Executor, open_channels
 from mimo.topology import Edge, StageId
 from mimo.topology.meshes import Meshes
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
 from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._same_samples import difference, digest_of
 from mimo.trainer._step_data import StepData
+
+
+@attrs.frozen(kw_only=True)
+class _Ahead:
+    """The samples of a step to come, and whether all ranks take them to be the same."""
+
+    step: int
+    data: StepData
+    alike: bool
 
 
 class Engine:
@@ -44,6 +55,8 @@ class Engine:
         self.device = device
         self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
         self._places = job.graph.role(rank).places
+        assert isinstance(job.language.spec, LanguageModelSpec)
+        self._told = job.language.spec.tells(job.language.config)
         self.model = MimoModel(self._part(job.module(name)) for name in self._places)
         self.optimizer = self._make_optimizer()
         programs = {StageId(name, place.pp): self._program(name) for name, place in self._places.items()}
@@ -57,6 +70,7 @@ class Engine:
         self.written: list[Written] = []
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
+        self._ahead: _Ahead | None = None
         self._edges = {edge.name: edge for edge in job.graph.edges}
         self._training = Executor(job.graph, rank=rank, programs=programs, boundaries=boundaries)
         self._evaluating = Executor(job.evaluation_graph, rank=rank, programs=programs, boundaries=boundaries)
@@ -65,6 +79,10 @@ class Engine:
         """Do one step on every rank: forward, backward, reduction, agreement, update."""
         start = time.perf_counter()
         stepped = self.optimizer.step(step, self.accumulate(step))
+        if self._ahead is not None:
+            self._ahead = attrs.evolve(self._ahead, alike=stepped.agreed.alike)
+        if not stepped.skipped:
+            self._after_step(stepped.agreed)
         took = time.perf_counter() - start
         rows = stepped.agreed.rows
         return StepInfo(
@@ -82,20 +100,35 @@ class Engine:
             tokens_per_second=rows[self.job.language.name] / took,
             truncated=stepped.agreed.counts["truncated"],
             skipped=stepped.skipped,
+            losses={
+                name: float(stepped.agreed.told[name]) / max(stepped.agreed.label_tokens, 1)
+                for name in self._told.losses
+            },
+            counts={name: stepped.agreed.told[name].long().tolist() for name in self._told.counts},
         )
 
     def accumulate(self, step: int) -> Tally:
         """Run the plan of ``step``; gradients are then summed over the whole step, and not yet divided by anything.
 
         Returns:
-            This rank's share of what the step adds up to.
+            This rank's share of what the step adds up to, with the digest of the next step's samples.
+
+        Raises:
+            DataError: ranks do not hold the same samples; nothing of the step has been sent.
         """
         job = self.job
-        assert job.train is not None, "this job was resolved without training data"
-        assert self._sampler is not None
         self.optimizer.zero_gradients()
-        data = StepData.cut(job, job.train, self._sampler.samples(step), microbatches=job.microbatches)
-        return self._run(self._training, job.plan, data, judge=False)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.step != step:
+            data = self._cut(step)
+            ahead = _Ahead(step=step, data=data, alike=self._agree(Tally(digest=self._digest(data))).alike)
+        if not ahead.alike:
+            raise difference(job, ahead.data, where=f"step {step}", device=self.device)
+        tally = self._run(self._training, job.plan, ahead.data, judge=False)
+        if step == job.settings.run.steps:
+            return tally
+        self._ahead = _Ahead(step=step + 1, data=self._cut(step + 1), alike=True)
+        return tally + Tally(digest=self._digest(self._ahead.data))
 
     def evaluate(self, step: int) -> EvaluationInfo | None:
         """Run the held-out samples through the same path without backward; None where there are none."""
@@ -107,10 +140,11 @@ class Engine:
         with torch.no_grad():
             for samples in _batches(job.evaluation, job.settings.evaluation_batch):
                 data = StepData.cut(job, job.evaluation, samples, microbatches=job.evaluation_microbatches)
+                if not self._agree(Tally(digest=self._digest(data))).alike:
+                    raise difference(job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)
                 tally += self._run(self._evaluating, job.evaluation_plan, data, judge=True)
                 self.written += [written for program in self.programs for written in program.written]
-        names = [module.name for module in job.modules]
-        agreed = agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
+        agreed = self._agree(tally)
         return EvaluationInfo(
             step=step,
             loss=agreed.loss / max(agreed.label_tokens, 1),
@@ -133,6 +167,22 @@ class Engine:
             name: {path: parameter.detach() for path, parameter in part.module.named_parameters()}
             for name, part in self.model.parts.items()
         }
+
+    def _cut(self, step: int) -> StepData:
+        job = self.job
+        assert job.train is not None, "this job was resolved without training data"
+        assert self._sampler is not None
+        return StepData.cut(job, job.train, self._sampler.samples(step), microbatches=job.microbatches)
+
+    def _digest(self, data: StepData) -> tuple[int, ...] | None:
+        return digest_of(data) if self._places else None
+
+    def _agree(self, tally: Tally) -> Agreed:
+        names = [module.name for module in self.job.modules]
+        return agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
+
+    def _after_step(self, agreed: Agreed) -> None:
+        """Let the language model follow what was counted over all ranks, such as the load of its experts."""
 
     def _run(self, executor: Executor, plan: Plan, data: StepData, *, judge: bool) -> Tally:
         for program in self.programs:
@@ -157,6 +207,7 @@ class Engine:
             device=self.device,
             hidden=self.job.hidden,
             frozen=module.frozen,
+            context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
         )
 
     def _make_optimizer(self) -> MimoOptimizer:
@@ -187,6 +238,7 @@ class Engine:
             learning_rate=job.language.optimizer.learning_rate,
             clip=job.settings.optimizer.clip,
             counts=COUNTS,
+            told={**dict.fromkeys(self._told.losses, 1), **self._told.counts},
             meshes=self._meshes,
             device=self.device,
         )
@@ -202,6 +254,7 @@ class Engine:
             place=place,
             outputs=self.job.graph.outputs(StageId(name, place.pp)),
             optimizer=self.optimizer,
+            context=self._meshes.axes_group(module.grid, ("cp",)),
             device=self.device,
         )
 

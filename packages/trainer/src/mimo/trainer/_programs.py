@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,13 +19,14 @@ from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
 from mimo.topology import Coordinates, Edge
 from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._row_layout import held_rows
 from mimo.trainer._step_data import Microbatch, StepData
 
 COUNTS = ("truncated", "right", "samples")
 """Sums beside loss and rows: samples cut short; of the judged samples that have labels, those whose every label token
 is the argmax, and all."""
 
-_SIZES_SHOWN = 4
+_ITEMS_SHOWN = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +48,7 @@ class Program(abc.ABC):
         place: where this rank stands in the module's grid.
         outputs: edges that this stage feeds.
         optimizer: reduces its gradients; None where nothing trains.
+        context: group of the ranks that hold the rest of this rank's samples.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Program(abc.ABC):
         place: Coordinates,
         outputs: Sequence[Edge],
         optimizer: MimoOptimizer | None,
+        context: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
         self.job = job
@@ -66,12 +70,8 @@ class Program(abc.ABC):
         self.device = device
         self._ports = tuple(edge.name for edge in outputs)
         self._optimizer = optimizer
+        self._context = context
         self._data: StepData | None = None
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank, and none of those that hold the same rows, counts them."""
-        return self.place.tp == 0 and self.place.cp == 0
 
     @property
     def data(self) -> StepData:
@@ -85,6 +85,7 @@ class Program(abc.ABC):
         self._judge = judge
         self._losses: list[Tensor] = []
         self.written: list[Written] = []
+        self._told: dict[str, Tensor] = {}
         self._label_tokens = 0
         self._rows = 0
         self._truncated = 0
@@ -100,6 +101,7 @@ class Program(abc.ABC):
                 "right": sum(written.right for written in self.written),
                 "samples": len(self.written),
             },
+            told=self._told,
         )
 
     @abc.abstractmethod
@@ -136,8 +138,8 @@ class EncoderProgram(Program):
         hidden = next(iter(inputs.values()), None)
         rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
         if self.part.stage.is_last:
-            rows = take_rows(self.job, self.module, items, rows)
-            if self.counts:
+            rows = take_rows(self.job, self.module, items, rows, self.place)
+            if self.place.tp == 0 and self.place.cp == 0:
                 self._rows += sum(item.rows for item in items)
         return self._outputs(rows)
 
@@ -148,50 +150,87 @@ class LanguageProgram(Program):
     def forward(self, microbatch: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Read the packed samples of this lane."""
         step = self.data.microbatches[microbatch]
-        packed = step.packed(self.place.dp)
+        packed = step.packed(self.place.dp, self.place.cp)
         batch = language_batch(packed, self.job, self.device)
         if self.part.stage.is_first:
             rows = {edge.removesuffix(f"->{self.module.name}"): value for edge, value in inputs.items()}
             hidden = self.part.language(batch, rows, None)
-            if self.counts:
-                self._rows += sum(packed.lengths)
+            if self._counts:
+                self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
+            if self._counts and self.place.cp == 0:
                 span = step.owners(self.module).span(self.place.dp)
                 self._truncated += sum(step.layouts[position].truncated for position in span)
         else:
             (received,) = inputs.values()
             hidden = self.part.language(batch, {}, received)
-        if not self.part.stage.is_last:
-            return self._outputs(hidden)
-        loss = self.part.language.losses(hidden, batch.labels).sum()
-        if self.counts:
+        outputs = {} if self.part.stage.is_last else self._outputs(hidden)
+        losses = list(batch.ledger.losses.values())
+        if self.part.stage.is_last:
+            losses.append(self._read(step, packed, hidden, batch.labels))
+        if losses:
+            outputs[LOSS] = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+        for name, value in (*batch.ledger.losses.items(), *batch.ledger.counts.items()):
+            told = value.detach().double().reshape(-1)
+            self._told[name] = self._told[name] + told if name in self._told else told
+        return outputs
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank, and none of its tensor ranks that hold the same rows, counts them."""
+        return self.place.tp == 0
+
+    def _read(self, step: Microbatch, packed: Packed, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the token losses of this rank's rows, and count and judge them."""
+        loss = self.part.language.losses(hidden, labels).sum()
+        if self._counts:
             self._losses.append(loss.detach().double())
             self._label_tokens += int(np.count_nonzero(packed.labels != NO_LABEL))
         if self._judge:
             greedy = self.part.language.greedy(hidden)
-            if self.counts:
-                self.written += _written(step, packed, self.module, self.place.dp, greedy)
-        return {LOSS: loss}
+            if self._counts:
+                self._judge_samples(step, greedy)
+        return loss
+
+    def _judge_samples(self, step: Microbatch, greedy: Tensor) -> None:
+        """Put together what the context ranks would write, [T] of each; the first of them judges the samples."""
+        shares = [step.packed(self.place.dp, rank) for rank in range(self.module.grid.cp)]
+        ids = _gather(greedy, [len(share.tokens) for share in shares], self._context)
+        if self.place.cp == 0:
+            owned = step.owners(self.module).span(self.place.dp)
+            samples = [step.layouts[position].sample for position in owned]
+            self.written += _written(samples, shares, ids)
 
 
-def take_rows(job: Job, module: JobModule, items: Sequence[PlacedItem], rows: Tensor) -> Tensor:
-    """Return an encoder's rows in the precision in which they travel; refuse them where they are not what it said.
+def take_rows(
+    job: Job, module: JobModule, items: Sequence[PlacedItem], rows: Tensor, place: Coordinates | None = None
+) -> Tensor:
+    """Return an encoder's rows in the precision in which they travel, without padding.
+
+    Args:
+        job: the whole.
+        module: the encoder.
+        items: that it read.
+        rows: what its last stage returned: all rows of the items, or its slice of them.
+        place: where this rank stands in the module's grid; None where it is alone.
 
     Raises:
-        RunError: naming the module and the sizes of its items.
+        RunError: it returned another number of rows than it said; modality, samples and both counts are named.
     """
-    expected = (sum(item.rows for item in items), job.hidden)
-    if tuple(rows.shape) != expected:
-        sizes = ", ".join(f"{item.info.size} -> {item.rows}" for item in items[:_SIZES_SHOWN]) + (
-            ", …" if len(items) > _SIZES_SHOWN else ""
-        )
+    total = sum(item.rows for item in items)
+    held, padded = (range(total), total) if place is None else held_rows(module, place, total)
+    if tuple(rows.shape) != (padded, job.hidden):
+        told = ", ".join(
+            f"{item.rows} for item {item.info.index} of sample {item.info.sample} of size {item.info.size}"
+            for item in items[:_ITEMS_SHOWN]
+        ) + (", ..." if len(items) > _ITEMS_SHOWN else "")
         raise RunError(
             f"modules.{module.name}",
-            expected=f"{expected[0]} rows of width {expected[1]}, as rows() of encoder {module.spec.name!r} said "
-            f"for {len(items)} items ({sizes})",
+            expected=f"{padded} rows of width {job.hidden} for {len(items)} items of modality {module.modality!r}, "
+            f"one for each of their placeholders, as rows() of encoder {module.spec.name!r} said ({told})",
             got=f"a tensor of shape {tuple(rows.shape)} from its forward()",
             fix="Make them agree.",
         )
-    return rows.to(torch.float32)
+    return rows[: len(held)].to(torch.float32)
 
 
 def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBatch:
@@ -215,19 +254,39 @@ def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBa
     )
 
 
-def _written(step: Microbatch, packed: Packed, module: JobModule, lane: int, greedy: Tensor) -> list[Written]:
-    """Return what was written for each sample of a lane."""
-    ids, found, start = greedy.tolist(), [], 0
-    for position, length in zip(step.owners(module).span(lane), packed.lengths, strict=True):
-        labels = packed.labels[start : start + length].tolist()
-        pairs = [(ids[start + at], label) for at, label in enumerate(labels) if label != NO_LABEL]
-        if pairs:
-            found.append(
-                Written(
-                    sample=step.layouts[position].sample,
-                    ids=tuple(written for written, _ in pairs),
-                    right=all(written == label for written, label in pairs),
-                )
+def _gather(ids: Tensor, counts: Sequence[int], group: dist.ProcessGroup) -> list[NDArray[np.int64]]:
+    """Return the ids [t] of every rank of ``group``, of which there are as many as ``counts`` says."""
+    if len(counts) == 1:
+        return [ids.cpu().numpy()]
+    padded = ids.new_zeros(max(counts))
+    padded[: len(ids)] = ids
+    found = padded.new_empty(len(counts) * len(padded))
+    if len(padded):
+        dist.all_gather_single(found, padded, group=group)
+    rows = found.cpu().numpy().reshape(len(counts), -1)
+    return [row[:count] for row, count in zip(rows, counts, strict=True)]
+
+
+def _written(samples: Sequence[int], shares: Sequence[Packed], ids: Sequence[NDArray[np.int64]]) -> Iterator[Written]:
+    """Yield what was written for each sample of a lane that has labels.
+
+    Args:
+        samples: of the lane.
+        shares: each context rank's rows of them.
+        ids: [T] of each, what the model writes after each row.
+    """
+    number, position, label, written = (
+        np.concatenate(found)
+        for found in zip(
+            *((share.samples, share.positions, share.labels, own) for share, own in zip(shares, ids, strict=True)),
+            strict=True,
+        )
+    )
+    order = np.lexsort((position, number))
+    order = order[label[order] != NO_LABEL]
+    for index, sample in enumerate(samples):
+        own = order[number[order] == index]
+        if len(own):
+            yield Written(
+                sample=sample, ids=tuple(written[own].tolist()), right=bool((written[own] == label[own]).all())
             )
-        start += length
-    return found

@@ -27,7 +27,7 @@ class Microbatch:
         self._job = job
         self._dataset = dataset
         self._samples = tuple(samples)
-        self._packed: dict[int, Packed] = {}
+        self._packed: dict[tuple[int, int], Packed] = {}
 
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
@@ -76,14 +76,18 @@ class Microbatch:
                 ) from error
         return prepared
 
-    def packed(self, lane: int) -> Packed:
-        """Return the packed tokens of one language lane, padded as its tensor ranks need them."""
-        if lane not in self._packed:
+    def packed(self, lane: int, context_rank: int = 0) -> Packed:
+        """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""
+        if (lane, context_rank) not in self._packed:
             language = self._job.language
             layouts = [self.layouts[position] for position in self.owners(language).span(lane)]
-            multiple = language.grid.tp if language.sequence_parallel else 1
-            self._packed[lane] = pack(layouts, multiple=multiple)
-        return self._packed[lane]
+            self._packed[lane, context_rank] = pack(
+                layouts,
+                multiple=language.grid.tp if language.sequence_parallel else 1,
+                context_size=language.grid.cp,
+                context_rank=context_rank,
+            )
+        return self._packed[lane, context_rank]
 
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
@@ -133,6 +137,7 @@ class StepData:
     """The microbatches of one step or of one evaluation batch."""
 
     microbatches: tuple[Microbatch, ...]
+    samples: int
 
     @classmethod
     def cut(cls, job: Job, dataset: Dataset, samples: Sequence[int], *, microbatches: int) -> StepData:
@@ -140,7 +145,8 @@ class StepData:
         each = job.settings.run.micro_batch * job.language.grid.dp
         assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
         return cls(
+            samples=len(samples),
             microbatches=tuple(
                 Microbatch(job, dataset, samples[index * each : (index + 1) * each]) for index in range(microbatches)
-            )
+            ),
         )

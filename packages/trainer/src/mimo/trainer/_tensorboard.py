@@ -36,6 +36,7 @@ class TensorBoard:
                 "training/grad_norm": info.grad_norm,
                 "training/lr": info.lr,
                 "training/tokens_per_second": info.tokens_per_second,
+                **{f"training/{name}": loss for name, loss in info.losses.items()},
                 **{f"grad_norm/{name}": norm for name, norm in info.norms.items()},
                 **{f"rows/{name}": float(rows) for name, rows in info.rows.items()},
             },

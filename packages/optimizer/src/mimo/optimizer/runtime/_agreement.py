@@ -9,8 +9,12 @@ from typing import TypeVar
 import attrs
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-N = TypeVar("N", int, float)
+N = TypeVar("N", int, float, Tensor)
+
+WORDS, WORD_BITS = 4, 18
+"""Of a digest: so short that float64 adds up the squares of 100,000 ranks' words exactly."""
 
 
 @attrs.frozen(kw_only=True)
@@ -23,6 +27,9 @@ class Tally:
         rows: rows that each module ran, by module name.
         seconds: time spent in each module, by module name.
         counts: further sums by name (samples cut, samples right).
+        told: further sums of several values each by name, what models tell beside their rows: float64, on any device.
+        digest: what this rank takes the samples of the coming step to be, as `WORDS` numbers below ``2**WORD_BITS``;
+            None where it does not look at them.
     """
 
     loss: float = 0.0
@@ -30,6 +37,8 @@ class Tally:
     rows: Mapping[str, int] = attrs.field(factory=dict)
     seconds: Mapping[str, float] = attrs.field(factory=dict)
     counts: Mapping[str, int] = attrs.field(factory=dict)
+    told: Mapping[str, Tensor] = attrs.field(factory=dict)
+    digest: tuple[int, ...] | None = None
 
     def __add__(self, other: Tally) -> Tally:
         """Return the sums of both."""
@@ -39,19 +48,26 @@ class Tally:
             rows=_add(self.rows, other.rows),
             seconds=_add(self.seconds, other.seconds),
             counts=_add(self.counts, other.counts),
+            told=_add(self.told, other.told),
+            digest=self.digest or other.digest,
         )
 
 
 @attrs.frozen(kw_only=True)
 class Agreed:
-    """The same on every rank: sums over the step, and squared gradient norms by module, before any scaling."""
+    """The same on every rank: sums over the step, and squared gradient norms by module, before any scaling.
+
+    ``alike`` says whether all ranks that gave a digest gave the same one.
+    """
 
     loss: float
     label_tokens: int
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
     counts: Mapping[str, int]
+    told: Mapping[str, Tensor]
     squares: Mapping[str, float]
+    alike: bool
 
     @property
     def finite(self) -> bool:
@@ -60,7 +76,13 @@ class Agreed:
 
 
 def agree(
-    tally: Tally, *, squares: Mapping[str, float], modules: Sequence[str], counts: Sequence[str], device: torch.device
+    tally: Tally,
+    *,
+    squares: Mapping[str, float],
+    modules: Sequence[str],
+    counts: Sequence[str],
+    told: Mapping[str, int] | None = None,
+    device: torch.device,
 ) -> Agreed:
     """Sum tallies and squared norms over the world in one message.
 
@@ -69,15 +91,22 @@ def agree(
         squares: this rank's share of each module's squared gradient norm.
         modules: names of all modules, in an order that all ranks share.
         counts: names of all further sums, likewise.
+        told: names of all sums of several values, likewise, and how many values each has.
         device: where the process group works.
     """
     named = [(tally.rows, modules), (tally.seconds, modules), (squares, modules), (tally.counts, counts)]
-    mine = [tally.loss, tally.label_tokens, *(values.get(name, 0) for values, names in named for name in names)]
+    mine = [tally.loss, tally.label_tokens, *_digest_terms(tally.digest)]
+    mine += [values.get(name, 0) for values, names in named for name in names]
     vector = torch.tensor(mine, dtype=torch.float64, device=device)
+    sizes = dict(told or {})
+    if sizes:
+        nothing = {name: vector.new_zeros(size) for name, size in sizes.items()}
+        vector = torch.cat([vector, *(tally.told.get(name, nothing[name]).to(vector) for name in sizes)])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(vector)
-    loss, label_tokens, *rest = vector.tolist()
+    loss, label_tokens, *rest = vector[: len(mine)].tolist()
     sums = iter(rest)
+    alike = _all_alike([next(sums) for _ in range(1 + 2 * WORDS)])
     rows, seconds, norms, others = ({name: next(sums) for name in names} for _, names in named)
     return Agreed(
         loss=loss,
@@ -86,8 +115,30 @@ def agree(
         seconds=seconds,
         squares=norms,
         counts={name: round(value) for name, value in others.items()},
+        told=dict(zip(sizes, torch.split(vector[len(mine) :], list(sizes.values())), strict=True)) if sizes else {},
+        alike=alike,
     )
 
 
+def _digest_terms(digest: tuple[int, ...] | None) -> list[int]:
+    """Return what a digest adds to the sums: one rank, its words, and their squares."""
+    if digest is None:
+        return [0] * (1 + 2 * WORDS)
+    assert len(digest) == WORDS, digest
+    return [1, *digest, *(word * word for word in digest)]
+
+
+def _all_alike(sums: Sequence[float]) -> bool:
+    """Tell from the sums whether all digests were the same.
+
+    Cauchy-Schwarz: ``(sum d)^2 <= n sum d^2``, with equality for equal numbers alone. All sums are exact.
+    """
+    ranks, *terms = (int(value) if math.isfinite(value) else 0 for value in sums)
+    return all(total * total == ranks * squares for total, squares in zip(terms[:WORDS], terms[WORDS:], strict=True))
+
+
 def _add(left: Mapping[str, N], right: Mapping[str, N]) -> Mapping[str, N]:
-    return {name: left.get(name, 0) + right.get(name, 0) for name in {**left, **right}}
+    return {
+        name: left[name] + right[name] if name in left and name in right else (left if name in left else right)[name]
+        for name in {**left, **right}
+    }

@@ -83,6 +83,7 @@ class MimoOptimizer:
         learning_rate: the global schedule, which is reported; each module has its own.
         clip: largest global gradient norm; 0 for none.
         counts: names of further sums that a `Tally` may carry.
+        told: names of its sums of several values, and how many each has.
         meshes: the groups of this rank.
         device: where the process group works.
     """
@@ -95,6 +96,7 @@ class MimoOptimizer:
         learning_rate: LearningRate,
         clip: float,
         counts: Sequence[str] = (),
+        told: Mapping[str, int] | None = None,
         meshes: Meshes,
         device: torch.device,
     ) -> None:
@@ -104,6 +106,7 @@ class MimoOptimizer:
         self._learning_rate = learning_rate
         self._clip = clip
         self._counts = tuple(counts)
+        self._told = dict(told or {})
         self._meshes = meshes
         self._device = device
 
@@ -131,7 +134,9 @@ class MimoOptimizer:
         that is not finite, is skipped; a module that saw no rows is left untouched.
         """
         squares = {name: module.counted_square() for name, module in self.modules.items()}
-        agreed = agree(tally, squares=squares, modules=self._names, counts=self._counts, device=self._device)
+        agreed = agree(
+            tally, squares=squares, modules=self._names, counts=self._counts, told=self._told, device=self._device
+        )
         tokens = max(agreed.label_tokens, 1)
         norm = math.sqrt(sum(agreed.squares.values())) / tokens if agreed.finite else math.nan
         skipped = agreed.label_tokens == 0 or not math.isfinite(norm)

@@ -1,0 +1,135 @@
+"""Ranks that hold other data than the rest: nothing of the step is sent, and both sides are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from oracle import CPU, make_job, table
+from ranks import fork_ranks
+
+from mimo.data import Dataset
+from mimo.hooks import DataError
+from mimo.trainer._engine import Engine
+from mimo.trainer._launch import launch
+from mimo.trainer._place import Place
+
+MODULES = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 1, "pp": 3}}
+BOTH = (
+    r"edge vision->language: expected the same samples at both ends; sample {at} of the step is the first that "
+    r"differs, got sample \d+ \(\d+ tokens, \d+ of them rows of encoders\) on rank 0 of vision, and "
+    r"sample {other} \(\d+ tokens, \d+ of them rows of encoders\) on rank 1 of language\. Give the machines"
+)
+
+
+@attrs.frozen
+class Swapped:
+    """The sampler of a rank that takes another sample ``at`` one place of one step."""
+
+    inner: Any
+    step: int
+    at: int
+    other: int
+
+    def samples(self, step: int) -> Sequence[int]:
+        """Return the samples of ``step``."""
+        found = list(self.inner.samples(step))
+        if step == self.step:
+            found[self.at] = self.other
+        return found
+
+
+@attrs.frozen
+class Longer:
+    """The dataset of a rank whose file holds a longer text in one sample."""
+
+    inner: Dataset
+    sample: int
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the true dataset has."""
+        return getattr(self.inner, name)
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return ids, two more of one sample."""
+        found = list(self.inner.tokens(sample))
+        return [found[0], found[0], *found] if sample == self.sample else found
+
+
+def swapped(rank: int, *, step: int, wrong: int = 1) -> Engine:
+    """Return this rank's engine; that of rank ``wrong`` takes sample 95 as the third of ``step``."""
+    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    if rank == wrong:
+        engine._sampler = Swapped(engine._sampler, step=step, at=2, other=95)  # type: ignore[assignment]
+    return engine
+
+
+def run_steps(rank: int) -> list[str]:
+    """Return what each of three engines says that differ at the first step, at the second, and in one sample's text."""
+    found = []
+    with pytest.raises(DataError) as raised:
+        swapped(rank, step=1).train(1)
+    found.append(str(raised.value))
+    engine = swapped(rank, step=2)
+    engine.train(1)
+    with pytest.raises(DataError) as raised:
+        engine.train(2)
+    found.append(str(raised.value))
+    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    sample = engine._sampler.samples(1)[5]  # type: ignore[union-attr]
+    if rank == 1:
+        assert engine.job.train is not None
+        engine.job = attrs.evolve(engine.job, train=Longer(engine.job.train, sample))
+    with pytest.raises(DataError) as raised:
+        engine.train(1)
+    return [*found, str(raised.value)]
+
+
+def test_ends_of_an_edge_that_hold_other_samples_are_both_named_on_every_rank() -> None:
+    """At the first step or a later one, by number or by content: the same words everywhere, before anything is sent."""
+    first, second, text = zip(*fork_ranks(4, run_steps), strict=True)
+    for messages, step, at in ((first, 1, 3), (second, 2, 3), (text, 1, 6)):
+        assert len(set(messages)) == 1
+        expected = f"step {step}, " + BOTH.replace("{at}", str(at)).replace("{other}", "95" if at == 3 else r"\d+")
+        assert re.match(expected, messages[0]), messages[0]
+
+
+def run_evaluation(rank: int) -> None:
+    """Evaluate where one rank's held-out data is another."""
+    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    assert engine.evaluate(1) is not None
+    if rank == 3:
+        assert engine.job.evaluation is not None
+        engine.job = attrs.evolve(engine.job, evaluation=Longer(engine.job.evaluation, 30))
+    with pytest.raises(DataError, match=r"evaluation from sample 24 on, edge language\.1-2: expected the same samples"):
+        engine.evaluate(1)
+
+
+def test_evaluation_looks_too() -> None:
+    """Also where only stages of one module differ."""
+    fork_ranks(4, run_evaluation)
+
+
+def train_swapped(place: Place) -> None:
+    """Train two steps as one rank of a launched run, of which rank 2 differs at the second."""
+    torch.set_num_threads(1)
+    engine = swapped(place.rank, step=2, wrong=2)
+    engine.train(1)
+    engine.train(2)
+
+
+def test_every_rank_stops_with_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:
+    """A run ends with the code of a failure at run time, and says once what differs where."""
+    assert launch(train_swapped, world=4) == 3
+    told = capfd.readouterr().err
+    assert told.count("expected the same samples at both ends") == 1
+    assert "step 2, edge language.0-1" in told
+    assert "sample 95" in told
