@@ -1,7 +1,7 @@
 """Several processes as ranks of one gloo group: fork, run, collect, never leave one behind.
 
-Each call forks afresh, which takes 0.2 seconds for eight. Processes are not used again for another group: DTensor keeps
-meshes by their shape, and with them the names of groups that are gone.
+Each call forks afresh, so that functions may be of any kind, closures too; `pool.Pool` is started once, and serves
+functions that can be pickled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -24,13 +24,20 @@ class RanksError(AssertionError):
     """What went wrong, on which rank."""
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _rank(function: Callable[..., object], rank: int, world: int, port: int, results: Connection, args: Any) -> None:
+def import_all() -> None:
+    """Import what DTensor imports when it is first used: before a fork, so that no child spends seconds on it."""
+    import torch._dynamo  # noqa: F401
+
+
+def be_rank(function: Callable[..., object], rank: int, world: int, port: int, results: Connection, args: Any) -> None:
+    """Be one rank in a process of its own: send ``(True, function(rank, *args))``, or False with the traceback."""
     import torch
     import torch.distributed as dist
 
@@ -47,25 +54,40 @@ def _rank(function: Callable[..., object], rank: int, world: int, port: int, res
         os._exit(1)
 
 
-def _collect(receivers: Sequence[Connection]) -> tuple[dict[int, Any], dict[int, str]]:
-    """Return results and errors by rank, with what came until all had spoken, or one had failed and the rest waited."""
-    found: dict[int, Any] = {}
-    errors: dict[int, str] = {}
+def results_of(answers: Mapping[int, tuple[bool, Any]], world: int) -> list[Any]:
+    """Return results by rank.
+
+    Args:
+        answers: what `be_rank` sent, by rank; it may lack some.
+        world: number of ranks.
+
+    Raises:
+        RanksError: not all are results.
+    """
+    told = dict.fromkeys(range(world), (False, "no result")) | dict(answers)
+    wrong = [f"\nrank {rank}:\n{text}" for rank, (fine, text) in sorted(told.items()) if not fine]
+    if wrong:
+        raise RanksError("".join(wrong))
+    return [told[rank][1] for rank in range(world)]
+
+
+def _collect(receivers: Sequence[Connection]) -> dict[int, tuple[bool, Any]]:
+    """Return answers by rank, with what came until all had spoken, or one had failed and the rest waited."""
+    answers: dict[int, tuple[bool, Any]] = {}
     open_pipes = dict(enumerate(receivers))
     deadline = time.monotonic() + SECONDS
     while open_pipes and time.monotonic() < deadline:
         some = wait(list(open_pipes.values()), timeout=1)
-        if errors and not some:
+        if not some and not all(fine for fine, _ in answers.values()):
             break  # the others wait for the failed one in vain
         for rank, receiver in list(open_pipes.items()):
             if receiver in some:
                 del open_pipes[rank]
                 try:
-                    fine, value = pickle.loads(receiver.recv_bytes())  # noqa: S301  # from our own child
+                    answers[rank] = pickle.loads(receiver.recv_bytes())  # noqa: S301  # from our own child
                 except EOFError:
-                    fine, value = False, "ended without a result"
-                (found if fine else errors)[rank] = value
-    return found, errors
+                    answers[rank] = (False, "ended without a result")
+    return answers
 
 
 def fork_ranks(world: int, function: Callable[..., object], *args: object) -> list[Any]:
@@ -77,26 +99,23 @@ def fork_ranks(world: int, function: Callable[..., object], *args: object) -> li
     Raises:
         RanksError: with the traceback of every rank that failed.
     """
-    import torch._dynamo  # noqa: F401  # which DTensor imports: before the fork, so that no child spends seconds on it
-
+    import_all()
     context = multiprocessing.get_context("fork")
-    port = _free_port()
+    port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     workers = [
-        context.Process(target=_rank, args=(function, rank, world, port, pipes[rank][1], args)) for rank in range(world)
+        context.Process(target=be_rank, args=(function, rank, world, port, pipes[rank][1], args))
+        for rank in range(world)
     ]
     try:
         for worker in workers:
             worker.start()
         for _, sender in pipes:
             sender.close()
-        found, errors = _collect([receiver for receiver, _ in pipes])
-        if len(found) < world:
-            told = {rank: "no result" for rank in range(world) if rank not in found} | errors
-            raise RanksError("".join(f"\nrank {rank}:\n{text}" for rank, text in sorted(told.items())))
+        results = results_of(_collect([receiver for receiver, _ in pipes]), world)
         for worker in workers:
             worker.join(SECONDS)
-        return [found[rank] for rank in range(world)]
+        return results
     finally:
         for worker in workers:
             if worker.is_alive():

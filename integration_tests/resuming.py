@@ -1,4 +1,4 @@
-"""Runs that stop and go on, as functions for `ranks.fork_ranks`."""
+"""Runs that stop and go on, as functions for `pool.Pool.run`."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ DIGITS = (
     f"optimizer.lr_decay_steps={STEPS}",
     "checkpoint.interval=10",
     "logging.interval=1",
+    "logging.edges=true",
 )
 """A demo that is short enough: fewer, smaller steps and few held-out images; it learns to write a caption."""
 
@@ -106,7 +107,7 @@ def test_a_run_directory_holds_config_plan_metrics_pictures_and_checkpoints(digi
 
 
 def test_metrics_hold_one_object_a_step_and_one_an_evaluation(digits_run: Path) -> None:
-    """With norms and times of each module; the loss falls."""
+    """With norms and times of each module, and with what each rank sent on each edge; the loss falls."""
     steps, evaluations = read_metrics(digits_run)
     assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
     for line in steps:
@@ -114,6 +115,15 @@ def test_metrics_hold_one_object_a_step_and_one_an_evaluation(digits_run: Path) 
         assert line["rows"].keys() == line["norms"].keys() == line["module_seconds"].keys() == {"vision", "language"}
         assert line["label_tokens"] == 32 * 5
         assert line["rows"]["vision"] == 32 * 16
+        assert line["edges"] == {
+            "vision->language": {
+                "rows_sent": [256, 256, 0, 0],
+                "bytes_sent": [256 * 64 * 4, 256 * 64 * 4, 0, 0],
+                "rows_in_place": [0, 0, 0, 0],
+                "gradient_rows_sent": [0, 0, 256, 256],
+                "gradient_bytes_sent": [0, 0, 256 * 64 * 4, 256 * 64 * 4],
+            }
+        }
     assert steps[-1]["loss"] < 0.5 * steps[0]["loss"]
     assert [line["step"] for line in evaluations] == [10, STEPS]
     for line in evaluations:

@@ -57,14 +57,15 @@ def test_the_tutorials_encoder_trains_on_three_lanes_as_in_one_process(folder: P
 
 
 def test_an_encoder_whose_rows_are_not_what_it_said_is_named(folder: Path) -> None:
-    """An author's likeliest mistake ends the run with what was promised and what came."""
+    """An author's likeliest mistake ends the run: modality, samples, what was promised and what came are named."""
     source = folder / "mimo_encoder_tiles.py"
     source.write_text(source.read_text().replace("-(-height // config.tile) *", "1 + -(-height // config.tile) *"))
     ended = mimo("train", "tiles.toml", STEPS, cwd=folder, path=build(folder))
     assert ended.code == 3
     assert re.fullmatch(
-        r"mimo: rank [0-2]: modules\.vision: expected \d+ rows of width 32, as rows\(\) of encoder 'tiles' said "
-        r"for \d items \(\(8, 8\) -> 17, .*\), "
+        r"mimo: rank [0-2]: modules\.vision: expected \d+ rows of width 32 for \d items of modality 'image', "
+        r"one for each of their placeholders, as rows\(\) of encoder 'tiles' said "
+        r"\(17 for item 0 of sample \d+ of size \(8, 8\), .*\), "
         r"got a tensor of shape \(\d+, 32\) from its forward\(\)\. Make them agree\.\n",
         ended.err,
     ), ended.err

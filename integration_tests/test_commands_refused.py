@@ -47,6 +47,15 @@ EXAMPLE = "examples/digits.toml"
             ["modules.language.pp=3", "modules.language.tp=1", "modules.language.ranks=1-3"],
             ["modules.language.pp: expected at most its layers = 2, got 3."],
         ),
+        (
+            ["modules.language.config.experts=3", "modules.language.ep=2"],
+            ["modules.language.ep: expected a divisor of experts = 3, got 2. Set it to 1 or 3."],
+        ),
+        (["modules.vision.ep=2"], ["modules.vision.ep: expected 1, since encoder 'vit' has no experts, got 2."]),
+        (
+            ["modules.language.etp=3"],
+            ["modules.language: expected ep x etp that divides the 2 ranks of a stage", "got ep 1 x etp 3 = 3."],
+        ),
         (["run.global_batch=30"], ["run.global_batch: expected a multiple of", "got 30"]),
         (["data.plugin=jsonl", "data.held_out=0.1"], ["data.held_out: expected a known key"]),
         (["run.steps=5"], ["optimizer.lr_warmup_steps: expected fewer than run.steps = 5"]),

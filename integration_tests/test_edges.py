@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 from oracle import CPU, find, make_job, table
-from ranks import fork_ranks
+from pool import Pool
 from resuming import run_and_save
 from torch import Tensor, nn
 
@@ -50,18 +50,18 @@ def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
             return found
         assert isinstance(found, EncoderSpec)
         build = lambda _config, hidden: Mean(hidden, dtype)  # noqa: E731  # of this one case
-        return attrs.evolve(found, build=build, rows=lambda *_: 1, parts={}, stages=None, tensor=None)
+        return attrs.evolve(found, build=build, rows=lambda *_: 1, parts={}, stages=None, tensor=None, context=None)
 
     job = resolve(make_settings(table(modules, microbatches=2)), find=find_mean)
     return Engine(job, rank=rank, device=CPU).train(1).loss
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_rows_of_any_number_format_cross_the_boundary(dtype: torch.dtype) -> None:
+def test_rows_of_any_number_format_cross_the_boundary(dtype: torch.dtype, pool: Pool) -> None:
     """An encoder that computes in float64 or bfloat16 gives the same loss on ranks of its own as on one."""
-    (alone,) = fork_ranks(1, run_format, ALONE, dtype)
+    (alone,) = pool.run(1, run_format, ALONE, dtype)
     apart = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 3}}
-    for loss in fork_ranks(4, run_format, apart, dtype):
+    for loss in pool.run(4, run_format, apart, dtype):
         assert loss == pytest.approx(alone, rel=1e-6)
 
 
@@ -84,9 +84,9 @@ def run_clash(_rank: int, directory: str) -> None:
         save_step(engine, [Part()], 1)
 
 
-def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path) -> None:
+def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path, pool: Pool) -> None:
     """State of a lifecycle plugin that is named like a module is refused instead of replacing its weights."""
-    fork_ranks(1, run_clash, str(tmp_path))
+    pool.run(1, run_clash, str(tmp_path))
 
 
 def run_without_held_out(_rank: int, directory: str) -> None:
@@ -109,19 +109,19 @@ def run_long_prompt(_rank: int) -> None:
     assert len(generate(engine, prompt_of(job, "w1 w2", []), max_tokens=2).split()) <= 2
 
 
-def test_a_prompt_that_does_not_fit_is_refused() -> None:
+def test_a_prompt_that_does_not_fit_is_refused(pool: Pool) -> None:
     """It is never silently cut."""
-    fork_ranks(1, run_long_prompt)
+    pool.run(1, run_long_prompt)
 
 
-def test_a_resumed_run_keeps_its_batch_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_batch_and_says_what_it_lacks(tmp_path: Path, pool: Pool) -> None:
     """Another global_batch would skip samples or repeat them; evaluation needs held-out samples."""
     settings = table(ALONE)
     settings["run"]["directory"] = str(tmp_path)
-    fork_ranks(1, run_and_save, settings)
+    pool.run(1, run_and_save, settings)
     folder = step_folder(tmp_path)
     assert first_step(make_job(settings), folder) == 4
     settings["run"] |= {"global_batch": 48}
     with pytest.raises(ConfigError, match=r"run\.global_batch: expected 24, as in the run that .* got 48"):
         first_step(make_job(settings), folder)
-    fork_ranks(1, run_without_held_out, str(tmp_path))
+    pool.run(1, run_without_held_out, str(tmp_path))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from oracle import Oracle, table
+from pool import Pool
 
 Modules = Mapping[str, Mapping[str, Any]]
 
@@ -14,7 +15,8 @@ Modules = Mapping[str, Mapping[str, Any]]
 def on(first: int, last: int, **sizes: Any) -> dict[str, Any]:
     """Return a grid on ranks ``first`` to ``last``; dp follows from the other sizes."""
     ranks = list(range(first, last + 1))
-    return {"ranks": ranks, "dp": len(ranks) // (sizes.get("pp", 1) * sizes.get("tp", 1)), **sizes}
+    each = sizes.get("pp", 1) * sizes.get("cp", 1) * sizes.get("tp", 1)
+    return {"ranks": ranks, "dp": len(ranks) // each, **sizes}
 
 
 LAYOUTS: dict[str, Modules] = {
@@ -54,9 +56,9 @@ LAYOUTS: dict[str, Modules] = {
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Oracle:
+def oracle(pool: Pool) -> Oracle:
     """One oracle for all tests here: it computes each model's truth once."""
-    return Oracle()
+    return Oracle(pool)
 
 
 def found(settings: dict[str, Any], oracle: Oracle) -> str:
@@ -72,6 +74,85 @@ def test_layout_never_changes_the_result(layout: str, microbatches: int, oracle:
     if 24 % (lanes * microbatches):
         microbatches = 2
     assert found(table(LAYOUTS[layout], microbatches=microbatches), oracle) == ""
+
+
+SP = {"sequence_parallel": True}
+SLICED: dict[str, Modules] = {
+    "language cp2": {"vision": on(0, 0), "language": on(1, 2, cp=2)},
+    "language cp3 dp2": {"vision": on(0, 3), "language": on(2, 7, cp=3)},
+    "language cp4": {"vision": on(0, 0), "language": on(1, 4, cp=4)},
+    "language cp2 tp2": {"vision": on(0, 1, tp=2), "language": on(1, 4, cp=2, tp=2)},
+    "language cp2 tp2 sp": {"vision": on(0, 1), "language": on(2, 5, cp=2, tp=2, **SP)},
+    "language cp2 pp2": {"vision": on(0, 0), "language": on(1, 4, cp=2, pp=2)},
+    "language cp2 pp2 tp2 sp, colocated": {"vision": on(0, 7), "language": on(0, 7, cp=2, pp=2, tp=2, **SP)},
+    "language cp2, lanes 3 to 2": {"vision": on(0, 2), "language": on(3, 6, cp=2)},
+    "two encoders with other lanes into cp2": {"vision": on(0, 1), "glyph": on(2, 4), "language": on(5, 6, cp=2)},
+    "vision sp": {"vision": on(0, 1, tp=2, **SP), "language": on(2, 2)},
+    "vision sp pp2, language sp": {"vision": on(0, 3, tp=2, pp=2, **SP), "language": on(4, 6, tp=3, **SP)},
+    "vision cp2": {"vision": on(0, 1, cp=2), "language": on(2, 3, tp=2)},
+    "vision cp2 tp2 sp on the language's cp2 tp2 sp": {
+        "vision": on(0, 3, cp=2, tp=2, **SP),
+        "language": on(0, 3, cp=2, tp=2, **SP),
+    },
+    "vision cp3 pp2, language cp2 dp2, overlapping": {"vision": on(0, 5, cp=3, pp=2), "language": on(4, 7, cp=2)},
+}
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("layout", SLICED)
+def test_rows_may_be_sliced_on_either_side(layout: str, microbatches: int, oracle: Oracle) -> None:
+    """Context ranks and sequence parallelism, in the language model and in encoders, change nothing."""
+    assert found(table(SLICED[layout], microbatches=microbatches), oracle) == ""
+
+
+@pytest.mark.parametrize("pictures", ["none", "first"])
+@pytest.mark.parametrize("layout", ["language cp2, lanes 3 to 2", "vision sp pp2, language sp", "vision cp2"])
+def test_slices_without_rows_are_ordinary(layout: str, pictures: str, oracle: Oracle) -> None:
+    """Nothing hangs or changes where slices, lanes or whole steps are empty."""
+    assert found(table(SLICED[layout], microbatches=4, pictures=pictures), oracle) == ""
+
+
+SOFTMAX = {"experts": 4, "experts_per_token": 2, "dense_layers": 1, "balance_loss": 0.05, "z_loss": 0.01}
+SIGMOID = {
+    "experts": 4,
+    "experts_per_token": 1,
+    "expert_intermediate": 21,
+    "shared_intermediate": 11,
+    "dense_layers": 1,
+    "router_score": "sigmoid",
+    "router_scale": 1.5,
+    "router_normalize": False,
+    "expert_bias_rate": 0.01,
+    "balance_loss": 0.05,
+}
+CLEAR_SEEDS = {"softmax": (SOFTMAX, 6), "sigmoid": (SIGMOID, 4)}
+"""Seeds with which every row's choice of experts is clear, see `oracle.GAP`."""
+EXPERTS: dict[str, Modules] = {
+    "one rank": {"vision": on(0, 0), "language": on(1, 1)},
+    "lanes alone": {"vision": on(0, 1), "language": on(1, 2)},
+    "ep2 over lanes": {"vision": on(0, 0), "language": on(1, 2, ep=2)},
+    "ep4 over lanes": {"vision": on(0, 1), "language": on(1, 4, ep=4)},
+    "ep2 etp2": {"vision": on(0, 0), "language": on(1, 4, ep=2, etp=2)},
+    "etp2 of two copies": {"vision": on(0, 0), "language": on(1, 4, tp=2, etp=2)},
+    "ep2 with pp2": {"vision": on(0, 0), "language": on(1, 4, pp=2, ep=2)},
+    "ep2 over tensor ranks": {"vision": on(0, 0), "language": on(1, 2, tp=2, ep=2)},
+    "ep4 over tensor ranks and lanes": {"vision": on(0, 3), "language": on(0, 3, tp=2, ep=4)},
+    "ep2 over tensor ranks with sp": {"vision": on(0, 1), "language": on(1, 4, tp=2, ep=2, **SP)},
+    "ep2 over context ranks": {"vision": on(0, 0), "language": on(1, 4, cp=2, ep=2)},
+    "ep4 over context and tensor ranks, pp2": {"vision": on(0, 3), "language": on(0, 7, cp=2, tp=2, pp=2, ep=4, **SP)},
+}
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("scores", CLEAR_SEEDS)
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_experts_may_lie_anywhere(layout: str, scores: str, microbatches: int, oracle: Oracle) -> None:
+    """Whatever ranks hold them, experts take all their rows; further losses and biases follow the whole batch."""
+    language, seed = CLEAR_SEEDS[scores]
+    lanes = EXPERTS[layout]["language"]["dp"]
+    if 24 % (lanes * microbatches):
+        microbatches = 2
+    assert found(table(EXPERTS[layout], microbatches=microbatches, language=language, seed=seed), oracle) == ""
 
 
 TIED = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from oracle import RATE, table, world_of
-from ranks import fork_ranks
+from pool import Pool
 from resuming import run_and_save, run_steps, same_bits
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -51,12 +51,12 @@ def settings(layout: str, directory: Path) -> dict[str, Any]:
         ("colocated lanes", "disjoint"),
     ],
 )
-def test_six_steps_equal_three_saved_and_three_more(before: str, after: str, tmp_path: Path) -> None:
+def test_six_steps_equal_three_saved_and_three_more(before: str, after: str, tmp_path: Path, pool: Pool) -> None:
     """The same layout goes on to the bit, another one within the first law: losses, weights and moments."""
     first, second = settings(before, tmp_path), settings(after, tmp_path)
-    fork_ranks(world_of(first), run_and_save, first)
-    went_on = fork_ranks(world_of(second), run_steps, second, 4, 6, str(tmp_path))
-    straight = fork_ranks(world_of(second), run_steps, second, 1, 6, "")
+    pool.run(world_of(first), run_and_save, first)
+    went_on = pool.run(world_of(second), run_steps, second, 4, 6, str(tmp_path))
+    straight = pool.run(world_of(second), run_steps, second, 1, 6, "")
     for (steps, state), (all_steps, expected) in zip(went_on, straight, strict=True):
         if before == after:
             assert steps == all_steps[3:]
@@ -70,12 +70,12 @@ def test_six_steps_equal_three_saved_and_three_more(before: str, after: str, tmp
             assert float((value - expected[name]).norm()) <= bound + 1e-9, name
 
 
-def test_learning_rate_goes_on_across_a_resume(tmp_path: Path) -> None:
+def test_learning_rate_goes_on_across_a_resume(tmp_path: Path, pool: Pool) -> None:
     """From 2e-4 to 2e-6 by a cosine over 10 steps: 1.59e-4, then after a resume at step 3 1.32e-4 and 1.01e-4."""
     found = settings("disjoint", tmp_path)
     found["run"]["steps"] = 10
     found["optimizer"] = {"lr": 2e-4, "lr_min": 2e-6, "lr_schedule": "cosine", "lr_decay_steps": 10}
-    before = fork_ranks(4, run_and_save, found)
-    after = fork_ranks(4, run_steps, found, 4, 5, str(tmp_path))
+    before = pool.run(4, run_and_save, found)
+    after = pool.run(4, run_steps, found, 4, 5, str(tmp_path))
     rates = [f"{rate:.2e}" for _, _, rate in [*before[0][0], *after[0][0]]]
     assert rates[2:] == ["1.59e-04", "1.32e-04", "1.01e-04"]

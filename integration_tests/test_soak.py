@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from oracle import Oracle, table
+from pool import Pool
 from test_oracle import LAYOUTS
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Oracle:
+def oracle(pool: Pool) -> Oracle:
     """The oracle of all cases here."""
-    return Oracle()
+    return Oracle(pool)
 
 
 @pytest.mark.parametrize("pictures", ["mixed", "first", "none", "digits"])

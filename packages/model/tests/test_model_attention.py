@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import pad
 
-from mimo.model.runtime import Segments, attend
-from mimo.model.runtime._attention import _buckets
+from mimo.model.runtime import ContextAxis, Segments, attend
+from mimo.model.runtime._chunks import Chunk, batch, cut_rows, cut_segments
 
 LENGTHS = [
     (5, 5, 5),
@@ -22,6 +25,24 @@ LENGTHS = [
     (1,),
     (0, 0),
     (),
+]
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """Heads, and rows of padding; ``served`` names each query head's key-value head."""
+
+    heads: int
+    kv_heads: int
+    padding: int = 0
+    served: tuple[int, ...] | None = None
+
+
+SHAPES = [
+    Shape(heads=4, kv_heads=4),
+    Shape(heads=4, kv_heads=2, padding=3),
+    Shape(heads=6, kv_heads=1, padding=1),
+    Shape(heads=3, kv_heads=2, padding=2, served=(0, 0, 1)),
 ]
 
 
@@ -42,53 +63,169 @@ def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool) -
     return torch.einsum("nts,snd->tnd", weights, value)
 
 
+def _held(lengths: Sequence[int], held: Sequence[Chunk]) -> Tensor:
+    """Return which of the packed rows these chunks are."""
+    firsts = [sum(lengths[:segment]) for segment in range(len(lengths))]
+    rows = [firsts[chunk.segment] + at for chunk in held for at in range(chunk.start, chunk.stop)]
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def _check_case(lengths: Sequence[int], context: ContextAxis, *, causal: bool, sliced: bool, shape: Shape) -> None:
+    total = sum(lengths)
+    torch.manual_seed(total)
+    plain = [torch.randn(total, n, 8, dtype=torch.float64) for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    gradient = torch.randn(total, shape.heads, 8, dtype=torch.float64)
+    if sliced:
+        rows = -(-(total + shape.padding) // context.size)
+        here = _held(lengths, cut_rows(lengths, rows=rows, size=context.size)[context.rank])
+        segments = Segments.sliced(lengths, causal=causal, rows=rows, context=context)
+    else:
+        here = _held(lengths, cut_segments(lengths, size=context.size)[context.rank])
+        rows = len(here) + shape.padding
+        segments = Segments.of(lengths, causal=causal, rows=rows, context=context)
+    padded = (0, 0, 0, 0, 0, rows - len(here))
+    ours = [pad(x[here], padded, value=1e9).requires_grad_() for x in plain]
+    theirs = [x.clone().requires_grad_() for x in plain]
+    query, key, value = ours
+    found = attend(query, key, value, segments, heads=shape.served)
+    query, key, value = theirs
+    if shape.served is not None:
+        key, value = key[:, shape.served], value[:, shape.served]
+    wanted = _masked((query, key, value), lengths, causal=causal)
+    torch.testing.assert_close(found[: len(here)], wanted[here], rtol=0, atol=1e-12)
+    assert not found[len(here) :].any()
+    found.backward(pad(gradient[here], padded, value=1.0))
+    wanted.backward(gradient)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(one.grad[: len(here)], other.grad[here], rtol=0, atol=1e-12)
+        assert not one.grad[len(here) :].any()
+
+
 def _check_attention(_rank: int) -> None:
+    assert dist.group.WORLD is not None
+    context = ContextAxis.of(dist.group.WORLD)
     for lengths in LENGTHS:
         for causal in (True, False):
-            for heads, kv_heads, padding in ((4, 4, 0), (4, 2, 3), (6, 1, 1)):
-                rows = sum(lengths) + padding
-                torch.manual_seed(rows)
-                plain = [torch.randn(rows, n, 8, dtype=torch.float64) for n in (heads, kv_heads, kv_heads)]
-                gradient = torch.randn(rows, heads, 8, dtype=torch.float64)
-                ours = query, key, value = [x.clone().requires_grad_() for x in plain]
-                theirs = [x.clone().requires_grad_() for x in plain]
-                segments = Segments.of(lengths, causal=causal, rows=rows)
-                found = attend(query, key, value, segments)
-                wanted = _masked(theirs, lengths, causal=causal)
-                torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-                assert not found[sum(lengths) :].any()
-                found.backward(gradient)
-                wanted.backward(gradient)
-                for one, other in zip(ours, theirs, strict=True):
-                    mine = torch.zeros_like(one) if one.grad is None else one.grad
-                    torch.testing.assert_close(mine, other.grad, rtol=0, atol=1e-12)
+            for sliced in (True, False):
+                for shape in SHAPES:
+                    _check_case(lengths, context, causal=causal, sliced=sliced, shape=shape)
 
 
-def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]]) -> None:
-    """Values and gradients are those of masked attention: any lengths, empty ones, shared heads, padding at the end."""
-    run_ranks(1, _check_attention)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
+    """Values and gradients are those of masked attention over any context ranks.
+
+    Any lengths, empty ones, ranks without a row, shared heads, padding at the end.
+    """
+    run_ranks(ranks, _check_attention)
+
+
+def _check_pieces(_rank: int) -> None:
+    assert dist.group.WORLD is not None
+    context = ContextAxis.of(dist.group.WORLD)
+    _check_case((521, 3), context, causal=True, sliced=False, shape=Shape(heads=2, kv_heads=1, padding=1))
+
+
+def test_long_segments(run_ranks: Callable[..., list[Any]]) -> None:
+    """The same where late rows attend in pieces."""
+    run_ranks(2, _check_pieces)
+
+
+def _check_message(_rank: int) -> None:
+    sent: list[int] = []
+
+    class Counting(ContextAxis):
+        def share(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+            sent.append(x.numel())
+            return super().share(x, counts)
+
+    world = dist.get_world_size()
+    context = Counting(group=dist.group.WORLD, rank=dist.get_rank(), size=world)
+    segments = Segments.of((8, 4), causal=True, rows=6 + 1, context=context)
+    query, key = torch.randn(7, 6, 2), torch.randn(7, 3, 2)
+    attend(query, key, key, segments, heads=(0, 0, 1, 1, 1, 2))
+    assert sent == [6 * 2 * 3 * 2]
+
+
+def test_only_key_and_value_heads_travel(run_ranks: Callable[..., list[Any]]) -> None:
+    """One message a layer: keys and values of the key-value heads alone, without padding."""
+    run_ranks(2, _check_message)
+
+
+def _shapes(segments: Segments) -> list[tuple[int, int, int]]:
+    return [(call.chunks, call.queries, call.keys) for call in segments.calls]
 
 
 def test_equal_lengths_are_one_call_in_place() -> None:
     """Segments of one length need no reordering."""
     segments = Segments.of((4, 4, 4), causal=False, rows=13)
-    assert segments.calls == ((3, 4),)
-    assert segments.into is None
+    assert _shapes(segments) == [(3, 4, 4)]
+    assert segments.asks is None
+    assert segments.sees is None
     assert segments.back is None
+
+
+def _batches(lengths: Sequence[int], *, causal: bool) -> list[list[int]]:
+    (chunks,) = cut_segments(lengths, size=1)
+    return [[chunks[i].segment for i in call] for call in batch(chunks, lengths, causal=causal)]
 
 
 def test_causal_segments_of_like_length_share_a_call() -> None:
     """Causal attention batches segments within a quarter of the longest; full attention only equal ones."""
     lengths = (100, 80, 70, 100, 30, 5)
-    assert _buckets(lengths, causal=True) == [[0, 1, 3], [2], [4, 5]]
-    assert _buckets(lengths, causal=False) == [[0, 3], [1], [2], [4], [5]]
+    assert _batches(lengths, causal=True) == [[0, 1, 3], [2], [4, 5]]
+    assert _batches(lengths, causal=False) == [[0, 3], [1], [2], [4], [5]]
 
 
-@given(lengths=st.lists(st.integers(0, 60), max_size=30), causal=st.booleans())
-def test_every_segment_with_rows_is_in_one_bucket(lengths: list[int], causal: bool) -> None:
-    """No segment is lost or taken twice, and empty ones cost no call."""
-    found = [segment for bucket in _buckets(lengths, causal=causal) for segment in bucket]
-    assert sorted(found) == [segment for segment, length in enumerate(lengths) if length]
+def test_early_and_late_chunks_are_calls_of_their_own() -> None:
+    """Late chunks see all rows before them, early ones no more than themselves; those of like length share a call."""
+    segments = Segments.of((400, 380, 396), causal=True, context=ContextAxis(rank=0, size=2))
+    assert _shapes(segments) == [(3, 115, 400), (3, 100, 100)]
+    assert [[piece.mask is None for piece in call.pieces] for call in segments.calls] == [[False], [True]]
+    middle = Segments.of((400, 380, 396), causal=True, context=ContextAxis(rank=1, size=2))
+    assert _shapes(middle) == [(3, 205, 300)]
+
+
+def test_long_chunks_run_in_pieces() -> None:
+    """Queries late in a segment look at what is before them in pieces, so that little is computed and masked."""
+    (call,) = Segments.of((1030,), causal=True, context=ContextAxis(rank=1, size=2)).calls
+    assert (call.queries, call.keys) == (515, 773)
+    assert [(piece.queries, piece.keys) for piece in call.pieces] == [
+        (slice(0, 128), 386),
+        (slice(128, 257), 515),
+        (slice(257, 386), 644),
+        (slice(386, 515), 773),
+    ]
+
+
+def test_slices_cut_segments_anywhere() -> None:
+    """Each rank's slice of the rows looks at all of the segments that it touches."""
+    calls = [
+        _shapes(Segments.sliced((6, 6, 2), causal=False, rows=5, context=ContextAxis(rank=rank, size=3)))
+        for rank in range(3)
+    ]
+    assert calls == [[(1, 5, 6)], [(1, 4, 6), (1, 1, 6)], [(1, 2, 6), (1, 2, 2)]]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), max_size=30),
+    causal=st.booleans(),
+    size=st.integers(1, 5),
+    sliced=st.booleans(),
+)
+def test_every_row_is_in_one_chunk_and_one_call(lengths: list[int], causal: bool, size: int, sliced: bool) -> None:
+    """No row is lost or held twice, and empty segments cost no call."""
+    rows = -(-sum(lengths) // size)
+    held = cut_rows(lengths, rows=rows, size=size) if sliced else cut_segments(lengths, size=size)
+    packed = torch.cat([_held(lengths, chunks) for chunks in held])
+    assert sorted(packed.tolist()) == list(range(sum(lengths)))
+    for chunks in held:
+        assert all(chunk.rows > 0 for chunk in chunks)
+        assert not sliced or sum(chunk.rows for chunk in chunks) <= rows
+        calls = batch(chunks, lengths, causal=causal)
+        assert sorted(index for call in calls for index in call) == list(range(len(chunks)))
 
 
 def test_rows_must_hold_the_segments() -> None:

@@ -10,7 +10,17 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.model import DECODER, DecoderConfig, EncoderSpec, EncoderStages, Stage, check_module, stage_trains
+from mimo.model import (
+    DECODER,
+    DecoderConfig,
+    EncoderSpec,
+    EncoderStages,
+    ExpertSupport,
+    Stage,
+    TensorSupport,
+    check_module,
+    stage_trains,
+)
 from mimo.topology import Grid
 
 CONFIG = DecoderConfig(vocabulary=7, hidden=12, layers=2, heads=6, intermediate=6)
@@ -35,12 +45,15 @@ STAGED = attrs.evolve(
 )
 
 
+def _nothing(_module: Any, _axis: Any) -> dict[str, Any]:
+    return {}
+
+
 @pytest.mark.parametrize(
     ("spec", "sizes", "message"),
     [
         (DECODER, {"tp": 4}, r"modules\.m\.tp: expected a divisor of heads = 6, got 4\. Set it to 1, 2, 3 or 6\."),
         (DECODER, {"pp": 3}, r"modules\.m\.pp: expected at most its layers = 2, got 3\. Set it to 2 or less"),
-        (DECODER, {"cp": 2}, r"modules\.m\.cp: expected 1, since language model 'decoder' has no context parallelism"),
         (PLAIN, {"tp": 2}, r"modules\.m\.tp: expected 1, since encoder 'plain' has no tensor plan, got 2"),
         (PLAIN, {"pp": 2}, r"modules\.m\.pp: expected 1, since encoder 'plain' has no pipeline stages, got 2"),
         (STAGED, {"pp": 3}, r"modules\.m\.pp: expected at most its layers = 2, got 3"),
@@ -51,6 +64,71 @@ def test_refused_grids(spec: Any, sizes: dict[str, int], message: str) -> None:
     (size,) = sizes.values()
     with pytest.raises(ConfigError, match=message):
         check_module(spec, CONFIG, grid=Grid(name="m", ranks=range(size), **sizes), frozen=frozenset())
+
+
+WITH_EXPERTS = attrs.evolve(DECODER, experts=ExpertSupport(count=lambda config: config.heads, plan=lambda _m, _a: {}))
+WITHOUT = attrs.evolve(
+    DECODER, context=None, experts=None, tensor=TensorSupport(divisible=lambda _c: {}, plan=_nothing)
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes", "ranks", "message"),
+    [
+        (
+            WITHOUT,
+            {"cp": 2},
+            2,
+            r"modules\.m\.cp: expected 1, since language model 'decoder' has no context paral.* got 2",
+        ),
+        (
+            PLAIN,
+            {"cp": 2},
+            2,
+            r"modules\.m\.cp: expected 1, since encoder 'plain' has no context .*, got 2\. Leave cp out",
+        ),
+        (
+            WITHOUT,
+            {"ep": 2},
+            2,
+            r"modules\.m\.ep: expected 1, since language model 'decoder' has no experts, got 2\. Leave",
+        ),
+        (PLAIN, {"ep": 2}, 2, r"modules\.m\.ep: expected 1, since encoder 'plain' has no experts, got 2"),
+        (
+            PLAIN,
+            {"etp": 2},
+            2,
+            r"modules\.m\.etp: expected 1, since encoder 'plain' has no experts, got 2\. Leave etp out",
+        ),
+        (
+            WITH_EXPERTS,
+            {"ep": 4},
+            8,
+            r"modules\.m\.ep: expected a divisor of experts = 6, got 4\. Set it to 1, 2, 3 or 6\.",
+        ),
+    ],
+)
+def test_axes_that_a_module_lacks_are_refused(spec: Any, sizes: dict[str, int], ranks: int, message: str) -> None:
+    """Context and expert ranks of a module that has neither, and experts that cannot be spread evenly."""
+    grid = Grid(name="m", ranks=range(ranks), dp=ranks // sizes.get("cp", 1), **sizes)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        check_module(spec, CONFIG, grid=grid, frozen=frozenset())
+
+
+@pytest.mark.parametrize("spec", [PLAIN, WITHOUT])
+def test_rows_that_a_module_does_not_split_are_refused(spec: Any) -> None:
+    """Sequence parallelism needs a module that knows of it, on one tensor rank too."""
+    text = (
+        r"^modules\.m\.sequence_parallel: expected false, since .* does not split its rows .*, got true\. Leave it out"
+    )
+    with pytest.raises(ConfigError, match=text):
+        check_module(spec, CONFIG, grid=Grid(name="m", ranks=(0,)), frozen=False, sequence_parallel=True)
+
+
+def test_accepted_experts() -> None:
+    """Divisors of their number, over any ranks of a stage, and any split of each of them that the ranks allow."""
+    for sizes in ({"ep": 3}, {"ep": 6}, {"ep": 2, "etp": 3}, {"etp": 6}):
+        check_module(WITH_EXPERTS, CONFIG, grid=Grid(name="m", ranks=range(6), dp=6, **sizes), frozen=True)
 
 
 def test_accepted_grids() -> None:

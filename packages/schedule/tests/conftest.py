@@ -1,17 +1,19 @@
-"""Random module graphs, plans of them and routes, for the property tests."""
+"""Random module graphs, plans of them, routes and placements of an edge, for the property tests."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import attrs
 import pytest
 from hypothesis import strategies as st
 
-from mimo.schedule import Peers, Plan
+from mimo.schedule import Cut, End, Peers, Plan
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
-from mimo.topology import Edge, Grid, Module, ModuleGraph
+from mimo.topology import Edge, Grid, Module, ModuleGraph, Ownership, context_spans
 
 WORLD = 8
 
@@ -68,3 +70,122 @@ def routes() -> Callable[[ModuleGraph, int], Peers]:
         return peers
 
     return make
+
+
+@attrs.frozen(kw_only=True)
+class PlacedEdge:
+    """An edge between two placements in a world, with the rows of each sample, and what must follow from that."""
+
+    world: int
+    source: End
+    target: End
+    rows: tuple[int, ...]
+
+    def cells(self, end: End) -> list[tuple[int, ...]]:
+        """Return the ranks that hold the same rows, for each lane, context rank and slice."""
+        ranks, alike = end.grid.stage_ranks(end.stage), 1 if end.sequence_parallel else end.grid.tp
+        return [ranks[first : first + alike] for first in range(0, len(ranks), alike)]
+
+    def rows_of(self, end: End) -> dict[int, list[int]]:
+        """Return the numbers of the rows that each rank holds, in the order of its tensor."""
+        found: dict[int, list[int]] = {rank: [] for rank in end.grid.stage_ranks(end.stage)}
+        cells = self.cells(end)
+        each = len(cells) // end.grid.dp
+        for lane in range(end.grid.dp):
+            bounds = end.owners.bounds
+            first, last = (sum(self.rows[: bounds[at]]) for at in (lane, lane + 1))
+            cut = Cut((0, last - first), (0,)) if end.cut is None else end.cut(lane)
+            for (start, stop), cell in zip(pairwise(cut.bounds), cut.cells, strict=True):
+                for rank in cells[lane * each + cell]:
+                    found[rank] += range(first + start, first + stop)
+        return found
+
+
+def _draw_grid(choice: random.Random, name: str, world: int) -> Grid:
+    first = choice.choice([0, 0, choice.randrange(world)])
+    anywhere = sorted(choice.sample(range(world), choice.randint(1, world)))
+    return _lay_out(choice, name, choice.choice([range(first, world), anywhere]))
+
+
+def _lay_out(choice: random.Random, name: str, ranks: Sequence[int]) -> Grid:
+    """Draw the sizes of a grid on as many of the ranks as these need; often of lanes and tensor ranks alone."""
+    axes = choice.choice([["dp", "tp"], ["dp", "cp", "tp"], ["pp", "dp", "cp", "tp"]])
+    sizes, left = {}, len(ranks)
+    for axis in choice.choice([axes[::-1], choice.sample(axes, len(axes))]):
+        sizes[axis] = choice.randint(1, min(left, 4))
+        left //= sizes[axis]
+    return Grid(name=name, ranks=ranks[: math.prod(sizes.values())], **sizes)
+
+
+def _draw_cut(choice: random.Random, samples: list[int], cells: int) -> Cut:
+    """Draw how the rows of a lane lie in its cells: slices, early and late spans of each sample, or anyhow."""
+    total = sum(samples)
+    match choice.randrange(3):
+        case 0:
+            return Cut.contiguous(total, each=-(-total // cells) + choice.randrange(2), cells=cells)
+        case 1:
+            spans = [
+                (sum(samples[:number]) + start, sum(samples[:number]) + stop, cell)
+                for number, length in enumerate(samples)
+                for cell in range(cells)
+                for start, stop in context_spans(length, size=cells, rank=cell)
+            ]
+            return Cut((0, *(stop for _, stop, _ in sorted(spans))), tuple(cell for *_, cell in sorted(spans)))
+        case _:
+            bounds = sorted(choice.randint(0, total) for _ in range(choice.randrange(2 * cells)))
+            return Cut((0, *bounds, total), tuple(choice.randrange(cells) for _ in range(len(bounds) + 1)))
+
+
+def _even_end(grid: Grid, rows: tuple[int, ...], *, sequence_parallel: bool) -> End:
+    owners = Ownership.even(len(rows), grid.dp)
+    cells = grid.cp * grid.tp if sequence_parallel else grid.cp
+
+    def cut(lane: int) -> Cut:
+        total = sum(rows[at] for at in owners.span(lane))
+        return Cut.contiguous(total, each=-(-total // cells), cells=cells)
+
+    return End(grid=grid, stage=grid.pp - 1, owners=owners, sequence_parallel=sequence_parallel, cut=cut)
+
+
+def _draw_end(choice: random.Random, grid: Grid, stage: int, rows: tuple[int, ...]) -> End:
+    anyhow = (0, *sorted(choice.randint(0, len(rows)) for _ in range(grid.dp - 1)), len(rows))
+    owners = choice.choice([*[Ownership.even(len(rows), grid.dp)] * 3, Ownership(anyhow)])
+    sequence_parallel = choice.random() < 0.4
+    cells = grid.cp * grid.tp if sequence_parallel else grid.cp
+    cuts = [_draw_cut(choice, [rows[at] for at in owners.span(lane)], cells) for lane in range(grid.dp)]
+    return End(grid=grid, stage=stage, owners=owners, sequence_parallel=sequence_parallel, cut=cuts.__getitem__)
+
+
+@pytest.fixture(scope="session")
+def same_ranks() -> list[PlacedEdge]:
+    """Return an edge between any two of some layouts of the same eight ranks, with uneven rows and none."""
+    rows = (3, 0, 2, 1, 9, 5, 0, 4)
+    layouts = ({"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 4}, {"tp": 8}, {"cp": 4, "tp": 2}, {"dp": 2, "cp": 4})
+    ends: list[list[End]] = [[], []]
+    for name, found in zip(("source", "target"), ends, strict=True):
+        for sizes in layouts:
+            grid = Grid(name=name, ranks=range(8), **sizes)
+            found += [_even_end(grid, rows, sequence_parallel=sliced) for sliced in {False, grid.tp > 1}]
+    return [PlacedEdge(world=8, source=source, target=target, rows=rows) for source in ends[0] for target in ends[1]]
+
+
+@pytest.fixture(scope="session")
+def draw_edge() -> Callable[[random.Random, int], PlacedEdge]:
+    """Draw two placements in a world of ranks: anywhere, often on the same ranks, sometimes in the same layout."""
+
+    def draw(choice: random.Random, world: int) -> PlacedEdge:
+        rows = tuple(choice.choice([0, 1, 2, 5, 9]) for _ in range(choice.choice([0, 1, 3, 5, 8])))
+        source = _draw_grid(choice, "source", world)
+        target = choice.choice(
+            [
+                _draw_grid(choice, "target", world),
+                _lay_out(choice, "target", source.ranks),
+                attrs.evolve(source, name="target"),
+            ]
+        )
+        ends = _draw_end(choice, source, source.pp - 1, rows), _draw_end(choice, target, 0, rows)
+        if source.shape == target.shape and choice.random() < 0.5:
+            ends = ends[0], attrs.evolve(ends[0], grid=target, stage=0)
+        return PlacedEdge(world=world, source=ends[0], target=ends[1], rows=rows)
+
+    return draw

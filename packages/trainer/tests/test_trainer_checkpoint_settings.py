@@ -8,11 +8,19 @@ from mimo.trainer._checkpoint_settings import on_one_process
 from mimo.trainer._config import make_settings
 
 CONFIG: dict[str, Any] = {
-    "run": {"name": "r", "steps": 2, "global_batch": 8, "micro_batch": 2, "world": 4, "evaluation_batch": 0},
+    "run": {"name": "r", "steps": 2, "global_batch": 8, "micro_batch": 2, "world": 6, "evaluation_batch": 0},
     "data": {"plugin": "jsonl"},
     "modules": {
         "vision": {"plugin": "vit", "ranks": "0-1", "dp": 2, "frozen": ["encoder"]},
-        "language": {"plugin": "decoder", "ranks": "2-3", "tp": 2, "sequence_parallel": True},
+        "language": {
+            "plugin": "decoder",
+            "ranks": "2-5",
+            "tp": 2,
+            "cp": 2,
+            "ep": 2,
+            "etp": 2,
+            "sequence_parallel": True,
+        },
     },
     "checkpoint": {"interval": 5, "load": "latest"},
 }
@@ -26,6 +34,7 @@ def test_every_module_is_whole_on_rank_0() -> None:
     assert settings.checkpoint.load == "none"
     for module in settings.modules.values():
         assert (module.ranks, module.pp, module.dp, module.tp, module.sequence_parallel) == ((0,), 1, 0, 1, False)
+        assert module.cp == module.ep == module.etp == 1
     assert settings.modules["vision"].frozen == ("encoder",)
 
 

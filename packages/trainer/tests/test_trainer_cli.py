@@ -63,6 +63,34 @@ def test_check_shows_grids_memory_and_plan(file: str, capsys: pytest.CaptureFixt
     assert "ranks 0-3: F0 B0 R" in out
 
 
+def test_check_shows_the_expert_view_of_modules_with_experts(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the others it is left out."""
+    assert run(["check", file, "modules.language.config.experts=4", "modules.language.ep=2"]) == 0
+    out = capsys.readouterr().out
+    assert "ranks  pp  dp  cp  tp  ep  etp  frozen" in out
+    assert "0-3    1   2   1   2   2   1    -" in out
+    assert "3     pp 0 dp 1 cp 0 tp 1 ep 1 etp 0  about" in out
+    assert run(["check", file]) == 0
+    assert not {"ep", "etp"} & set(capsys.readouterr().out.split())
+
+
+def test_check_shows_what_ranks_send_on_each_edge(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Six rows of 16 numbers go on to the next stage's like rank, and their gradients back; there is no boundary."""
+    pipeline = ("modules.language.pp=2", "modules.language.config.layers=2", "run.micro_batch=2")
+    assert run(["check", file, *pipeline]) == 0
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.startswith("language.0-1")]
+    assert rows == [
+        ["language.0-1", "0", "12", "768", "0", "0", "0"],
+        ["language.0-1", "1", "12", "768", "0", "0", "0"],
+        ["language.0-1", "2", "0", "0", "0", "12", "768"],
+        ["language.0-1", "3", "0", "0", "0", "12", "768"],
+        ["language.0-1", "all", "24", "1,536", "0", "24", "1,536"],
+    ]
+    assert run(["check", file]) == 0
+    assert "gradient rows" not in capsys.readouterr().out
+
+
 def test_check_estimates_what_a_rank_holds_of_a_split_module(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Sixteen bytes for a number that trains, four for a frozen one; two tensor ranks hold nearly half each."""
 

@@ -36,6 +36,13 @@ def test_the_file_holds_every_key_and_reads_as_settings(find: Any) -> None:
         assert set(own_keys(ModuleSettings)) <= set(module), name
 
 
+def test_axes_that_are_left_at_one_are_written_too() -> None:
+    """Whoever looks for a way to split a module finds it there, in encoders as in the language model."""
+    for name, module in tomllib.loads(example_text())["modules"].items():
+        assert [module[axis] for axis in ("cp", "ep", "etp")] == [1, 1, 1], name
+    assert tomllib.loads(example_text())["logging"]["edges"] is False
+
+
 def test_every_key_has_a_comment() -> None:
     """The comment is the setting's own, in its class."""
     for line in example_text(find_nothing).splitlines():

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, lifecycle
+from mimo.hooks import EdgeTraffic, EvaluationInfo, RunInfo, StepInfo, lifecycle
 from mimo.trainer._console import Progress, show_seconds
 from mimo.trainer._metrics import Metrics, read_lines
 from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
@@ -66,6 +66,20 @@ def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 3]
     assert lines[0]["norms"] == {"vision": 0.6, "language": 0.8}
     assert lines[3] == {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
+
+
+def test_metrics_tell_of_edges_experts_and_further_losses_only_where_there_are_any(tmp_path: Path) -> None:
+    """Lists of edges are by rank; a step that has none of these has no key for them."""
+    run, traffic = make_run(tmp_path), {field.name: (3, 0) for field in attrs.fields(EdgeTraffic)}
+    Metrics().mimo_step_end(run, STEP)
+    told = attrs.evolve(STEP, edges={"vision->language": EdgeTraffic(**traffic)}, losses={"balance": 0.5})
+    Metrics().mimo_step_end(run, told)
+    plain, more = read_lines(tmp_path / "metrics.jsonl")
+    assert more.keys() - plain.keys() == {"edges", "losses"}
+    assert more["edges"]["vision->language"]["gradient_rows_sent"] == [3, 0]
+    assert set(more["edges"]["vision->language"]) == {
+        *("rows_sent", "bytes_sent", "rows_in_place", "gradient_rows_sent", "gradient_bytes_sent")
+    }
 
 
 def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:

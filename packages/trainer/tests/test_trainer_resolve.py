@@ -202,6 +202,25 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
             "modules.vision.tp: expected 1, since encoder 'plain'",
         ),
         (
+            ["modules.vision.plugin=plain", "modules.vision.cp=2"],
+            "modules.vision.cp: expected 1, since encoder 'plain' has no context parallelism, got 2",
+        ),
+        (["modules.vision.ep=2"], "modules.vision.ep: expected 1, since encoder 'eye' has no experts, got 2"),
+        (["modules.language.etp=2"], "modules.language.etp: expected 1, since language model 'decoder' has no experts"),
+        (
+            ["modules.language.ep=4"],
+            r"modules.language: expected ep x etp that divides the 2 ranks of a stage .*, got ep 4 x etp 1 = 4",
+        ),
+        (
+            ["modules.language.ep=2", "modules.language.config.experts=5"],
+            r"modules.language.ep: expected a divisor of experts = 5, got 2. Set it to 1 or 5\.",
+        ),
+        (["modules.language.ep=0"], "modules.language.ep: expected a size of 1 or more, got 0"),
+        (
+            ["modules.language.cp=3"],
+            "modules.language: expected sizes that multiply to its 2 ranks, got pp 1 x dp 1 x cp 3",
+        ),
+        (
             ["modules.vision.plugin=plain", "modules.vision.pp=2"],
             "modules.vision.pp: expected 1, since encoder 'plain'",
         ),

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
 
-from mimo.model.runtime import Part, TensorAxis, build_part, local
+from mimo.model.runtime import ContextAxis, Part, TensorAxis, build_part, local
 from mimo.topology import Grid
 from mimo_encoder_vision import VIT, VitConfig
 
@@ -28,21 +29,30 @@ def _items(sizes: Sequence[tuple[int, int]], channels: int = 3) -> list[dict[str
     return [{"pixels": torch.randn(channels, *size, generator=generator)} for size in sizes]
 
 
-def _stages(config: VitConfig, mesh: DeviceMesh, pp: int = 1, frozen: frozenset[str] = frozenset()) -> list[Part]:
-    axis = TensorAxis.of(mesh)
-    grid = Grid(name="eye", ranks=range(pp * axis.size), pp=pp, tp=axis.size)
+def _stages(
+    config: VitConfig,
+    mesh: DeviceMesh,
+    pp: int = 1,
+    frozen: frozenset[str] = frozenset(),
+    *,
+    sequence_parallel: bool = False,
+    context: ContextAxis | None = None,
+) -> list[Part]:
+    axis, context = TensorAxis.of(mesh, sequence_parallel=sequence_parallel), context or ContextAxis.single()
+    grid = Grid(name="eye", ranks=range(pp * context.size * axis.size), pp=pp, cp=context.size, tp=axis.size)
     return [
         build_part(
             VIT,
             config,
             grid=grid,
-            rank=grid.rank_at(pp=stage, tp=axis.rank),
+            rank=grid.rank_at(pp=stage, cp=context.rank, tp=axis.rank),
             seed=5,
             axis=axis,
             mesh=mesh,
             device=torch.device("cpu"),
             hidden=HIDDEN,
             frozen=frozen,
+            context=context,
         )
         for stage in range(pp)
     ]
@@ -128,61 +138,86 @@ def test_equals_an_encoder_written_out(run_ranks: Callable[..., list[Any]]) -> N
     run_ranks(1, _check_reference)
 
 
-def _run(stages: list[Part], sizes: Sequence[tuple[int, int]]) -> Tensor:
+def _run(stages: list[Part], sizes: Sequence[tuple[int, int]], part: int = 0, parts: int = 1) -> Tensor:
+    """Return slice ``part`` of the rows, after a backward with the same gradient in whatever slices."""
+    total = sum(VIT.rows(SMALL, size) for size in sizes)
+    each = -(-total // parts)
     items, hidden = _items(sizes), None
     for stage in stages:
         hidden = stage.encode(items if stage.stage.is_first else [], sizes, hidden)
         width = HIDDEN if stage.stage.is_last else SMALL.width
-        assert hidden.shape == (sum(VIT.rows(SMALL, size) for size in sizes), width)
+        assert hidden.shape == (each, width)
     assert hidden is not None
-    hidden.backward(torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)))
+    gradient = torch.randn(total, HIDDEN, generator=torch.Generator().manual_seed(1))
+    hidden.backward(pad(gradient, (0, 0, 0, parts * each - total))[part * each : (part + 1) * each])
     return hidden.detach()
 
 
-def _joined(x: Tensor, dim: int | None) -> Tensor:
-    pieces: list[Tensor] = [x] * dist.get_world_size()
-    dist.all_gather_object(pieces, x)
-    if dim is not None:
-        return torch.cat(pieces, dim)
+def _equal(pieces: Sequence[Tensor]) -> Tensor:
     assert all(torch.equal(piece, pieces[0]) for piece in pieces)
     return pieces[0]
 
 
-def _check_layout(rank: int, pp: int, sizes: Sequence[tuple[int, int]]) -> None:
+def _check_weights(whole: Part, stages: list[Part], cp: int, tp: int) -> None:
+    """Compare initial values and gradients, of which each context rank holds a part."""
+    norm = torch.stack([_gradient(p).norm() for p in whole.parameters.values() if p.grad is not None]).norm()
+    mine = {name: parameter for stage in stages for name, parameter in stage.parameters.items()}
+    splits = {name: split for stage in stages for name, split in stage.splits.items()}
+    assert mine.keys() == whole.parameters.keys()
+    everyones: list[dict[str, tuple[Tensor, Tensor]]] = [{}] * (cp * tp)
+    pairs = {name: (local(one.detach()), _gradient(one)) for name, one in mine.items() if one.grad is not None}
+    dist.all_gather_object(everyones, pairs)
+    for name, other in whole.parameters.items():
+        if other.grad is None:
+            assert name not in pairs
+            continue
+        dim = splits[name].dim
+        values = [each[name][0] for each in everyones[:tp]]
+        assert torch.equal(_equal(values) if dim is None else torch.cat(values, dim), local(other)), name
+        parts = [torch.stack([each[name][1] for each in everyones[tensor::tp]]).sum(0) for tensor in range(tp)]
+        if dim is not None:
+            found = torch.cat(parts, dim)
+        else:
+            found = torch.stack(parts).sum(0) if splits[name].summed else _equal(parts)
+        apart = (found - _gradient(other)).norm()
+        assert apart <= 1e-5 * max(_gradient(other).norm(), 1e-3 * norm), (name, apart)
+
+
+def _check_layout(rank: int, pp: int, cp: int, tp: int, everything: Sequence[Sequence[tuple[int, int]]]) -> None:
     world = dist.get_world_size()
     alone = [DeviceMesh("cpu", [each], mesh_dim_names=("tp",)) for each in range(world)][rank]
-    mesh = alone if world == 1 else DeviceMesh("cpu", range(world), mesh_dim_names=("tp",))
-    (whole,), stages = _stages(SMALL, alone), _stages(SMALL, mesh, pp)
-    wanted, found = _run([whole], sizes), _run(stages, sizes)
-    assert torch.equal(_joined(found, None), found)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    everything = torch.stack([_gradient(p).norm() for p in whole.parameters.values() if p.grad is not None]).norm()
-    met = set()
-    for stage in stages:
-        assert not stage.summed
-        for name, parameter in stage.parameters.items():
-            other, dim = whole.parameters[name], stage.splits[name].dim
-            met.add(name)
-            assert torch.equal(_joined(local(parameter.detach()), dim), local(other.detach())), name
-            if other.grad is None:
-                assert parameter.grad is None
-                continue
-            gradient = _gradient(other)
-            apart = (_joined(_gradient(parameter), dim) - gradient).norm()
-            assert apart <= 1e-5 * max(gradient.norm(), 1e-3 * everything), name
-    assert met == set(whole.parameters)
+    mesh = DeviceMesh("cpu", torch.arange(world).view(cp, tp), mesh_dim_names=("cp", "tp"))
+    context = ContextAxis.of(mesh.get_group("cp"))
+    for sizes in everything:
+        (whole,) = _stages(SMALL, alone)
+        wanted = _run([whole], sizes)
+        for splits_rows in (False, True)[: min(tp, 2)]:
+            stages = _stages(SMALL, mesh["tp"], pp, sequence_parallel=splits_rows, context=context)
+            parts, part = (cp * tp, rank) if splits_rows else (cp, context.rank)
+            found = _run(stages, sizes, part, parts)
+            here = wanted[part * len(found) :][: len(found)]
+            torch.testing.assert_close(found[: len(here)], here, rtol=1e-5, atol=1e-6)
+            assert splits_rows == any(stage.summed for stage in stages)
+            _check_weights(whole, stages, cp, tp)
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (6, 1)])
-def test_layout_changes_nothing(run_ranks: Callable[..., list[Any]], tp: int, pp: int) -> None:
-    """Initial weights bitwise, rows and every gradient within law 1, over tensor ranks and stages."""
-    run_ranks(tp, _check_layout, pp, SIZES)
+EVERYTHING = (SIZES, ((2, 2),), ((2, 6), (2, 2)), (), ((12, 14), (4, 4)))
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
-def test_no_image(run_ranks: Callable[..., list[Any]], tp: int, pp: int) -> None:
-    """An empty batch runs forward and backward and gives no rows."""
-    run_ranks(tp, _check_layout, pp, ())
+@pytest.mark.parametrize(("pp", "cp", "tp"), [(2, 1, 1), (3, 1, 1), (2, 1, 2), (1, 1, 3), (1, 1, 6)])
+def test_layout_changes_nothing(run_ranks: Callable[..., list[Any]], pp: int, cp: int, tp: int) -> None:
+    """Initial weights bitwise, rows and every gradient within law 1.
+
+    Over tensor ranks and stages, with rows whole and split (sequence parallelism); with images cut anywhere, with ranks
+    without a row, and without an image at all.
+    """
+    run_ranks(cp * tp, _check_layout, pp, cp, tp, EVERYTHING)
+
+
+@pytest.mark.parametrize(("pp", "cp", "tp"), [(1, 2, 1), (2, 3, 1), (1, 4, 1), (2, 2, 2), (1, 2, 3)])
+def test_context_ranks_change_nothing(run_ranks: Callable[..., list[Any]], pp: int, cp: int, tp: int) -> None:
+    """The same over context ranks, and tensor ranks inside of them."""
+    run_ranks(cp * tp, _check_layout, pp, cp, tp, EVERYTHING)
 
 
 def _check_frozen(_rank: int) -> None:

@@ -9,104 +9,136 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from mimo.schedule import boundary_route
-from mimo.schedule.runtime import Boundary, open_channels
+from mimo.schedule import End, boundary_route
+from mimo.schedule.runtime import Boundary, Channel, open_channels
 from mimo.topology import Grid, Module, ModuleGraph, Ownership
-from mimo.topology.meshes import Meshes
 
-WORLD = 6
+WORLD = 8
 WIDTH = 3
+MICROBATCHES = 2
 
 
-def draw_grid(rng: random.Random, name: str) -> Grid:
-    """Draw a grid of up to `WORLD` ranks, anywhere in the world."""
-    pp, dp, tp = rng.choice(
-        [(pp, dp, tp) for pp in (1, 2) for dp in range(1, 7) for tp in range(1, 7) if pp * dp * tp <= WORLD]
-    )
-    return Grid(name=name, ranks=sorted(rng.sample(range(WORLD), pp * dp * tp)), pp=pp, dp=dp, tp=tp)
+def draw_rows(generator: torch.Generator, rows: int) -> list[Tensor]:
+    """Draw all rows of the edge [rows, WIDTH] for each microbatch."""
+    shape = (rows, WIDTH)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(MICROBATCHES)]
 
 
-def draw_rows(rng: random.Random) -> list[int]:
-    """Draw rows per sample: none at all, a few, uneven."""
-    return [rng.choice([0, 0, 1, 2, 5]) for _ in range(rng.randrange(8))]
+Groups = dict[tuple[int, ...], dist.ProcessGroup]
+"""Tensor groups by ranks, each made once for all cases."""
 
 
-def run_case(rank: int, seed: int) -> None:
-    """Move rows there and gradients back for one random pair of placements, and compare with what must arrive."""
-    rng = random.Random(seed)
-    source, target = draw_grid(rng, "source"), draw_grid(rng, "target")
-    if rng.random() < 0.25:
-        target = Grid(name="target", ranks=source.ranks, pp=source.pp, dp=source.dp, tp=source.tp)
-    rows = draw_rows(rng)
+def tensor_group(rank: int, end: End, groups: Groups) -> dist.ProcessGroup | None:
+    """Return this rank's tensor group where it is at this end; make all groups of the grid, on every rank."""
+    for ranks in end.grid.groups(("tp",)):
+        if ranks not in groups:
+            group = dist.new_group(ranks)
+            assert group is not None
+            groups[ranks] = group
+    return groups[end.grid.group_of(rank, ("tp",))] if rank in end.grid.stage_ranks(end.stage) else None
+
+
+def run_case(rank: int, edge: Any, generator: torch.Generator, groups: Groups) -> None:
+    """Move rows there and gradients back for one pair of placements, and compare with what must arrive."""
+    ends: tuple[End, End] = (edge.source, edge.target)
     graph = ModuleGraph(
-        modules=tuple(Module(grid=grid, trains=(True,) * grid.pp) for grid in (source, target)),
+        modules=tuple(Module(grid=end.grid, trains=(True,) * end.grid.pp) for end in ends),
         arrows=(("source", "target"),),
     )
-    owners = {grid.name: Ownership.even(len(rows), grid.dp) for grid in (source, target)}
-    lane_cuts: list[list[int]] = []
-    for lane in range(target.dp):
-        total = sum(rows[position] for position in owners["target"].span(lane))
-        lane_cuts.append([0, *sorted(rng.randint(0, total) for _ in range(target.tp - 1)), total])
-    sliced = rng.random() < 0.5
-    meshes = Meshes(graph, rank=rank, device_type="cpu")
-    is_source = rank in source.stage_ranks(source.pp - 1)
-    is_target = rank in target.stage_ranks(0)
-    channels = open_channels(graph)
-    if not (is_source or is_target):
-        return
+    channels, tensor_groups = open_channels(graph), [tensor_group(rank, end, groups) for end in ends]
     boundary = Boundary(
         rank=rank,
         width=WIDTH,
         dtype=torch.float64,
         device=torch.device("cpu"),
         channels=channels["source->target"],
-        source_group=meshes.axes_group(source, ("tp",)) if is_source else None,
-        target_group=meshes.axes_group(target, ("tp",)) if is_target else None,
+        source_group=tensor_groups[0],
+        target_group=tensor_groups[1],
     )
-    route = boundary_route(
-        rank=rank,
-        source=source,
-        target=target,
-        source_owners=owners["source"],
-        target_owners=owners["target"],
-        rows=rows,
-        cuts=lane_cuts.__getitem__ if sliced else None,
-    )
-    starts = torch.tensor([0, *rows]).cumsum(0).tolist()
-    every = torch.arange(starts[-1] * WIDTH, dtype=torch.float64).view(-1, WIDTH)
+    held, wanted = (edge.rows_of(end).get(rank) for end in ends)
+    counts = [any(cell[0] == rank for cell in edge.cells(end)) for end in ends]
+    route = boundary_route(rank=rank, source=edge.source, target=edge.target, rows=edge.rows)
+    every, weights = (draw_rows(generator, sum(edge.rows)) for _ in ends)
+    microbatches = range(MICROBATCHES)
 
-    def lane_rows(grid: Grid) -> torch.Tensor:
-        bounds = owners[grid.name].bounds
-        lane = grid.coordinates(rank).dp
-        return every[starts[bounds[lane]] : starts[bounds[lane + 1]]]
-
-    arriving = boundary.receive(route, 0) if is_target else None
-    if is_source:
-        boundary.send(route, 0, lane_rows(source).clone())
-    returning = boundary.receive_gradient(route, 0) if is_source else None
-    if arriving is not None:
-        expected = lane_rows(target)
-        if sliced:
-            cuts, place = lane_cuts[target.coordinates(rank).dp], target.coordinates(rank)
-            expected = expected[cuts[place.tp] : cuts[place.tp + 1]]
-        found = arriving.wait()
-        assert torch.equal(found, expected), (source, target, rows, sliced)
-        boundary.send_gradient(route, 0, 1000 + 2 * found)
-    if returning is not None:
-        assert torch.equal(returning.wait(), 1000 + 2 * lane_rows(source)), (source, target, rows, sliced)
+    # All that is awaited is awaited before anything is sent, as a plan may do it.
+    arriving = [] if wanted is None else [boundary.receive(route, microbatch) for microbatch in microbatches]
+    sums = torch.zeros(2, dtype=torch.float64)
+    if held is not None:
+        returning = [boundary.receive_gradient(route, microbatch) for microbatch in microbatches]
+        for microbatch in microbatches:
+            boundary.send(route, microbatch, every[microbatch][held])
+    if wanted is not None:
+        for microbatch in microbatches:
+            found = arriving[microbatch].wait()
+            assert torch.equal(found, every[microbatch][wanted]), edge
+            sums[0] += counts[1] * (found * weights[microbatch][wanted]).sum()
+            boundary.send_gradient(route, microbatch, weights[microbatch][wanted])
+    if held is not None:
+        for microbatch in microbatches:
+            gradient = returning[microbatch].wait()
+            assert torch.equal(gradient, weights[microbatch][held]), edge
+            sums[1] += counts[0] * (gradient * every[microbatch][held]).sum()
     boundary.flush()
+    dist.all_reduce(sums)
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-12, atol=1e-12)
 
 
-def run_cases(rank: int, first: int, count: int) -> int:
+def run_cases(rank: int, draw_edge: Callable[[random.Random, int], Any], first: int, count: int) -> int:
     """Run many cases in one group."""
+    groups: Groups = {}
     for seed in range(first, first + count):
-        run_case(rank, seed)
-        dist.barrier()
+        run_case(rank, draw_edge(random.Random(seed), WORLD), torch.Generator().manual_seed(seed), groups)
     return count
 
 
-@pytest.mark.parametrize("first", range(0, 120, 40))
-def test_schedule_boundary_is_a_gather_and_its_adjoint(first: int, run_ranks: Callable[..., list[Any]]) -> None:
-    """Random lanes, tensor ranks, slices and overlaps, with empty samples and lanes: rows and gradients arrive once."""
-    assert run_ranks(WORLD, run_cases, first, 40) == [40] * WORLD
+@pytest.mark.parametrize("first", range(0, 240, 80))
+def test_schedule_boundary_is_a_gather_and_its_adjoint(
+    first: int, draw_edge: Callable[..., Any], run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Random lanes, slices of all kinds and overlaps, with empty samples and lanes: rows and gradients arrive once.
+
+    The product of what arrives with any weights is that of what was sent with their way back, copies counted once.
+    """
+    assert run_ranks(WORLD, run_cases, draw_edge, first, 80) == [80] * WORLD
+
+
+def run_edges(rank: int, edges: list[Any]) -> int:
+    """Run given cases in one group."""
+    groups: Groups = {}
+    for seed, edge in enumerate(edges):
+        run_case(rank, edge, torch.Generator().manual_seed(seed), groups)
+    return len(edges)
+
+
+def test_schedule_boundary_between_all_layouts_of_the_same_ranks(
+    same_ranks: list[Any], run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Where much stays on its rank, what others need of it, or of its gradient, still reaches them."""
+    assert run_ranks(WORLD, run_edges, same_ranks) == [len(same_ranks)] * WORLD
+
+
+def test_schedule_boundary_leaves_rows_in_place() -> None:
+    """Rows that stay, whole or a slice of them, are neither sent nor copied, nor are their gradients."""
+    channels = (Channel(group=None, tag=0), Channel(group=None, tag=1))  # without a process group, none may be used
+    boundary = Boundary(
+        rank=0,
+        width=WIDTH,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        channels=channels,
+        source_group=None,
+        target_group=None,
+    )
+    end = End(grid=Grid(name="both", ranks=(0,)), stage=0, owners=Ownership.even(2, 1))
+    route = boundary_route(rank=0, source=end, target=end, rows=(4, 1))
+    rows, gradient = torch.ones(5, WIDTH), torch.ones(5, WIDTH)
+    arriving = boundary.receive(route, 0)
+    boundary.send(route, 0, rows)
+    assert arriving.wait().data_ptr() == rows.data_ptr()
+    returning = boundary.receive_gradient(route, 0)
+    boundary.send_gradient(route, 0, gradient)
+    assert returning.wait().data_ptr() == gradient.data_ptr()
+    boundary.flush()

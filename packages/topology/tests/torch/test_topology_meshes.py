@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mimo.topology import Grid, Module, ModuleGraph
-from mimo.topology.meshes import Meshes, needed_groups, tied_pairs
+from mimo.topology.meshes import Meshes
 
 
 def overlapping() -> ModuleGraph:
@@ -19,17 +19,6 @@ def overlapping() -> ModuleGraph:
         modules=(Module(grid=vision, trains=(True,)), Module(grid=language, trains=(True,))),
         arrows=(("vision", "language"),),
     )
-
-
-def test_topology_identical_groups_are_shared_and_single_ones_left_out() -> None:
-    """Each distinct rank set of two or more is needed once."""
-    assert needed_groups(overlapping()) == ((0, 1, 2), (1, 2))
-
-
-def test_topology_tied_pairs_join_first_and_last_stage() -> None:
-    """Each place in stage 0 is paired with the same place in the last stage; one stage pairs with itself."""
-    assert tied_pairs(Grid(name="m", ranks=range(6), pp=3, tp=2)) == ((0, 4), (1, 5))
-    assert tied_pairs(Grid(name="m", ranks=range(2), tp=2)) == ((0,), (1,))
 
 
 def _sums(rank: int) -> tuple[list[float], int]:

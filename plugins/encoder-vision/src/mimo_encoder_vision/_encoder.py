@@ -1,8 +1,11 @@
 """A vision transformer over packed patches of images of any size: pre-norm, attention within each image.
 
 After Dosovitskiy et al. 2020, arXiv:2010.11929, without class token; keys have no bias, since a softmax cancels it.
-It reads as if it ran on one rank: `_tensor_plan.py` says how it is split. Rows are whole on every tensor rank.
-Shapes: T rows (patches), W encoder width, H the language model's width, N heads, D head width.
+It reads as if it ran on one rank: `_tensor_plan.py` says how it is split, by handing a `TensorAxis` to the parts that
+enter and leave shared work. Under sequence and context parallelism a rank holds a slice of the packed rows, and may
+begin and end in the middle of an image; only `attend` looks beyond it.
+Shapes: T rows (patches) of this rank's slice, padding included, W encoder width, H the language model's width, N heads,
+D head width.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model import Stage
-from mimo.model.runtime import LayerNorm, Linear, Segments, TensorAxis, attend, local
-from mimo_encoder_vision._images import sine_positions, to_patches
+from mimo.model.runtime import ContextAxis, LayerNorm, Linear, Segments, TensorAxis, attend, local
+from mimo_encoder_vision._images import sine_positions, to_patches, touched_by
 from mimo_encoder_vision._plugin import VitConfig, grid_of
 
 _EPS = 1e-6
@@ -82,7 +85,12 @@ class Layer(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """The whole encoder, or after `cut` one pipeline stage of it."""
+    """The whole encoder, or after `cut` one pipeline stage of it.
+
+    Attributes:
+        axis: over which, with sequence parallelism, the rows of a context rank are split.
+        context: over which the rows of all images are split.
+    """
 
     def __init__(self, config: VitConfig, hidden: int) -> None:
         super().__init__()
@@ -92,6 +100,8 @@ class VisionTransformer(nn.Module):
         self.layers = nn.ModuleDict({str(index): Layer(config) for index in range(config.layers)})
         self.norm = LayerNorm(config.width, eps=_EPS)
         self.projector = Mlp(config.width, config.projector or hidden, hidden)
+        self.axis = TensorAxis.single()
+        self.context = ContextAxis.single()
 
     def cut(self, stage: Stage) -> VisionTransformer:
         """Keep what ``stage`` runs: patches on the first, final norm and projector on the last. Returns itself."""
@@ -111,29 +121,44 @@ class VisionTransformer(nn.Module):
         sizes: Sequence[tuple[int, ...]] | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """Return the rows of all images in order: [T, H] from the last stage, [T, W] from the others.
+        """Return this rank's rows of all images in order: [T, H] from the last stage, [T, W] from the others.
 
         Args:
             items: prepared images, on the first stage.
             sizes: their header sizes; a later stage has nothing else to tell the images apart.
             hidden: rows [T, W] of the stage before; None on the first.
         """
+        patch = self.config.patch
         if hidden is None:
-            images = [item["pixels"] for item in items]
-            patch = self.config.patch
-            grids = [(image.shape[1] // patch, image.shape[2] // patch) for image in images]
-            hidden = self._embed(images, grids)
+            grids = [(item["pixels"].shape[1] // patch, item["pixels"].shape[2] // patch) for item in items]
         else:
             assert sizes is not None, "a later stage needs the sizes of the images"
             grids = [grid_of(self.config, size) for size in sizes]
-        segments = Segments.of([down * across for down, across in grids], causal=False, device=hidden.device)
+        lengths = [down * across for down, across in grids]
+        rows = self._rows(sum(lengths))
+        if hidden is None:
+            hidden = self._embed([item["pixels"] for item in items], grids, rows)
+        # Under sequence parallelism `Attention` enters with the rows of all tensor ranks.
+        entered = len(rows) * (self.axis.size if self.axis.splits_rows else 1)
+        segments = Segments.sliced(lengths, causal=False, rows=entered, device=hidden.device, context=self.context)
         for layer in self.layers.values():
             hidden = layer(hidden, segments)
         return cast("Tensor", self.projector(self.norm(hidden)) if self.stage.is_last else hidden)
 
-    def _embed(self, images: Sequence[Tensor], grids: Sequence[tuple[int, int]]) -> Tensor:
-        """Return embedded patches with their positions added, [T, W]."""
+    def _rows(self, total: int) -> range:
+        """Return which of the packed rows are this rank's: equal slices, the last ones reaching beyond the end."""
+        slices, index = self.context.size, self.context.rank
+        if self.axis.splits_rows:
+            slices, index = slices * self.axis.size, index * self.axis.size + self.axis.rank
+        each = -(-total // slices)
+        return range(index * each, (index + 1) * each)
+
+    def _embed(self, images: Sequence[Tensor], grids: Sequence[tuple[int, int]], rows: range) -> Tensor:
+        """Return embedded patches with their positions added, [T, W]: those of ``rows``, zeros beyond the end."""
         weight = local(self.patch.weight)
-        patches = to_patches(images, patch=self.config.patch, like=weight, width=weight.shape[1])
+        touched, here = touched_by(rows, [down * across for down, across in grids])
+        patches = to_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[here]
         embedded = self.patch(patches)
-        return cast("Tensor", embedded + sine_positions(grids, width=self.config.width, like=embedded))
+        embedded = embedded + sine_positions(grids[touched], width=self.config.width, like=embedded)[here]
+        padding = len(rows) - len(embedded)
+        return functional.pad(embedded, (0, 0, 0, padding)) if padding else cast("Tensor", embedded)

@@ -5,7 +5,9 @@ Shapes: C channels, P patch side, T patches of all images.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,19 @@ def to_pixels(image: Image.Image, *, grid: tuple[int, int], patch: int, channels
         converted = converted.resize(size, Image.Resampling.BICUBIC)
     values = np.asarray(converted, dtype=np.float32).reshape(size[1], size[0], channels)
     return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) / 127.5 - 1.0)
+
+
+def touched_by(rows: range, lengths: Sequence[int]) -> tuple[slice, slice]:
+    """Return which images packed ``rows`` touch, and which of the rows of those images they are.
+
+    Args:
+        rows: of all images one after the other; those beyond the end are none.
+        lengths: rows of each image.
+    """
+    stops = list(accumulate(lengths))
+    first, last = bisect_right(stops, rows.start), bisect_left(stops, rows.stop)
+    offset = stops[first - 1] if first else 0
+    return slice(first, last + 1), slice(rows.start - offset, rows.stop - offset)
 
 
 def to_patches(pixels: Sequence[Tensor], *, patch: int, like: Tensor, width: int) -> Tensor:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mimo.hooks import ConfigError, hookimpl
-from mimo.model import EncoderSpec, EncoderStages, Stage, TensorSupport
+from mimo.model import ContextSupport, EncoderSpec, EncoderStages, Stage, TensorSupport
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mimo.model.runtime import Split, TensorAxis
+    from mimo.model.runtime import ContextAxis, Split, TensorAxis
 
 # A config doesn't know which module it belongs to, so its errors name the setting from there on.
 _WHERE = "config"
@@ -115,6 +115,13 @@ def _plan(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     return split_encoder(module, axis)
 
 
+def _attach(module: nn.Module, context: ContextAxis) -> None:
+    from mimo_encoder_vision._encoder import VisionTransformer
+
+    assert isinstance(module, VisionTransformer)
+    module.context = context
+
+
 VIT = EncoderSpec(
     name="vit",
     config=VitConfig,
@@ -123,7 +130,8 @@ VIT = EncoderSpec(
     prepare=_prepare,
     build=_build,
     parts={"encoder": ("patch", "layers", "norm"), "projector": ("projector",)},
-    tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan),
+    tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan, splits_rows=True),
+    context=ContextSupport(attach=_attach),
     stages=EncoderStages(
         layers=lambda config: config.layers,
         message_rows=_rows,

@@ -1,6 +1,7 @@
 """How the encoder lies over tensor ranks: heads and the middle of each `Mlp` are cut, the rest is copied.
 
-Every rank holds all rows, so whatever is copied has equal gradients; sequence parallelism is for language models.
+What is copied has equal gradients where every rank holds all rows; where rows are split too (sequence parallelism,
+Korthikanti et al. 2022, arXiv:2205.05198) each rank's gradient is a part of the sum.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 from torch import nn
 
 from mimo.model.runtime import Linear, Split, TensorAxis
-from mimo_encoder_vision._encoder import Attention, Mlp
+from mimo_encoder_vision._encoder import Attention, Mlp, VisionTransformer
 
 
 def split_encoder(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
     """Hand ``axis`` to the parts that use it, and return how their parameters are split."""
-    assert not axis.sequence_parallel, "an encoder's rows are whole on every tensor rank"
-    splits: dict[str, Split] = {}
+    assert isinstance(module, VisionTransformer)
+    module.axis = axis
+    copied = Split(summed=axis.splits_rows)
+    splits = {path: copied for path, _ in module.named_parameters()}
     for path, part in module.named_modules():
         if isinstance(part, Attention):
             part.axis = axis

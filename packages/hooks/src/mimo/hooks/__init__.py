@@ -17,6 +17,7 @@ from mimo.hooks._registry import Registry
 from mimo.hooks._survey import survey
 from mimo.hooks._values import (
     Common,
+    EdgeTraffic,
     EvaluationInfo,
     ItemInfo,
     Owned,
@@ -31,6 +32,7 @@ __all__ = [
     "Common",
     "ConfigError",
     "DataError",
+    "EdgeTraffic",
     "EvaluationInfo",
     "ItemInfo",
     "Kind",

@@ -36,13 +36,28 @@ class RunInfo:
 
 
 @attrs.frozen(kw_only=True)
+class EdgeTraffic:
+    """What each rank sent to others on one edge in one step, by rank, forward and as gradients.
+
+    ``rows_in_place`` stayed on their rank, there and back.
+    """
+
+    rows_sent: tuple[int, ...]
+    bytes_sent: tuple[int, ...]
+    rows_in_place: tuple[int, ...]
+    gradient_rows_sent: tuple[int, ...]
+    gradient_bytes_sent: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
 class StepInfo:
     """What happened in one training step, equal on every rank, times excepted.
 
     ``loss`` is per label token over the global batch; ``rows`` counts each module's rows in the step; ``norms`` are
     per-module gradient norms before clipping; ``seconds`` is the wall time of the step on this rank. ``losses`` are
-    further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else the model counts,
-    such as the rows that each expert took.
+    further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else the model
+    counts, such as the rows that each expert took. ``edges`` is what was sent on each edge, where ``logging.edges``
+    asks for it.
     """
 
     step: int
@@ -59,6 +74,7 @@ class StepInfo:
     skipped: bool
     losses: Mapping[str, float] = attrs.field(factory=dict)
     counts: Mapping[str, Sequence[int]] = attrs.field(factory=dict)
+    edges: Mapping[str, EdgeTraffic] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,7 +1,9 @@
 """A decoder-only language model over packed rows: pre-norm, rotary positions, grouped-query attention, SwiGLU.
 
-As in Llama (Touvron et al. 2023, arXiv:2302.13971). It reads as if it ran on one rank: `_tensor_plan.py` says how it
-is split, by handing a `TensorAxis` to the parts that enter and leave shared work.
+As in Llama (Touvron et al. 2023, arXiv:2302.13971); with ``experts``, `Moe` takes the place of the feed-forward part.
+It reads as if it ran on one rank: `_tensor_plan.py` says how it is split, by handing a `TensorAxis` to the parts that
+enter and leave shared work. With several context ranks, T is this rank's share of the rows, and only `attend` looks
+beyond it.
 Shapes: T rows, H hidden, N query heads, K key-value heads, D head width, V vocabulary; with several tensor ranks, N, K
 and V are this rank's, and with sequence parallelism T outside of enter .. leave is this rank's slice.
 """
@@ -17,10 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model._decoder_spec import DecoderConfig
+from mimo.model._experts import Moe
+from mimo.model._mlp import Mlp
+from mimo.model._routing import Routing, tell
 from mimo.model._specs import Stage
 from mimo.model.runtime import (
     NO_LABEL,
+    ContextAxis,
     Embedding,
+    ExpertAxis,
     LanguageBatch,
     Linear,
     RMSNorm,
@@ -28,6 +35,7 @@ from mimo.model.runtime import (
     TensorAxis,
     attend,
     local,
+    turn,
     vocabulary_argmax,
     vocabulary_cross_entropy,
 )
@@ -49,12 +57,7 @@ class Rotation:
 
     def turn(self, x: Tensor) -> Tensor:
         """Return ``x`` [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
-        one, other = x.float().chunk(2, -1)
-        turned = torch.cat(
-            (one * self.cosines - other * self.sines, other * self.cosines + one * self.sines),
-            -1,
-        )
-        return turned.to(x.dtype)
+        return turn(x, self.cosines, self.sines)
 
 
 class Attention(nn.Module):
@@ -84,46 +87,26 @@ class Attention(nn.Module):
             project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
         )
         query, key = rotation.turn(query), rotation.turn(key)
-        if self.shared is not None:
-            key, value = key[:, self.shared], value[:, self.shared]
-        attended = attend(query, key, value, segments)  # [T, N, D]
+        attended = attend(query, key, value, segments, heads=self.shared)  # [T, N, D]
         return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))
 
 
-class Mlp(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202).
-
-    Attributes:
-        axis: over which the intermediate width is split.
-    """
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.gate = Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
-        self.up = Linear(config.hidden, config.intermediate, bias=config.mlp_bias)
-        self.down = Linear(config.intermediate, config.hidden, bias=config.mlp_bias)
-        self.axis = TensorAxis.single()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]."""
-        x = self.axis.enter(x)
-        return cast("Tensor", self.down(functional.silu(self.gate(x)) * self.up(x), leave=self.axis))
-
-
 class Layer(nn.Module):
-    """Attention, then feed-forward, each on normed rows and added to them."""
+    """Attention, then feed-forward or a mixture of experts, each on normed rows and added to them."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden, eps=config.norm_eps)
         self.attention = Attention(config)
         self.mlp_norm = RMSNorm(config.hidden, eps=config.norm_eps)
-        self.mlp = Mlp(config)
+        mixed = index in config.expert_layers
+        self.mlp = Moe(config) if mixed else Mlp(config.hidden, config.intermediate, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]."""
+    def forward(self, x: Tensor, segments: Segments, rotation: Rotation, routing: Routing | None) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]; ``routing`` is needed where there are experts."""
         x = x + self.attention(self.attention_norm(x), segments, rotation)
-        return cast("Tensor", x + self.mlp(self.mlp_norm(x)))
+        y = self.mlp_norm(x)
+        return cast("Tensor", x + (self.mlp(y) if isinstance(self.mlp, Mlp) else self.mlp(y, routing)))
 
 
 class Decoder(nn.Module):
@@ -131,6 +114,8 @@ class Decoder(nn.Module):
 
     Attributes:
         axis: over which the vocabulary, and with sequence parallelism the rows, are split.
+        context: over which each sample is split.
+        expert_axis: over which the experts are spread.
     """
 
     def __init__(self, config: DecoderConfig, stage: Stage) -> None:
@@ -138,9 +123,11 @@ class Decoder(nn.Module):
         self.config = config
         self.stage = stage
         self.axis = TensorAxis.single()
+        self.context = ContextAxis.single()
+        self.expert_axis = ExpertAxis.single()
         if stage.is_first or (stage.is_last and config.tied):
             self.embedding = Embedding(config.vocabulary, config.hidden)
-        self.layers = nn.ModuleDict({str(index): Layer(config) for index in stage.layers(config.layers)})
+        self.layers = nn.ModuleDict({str(index): Layer(config, index) for index in stage.layers(config.layers)})
         if stage.is_last:
             self.norm = RMSNorm(config.hidden, eps=config.norm_eps)
             if not config.tied:
@@ -151,11 +138,15 @@ class Decoder(nn.Module):
         if self.stage.is_first:
             hidden = self._embed(batch, rows)
         assert hidden is not None, "a later stage continues the rows of the one before"
-        total = batch.tokens.shape[0]
-        segments = Segments.of(batch.lengths, causal=True, rows=total, device=batch.tokens.device)
+        total, device = batch.tokens.shape[0], batch.tokens.device
+        segments = Segments.of(batch.lengths, causal=True, rows=total, device=device, context=self.context)
         rotation = Rotation.of(batch.positions, width=self.config.head_width, theta=self.config.rope_theta)
+        mixed = [int(index) for index in self.layers if int(index) in self.config.expert_layers]
+        routing = Routing.of(batch, self.axis) if mixed else None
         for layer in self.layers.values():
-            hidden = layer(hidden, segments, rotation)
+            hidden = layer(hidden, segments, rotation, routing)
+        if routing is not None:
+            tell(routing, mixed, batch=batch, config=self.config, experts=self.expert_axis)
         return cast("Tensor", self.norm(hidden) if self.stage.is_last else hidden)
 
     def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
@@ -172,7 +163,11 @@ class Decoder(nn.Module):
     def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each row [T] in fp32, 0 without label; ``labels`` is [T], of all tensor ranks' rows."""
         labelled = (labels != NO_LABEL).nonzero().squeeze(1)
-        logits = self._logits(self.axis.enter(hidden).index_select(0, labelled))
+        if self.axis.splits_rows:
+            hidden = self.axis.enter(hidden).index_select(0, labelled)
+        else:  # few rows have labels, and no others' gradients need to be summed
+            hidden = self.axis.enter(hidden.index_select(0, labelled))
+        logits = self._logits(hidden)
         found = vocabulary_cross_entropy(logits, labels[labelled], vocabulary=self.config.vocabulary, axis=self.axis)
         return found.new_zeros(labels.shape).index_copy(0, labelled, found)
 
@@ -185,4 +180,5 @@ class Decoder(nn.Module):
         return self._logits(self.axis.enter(hidden))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, local(self.embedding.weight if self.config.tied else self.head.weight))
+        weight = self.embedding.weight if self.config.tied else self.head.weight
+        return functional.linear(hidden, local(weight, fresh=True))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
 from mimo.hooks import ConfigError, hookimpl
-from mimo.model._specs import LanguageModelSpec, Stage, TensorSupport
+from mimo.model._specs import ContextSupport, ExpertSupport, LanguageModelSpec, Stage, TensorSupport, Told
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from mimo.model.runtime import Split, TensorAxis
+    from mimo.model.runtime import ContextAxis, ExpertAxis, Split, TensorAxis
 
 _WHERE = "modules.language.config"
 
@@ -26,9 +26,30 @@ def _at_least(low: int) -> Callable[[DecoderConfig, attrs.Attribute[int], int], 
     return check
 
 
+def _not_negative(_config: DecoderConfig, attribute: attrs.Attribute[float], value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{_WHERE}.{attribute.name}", expected="0 or more", got=repr(value))
+
+
 def _above_zero(_config: DecoderConfig, attribute: attrs.Attribute[float], value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{_WHERE}.{attribute.name}", expected="a number above 0", got=repr(value))
+
+
+_OF_MIXTURES = frozenset(
+    {
+        "experts_per_token",
+        "expert_intermediate",
+        "shared_intermediate",
+        "dense_layers",
+        "router_score",
+        "router_normalize",
+        "router_scale",
+        "expert_bias_rate",
+        "balance_loss",
+        "z_loss",
+    }
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,12 +63,26 @@ class DecoderConfig:
         heads: query heads.
         kv_heads: key-value heads, a divisor of ``heads``; 0 for as many.
         head_dim: width of a head, even; 0 for ``hidden / heads``.
-        intermediate: width inside the feed-forward part.
+        intermediate: width inside the feed-forward part of a dense layer.
         rope_theta: base of the rotary positions' wavelengths.
         norm_eps: added to mean squares before the root.
         attention_bias: whether query, key, value and output have biases.
-        mlp_bias: whether gate, up and down have biases.
+        mlp_bias: whether gate, up and down have biases, in dense layers and the shared expert.
         tied: whether input and output embeddings are one parameter.
+        experts: of each layer's mixture, 0 for dense layers; all keys below are of mixtures only.
+        experts_per_token: how many of them each row goes through.
+        expert_intermediate: width inside an expert, 0 for ``intermediate``.
+        shared_intermediate: width inside an expert that every row goes through beside those that it chose, 0 for none.
+        dense_layers: so many first layers stay dense.
+        router_score: how a router's logits become scores, ``softmax`` over all experts or the ``sigmoid`` of each.
+        router_normalize: whether the scores of the chosen experts are divided by their sum.
+        router_scale: multiplies what the chosen experts add up to.
+        expert_bias_rate: by how much a bias on the scores, for choosing only, moves each step towards equal loads
+            (DeepSeek-V3, arXiv:2412.19437, section 2.1.2); 0 for no bias.
+        balance_loss: coefficient of the loss on unequal loads within a sample (the same, equations 17 to 20); 0 for
+            none.
+        z_loss: coefficient of the loss on large logits of routers (Zoph et al. 2022, arXiv:2202.08906, section 3.3);
+            0 for none.
 
     Raises:
         ConfigError: a value is out of range or doesn't go with another.
@@ -65,9 +100,35 @@ class DecoderConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
+    experts: int = attrs.field(default=0, validator=_at_least(0))
+    experts_per_token: int = attrs.field(default=2, validator=_at_least(1))
+    expert_intermediate: int = attrs.field(default=0, validator=_at_least(0))
+    shared_intermediate: int = attrs.field(default=0, validator=_at_least(0))
+    dense_layers: int = attrs.field(default=0, validator=_at_least(0))
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    router_normalize: bool = True
+    router_scale: float = attrs.field(default=1.0, validator=_above_zero)
+    expert_bias_rate: float = attrs.field(default=0.0, validator=_not_negative)
+    balance_loss: float = attrs.field(default=0.0, validator=_not_negative)
+    z_loss: float = attrs.field(default=0.0, validator=_not_negative)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse heads that don't go together."""
+        """Refuse heads and experts that don't go together."""
+        self._check_heads()
+        if self.experts:
+            self._check_experts()
+            return
+        for field in attrs.fields(DecoderConfig):
+            value = getattr(self, field.name)
+            if field.name in _OF_MIXTURES and value != field.default:
+                raise ConfigError(
+                    f"{_WHERE}.{field.name}",
+                    expected=f"{field.default!r}, since the model has no experts",
+                    got=repr(value),
+                    fix="Leave it out, or set experts.",
+                )
+
+    def _check_heads(self) -> None:
         if self.heads % self.key_value_heads:
             raise ConfigError(
                 f"{_WHERE}.kv_heads",
@@ -88,6 +149,40 @@ class DecoderConfig:
                 expected="heads of an even width, since rotary positions turn pairs",
                 got=f"{got}, so a width of {self.head_width}",
             )
+
+    def _check_experts(self) -> None:
+        if self.experts_per_token > self.experts:
+            raise ConfigError(
+                f"{_WHERE}.experts_per_token",
+                expected=f"at most experts = {self.experts}",
+                got=repr(self.experts_per_token),
+            )
+        if self.experts_per_token == 1 and self.router_normalize:
+            raise ConfigError(
+                f"{_WHERE}.router_normalize",
+                expected="false where experts_per_token = 1",
+                got="true",
+                fix="A single score divided by itself is always 1, and would teach the router nothing.",
+            )
+        if self.dense_layers >= self.layers:
+            raise ConfigError(
+                f"{_WHERE}.dense_layers",
+                expected=f"fewer than layers = {self.layers}, since the others have experts",
+                got=repr(self.dense_layers),
+                fix="Set experts to 0 for a dense model.",
+            )
+        if self.mlp_bias and not (self.dense_layers or self.shared_intermediate):
+            raise ConfigError(
+                f"{_WHERE}.mlp_bias",
+                expected="false, since experts have no biases, and there are neither dense layers nor a shared expert",
+                got="true",
+                fix="Leave it out.",
+            )
+
+    @property
+    def expert_layers(self) -> range:
+        """Global indices of the layers that have experts."""
+        return range(self.dense_layers, self.layers) if self.experts else range(0)
 
     @property
     def key_value_heads(self) -> int:
@@ -114,6 +209,38 @@ def _plan(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     return split_decoder(module, axis)
 
 
+def _expert_plan(module: nn.Module, axis: ExpertAxis) -> Mapping[str, Split]:
+    from mimo.model._expert_plan import split_experts
+
+    return split_experts(module, axis)
+
+
+def _after_step(module: nn.Module, counts: Mapping[str, Tensor]) -> None:
+    from mimo.model._expert_plan import follow_loads
+
+    follow_loads(module, counts)
+
+
+def _tells(config: DecoderConfig) -> Told:
+    losses = {"balance": config.balance_loss, "z": config.z_loss}
+    return Told(
+        losses=tuple(name for name, coefficient in losses.items() if coefficient),
+        counts={load_name(layer): config.experts for layer in config.expert_layers},
+    )
+
+
+def load_name(layer: int) -> str:
+    """Return under what name a `Ledger` counts the rows that chose each expert of a layer."""
+    return f"layers.{layer}.load"
+
+
+def _attach(module: nn.Module, context: ContextAxis) -> None:
+    from mimo.model._decoder import Decoder
+
+    assert isinstance(module, Decoder)
+    module.context = context
+
+
 def _stage_parts(config: DecoderConfig, stage: Stage) -> frozenset[str]:
     parts = {"layers"}
     if stage.is_first or (stage.is_last and config.tied):
@@ -134,6 +261,9 @@ DECODER = LanguageModelSpec(
     parts={"embedding": ("embedding",), "layers": ("layers",), "head": ("norm", "head")},
     stage_parts=_stage_parts,
     tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan, splits_rows=True),
+    context=ContextSupport(attach=_attach),
+    experts=ExpertSupport(count=lambda config: config.experts, plan=_expert_plan, after_step=_after_step),
+    tells=_tells,
 )
 
 

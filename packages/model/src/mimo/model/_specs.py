@@ -83,10 +83,13 @@ class ExpertSupport:
         plan: given the module (full shapes, on the meta device) and this rank's `ExpertAxis`, hands the axis to the
             submodules that use it and returns how each expert parameter is split, by name. The tensor plan leaves
             those parameters out.
+        after_step: called on every rank after each step that was not skipped, with the module and the step's counts of
+            its `Ledger`, summed over all ranks; moves what follows the load of the experts, alike on all ranks.
     """
 
     count: Callable[[Any], int]
     plan: Callable[[nn.Module, ExpertAxis], Mapping[str, Split]]
+    after_step: Callable[[nn.Module, Mapping[str, Tensor]], None] = lambda _module, _counts: None
 
 
 @attrs.frozen(kw_only=True)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from mimo.model._decoder import Attention, Decoder, Mlp
-from mimo.model.runtime import Linear, RMSNorm, Split, TensorAxis
+from mimo.model._decoder import Attention, Decoder
+from mimo.model._mlp import Mlp
+from mimo.model.runtime import Linear, RMSNorm, Router, Split, TensorAxis
 
 ROWS = 0
 """Dim of a weight that makes outputs: cut for column-parallel products and for the vocabulary."""
@@ -39,6 +40,8 @@ def split_decoder(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
             splits |= dict(_column(f"{path}.gate", part.gate))
             splits |= dict(_column(f"{path}.up", part.up))
             splits |= dict(_row(f"{path}.down", part.down, whole_rows))
+        elif isinstance(part, Router):
+            splits[f"{path}.weight"] = Split(summed=axis.size > 1)  # tensor ranks route rows of their own
     if hasattr(module, "embedding"):
         module.embedding.axis = axis
         splits["embedding.weight"] = Split(ROWS)

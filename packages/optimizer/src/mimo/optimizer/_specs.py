@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mimo.topology import Coordinates, Grid
+from mimo.topology import Coordinates, ExpertCoordinates, Grid
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +23,12 @@ class ModuleParameters:
     Args:
         grid: the module's grid; its name is the module's.
         rank: this process.
-        parameters: DTensors on the module's tensor mesh by full name, in the same order on every rank of the stage.
+        parameters: DTensors on the module's tensor mesh, or its expert mesh, by full name, in the same order on every
+            rank of the stage.
         summed: names of which each tensor rank computes only part of the gradient.
         tied: names of which the first and the last stage each hold a copy; stage 0 owns and counts them.
+        experts: names of those on the expert mesh ``(ep, etp)``, of which each rank along ``edp`` holds a copy and only
+            part of the gradient.
     """
 
     grid: Grid
@@ -33,15 +36,23 @@ class ModuleParameters:
     parameters: Mapping[str, nn.Parameter]
     summed: frozenset[str] = frozenset()
     tied: frozenset[str] = frozenset()
+    experts: frozenset[str] = frozenset()
 
     @property
     def place(self) -> Coordinates:
         """Where this rank stands in the module's grid."""
         return self.grid.coordinates(self.rank)
 
+    @property
+    def expert_place(self) -> ExpertCoordinates:
+        """Where this rank stands in the expert view of the grid."""
+        return self.grid.expert_coordinates(self.rank)
+
     def is_counted(self, name: str) -> bool:
-        """Tell whether this stage, and not another with a copy, counts the parameter."""
-        return name not in self.tied or self.place.pp == 0
+        """Tell whether this lane and this stage, and not another with a copy, count the parameter."""
+        if name in self.experts:
+            return self.expert_place.edp == 0
+        return self.place.dp == self.place.cp == 0 and (name not in self.tied or self.place.pp == 0)
 
 
 @attrs.frozen

@@ -8,7 +8,9 @@ from mimo.schedule._emulate import EmulationResult, emulate
 from mimo.schedule._in_flight import in_flight
 from mimo.schedule._network import Peers
 from mimo.schedule._plan import Action, ActionKind, ActorPlan, Plan, ScheduleSpec, tied_edge
-from mimo.schedule._routes import Piece, Route, boundary_route, pipeline_route
+from mimo.schedule._routes import Cut, End, Piece, Route, boundary_route, pipeline_route
+from mimo.schedule._spans import Span
+from mimo.schedule._traffic import Traffic
 
 SCHEDULES = Kind(
     group="mimo.schedules", noun="schedule", hook="mimo_register_schedules", hookspecs=hookspecs, spec=ScheduleSpec
@@ -19,13 +21,17 @@ __all__ = [
     "Action",
     "ActionKind",
     "ActorPlan",
+    "Cut",
     "EmulationResult",
+    "End",
     "Peers",
     "Piece",
     "Plan",
     "Route",
     "ScheduleSpec",
+    "Span",
     "Timed",
+    "Traffic",
     "assemble",
     "boundary_route",
     "check",

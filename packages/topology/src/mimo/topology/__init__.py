@@ -3,11 +3,14 @@
 from mimo.topology._context import context_spans
 from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, RankRole, StageId
 from mimo.topology._grid import AXES, EXPERT_AXES, Coordinates, ExpertCoordinates, Grid
+from mimo.topology._groups import DATA_AXES, ROW_AXES, needed_groups, tied_pairs
 from mimo.topology._ownership import Ownership, count_microbatches
 
 __all__ = [
     "AXES",
+    "DATA_AXES",
     "EXPERT_AXES",
+    "ROW_AXES",
     "Actor",
     "Coordinates",
     "Edge",
@@ -20,4 +23,6 @@ __all__ = [
     "StageId",
     "context_spans",
     "count_microbatches",
+    "needed_groups",
+    "tied_pairs",
 ]

@@ -160,16 +160,19 @@ class Grid:
 
         Each is ascending, and the groups are in grid order.
         """
-        members, firsts = self._strides(frozenset(axes))
+        members, firsts = self._offsets(frozenset(axes))
         return tuple(tuple(self.ranks[first + offset] for offset in members) for first in firsts)
 
     def group_of(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
         """Return the one group along ``axes``, of either view, that holds ``rank``, itself included."""
         vary = frozenset(axes)
         names, sizes = self._view(vary)
-        place = _unravel(self._positions[rank], sizes)
-        spans = (range(size) if axis in vary else (at,) for axis, size, at in zip(names, sizes, place, strict=True))
-        return tuple(self.ranks[_ravel(found, sizes)] for found in itertools.product(*spans))
+        first, members = self._positions[rank], [0]
+        for axis, size, step in zip(names, sizes, _steps(sizes), strict=True):
+            if axis in vary:
+                first -= first // step % size * step
+                members = [at + step * index for at in members for index in range(size)]
+        return tuple(self.ranks[first + offset] for offset in members)
 
     def _view(self, axes: frozenset[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return names and sizes of the view that has all of ``axes``."""
@@ -178,15 +181,15 @@ class Grid:
         assert axes <= set(EXPERT_AXES), f"no view of a grid has all of {sorted(axes)}"
         return EXPERT_AXES, self.expert_shape
 
-    def _strides(self, vary: frozenset[str]) -> tuple[list[int], list[int]]:
+    def _offsets(self, vary: frozenset[str]) -> tuple[list[int], list[int]]:
         """Return the offsets of a group's members from its first, and the positions of all groups' firsts."""
         names, sizes = self._view(vary)
         members, firsts = [0], [0]
-        for axis, size, stride in zip(names, sizes, _steps(sizes), strict=True):
+        for axis, size, step in zip(names, sizes, _steps(sizes), strict=True):
             if axis in vary:
-                members = [at + stride * index for at in members for index in range(size)]
+                members = [at + step * index for at in members for index in range(size)]
             else:
-                firsts = [at + stride * index for at in firsts for index in range(size)]
+                firsts = [at + step * index for at in firsts for index in range(size)]
         return members, firsts
 
     @cached_property
@@ -202,8 +205,3 @@ def _steps(sizes: Sequence[int]) -> list[int]:
 def _unravel(position: int, sizes: Sequence[int]) -> list[int]:
     """Return the coordinates of a position, the last axis fastest."""
     return [position // step % size for step, size in zip(_steps(sizes), sizes, strict=True)]
-
-
-def _ravel(place: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return the position at these coordinates."""
-    return sum(at * step for at, step in zip(place, _steps(sizes), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 
 import attrs
 
@@ -19,13 +20,14 @@ class Ownership:
     @bounds.validator
     def _ascending(self, _attribute: attrs.Attribute[tuple[int, ...]], bounds: tuple[int, ...]) -> None:
         assert bounds[0] == 0, bounds
-        assert all(low <= high for low, high in itertools.pairwise(bounds)), bounds
+        assert all(map(operator.le, bounds, bounds[1:])), bounds
 
     @classmethod
     def even(cls, samples: int, lanes: int) -> Ownership:
         """Cut ``samples`` evenly: the first ``samples mod lanes`` lanes own one more than the others."""
         share, more = divmod(samples, lanes)
-        return cls(tuple(lane * share + min(lane, more) for lane in range(lanes + 1)))
+        sizes = itertools.chain(itertools.repeat(share + 1, more), itertools.repeat(share, lanes - more))
+        return cls(tuple(itertools.accumulate(sizes, initial=0)))
 
     @property
     def lanes(self) -> int:

@@ -11,7 +11,7 @@ from mimo.trainer._config import make_settings
 from mimo.trainer._resolve import Purpose
 from mimo.trainer._settings import Settings
 
-_LAYOUT = ("ranks", "pp", "dp", "cp", "tp", "sequence_parallel")
+_LAYOUT = ("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel")
 
 
 def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -> Settings:

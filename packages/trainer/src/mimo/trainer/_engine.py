@@ -13,13 +13,14 @@ import torch.distributed as dist
 from mimo.data import Dataset, StepSampler
 from mimo.hooks import EvaluationInfo, StateTree, StepInfo
 from mimo.model import EncoderSpec, LanguageModelSpec
-from mimo.model.runtime import ContextAxis, MimoModel, Part, TensorAxis, build_part
+from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
-from mimo.optimizer.runtime import Agreed, MimoOptimizer, ModuleOptimizer, Tally, agree
+from mimo.optimizer.runtime import Agreed, MimoOptimizer, ModuleOptimizer, Stepped, Tally, agree
 from mimo.schedule import Plan, Route
 from mimo.schedule.runtime import Boundary, Executor, open_channels
-from mimo.topology import Edge, StageId
+from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
+from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._same_samples import difference, digest_of
@@ -57,12 +58,13 @@ class Engine:
         self._places = job.graph.role(rank).places
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._told = job.language.spec.tells(job.language.config)
+        self._traffic = TrafficReport(job, rank=rank, device=device)
         self.model = MimoModel(self._part(job.module(name)) for name in self._places)
         self.optimizer = self._make_optimizer()
         programs = {StageId(name, place.pp): self._program(name) for name, place in self._places.items()}
         self.programs: tuple[Program, ...] = tuple(programs.values())
         channels = open_channels(job.graph)
-        boundaries = {
+        self._boundaries = boundaries = {
             edge.name: self._boundary(edge, channels[edge.name])
             for edge in job.graph.edges
             if programs.keys() & {edge.source, edge.target}
@@ -78,11 +80,7 @@ class Engine:
     def train(self, step: int) -> StepInfo:
         """Do one step on every rank: forward, backward, reduction, agreement, update."""
         start = time.perf_counter()
-        stepped = self.optimizer.step(step, self.accumulate(step))
-        if self._ahead is not None:
-            self._ahead = attrs.evolve(self._ahead, alike=stepped.agreed.alike)
-        if not stepped.skipped:
-            self._after_step(stepped.agreed)
+        stepped = self.update(step, self.accumulate(step))
         took = time.perf_counter() - start
         rows = stepped.agreed.rows
         return StepInfo(
@@ -105,6 +103,7 @@ class Engine:
                 for name in self._told.losses
             },
             counts={name: stepped.agreed.told[name].long().tolist() for name in self._told.counts},
+            edges=self._traffic.read(stepped.agreed.told),
         )
 
     def accumulate(self, step: int) -> Tally:
@@ -129,6 +128,18 @@ class Engine:
             return tally
         self._ahead = _Ahead(step=step + 1, data=self._cut(step + 1), alike=True)
         return tally + Tally(digest=self._digest(self._ahead.data))
+
+    def update(self, step: int, tally: Tally) -> Stepped:
+        """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
+        stepped = self.optimizer.step(step, tally)
+        if self._ahead is not None:
+            self._ahead = attrs.evolve(self._ahead, alike=stepped.agreed.alike)
+        language = self.job.language
+        assert isinstance(language.spec, LanguageModelSpec)
+        if language.spec.experts is not None and language.name in self.model.parts and not stepped.skipped:
+            counts = {name: stepped.agreed.told[name] for name in self._told.counts}
+            language.spec.experts.after_step(self.model.parts[language.name].module, counts)
+        return stepped
 
     def evaluate(self, step: int) -> EvaluationInfo | None:
         """Run the held-out samples through the same path without backward; None where there are none."""
@@ -181,9 +192,6 @@ class Engine:
         names = [module.name for module in self.job.modules]
         return agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
 
-    def _after_step(self, agreed: Agreed) -> None:
-        """Let the language model follow what was counted over all ranks, such as the load of its experts."""
-
     def _run(self, executor: Executor, plan: Plan, data: StepData, *, judge: bool) -> Tally:
         for program in self.programs:
             program.begin(data, judge=judge)
@@ -192,10 +200,12 @@ class Engine:
             return data.microbatches[microbatch].route(self._edges[edge], self.rank)
 
         seconds = executor.run(plan, route)
-        return sum((program.tally() for program in self.programs), Tally(seconds=seconds))
+        sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
+        return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
 
     def _part(self, module: JobModule) -> Part:
         axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
+        mixed = self.job.graph.by_name[module.name].experts
         return build_part(
             module.spec,
             module.config,
@@ -208,6 +218,16 @@ class Engine:
             hidden=self.job.hidden,
             frozen=module.frozen,
             context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
+            experts=self._expert_axis(module.grid) if mixed else None,
+            expert_mesh=self._meshes.expert_mesh(module.grid) if mixed else None,
+        )
+
+    def _expert_axis(self, grid: Grid) -> ExpertAxis:
+        return ExpertAxis.of(
+            grid,
+            self.rank,
+            group=self._meshes.axes_group(grid, ("ep", "etp")),
+            rows=self._meshes.axes_group(grid, ROW_AXES),
         )
 
     def _make_optimizer(self) -> MimoOptimizer:
@@ -222,6 +242,7 @@ class Engine:
                 parameters=trained,
                 summed=part.summed & trained.keys(),
                 tied=part.tied & trained.keys(),
+                experts=part.experts & trained.keys(),
             )
             modules.append(
                 ModuleOptimizer.build(
@@ -238,7 +259,7 @@ class Engine:
             learning_rate=job.language.optimizer.learning_rate,
             clip=job.settings.optimizer.clip,
             counts=COUNTS,
-            told={**dict.fromkeys(self._told.losses, 1), **self._told.counts},
+            told={**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told},
             meshes=self._meshes,
             device=self.device,
         )
@@ -260,13 +281,9 @@ class Engine:
 
     def _boundary(self, edge: Edge, channels: Any) -> Boundary:
         source, target = self.job.module(edge.source.module), self.job.module(edge.target.module)
-        width = self.job.hidden
-        if not edge.is_boundary and isinstance(source.spec, EncoderSpec):
-            assert source.spec.stages is not None
-            width = source.spec.stages.width(source.config)
         return Boundary(
             rank=self.rank,
-            width=width,
+            width=self.job.width(edge),
             dtype=torch.float32,
             device=self.device,
             channels=channels,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from mimo.model import EncoderSpec, Stage
-from mimo.model.runtime import Split, TensorAxis
+from mimo.model import EncoderSpec, LanguageModelSpec, Stage
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis
 from mimo.trainer._resolved import Job, JobModule
 
 _WEIGHT_BYTES = 4
@@ -27,17 +27,26 @@ def estimate_bytes(job: Job) -> Mapping[int, int]:
         for rank in module.grid.ranks:
             place = module.grid.coordinates(rank)
             each = _WEIGHT_BYTES + (_TRAINED_BYTES if trains[place.pp] else 0)
-            found[rank] += each * _count(module, Stage(place.pp, module.grid.pp), place.tp, job.hidden)
+            found[rank] += each * _count(module, rank, job.hidden)
     return found
 
 
-def _count(module: JobModule, stage: Stage, tensor_rank: int, hidden: int) -> int:
+def _count(module: JobModule, rank: int, hidden: int) -> int:
     """Return how many numbers one rank's parameters are."""
-    axis = TensorAxis(rank=tensor_rank, size=module.grid.tp, sequence_parallel=module.sequence_parallel)
+    grid = module.grid
+    place = grid.coordinates(rank)
+    axis = TensorAxis(rank=place.tp, size=grid.tp, sequence_parallel=module.sequence_parallel)
+    experts = ExpertAxis.of(grid, rank)
     with torch.device("meta"):
-        built = _build(module, stage, hidden)
-    splits = {} if module.spec.tensor is None else module.spec.tensor.plan(built, axis)
-    return sum(splits.get(name, Split()).piece(parameter, axis).numel() for name, parameter in built.named_parameters())
+        built = _build(module, Stage(place.pp, grid.pp), hidden)
+    splits = {} if module.spec.tensor is None else dict(module.spec.tensor.plan(built, axis))
+    if isinstance(module.spec, LanguageModelSpec) and module.spec.experts is not None:
+        splits |= module.spec.experts.plan(built, experts)
+    numbers = 0
+    for name, parameter in built.named_parameters():
+        split = splits.get(name, Split())
+        numbers += split.piece(parameter, experts if split.experts else axis).numel()
+    return numbers
 
 
 def _build(module: JobModule, stage: Stage, hidden: int) -> nn.Module:

@@ -1,7 +1,7 @@
 """Starting the processes of a run on this machine, or joining those that torchrun or Slurm started.
 
 On CPU the processes are forked from this one, which has imported torch and computed nothing: that takes a fraction
-of a second where fresh interpreters take ten. GPUs want fresh ones.
+of a second where fresh interpreters take ten. GPUs want fresh ones, which get their task pickled.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 import torch
 
@@ -30,6 +30,9 @@ from mimo.trainer._place import Place, is_joining, local_world, place_in, with_s
 from mimo.trainer._preflight import ERROR_FILE
 from mimo.trainer._stores import connect, host_store
 from mimo.trainer._worker import Task, run_task
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+StartMethod: TypeAlias = Literal["fork", "spawn"]
 
 _HOST = "127.0.0.1"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -44,7 +47,7 @@ class _InterruptedError(BaseException):
         self.number = number
 
 
-def choose_device(device: str, world: int) -> Literal["cpu", "cuda"]:
+def choose_device(device: str, world: int) -> Device:
     """Return where the processes of this machine compute.
 
     Args:
@@ -70,14 +73,27 @@ def choose_device(device: str, world: int) -> Literal["cpu", "cuda"]:
     )
 
 
-def launch(task: Task, *, world: int, device: Literal["cpu", "cuda"] = "cpu", directory: Path | None = None) -> int:
+def start_method(device: Device) -> StartMethod:
+    """Return how processes that compute on ``device`` are started."""
+    return "fork" if device == "cpu" else "spawn"
+
+
+def launch(
+    task: Task,
+    *,
+    world: int,
+    device: Device = "cpu",
+    method: StartMethod = "fork",
+    directory: Path | None = None,
+) -> int:
     """Run a task in every rank, and return the exit code: that of the first rank to fail.
 
     Args:
-        task: called in each process with its `Place`, the process group initialised; it must be picklable for
-            ``cuda``.
+        task: called in each process with its `Place`, the process group initialised; to be spawned it must be
+            picklable.
         world: number of processes.
         device: what each process computes on.
+        method: how processes are started on this machine, see `start_method`.
         directory: run directory; the reason of a failure is written there too.
     """
     environ = with_slurm(os.environ)
@@ -88,7 +104,7 @@ def launch(task: Task, *, world: int, device: Literal["cpu", "cuda"] = "cpu", di
         return 0
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((_HOST, 0), backlog=max(world, 16)))
-        processes = _processes(task, world, device, listener, directory)
+        processes = _processes(task, world, device, method, listener, directory)
         try:
             with _interruptible(processes):
                 # Lives as long as this process; its threads begin after the forks.
@@ -129,16 +145,19 @@ def _join(task: Task, place: Place, environ: Mapping[str, str], directory: Path 
 
 
 def _processes(
-    task: Task, world: int, device: str, listener: socket.socket, directory: Path | None
+    task: Task, world: int, device: Device, method: StartMethod, listener: socket.socket, directory: Path | None
 ) -> Sequence[BaseProcess]:
-    context: ForkContext | SpawnContext = (
-        multiprocessing.get_context("fork") if device == "cpu" else multiprocessing.get_context("spawn")
-    )
-    if device == "cpu":
+    context: ForkContext | SpawnContext
+    if method == "spawn":
+        context = multiprocessing.get_context("spawn")
+        # It unblocks signals when it starts, which the first process would otherwise make it do.
+        resource_tracker.ensure_running()
+    else:
+        context = multiprocessing.get_context("fork")
         # Half a second that every rank would otherwise spend by itself: torch loads it when an optimizer is first made.
         importlib.import_module("torch._dynamo")
     port = listener.getsockname()[1]
-    forked = listener if device == "cpu" else None
+    forked = listener if method == "fork" else None
     return [
         context.Process(
             target=_main,
@@ -172,7 +191,7 @@ def _interruptible(processes: Sequence[BaseProcess]) -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
         raise _InterruptedError(number)
 
-    # Blocked while forking, so that no child ever runs our handler.
+    # Blocked while starting, so that no child ever runs our handler, nor shows a traceback of its imports.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     try:

@@ -12,7 +12,7 @@ from mimo.data import Dataset, Tokenizer
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec
 from mimo.optimizer import LearningRate, OptimizerSpec
 from mimo.schedule import Plan
-from mimo.topology import Grid, ModuleGraph
+from mimo.topology import Edge, Grid, ModuleGraph
 from mimo.trainer._settings import LANGUAGE, OptimizerSettings, Settings
 from mimo.trainer._structure import unstructure
 
@@ -109,6 +109,19 @@ class Job:
         spec = self.language.spec
         assert isinstance(spec, LanguageModelSpec), spec
         return spec.hidden(self.language.config)
+
+    def width(self, edge: Edge) -> int:
+        """Return the columns of the rows that travel on an edge."""
+        source = self.module(edge.source.module)
+        if edge.is_boundary or not isinstance(source.spec, EncoderSpec):
+            return self.hidden
+        assert source.spec.stages is not None
+        return source.spec.stages.width(source.config)
+
+    def edge_ranks(self, edge: Edge) -> tuple[int, ...]:
+        """Return the ranks at either end of an edge, ascending."""
+        ends = (self.module(stage.module).grid.stage_ranks(stage.stage) for stage in (edge.source, edge.target))
+        return tuple(sorted({rank for ranks in ends for rank in ranks}))
 
 
 def plain_settings(settings: Settings, modules: Sequence[JobModule], tables: Mapping[str, Any]) -> Mapping[str, Any]:

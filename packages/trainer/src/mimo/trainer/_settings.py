@@ -123,6 +123,7 @@ class LoggingSettings:
     console: bool = setting("progress on the terminal", default=True)
     tensorboard: bool = setting("event files in <run directory>/tensorboard", default=False)
     interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
+    edges: bool = setting("rows and bytes sent on each edge by each rank, in metrics.jsonl", default=False)
 
 
 @attrs.frozen(kw_only=True)

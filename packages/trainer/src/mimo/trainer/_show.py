@@ -7,17 +7,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mimo.hooks import PluginEntry, PluginFailure
 from mimo.schedule import Action, ActorPlan, Plan
+from mimo.topology import AXES, EXPERT_AXES, Module
 from mimo.trainer._fields import show_ranks
-from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._resolved import Job
 
 if TYPE_CHECKING:
     from mimo.checkpoint import Manifest
+    from mimo.trainer._edge_traffic import ExpectedTraffic
 
 _LETTERS: Mapping[str, str] = {
     "forward": "F",
@@ -42,8 +45,10 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
-def show_job(console: Console, job: Job, bytes_by_rank: Mapping[int, int]) -> None:
-    """Print what a job will be: a summary, each rank's place in each module with its memory, and the plan."""
+def show_job(
+    console: Console, job: Job, bytes_by_rank: Mapping[int, int], traffic: Sequence[ExpectedTraffic] = ()
+) -> None:
+    """Print what a job will be: a summary, each rank's place and memory, what its first step sends, and the plan."""
     run = job.settings.run
     held = " (it holds a run)" if _holds_run(job.directory) else ""
     samples = "none" if job.train is None else f"{len(job.train)}"
@@ -62,10 +67,14 @@ def show_job(console: Console, job: Job, bytes_by_rank: Mapping[int, int]) -> No
         summary.add_row(*row)
     console.print(summary)
     console.print()
-    console.print(_modules(job.modules))
+    console.print(_modules(job))
     console.print()
     console.print(_ranks(job, bytes_by_rank))
     console.print()
+    if traffic:
+        console.print("rows that ranks send on edges in the first step, and their gradients on the way back")
+        console.print(_traffic(traffic))
+        console.print()
     console.print(f"plan of a step ({LEGEND})", markup=False)
     for line in show_plan(job.plan):
         console.print(Text(line, overflow="fold"))
@@ -123,17 +132,20 @@ def show_bytes(count: int) -> str:
     return f"{count / _MEBIBYTE:,.1f} MiB"
 
 
-def _modules(modules: Sequence[JobModule]) -> Table:
+def _modules(job: Job) -> Table:
+    experts = any(module.experts for module in job.graph.modules)
     table = Table(box=None, pad_edge=False)
-    for heading in ("module", "plugin", "ranks", "pp", "dp", "cp", "tp", "frozen", "optimizer"):
+    for heading in ("module", "plugin", "ranks", *AXES, *(EXPERT_AXES[2:] if experts else ()), "frozen", "optimizer"):
         table.add_column(heading)
-    for module in modules:
+    for module in job.modules:
         parts = () if isinstance(module.frozen, bool) else sorted(module.frozen)
+        spread = map(str, module.grid.expert_shape[2:]) if job.graph.by_name[module.name].experts else ("-", "-")
         table.add_row(
             module.name,
             module.spec.name,
             show_ranks(module.grid.ranks),
             *map(str, module.grid.shape),
+            *(spread if experts else ()),
             "all" if module.frozen is True else ", ".join(parts) or "-",
             module.optimizer.spec.name,
         )
@@ -145,14 +157,35 @@ def _ranks(job: Job, bytes_by_rank: Mapping[int, int]) -> Table:
     for heading in ("rank", *(module.name for module in job.modules), "weights, gradients, optimizer"):
         table.add_column(heading)
     for rank in range(job.world):
-        places = job.graph.role(rank).places
-        cells = []
-        for module in job.modules:
-            place = places.get(module.name)
-            cells.append("-" if place is None else f"pp {place.pp} dp {place.dp} cp {place.cp} tp {place.tp}")
+        cells = [_place(module, rank) for module in job.graph.modules]
         table.add_row(
             str(rank), *cells, f"about {show_bytes(bytes_by_rank[rank])}" if rank in bytes_by_rank else "idle"
         )
+    return table
+
+
+def _place(module: Module, rank: int) -> str:
+    if rank not in module.grid:
+        return "-"
+    place = attrs.asdict(module.grid.coordinates(rank))
+    if module.experts:
+        place |= attrs.asdict(module.grid.expert_coordinates(rank))
+    return " ".join(f"{axis} {at}" for axis, at in place.items() if axis != "edp")
+
+
+def _traffic(edges: Iterable[ExpectedTraffic]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("edge", "rank", "rows", "bytes", "rows in place", "gradient rows", "gradient bytes"):
+        table.add_column(heading, justify="left" if heading in {"edge", "rank"} else "right")
+    for expected in edges:
+        name = expected.edge.name
+        columns = attrs.astuple(expected.traffic, recurse=False)
+        for rank, found in enumerate(zip(*columns, strict=True)):
+            if any(found):
+                table.add_row(name, str(rank), *(f"{one:,}" for one in found))
+        table.add_row(name, "all", *(f"{sum(column):,}" for column in columns))
+        if expected.least is not None:
+            table.add_row(name, "least", f"{expected.least:,}")
     return table
 
 

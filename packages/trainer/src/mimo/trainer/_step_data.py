@@ -5,29 +5,42 @@ Everything here is computed from token ids and headers, alike on every rank; ite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
 import attrs
-import numpy as np
 from torch import Tensor
 
 from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, lay_out, pack
 from mimo.hooks import DataError
 from mimo.model import EncoderSpec
-from mimo.schedule import Route, boundary_route, pipeline_route
-from mimo.topology import Edge, Ownership
+from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
+from mimo.topology import Edge, Ownership, StageId
 from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._route_cache import RouteCache, Routes
+from mimo.trainer._row_layout import encoder_cut, held_rows
+from mimo.trainer._token_cut import TokenCut
 
 
 class Microbatch:
-    """One microbatch of a job: the layouts of its samples, and who owns them."""
+    """One microbatch of a job: the layouts of its samples, and who owns them.
 
-    def __init__(self, job: Job, dataset: Dataset, samples: Sequence[int]) -> None:
+    Args:
+        job: the whole.
+        dataset: has the samples.
+        samples: their numbers.
+        routes: remembers the routes of microbatches of the same layout, of this job's alone.
+    """
+
+    def __init__(self, job: Job, dataset: Dataset, samples: Sequence[int], routes: RouteCache | None = None) -> None:
         self._job = job
         self._dataset = dataset
         self._samples = tuple(samples)
+        self._cache = RouteCache(1) if routes is None else routes
         self._packed: dict[tuple[int, int], Packed] = {}
+        self._owners: dict[int, Ownership] = {}
+        self._token_cuts: dict[int, TokenCut] = {}
 
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
@@ -45,7 +58,10 @@ class Microbatch:
 
     def owners(self, module: JobModule) -> Ownership:
         """Return which lane of ``module`` owns which sample."""
-        return Ownership.even(len(self._samples), module.grid.dp)
+        lanes = module.grid.dp
+        if lanes not in self._owners:
+            self._owners[lanes] = Ownership.even(len(self._samples), lanes)
+        return self._owners[lanes]
 
     def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
         """Return the items that a lane of an encoder reads, in order."""
@@ -91,45 +107,82 @@ class Microbatch:
 
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
+        key = (edge.name, rank)
+        if key not in self._routes:
+            self._routes[key] = self._boundary(edge, rank) if edge.is_boundary else self._pipeline(edge, rank)
+        return self._routes[key]
+
+    @cached_property
+    def _routes(self) -> Routes:
+        """What is known of routes; they depend on lengths, sizes and places alone, not on what the samples say."""
+        return self._cache.of(
+            tuple(
+                (
+                    len(layout.tokens),
+                    *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
+                )
+                for layout in self.layouts
+            )
+        )
+
+    @cached_property
+    def _rows(self) -> Mapping[str, Sequence[int]]:
+        """Rows of each sample, by modality."""
+        found: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(self.layouts))
+        for position, layout in enumerate(self.layouts):
+            for item in layout.items:
+                found[item.info.modality][position] += item.rows
+        return found
+
+    def _pipeline(self, edge: Edge, rank: int) -> Route:
         module = self._job.module(edge.source.module)
-        if edge.is_boundary:
-            return self._boundary(module, self._job.module(edge.target.module), rank)
-        lane = module.grid.coordinates(rank).dp
+        place = module.grid.coordinates(rank)
         if module is self._job.language:
-            rows = len(self.packed(lane).tokens) // (module.grid.tp if module.sequence_parallel else 1)
+            tokens = len(self.packed(place.dp, place.cp).tokens)
+            rows = tokens // (module.grid.tp if module.sequence_parallel else 1)
         else:
             assert isinstance(module.spec, EncoderSpec)
             assert module.spec.stages is not None
-            rows = sum(
-                module.spec.stages.message_rows(module.config, item.info.size) for item in self.items(module, lane)
-            )
+            sizes = [item.info.size for item in self.items(module, place.dp)]
+            total = sum(module.spec.stages.message_rows(module.config, size) for size in sizes)
+            _, rows = held_rows(module, place, total)
         return pipeline_route(module.grid, rank=rank, stage=edge.source.stage, rows=rows)
 
-    def _boundary(self, source: JobModule, target: JobModule, rank: int) -> Route:
-        return boundary_route(
-            rank=rank,
-            source=source.grid,
-            target=target.grid,
-            source_owners=self.owners(source),
-            target_owners=self.owners(target),
-            rows=[
-                sum(item.rows for item in layout.items if item.info.modality == source.modality)
-                for layout in self.layouts
-            ],
-            cuts=self._cuts(source, target) if target.sequence_parallel else None,
+    def _boundary(self, edge: Edge, rank: int) -> Route:
+        modality = self._job.module(edge.source.module).modality
+        rows = [sum(item.rows for item in layout.items if item.info.modality == modality) for layout in self.layouts]
+        source, target = (self._end(end, modality, rows) for end in (edge.source, edge.target))
+        return boundary_route(rank=rank, source=source, target=target, rows=rows)
+
+    def _end(self, stage: StageId, modality: str, rows: Sequence[int]) -> End:
+        """Return where the ``rows`` of each sample of a modality lie in a stage."""
+        module = self._job.module(stage.module)
+        grid, owners = module.grid, self.owners(module)
+
+        def cut(lane: int) -> Cut:
+            span = owners.span(lane)
+            if module is self._job.language:
+                return self._token_cut(lane).rows([self.layouts[position] for position in span], modality)
+            return encoder_cut(module, sum(rows[position] for position in span))
+
+        return End(
+            grid=grid,
+            stage=stage.stage,
+            owners=owners,
+            sequence_parallel=module.sequence_parallel,
+            cut=cut if grid.cp > 1 or module.sequence_parallel else None,
         )
 
-    def _cuts(self, source: JobModule, target: JobModule) -> Callable[[int], Sequence[int]]:
-        """Return, for a lane, at which of its rows the tensor ranks' slices of the sequence begin and end."""
-
-        def cuts(lane: int) -> Sequence[int]:
-            packed = self.packed(lane)
-            places = packed.placeholders.get(source.modality, np.empty(0, dtype=np.int64))
-            share = len(packed.tokens) // target.grid.tp
-            edges = np.arange(target.grid.tp + 1) * share
-            return [int(row) for row in np.searchsorted(places, edges)]
-
-        return cuts
+    def _token_cut(self, lane: int) -> TokenCut:
+        """Return how the tokens of a language lane lie in its ranks."""
+        if lane not in self._token_cuts:
+            language = self._job.language
+            self._token_cuts[lane] = TokenCut.of(
+                [len(self.layouts[position].tokens) for position in self.owners(language).span(lane)],
+                context=language.grid.cp,
+                slices=language.grid.tp if language.sequence_parallel else 1,
+            )
+        return self._token_cuts[lane]
 
 
 @attrs.frozen(kw_only=True)
@@ -140,13 +193,25 @@ class StepData:
     samples: int
 
     @classmethod
-    def cut(cls, job: Job, dataset: Dataset, samples: Sequence[int], *, microbatches: int) -> StepData:
-        """Cut ``samples`` into ``microbatches`` of what the language lanes take at once; the last ones may be short."""
+    def cut(
+        cls,
+        job: Job,
+        dataset: Dataset,
+        samples: Sequence[int],
+        *,
+        microbatches: int,
+        routes: RouteCache | None = None,
+    ) -> StepData:
+        """Cut ``samples`` into ``microbatches`` of what the language lanes take at once; the last ones may be short.
+
+        Routes are remembered in ``routes``, for this step and later ones.
+        """
         each = job.settings.run.micro_batch * job.language.grid.dp
         assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
         return cls(
             samples=len(samples),
             microbatches=tuple(
-                Microbatch(job, dataset, samples[index * each : (index + 1) * each]) for index in range(microbatches)
+                Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes)
+                for index in range(microbatches)
             ),
         )

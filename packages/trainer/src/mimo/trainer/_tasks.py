@@ -17,7 +17,7 @@ from mimo.hooks import ConfigError
 from mimo.trainer._config import make_settings
 from mimo.trainer._console import show_evaluation
 from mimo.trainer._inference import evaluate, generate, load_model, prompt_of
-from mimo.trainer._launch import choose_device, launch
+from mimo.trainer._launch import choose_device, launch, start_method
 from mimo.trainer._place import Place, is_joining, with_slurm
 from mimo.trainer._resolve import Purpose, resolve
 from mimo.trainer._resolved import Job
@@ -45,11 +45,12 @@ def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None 
         directory: run directory, where the reason of a failure is written.
     """
     device = choose_device(job.settings.run.device, job.world)
+    method = start_method(device)
     task = partial(entry, job)
-    if device == "cuda" and not is_joining(with_slurm(os.environ)):
+    if method == "spawn" and not is_joining(with_slurm(os.environ)):
         # A fresh interpreter gets plain data: jobs hold functions of plugins, which need not be picklable.
         task = partial(_resolve_again, unstructure(job.settings), purpose, entry)
-    return launch(task, world=job.world, device=device, directory=directory)
+    return launch(task, world=job.world, device=device, method=method, directory=directory)
 
 
 def evaluate_checkpoint(step_folder: Path, job: Job, place: Place) -> None:

@@ -1,17 +1,29 @@
 """The torch side of the model: layers to write plugins with, `build_part` that makes a rank's share, `MimoModel`."""
 
-from mimo.model.runtime._attention import Segments, attend
+from mimo.model.runtime._attention import attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._build import build_part
+from mimo.model.runtime._context import ContextAxis
+from mimo.model.runtime._dispatch import Dispatch
+from mimo.model.runtime._expert_axis import ExpertAxis
+from mimo.model.runtime._grouped import GroupedLinear
 from mimo.model.runtime._language import NO_LABEL, LanguageBatch, LanguageModule, Ledger
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
 from mimo.model.runtime._parameters import Split, local
 from mimo.model.runtime._part import MimoModel, Part
+from mimo.model.runtime._router import Choices, Router
+from mimo.model.runtime._rowwise import turn
+from mimo.model.runtime._segments import Segments
 from mimo.model.runtime._vocabulary import vocabulary_argmax, vocabulary_cross_entropy
 
 __all__ = [
     "NO_LABEL",
+    "Choices",
+    "ContextAxis",
+    "Dispatch",
     "Embedding",
+    "ExpertAxis",
+    "GroupedLinear",
     "LanguageBatch",
     "LanguageModule",
     "LayerNorm",
@@ -20,12 +32,14 @@ __all__ = [
     "MimoModel",
     "Part",
     "RMSNorm",
+    "Router",
     "Segments",
     "Split",
     "TensorAxis",
     "attend",
     "build_part",
     "local",
+    "turn",
     "vocabulary_argmax",
     "vocabulary_cross_entropy",
 ]

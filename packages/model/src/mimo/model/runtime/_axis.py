@@ -8,7 +8,6 @@ Shapes: T rows, t tensor ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 import attrs
 import torch
@@ -16,20 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from mimo.model.runtime._messages import by_messages, exchange, linear
+
 _PAIR = 2
 
 
-class _Adjoint(torch.autograd.Function):
-    """A linear operation whose forward and backward are given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.back = back
-        return forth(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(gradients[0]), None, None
+def chunk(total: int, *, size: int, rank: int) -> range:
+    """Return which of ``total`` indices lie on ``rank`` of ``size`` when they are cut as `torch.chunk` does."""
+    each = -(-total // size)
+    return range(min(rank * each, total), min((rank + 1) * each, total))
 
 
 def _same(x: Tensor) -> Tensor:
@@ -44,8 +38,8 @@ class TensorAxis:
         group: the ranks, None for one.
         rank: position of this rank among them.
         size: how many they are.
-        sequence_parallel: outside of shared work each rank holds ``T / size`` rows instead of all; for language
-            models only, and T is a multiple of ``size``.
+        sequence_parallel: outside of shared work each rank holds ``T / size`` rows instead of all, and T is a
+            multiple of ``size``.
     """
 
     group: dist.ProcessGroup | None = None
@@ -77,8 +71,7 @@ class TensorAxis:
 
     def span(self, total: int) -> range:
         """Return which of ``total`` indices lie here when they are cut as `torch.chunk` does: uneven, even empty."""
-        each = -(-total // self.size)
-        return range(min(self.rank * each, total), min((self.rank + 1) * each, total))
+        return chunk(total, size=self.size, rank=self.rank)
 
     def enter(self, x: Tensor) -> Tensor:
         """Bring ``x`` to all ranks before column-parallel work.
@@ -89,8 +82,8 @@ class TensorAxis:
         if self.size == 1:
             return x
         if self.sequence_parallel:
-            return _apply(x, self.gather, self.scatter)
-        return _apply(x, _same, self.total)
+            return linear(x, self.gather, self.scatter)
+        return linear(x, _same, self.total)
 
     def leave(self, y: Tensor) -> Tensor:
         """Add up what each rank computed of ``y`` by row-parallel work.
@@ -100,8 +93,28 @@ class TensorAxis:
         if self.size == 1:
             return y
         if self.sequence_parallel:
-            return _apply(y, self.scatter, self.gather)
-        return _apply(y, self.total, _same)
+            return linear(y, self.scatter, self.gather)
+        return linear(y, self.total, _same)
+
+    def share_out(self, x: Tensor) -> Tensor:
+        """Return this rank's `span` of rows that all ranks hold alike, [T, …] -> [n, …].
+
+        The gradient of all rows comes back on every rank.
+        """
+        total, span = len(x), self.span(len(x))
+        if self.size == 1:
+            return x
+        return linear(x, lambda x: x[span.start : span.stop], lambda gradient: self._collect(gradient, total))
+
+    def collect(self, x: Tensor, total: int) -> Tensor:
+        """Return all ``total`` rows on every rank, of which each holds its `span`, [n, …] -> [T, …].
+
+        The result's gradient is the same on all ranks, and each takes that of its rows.
+        """
+        span = self.span(total)
+        if self.size == 1:
+            return x
+        return linear(x, lambda x: self._collect(x, total), lambda gradient: gradient[span.start : span.stop])
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' ``x``, bitwise the same on each; no gradient of its own."""
@@ -123,9 +136,9 @@ class TensorAxis:
         gathered = x.new_empty(self.size, *x.shape)
         if gathered.numel() == 0:
             return gathered.flatten(0, 1)
-        if _by_messages(x):
+        if by_messages(x):
             gathered[self.rank] = x
-            self._exchange(lambda _peer: x, gathered.__getitem__)
+            self._exchange(sent=lambda _peer: x, received=gathered.__getitem__)
         else:
             dist.all_gather_single(gathered, x, group=self.group)
         return gathered.flatten(0, 1)
@@ -138,42 +151,35 @@ class TensorAxis:
         parts = x.contiguous().unflatten(0, (self.size, -1)) if len(x) else x.new_empty(self.size, *x.shape)
         if parts.numel() == 0:
             return parts[self.rank]
-        if _by_messages(x):
+        if by_messages(x):
             others = parts.new_empty(self.size - 1, *parts.shape[1:])
-            self._exchange(parts.__getitem__, lambda peer: others[peer - (peer > self.rank)])
-            return parts[self.rank] + others.sum(0)
+            self._exchange(sent=parts.__getitem__, received=lambda peer: others[peer - (peer > self.rank)])
+            total = others[0]
+            for part in (*others[1:], parts[self.rank]):
+                total += part
+            return total
         scattered = torch.empty_like(parts[self.rank])
         dist.reduce_scatter_single(scattered, parts, group=self.group)
         return scattered
 
-    def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def _collect(self, x: Tensor, total: int) -> Tensor:
+        padded = x.new_zeros(-(-total // self.size), *x.shape[1:])
+        padded[: len(x)] = x
+        return self.gather(padded)[:total]
+
+    def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType, combine: Callable[..., Tensor]) -> Tensor:
         if self.size == 1:
             return x
-        if self.size == _PAIR and x.numel() and _by_messages(x):
-            x = x.contiguous()
+        if self.size == _PAIR and x.numel() and by_messages(x):
+            x = x.detach().contiguous()
             other = torch.empty_like(x)
-            self._exchange(lambda _peer: x, lambda _peer: other)
-            return combine(x, other)  # the same bits on both: none of the three minds the order of two
+            self._exchange(sent=lambda _peer: x, received=lambda _peer: other)
+            return combine(x, other, out=other)  # the same bits on both: none of the three minds the order of two
         reduced = x.clone(memory_format=torch.contiguous_format)
         if x.numel():
             dist.all_reduce(reduced, op=op, group=self.group)
         return reduced
 
-    def _exchange(self, sent: Callable[[int], Tensor], received: Callable[[int], Tensor]) -> None:
-        """Send each peer a tensor and receive one from it, straight into place."""
+    def _exchange(self, *, sent: Callable[[int], Tensor], received: Callable[[int], Tensor]) -> None:
         assert self.group is not None
-        peers = [peer for peer in range(self.size) if peer != self.rank]
-        works = [dist.irecv(received(peer), group=self.group, group_src=peer) for peer in peers]
-        works += [dist.isend(sent(peer), group=self.group, group_dst=peer) for peer in peers]
-        for work in works:
-            assert work is not None
-            work.wait()
-
-
-def _by_messages(x: Tensor) -> bool:
-    # gloo's own gather and scatter take several times as long as sending the same bytes, its sum of two a fifth more.
-    return x.device.type == "cpu"
-
-
-def _apply(x: Tensor, forth: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    return cast("Tensor", _Adjoint.apply(x, forth, back))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        exchange(self.group, sent=sent, received=received)

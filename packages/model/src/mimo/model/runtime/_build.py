@@ -12,6 +12,8 @@ from mimo.hooks import PluginError
 from mimo.model._checks import Frozen, check_module, check_parameters, is_frozen, stage_trains
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime._axis import TensorAxis
+from mimo.model.runtime._context import ContextAxis
+from mimo.model.runtime._expert_axis import ExpertAxis
 from mimo.model.runtime._initial import draws_itself, initialise, seeded
 from mimo.model.runtime._parameters import Split, distribute
 from mimo.model.runtime._part import Part
@@ -33,6 +35,9 @@ def build_part(
     dtype: torch.dtype = torch.float32,
     hidden: int | None = None,
     frozen: Frozen = frozenset(),
+    context: ContextAxis | None = None,
+    experts: ExpertAxis | None = None,
+    expert_mesh: DeviceMesh | None = None,
 ) -> Part:
     """Build what ``rank`` holds of a module. Nothing is sent: ranks may build at different times.
 
@@ -42,32 +47,45 @@ def build_part(
         grid: the module's grid; its name is the module's.
         rank: a rank of that grid.
         seed: of the run; initial values depend on it and on parameter names alone.
-        axis: this rank's tensor axis; without sequence parallelism for encoders.
+        axis: this rank's tensor axis.
         mesh: the one-dimensional tensor mesh of the same ranks.
         device: where parameters go.
         dtype: that parameters have and layers compute in.
         hidden: for an encoder, width of the rows that it must deliver.
         frozen: names of the parts that are not trained, True for all.
+        context: this rank's context axis, None for one rank.
+        experts: this rank's expert axis, None where no rank shares experts or rows with it.
+        expert_mesh: the mesh ``(ep, etp)`` of the same ranks; needed where the module has experts.
 
     Raises:
         ConfigError: the module cannot have this grid, or has no part of a name in ``frozen``.
-        PluginError: the tensor plan names a parameter that the module does not have, a parameter lies in none of the
-            spec's parts, or a layer draws or remembers what would differ by layout.
+        PluginError: a plan names a parameter that the module does not have, a parameter lies in none of the spec's
+            parts, or a layer draws or remembers what would differ by layout.
     """
-    check_module(spec, config, grid=grid, frozen=frozen)
+    context, experts = context or ContextAxis.single(), experts or ExpertAxis.single()
+    check_module(spec, config, grid=grid, frozen=frozen, sequence_parallel=axis.sequence_parallel)
+    assert context.size == grid.cp, (context.size, grid.cp)
     assert axis.size == grid.tp == mesh.size(), (axis.size, grid.tp, mesh.size())
+    assert (experts.ep, experts.etp) == (grid.ep, grid.etp), (experts, grid)
     stage = Stage(grid.coordinates(rank).pp, grid.pp)
     module, given = _make(spec, config, stage=stage, hidden=hidden, seed=seed, name=grid.name)
     check_parameters(spec, [path for path, _ in module.named_parameters()], name=grid.name)
     check_layers(module, name=grid.name)
-    splits = _plan(spec, module, axis, name=grid.name)
+    splits = _plan(spec, module, axis, experts, name=grid.name)
+    if spec.context is not None:
+        spec.context.attach(module, context)
     target = torch.empty(0, device=device, dtype=dtype)
     trained = stage_trains(spec, config, stage=stage, frozen=frozen)
+    fixed = {path for path, parameter in module.named_parameters() if not parameter.requires_grad}
 
     def finish(path: str, full: Tensor) -> nn.Parameter:
         like = target if full.is_floating_point() else target.to(full.dtype)
-        piece = distribute(full, splits[path], axis=axis, mesh=mesh, like=like)
-        trains = trained and full.is_floating_point() and not is_frozen(spec, path, frozen)
+        if splits[path].experts:
+            assert expert_mesh is not None, "experts lie on a mesh of their own"
+            piece = distribute(full, splits[path], axis=experts, mesh=expert_mesh, like=like)
+        else:
+            piece = distribute(full, splits[path], axis=axis, mesh=mesh, like=like)
+        trains = trained and full.is_floating_point() and path not in fixed and not is_frozen(spec, path, frozen)
         return nn.Parameter(piece, requires_grad=trains)
 
     initialise(module, name=grid.name, seed=seed, given=given, finish=finish)
@@ -118,14 +136,18 @@ def _stage_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, 
     return module if spec.stages is None else spec.stages.cut(module, stage)
 
 
-def _plan(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, axis: TensorAxis, *, name: str) -> dict[str, Split]:
+def _plan(
+    spec: EncoderSpec | LanguageModelSpec, module: nn.Module, axis: TensorAxis, experts: ExpertAxis, *, name: str
+) -> dict[str, Split]:
     paths = [path for path, _ in module.named_parameters(remove_duplicate=False)]
-    planned = {} if spec.tensor is None else spec.tensor.plan(module, axis)
+    planned = {} if spec.tensor is None else dict(spec.tensor.plan(module, axis))
+    if isinstance(spec, LanguageModelSpec) and spec.experts is not None:
+        planned |= spec.experts.plan(module, experts)
     unknown = sorted(set(planned) - set(paths))
     if unknown:
         raise PluginError(
             f"modules.{name}.plugin",
-            expected=f"a tensor plan of {spec.name!r} for parameters that it has",
+            expected=f"a plan of {spec.name!r} for parameters that it has",
             got=f"{unknown}",
             fix="Return only names of the module that the plan is given, a stage of it included.",
         )

@@ -18,8 +18,8 @@ class Ledger:
     """What a forward tells beside its rows; every rank tells its own part, and the parts of all ranks add up.
 
     Args:
-        losses: further losses by name, each a differentiable scalar: the sum over samples of the sample's mean times its
-            label tokens, so that dividing by all label tokens makes it comparable to the loss. They are trained on.
+        losses: further losses by name, each a differentiable scalar: the sum over samples of the sample's mean times
+            its label tokens, so that dividing by all label tokens makes it comparable to the loss. They are trained on.
         counts: sums for the metrics by name, such as the tokens that each expert took.
     """
 

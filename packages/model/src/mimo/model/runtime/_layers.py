@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._parameters import local
+from mimo.model.runtime._rowwise import rms_norm
 
 
 def initial_std(width: int) -> float:
@@ -49,7 +50,7 @@ class Linear(nn.Module):
 
         With ``leave``, the product is row-parallel: the partial sums leave that axis, then the bias is added once.
         """
-        weight = local(self.weight)
+        weight = local(self.weight, fresh=True)
         bias = None if self.bias is None else local(self.bias)
         if self.outputs is not None:
             weight = weight[self.outputs]
@@ -75,8 +76,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, H] of ``x`` [T, H]."""
-        weight = local(self.weight)
-        return functional.rms_norm(x, weight.shape, weight, self.eps)
+        return rms_norm(x, local(self.weight), self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -120,7 +120,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return [T, H] of ``ids`` [T]; with sequence parallelism this rank's [T/t, H]."""
-        weight = local(self.weight)
+        weight = local(self.weight, fresh=True)
         if self.axis.size == 1:
             return functional.embedding(ids, weight)
         span = self.axis.span(self.count)

@@ -19,10 +19,10 @@ class Part:
 
     Args:
         name: of the module in the model.
-        module: whose parameters are DTensors on the module's tensor mesh.
+        module: whose parameters are DTensors on the module's tensor mesh, those of experts on its expert mesh.
         stage: which pipeline stage it is.
         staged: whether an encoder's forward is that of `EncoderStages.cut`.
-        splits: how each parameter lies over tensor ranks, by full name.
+        splits: how each parameter lies over tensor or expert ranks, by full name.
         tied: full names of parameters that the first and the last stage both hold, on those two; stage 0 owns them.
     """
 
@@ -42,6 +42,11 @@ class Part:
     def summed(self) -> frozenset[str]:
         """Full names of parameters whose gradients must be summed over tensor ranks."""
         return frozenset(name for name, split in self.splits.items() if split.summed)
+
+    @property
+    def experts(self) -> frozenset[str]:
+        """Full names of parameters that lie on the expert view of the grid."""
+        return frozenset(name for name, split in self.splits.items() if split.experts)
 
     @property
     def tied_copies(self) -> frozenset[str]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from mimo.model.runtime._grouped import GroupedLinear
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
 from mimo.model.runtime._parameters import local
+from mimo.model.runtime._router import Router
 
-_READ_LOCALLY = (Embedding, LayerNorm, Linear, RMSNorm)
+_READ_LOCALLY = (Embedding, GroupedLinear, LayerNorm, Linear, RMSNorm, Router)
 
 
 def read_locally(module: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from mimo.optimizer.runtime._adamw import LocalAdamW
 from mimo.optimizer.runtime._agreement import WORD_BITS, WORDS, Agreed, Tally, agree
-from mimo.optimizer.runtime._mimo_optimizer import MimoOptimizer, ModuleOptimizer
+from mimo.optimizer.runtime._mimo_optimizer import MimoOptimizer, ModuleOptimizer, Stepped
 from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied, replicate
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "LocalAdamW",
     "MimoOptimizer",
     "ModuleOptimizer",
+    "Stepped",
     "Tally",
     "agree",
     "local_gradient",

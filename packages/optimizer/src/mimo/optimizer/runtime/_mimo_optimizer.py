@@ -16,6 +16,7 @@ from mimo.optimizer._learning_rate import LearningRate
 from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
 from mimo.optimizer.runtime._agreement import Agreed, Tally, agree
 from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied
+from mimo.topology import Coordinates
 from mimo.topology.meshes import Meshes
 
 
@@ -45,7 +46,6 @@ class ModuleOptimizer:
 
         A gradient that is not finite on any rank makes it so too, whoever counts the parameter.
         """
-        place = self.part.place
         if not self.part.parameters:
             return 0.0
         gradients = [local_gradient(parameter) for parameter in self.part.parameters.values()]
@@ -53,7 +53,7 @@ class ModuleOptimizer:
         squares = torch.stack(norms).double().square()
         counted = torch.tensor(
             [
-                place.dp == place.cp == 0 and self.part.is_counted(name) and (place.tp == 0 or _is_sharded(parameter))
+                self.part.is_counted(name) and _is_first_copy(parameter, self.part.place)
                 for name, parameter in self.part.parameters.items()
             ],
             device=squares.device,
@@ -183,8 +183,13 @@ class MimoOptimizer:
                     value.copy_(loaded)
 
 
-def _is_sharded(parameter: nn.Parameter) -> bool:
-    return isinstance(parameter, DTensor) and any(isinstance(placement, Shard) for placement in parameter.placements)
+def _is_first_copy(parameter: nn.Parameter, place: Coordinates) -> bool:
+    """Tell whether this rank is the first of those of the parameter's mesh that hold the same piece."""
+    if not isinstance(parameter, DTensor):
+        return place.tp == 0
+    coordinate = parameter.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(isinstance(one, Shard) or at == 0 for one, at in zip(parameter.placements, coordinate, strict=True))
 
 
 def _states(module: ModuleOptimizer) -> list[tuple[str, str, object]]:

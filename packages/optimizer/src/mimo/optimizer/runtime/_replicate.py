@@ -1,7 +1,8 @@
 """Gradients of parameters that every data lane holds whole: summed once a step, one flat message a group.
 
 A gradient is summed over every axis along which the parameter is replicated and the work is not: the data axes for
-all, the tensor axis too for those of which each tensor rank computes only a part.
+all, the tensor axis too for those of which each tensor rank computes only a part; for experts, whose axes are others,
+those ranks that hold copies of the same experts.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ def replicate(part: ModuleParameters, meshes: Meshes) -> Prepared:
     with_tensor = meshes.axes_group(part.grid, (*DATA_AXES, "tp"))
     assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or whole and alike on each"
     tied = [part.parameters[name] for name in sorted(part.tied)]
-    split = [parameter for name, parameter in part.parameters.items() if name not in part.summed | part.tied]
+    others = part.summed | part.tied | part.experts
+    split = [parameter for name, parameter in part.parameters.items() if name not in others]
     summed = [part.parameters[name] for name in part.parameters if name in part.summed]
+    experts = [part.parameters[name] for name in part.parameters if name in part.experts]
+    copies = meshes.axes_group(part.grid, ("edp",)) if experts else None
 
     @torch.no_grad()
     def reduce() -> None:
@@ -53,6 +57,8 @@ def replicate(part: ModuleParameters, meshes: Meshes) -> Prepared:
         _sum([local_gradient(parameter) for parameter in tied], shared)
         _sum([local_gradient(parameter) for parameter in split], shared)
         _sum([local_gradient(parameter) for parameter in summed], with_tensor)
+        if copies is not None:
+            _sum([local_gradient(parameter) for parameter in experts], copies)
 
     return Prepared(reduce)
 

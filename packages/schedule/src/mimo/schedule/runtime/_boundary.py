@@ -1,8 +1,9 @@
 """The boundary: moves rows along an edge, and their gradients back, between any two placements.
 
-Forward and backward are adjoint: what is sent twice is summed, and what is replicated counts once. A source that
-holds the same rows on several tensor ranks shares the sending, and each gets the whole gradient; a target that needs
-all rows on each tensor rank is sent one slice a rank, and the slices are gathered inside the group.
+Forward and backward are adjoint, and what is replicated counts once: a source that holds the same rows on several
+tensor ranks shares the sending, and each gets the whole gradient; a target that needs all rows on each tensor rank is
+sent one slice a rank, and the slices are gathered inside the group. A route is in the numbers of the whole tensor on
+both ways; R rows of it, H columns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.schedule._routes import Piece, Route
+from mimo.schedule._spans import clipped, count, shifted
+from mimo.schedule._traffic import Traffic
 from mimo.schedule.runtime._channel import Channel
+from mimo.schedule.runtime._join import Join, join_of, pack, unpack
 
 _UNHEARD = 4
 """Microbatches whose messages may be on their way at once on one channel."""
@@ -33,7 +37,10 @@ class _Outbox:
     """Messages on their way out by microbatch, kept untouched until they have left, and rows for this rank itself."""
 
     flying: dict[int, list[tuple[dist.Work, Tensor]]] = attrs.field(factory=dict)
-    kept: dict[int, list[tuple[Piece, Tensor]]] = attrs.field(factory=dict)
+    kept: dict[int, Tensor] = attrs.field(factory=dict)
+    sent_rows: int = 0
+    sent_bytes: int = 0
+    kept_rows: int = 0
 
     def settle(self, newest: int = 0) -> None:
         """Wait until all but the messages of the ``newest`` microbatches have left, and let go of them."""
@@ -80,35 +87,38 @@ class Boundary:
         self._post(self._rows, self._channels[0], route.sends, microbatch, rows)
 
     def receive(self, route: Route, microbatch: int) -> Pending:
-        """Start receiving; waiting returns the rows [R, H] that this target needs: its lane's, or its slice of them."""
-        take = self._expect(self._rows, self._channels[0], route.receives, route.wanted, microbatch)
-        return Pending(lambda: self._join(take(), route.target_slices, self._target_group))
+        """Start receiving; waiting returns the rows [wanted, H] that this target needs: its lane's, or its share."""
+        join = join_of(route.target_join, route.wanted, self._target_group)
+        return self._expect(self._rows, self._channels[0], route.receives, join, microbatch)
 
     def send_gradient(self, route: Route, microbatch: int, gradient: Tensor) -> None:
-        """Start sending back the gradient of what `receive` returned; of a gathered tensor, only this rank's slice."""
-        if route.target_slices:
-            assert self._target_group is not None
-            before = sum(route.target_slices[: self._target_group.rank()])
-            gradient = gradient[before : before + route.wanted]
+        """Start sending back the gradient [wanted, H] of what `receive` returned, as much of it as came over here."""
         assert gradient.shape == (route.wanted, self._width), (gradient.shape, route.wanted, self._width)
         self._post(self._gradients, self._channels[1], route.receives, microbatch, gradient)
 
     def receive_gradient(self, route: Route, microbatch: int) -> Pending:
         """Start receiving; waiting returns the whole gradient [held, H] of this source's rows, on each tensor rank."""
-        if not route.source_slices:
-            return Pending(self._expect(self._gradients, self._channels[1], route.sends, route.held, microbatch))
-        assert self._source_group is not None
-        rank = self._source_group.rank()
-        before = sum(route.source_slices[:rank])
-        sends = [attrs.evolve(piece, start=piece.start - before, stop=piece.stop - before) for piece in route.sends]
-        take = self._expect(self._gradients, self._channels[1], sends, route.source_slices[rank], microbatch)
-        return Pending(lambda: self._join(take(), route.source_slices, self._source_group))
+        join = join_of(route.source_join, route.held, self._source_group)
+        return self._expect(self._gradients, self._channels[1], route.sends, join, microbatch)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
         for box in (self._rows, self._gradients):
             box.settle()
             assert not box.kept, "rows for this rank itself were never received"
+
+    def take_traffic(self) -> Traffic:
+        """Return what was sent since this was last asked, and begin to count anew."""
+        traffic = Traffic(
+            rows_sent=self._rows.sent_rows,
+            bytes_sent=self._rows.sent_bytes,
+            rows_in_place=self._rows.kept_rows,
+            gradient_rows_sent=self._gradients.sent_rows,
+            gradient_bytes_sent=self._gradients.sent_bytes,
+        )
+        for box in (self._rows, self._gradients):
+            box.sent_rows = box.sent_bytes = box.kept_rows = 0
+        return traffic
 
     def _post(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], microbatch: int, rows: Tensor) -> None:
         assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
@@ -117,53 +127,43 @@ class Boundary:
         box.settle(_UNHEARD)
         rows = rows.contiguous()
         for piece in pieces:
-            part = rows[piece.start : piece.stop]
+            part = pack(rows, piece.spans)
             if piece.peer == self._rank:
-                box.kept.setdefault(microbatch, []).append((piece, part))
+                box.kept[microbatch] = part
+                box.kept_rows += len(part)
             else:
+                box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
                 box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part))
 
-    def _expect(
-        self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], rows: int, microbatch: int
-    ) -> Callable[[], Tensor]:
-        """Post receives for ``pieces`` of a tensor of ``rows`` rows; the result waits for all and returns the tensor.
-
-        Pieces need not cover the tensor: a row that nobody needs gets a zero gradient.
-        """
-        whole = len(pieces) == 1 and pieces[0] == Piece(self._rank, 0, rows)
-        covered = sum(piece.stop - piece.start for piece in pieces) == rows
-        if whole or not rows:
-            buffer = torch.empty((0, self._width), dtype=self._dtype, device=self._device)
-        else:
-            make = torch.empty if covered else torch.zeros
-            buffer = make((rows, self._width), dtype=self._dtype, device=self._device)
-        works = [
-            channel.receive(buffer[piece.start : piece.stop], piece.peer)
-            for piece in pieces
-            if piece.peer != self._rank
-        ]
+    def _expect(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], join: Join, microbatch: int) -> Pending:
+        """Post receives for ``pieces``; the result waits for all, joins them, and returns the tensor."""
+        first, stop = join.own
+        own = [piece for piece in pieces if piece.peer == self._rank]
+        before, spans = clipped(own[0].spans, join.own) if own else (0, ())
+        # What this rank has already is taken as it is, if it is all that belongs into the buffer.
+        in_place = spans == (join.own,) and join.room == stop - first and not join.writes
+        buffer = self._empty(0 if in_place else join.room)
+        arriving = []
+        for piece in pieces:
+            if piece.peer != self._rank:
+                places = shifted(piece.spans, first)
+                rows = buffer[slice(*places[0])] if len(places) == 1 else self._empty(piece.rows)
+                arriving.append((channel.receive(rows, piece.peer), rows, places))
 
         def take() -> Tensor:
-            for work in works:
+            for work, rows, places in arriving:
                 work.wait()
-            own = [piece for piece in pieces if piece.peer == self._rank]
-            parts = box.kept.pop(microbatch, []) if own else []
-            if whole:
-                return parts[0][1]
-            for piece, (_, part) in zip(own, parts, strict=True):
-                buffer[piece.start : piece.stop] = part
-            return buffer
+                if len(places) > 1:
+                    unpack(rows, places, buffer)
+            if not own:
+                return join(buffer)
+            kept = box.kept.pop(microbatch)[before : before + count(spans)]
+            if in_place:
+                return join(kept)
+            unpack(kept, shifted(spans, first), buffer)
+            return join(buffer)
 
-        return take
+        return Pending(take)
 
-    def _join(self, rows: Tensor, slices: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
-        """Put the tensor ranks' slices of ``rows`` together, on each of them; they differ by one row at most."""
-        if not slices or not sum(slices):
-            return rows
-        longest = max(slices)
-        padded = rows if len(rows) == longest else torch.cat([rows, rows.new_zeros(longest - len(rows), self._width)])
-        joined = padded.new_empty(len(slices) * longest, self._width)
-        dist.all_gather_single(joined, padded.contiguous(), group=group)
-        if all(size == longest for size in slices):
-            return joined
-        return torch.cat([joined[index * longest :][:size] for index, size in enumerate(slices)])
+    def _empty(self, rows: int) -> Tensor:
+        return torch.empty((rows, self._width), dtype=self._dtype, device=self._device)

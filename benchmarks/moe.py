@@ -1,0 +1,196 @@
+"""Time of a training step with a mixture of experts beside a dense one of as much arithmetic, on the same two cores.
+
+Two of eight experts for each row, each half as wide as the dense layer: as many multiplications, four times the
+weights. Over *lanes* (dp 2) and over *tensor ranks* (tp 2, sequence parallelism), with the experts spread over both
+ranks (ep 2), and over lanes also with all experts on each rank (ep 1), where only gradients are sent. A step is all of
+it: data, forward, backward, reduction, agreement, update. All take turns in one run, one thread a rank. Wall time is
+the slower rank's, CPU time that of both. ``nox -s bench -- moe [--rounds N]`` prints a table, and as its last line one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from mimo.data import DATASETS, DatasetSpec, SplitName, Tokenizer
+from mimo.hooks import ItemInfo, Kind
+from mimo.trainer._config import make_settings
+from mimo.trainer._engine import Engine
+from mimo.trainer._plugins import find_installed
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+
+WORDS = [f"w{index}" for index in range(250)]
+WARM_UP = 3
+STEPS = 2
+"""Steps of each turn."""
+WORLD = 2
+BATCH = 16
+DENSE = {"hidden": 384, "layers": 4, "heads": 6, "intermediate": 1024}
+MIXED = {**DENSE, "experts": 8, "experts_per_token": 2, "expert_intermediate": 512, "balance_loss": 0.01}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lanes, dense": (DENSE, {}),
+    "lanes, ep 2": (MIXED, {"ep": 2}),
+    "lanes, ep 1": (MIXED, {}),
+    "tensor ranks, dense": (DENSE, {"tp": 2, "sequence_parallel": True}),
+    "tensor ranks, ep 2": (MIXED, {"tp": 2, "ep": 2, "sequence_parallel": True}),
+}
+RATIOS = {
+    "lanes, ep 2": "lanes, dense",
+    "lanes, ep 1": "lanes, dense",
+    "tensor ranks, ep 2": "tensor ranks, dense",
+}
+
+Times: TypeAlias = dict[str, list[tuple[float, float]]]
+"""Wall and CPU seconds a step of each turn, by case."""
+
+
+@attrs.frozen(kw_only=True)
+class TextConfig:
+    """Samples of ``words`` words."""
+
+    words: int = 255
+
+
+@attrs.frozen
+class Text:
+    """256 samples drawn from their number, without items."""
+
+    config: TextConfig
+    tokenizer: Tokenizer
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return 256
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return the words and the end."""
+        text = " ".join(WORDS[(sample * 7 + index * 3) % len(WORDS)] for index in range(self.config.words))
+        return [*self.tokenizer.encode(text), self.tokenizer.end]
+
+    def infos(self, _sample: int) -> Sequence[ItemInfo]:
+        """Return none."""
+        return []
+
+    def raw(self, sample: int, _index: int) -> Any:
+        """Return nothing: there are no items."""
+        raise AssertionError(sample)
+
+    def where(self, sample: int) -> str:
+        """Name a sample."""
+        return f"text:{sample}"
+
+
+def _open(config: TextConfig, tokenizer: Tokenizer, _split: SplitName) -> Text:
+    return Text(config, tokenizer)
+
+
+def find(kind: Kind[Any], name: str, where: str) -> Any:
+    """Find installed plugins, and the text dataset."""
+    if kind is DATASETS and name == "text":
+        return DatasetSpec(name="text", config=TextConfig, open=_open)
+    return find_installed(kind, name, where)
+
+
+def job(name: str) -> Job:
+    """Resolve a case."""
+    config, axes = CASES[name]
+    lanes = WORLD // axes.get("tp", 1)
+    settings = {
+        "run": {"name": "moe", "steps": 1000, "global_batch": BATCH, "micro_batch": BATCH // lanes},
+        "data": {"plugin": "text"},
+        "tokenizer": {"plugin": "word", "words": WORDS},
+        "modules": {"language": {"plugin": "decoder", "ranks": "0-1", "config": config, **axes}},
+        "optimizer": {"lr": 1e-3, "clip": 1.0},
+    }
+    return resolve(make_settings(settings), find=find)
+
+
+def measure(rank: int, rounds: int) -> Times:
+    """Return the times of all cases, the same on both ranks."""
+    engines = {name: Engine(job(name), rank=rank, device=torch.device("cpu")) for name in CASES}
+    done = dict.fromkeys(CASES, 0)
+
+    def run(name: str, steps: int) -> None:
+        for step in range(done[name] + 1, done[name] + steps + 1):
+            engines[name].train(step)
+        done[name] += steps
+
+    times: Times = {name: [] for name in CASES}
+    for name in CASES:
+        run(name, WARM_UP)
+    for _ in range(rounds):
+        for name in CASES:
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            run(name, STEPS)
+            took = torch.tensor([time.perf_counter() - wall, time.process_time() - cpu], dtype=torch.float64) / STEPS
+            both = [torch.empty_like(took) for _ in range(WORLD)]
+            dist.all_gather(both, took)
+            walls, cpus = torch.stack(both).unbind(1)
+            times[name].append((float(walls.max()), float(cpus.sum())))
+    return times
+
+
+def _rank(rank: int, port: int, rounds: int, result: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    times = measure(rank, rounds)
+    if rank == 0:
+        result.send(times)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fork(rounds: int) -> Times:
+    """Measure in two forked ranks."""
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    receiver, sender = context.Pipe(duplex=False)
+    workers = [context.Process(target=_rank, args=(rank, port, rounds, sender)) for rank in range(WORLD)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        if worker.exitcode:
+            sys.exit("a rank failed")
+    times: Times = receiver.recv()
+    return times
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each, of which the median counts")
+    rounds = parser.parse_args().rounds
+    times = fork(rounds)
+    for name, turns in times.items():
+        wall, cpu = (statistics.median(column) for column in zip(*turns, strict=True))
+        print(f"{name}: wall {wall * 1e3:.0f} ms, CPU {cpu * 1e3:.0f} ms a step of {BATCH} x 256 tokens")
+    ratios, spread = {}, {}
+    for name, dense in RATIOS.items():
+        for column, kind in enumerate(("time", "CPU")):
+            found = [one[column] / other[column] for one, other in zip(times[name], times[dense], strict=True)]
+            what = f"{kind}, {name} / dense"
+            ratios[what], spread[what] = statistics.median(found), [min(found), max(found)]
+            print(f"  {what}: {ratios[what]:.3f}")
+    print(json.dumps({"bench": "moe", "ratios": ratios, "aims": {}, "runs": rounds, "spread": spread}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Rows and bytes on every edge: computed beforehand, counted as they are sent, and each row crossing once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from oracle import CPU, Table, make_job, table
+from ranks import fork_ranks
+from rich.console import Console
+
+from mimo.hooks import EdgeTraffic
+from mimo.trainer._edge_traffic import expect_traffic
+from mimo.trainer._engine import Engine
+from mimo.trainer._show import show_job
+
+WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "lanes 3 to 2, stages in both": {
+        "vision": {"ranks": [0, 1, 2, 3, 4, 5], "pp": 2},
+        "language": {"ranks": [0, 6, 7, 8], "pp": 2},
+    },
+    "two encoders, one frozen, tensor ranks that overlap": {
+        "vision": {"ranks": [0, 1], "tp": 2},
+        "glyph": {"ranks": [2, 3, 4], "frozen": True},
+        "language": {"ranks": [1, 2], "tp": 2},
+    },
+    "context and sequence slices": {
+        "vision": {"ranks": [0, 1, 2]},
+        "language": {"ranks": [1, 2, 3, 4], "cp": 2, "tp": 2, "sequence_parallel": True},
+    },
+}
+
+
+def ask(modules: Mapping[str, Mapping[str, Any]], *, edges: bool = True) -> Table:
+    """Return settings of a run of a few steps, with or without what its edges send."""
+    return {**table(modules, microbatches=2), "logging": {"edges": edges}}
+
+
+def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
+    """Take two steps with an evaluation between them; return what each tells of edges."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    first = engine.train(1).edges
+    engine.evaluate(1)
+    return [first, engine.train(2).edges]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_boundaries_send_what_was_expected_of_them(layout: str) -> None:
+    """Every rank knows what all have sent in each step; no row crosses a boundary more often than it must."""
+    settings = ask(LAYOUTS[layout])
+    job = make_job(settings)
+    for step, found in enumerate(zip(*fork_ranks(job.world, train, settings), strict=True), 1):
+        expected = list(expect_traffic(job, step))
+        assert all(one == {it.edge.name: it.traffic for it in expected} for one in found)
+        for it in expected:
+            assert sum(it.traffic.bytes_sent) == 4 * job.width(it.edge) * sum(it.traffic.rows_sent) > 0
+            assert it.least in {None, sum(it.traffic.rows_sent)}
+            back = sum(it.traffic.gradient_rows_sent)
+            assert back == (sum(it.traffic.rows_sent) if it.edge.gradient else 0)
+
+
+def test_nothing_is_told_unless_it_is_asked_for() -> None:
+    """And nothing more is sent in the step's one message."""
+    assert (
+        fork_ranks(2, train, ask({"vision": {"ranks": [0]}, "language": {"ranks": [1]}}, edges=False)) == [[{}, {}]] * 2
+    )
+
+
+def shown(modules: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Return the words of each line that `mimo check` shows of the boundary, for 24 digits of 16 rows each."""
+    settings = {**ask(modules), "data": {"plugin": "digits"}, "tokenizer": {"plugin": "word", "words": WORDS}}
+    job, out = make_job(settings), io.StringIO()
+    show_job(Console(file=out, width=160), job, {}, list(expect_traffic(job, 1)))
+    return [line.split()[1:] for line in out.getvalue().splitlines() if line.startswith("vision->language")]
+
+
+def test_check_shows_rows_and_bytes_by_rank_beside_the_least_that_must_cross() -> None:
+    """Two lanes of 192 rows of 24 numbers, shared between two tensor ranks: each row goes to one of them."""
+    assert shown({"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}}) == [
+        ["0", "192", "18,432", "0", "0", "0"],
+        ["1", "192", "18,432", "0", "0", "0"],
+        ["2", "0", "0", "0", "192", "18,432"],
+        ["3", "0", "0", "0", "192", "18,432"],
+        ["all", "384", "36,864", "0", "384", "36,864"],
+        ["least", "384"],
+    ]
+
+
+def test_check_counts_rows_that_stay_where_they_are_as_not_sent() -> None:
+    """Both ends on the same ranks and lanes move nothing; where one lane of two is elsewhere, it alone does."""
+    assert shown({"vision": {"ranks": [0, 1]}, "language": {"ranks": [0, 1]}}) == [
+        ["0", "0", "0", "192", "0", "0"],
+        ["1", "0", "0", "192", "0", "0"],
+        ["all", "0", "0", "384", "0", "0"],
+        ["least", "0"],
+    ]
+    assert shown({"vision": {"ranks": [0, 1]}, "language": {"ranks": [1, 2]}})[-2:] == [
+        ["all", "384", "36,864", "0", "384", "36,864"],
+        ["least", "384"],
+    ]

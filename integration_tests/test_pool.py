@@ -1,0 +1,76 @@
+"""The pool that other tests run in: its workers stay, its runs leave nothing behind, and no fault goes unnoticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import Pool
+from ranks import RanksError
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+
+@pytest.fixture
+def own_pool() -> Iterator[Pool]:
+    """A pool of this test alone, which it may harm."""
+    with Pool(3) as pool:
+        yield pool
+
+
+def where(rank: int) -> tuple[int, int, int]:
+    """Return this rank, the sum of all, and the process that this one was forked from."""
+    total = torch.tensor(rank)
+    dist.all_reduce(total)
+    return rank, int(total), os.getppid()
+
+
+def gather(rank: int, ranks: list[list[int]]) -> float:
+    """Return the sum of a DTensor that lies on this rank's mesh among several of one shape."""
+    meshes = [DeviceMesh("cpu", members) for members in ranks]
+    for members, mesh in zip(ranks, meshes, strict=True):
+        if rank in members:
+            value = distribute_tensor(torch.arange(5.0) * (1 + members[0]), mesh, [Shard(0)])
+            return float(value.redistribute(placements=[Replicate()]).to_local().sum())
+    return 0.0
+
+
+def fail(rank: int, how: str) -> None:
+    """Fail on rank 1, for which the others wait."""
+    if rank == 1:
+        if how == "error":
+            raise KeyError("lost")
+        os.kill(os.getppid() if how == "worker" else os.getpid(), signal.SIGKILL)
+        signal.pause()
+    dist.barrier()
+
+
+def test_the_same_workers_serve_runs_of_any_size(own_pool: Pool) -> None:
+    """Each rank's result comes from its own worker, whatever ran before."""
+    first = own_pool.run(3, where)
+    assert [(rank, total) for rank, total, _ in first] == [(0, 3), (1, 3), (2, 3)]
+    assert len({worker for _, _, worker in first}) == 3
+    assert own_pool.run(2, where) == [(rank, 1, worker) for rank, _, worker in first[:2]]
+    assert own_pool.run(3, where) == first
+
+
+def test_meshes_of_one_shape_on_other_ranks_are_not_confused(own_pool: Pool) -> None:
+    """What torch keeps by mesh in one run is unknown in the next one."""
+    for ranks in ([[0, 1], [2]], [[0], [1, 2]], [[2], [0, 1]]):
+        expected = {member: 10.0 * (1 + members[0]) for members in ranks for member in members}
+        assert own_pool.run(3, gather, ranks) == [expected[rank] for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("error", "KeyError: 'lost'"), ("rank", "ended without a result, exit code -9"), ("worker", "its worker is gone")],
+)
+def test_a_fault_is_told_by_rank_and_the_pool_goes_on(own_pool: Pool, how: str, told: str) -> None:
+    """Ranks that wait for the failed one are ended; a worker that was killed is replaced."""
+    with pytest.raises(RanksError, match=rf"(?s)rank 1:\n[^\0]*{told}"):
+        own_pool.run(3, fail, how)
+    assert [total for _, total, _ in own_pool.run(3, where)] == [3, 3, 3]

@@ -1,0 +1,221 @@
+"""Where the segments of packed rows lie, and which rows each kernel call of attention asks and sees.
+
+Worked out once for a microbatch, it serves all layers. Segments of one length (causal: chunks of about one, padded
+where no row looks) become one batched call.
+Shapes: T rows of this rank, G rows of all context ranks without padding; in one call C chunks of segments, Q rows of
+each, which look at L rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+from mimo.model.runtime._chunks import Chunk, batch, cut_rows, cut_segments
+from mimo.model.runtime._context import ContextAxis
+
+_PIECES = 4  # of a masked call at most: over two ranks one computes a quarter more than is looked at, four a sixteenth
+_PIECE = 128  # queries of each at least, for the kernel to be quick
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Some queries of a call, the first ``keys`` that they look at, and the mask where the kernel needs one."""
+
+    queries: slice
+    keys: int
+    mask: Tensor | None = None
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """``chunks`` C of ``queries`` Q that look at ``keys`` L each, run at once or piece by piece."""
+
+    chunks: int
+    queries: int
+    keys: int
+    pieces: tuple[Piece, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Segments:
+    """Where the segments of packed rows lie; make it with `Segments.of` or `Segments.sliced`.
+
+    Args:
+        causal: whether a row sees only itself and earlier rows of its segment.
+        rows: rows of this rank, T, the padding at the end included.
+        used: of these, rows that belong to a segment.
+        calls: for each kernel call its shape.
+        asks: [sum of C·Q] packed row that each query of the calls is; None when the order is the packed one.
+        sees: [sum of C·L] row of T, with several context ranks of G, that each key of the calls is; None likewise.
+        back: [used] row of the calls that holds each packed row; None likewise.
+        context: over which the rows are split.
+        counts: used rows of each context rank.
+    """
+
+    causal: bool
+    rows: int
+    used: int
+    calls: tuple[Call, ...]
+    asks: Tensor | None
+    sees: Tensor | None
+    back: Tensor | None
+    context: ContextAxis
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        rows: int | None = None,
+        device: torch.device | str = "cpu",
+        context: ContextAxis | None = None,
+    ) -> Segments:
+        """Return the segments of these lengths, 0 included, one after the other.
+
+        Args:
+            lengths: rows of each segment, on all context ranks together.
+            causal: whether a row sees only itself and earlier rows of its segment.
+            rows: T, where padding at the end follows the last segment.
+            device: where attention will run.
+            context: where several ranks each hold `mimo.topology.context_spans` of every segment.
+        """
+        context = context or ContextAxis.single()
+        held = cut_segments(lengths, size=context.size)
+        return cls._of(held, lengths, causal=causal, rows=rows, device=device, context=context)
+
+    @classmethod
+    def sliced(
+        cls,
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        rows: int,
+        device: torch.device | str = "cpu",
+        context: ContextAxis,
+    ) -> Segments:
+        """Return the same where each context rank holds a slice of T packed rows, cut wherever it ends.
+
+        Args:
+            lengths: rows of each segment, on all context ranks together.
+            causal: whether a row sees only itself and earlier rows of its segment.
+            rows: T, the same on each context rank; padding follows the last segment.
+            device: where attention will run.
+            context: the ranks, in the order of their slices.
+        """
+        held = cut_rows(lengths, rows=rows, size=context.size)
+        return cls._of(held, lengths, causal=causal, rows=rows, device=device, context=context)
+
+    @classmethod
+    def _of(
+        cls,
+        held: Sequence[Sequence[Chunk]],
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        rows: int | None,
+        device: torch.device | str,
+        context: ContextAxis,
+    ) -> Segments:
+        counts = tuple(sum(chunk.rows for chunk in each) for each in held)
+        used = counts[context.rank]
+        total = used if rows is None else rows
+        assert used <= total, f"{used} rows of segments in {total}"
+        chunks = held[context.rank]
+        batches = batch(chunks, lengths, causal=causal)
+        calls = tuple(
+            _call([chunks[i] for i in each], lengths, causal=causal, device=torch.device(device)) for each in batches
+        )
+        in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
+        asks = sees = back = None
+        if not in_order or context.size > 1:
+            asks, back = _asks(chunks, batches, calls, causal=causal)
+            sees = asks if context.size == 1 else _sees(held, context.rank, batches, calls, lengths, causal=causal)
+            asks, sees, back = asks.to(device), sees.to(device), back.to(device)
+        return cls(
+            causal=causal,
+            rows=total,
+            used=used,
+            calls=calls,
+            asks=asks,
+            sees=sees,
+            back=back,
+            context=context,
+            counts=counts,
+        )
+
+
+def _call(chunks: Sequence[Chunk], lengths: Sequence[int], *, causal: bool, device: torch.device) -> Call:
+    if not causal:
+        queries, keys = chunks[0].rows, lengths[chunks[0].segment]
+        return Call(len(chunks), queries, keys, (Piece(slice(queries), keys),))
+    keys = max(chunk.stop for chunk in chunks)
+    queries = keys - min(chunk.start for chunk in chunks)
+    if queries == keys:
+        return Call(len(chunks), queries, keys, (Piece(slice(queries), keys),))
+    if device.type == "cuda":  # flash attention knows this mask without being given one
+        return Call(len(chunks), queries, keys, (Piece(slice(queries), keys, causal_lower_right(queries, keys)),))
+    # On the CPU a masked pair costs as much as any other: pieces leave out most of those.
+    count = min(_PIECES, max(1, queries // _PIECE))
+    cuts = [queries * piece // count for piece in range(count + 1)]
+    pieces = []
+    for start, stop in pairwise(cuts):
+        seen = keys - queries + stop
+        mask = torch.ones(stop - start, seen, dtype=torch.bool, device=device).tril(seen - (stop - start))
+        pieces.append(Piece(slice(start, stop), seen, mask))
+    return Call(len(chunks), queries, keys, tuple(pieces))
+
+
+def _asks(
+    chunks: Sequence[Chunk], batches: Sequence[Sequence[int]], calls: Sequence[Call], *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the packed row that each query of the calls is, and the other way round."""
+    table = torch.tensor([(chunk.start, chunk.stop) for chunk in chunks], dtype=torch.long).view(-1, 2)
+    ends = (table[:, 1] - table[:, 0]).cumsum(0)
+    back = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.long)
+    pieces, offset = [torch.empty(0, dtype=torch.long)], 0
+    for each, call in zip(batches, calls, strict=True):
+        start, stop = table[each].split(1, 1)
+        first = call.keys - call.queries if causal else start
+        at = first + torch.arange(call.queries)
+        inside = (at >= start) & (at < stop)
+        # Padding asks as its chunk's first or last row: finite, never kept, so without gradient.
+        packed = ends[each].unsqueeze(1) - stop + at.clamp(start, stop - 1)
+        size = call.chunks * call.queries
+        back[packed[inside]] = (torch.arange(size).view(call.chunks, -1) + offset)[inside]
+        pieces.append(packed.flatten())
+        offset += size
+    return torch.cat(pieces), back
+
+
+def _sees(
+    held: Sequence[Sequence[Chunk]],
+    rank: int,
+    batches: Sequence[Sequence[int]],
+    calls: Sequence[Call],
+    lengths: Sequence[int],
+    *,
+    causal: bool,
+) -> Tensor:
+    """Return the row that each key of the calls is, among all ranks' used rows one rank after the other."""
+    firsts = torch.tensor([0, *lengths], dtype=torch.long).cumsum(0)
+    chunks = [chunk for each in held for chunk in each]
+    table = torch.tensor([(chunk.segment, chunk.start, chunk.rows) for chunk in chunks], dtype=torch.long).view(-1, 3)
+    segment, start, rows = table.unbind(1)
+    order = torch.arange(sum(lengths))
+    gathered = torch.empty_like(order)
+    gathered[order + (firsts[segment] + start - rows.cumsum(0) + rows).repeat_interleave(rows)] = order
+    pieces = [order[:0]]
+    for each, call in zip(batches, calls, strict=True):
+        own = [held[rank][i] for i in each]
+        last = torch.tensor([chunk.stop if causal else call.keys for chunk in own]).unsqueeze(1) - 1
+        first = firsts[torch.tensor([chunk.segment for chunk in own])].unsqueeze(1)
+        pieces.append(gathered[first + torch.arange(call.keys).minimum(last)].flatten())
+    return torch.cat(pieces)

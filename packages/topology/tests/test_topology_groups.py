@@ -1,0 +1,71 @@
+"""Which groups of ranks a graph needs."""
+
+import itertools
+
+from mimo.topology import Grid, Module, ModuleGraph, needed_groups, tied_pairs
+
+
+def test_topology_identical_groups_are_shared_and_single_ones_left_out() -> None:
+    """Overlapping modules that need the same ranks have one group for them; a group of one is none."""
+    vision, language = Grid(name="vision", ranks=range(3), tp=3), Grid(name="language", ranks=range(1, 3), dp=2)
+    graph = ModuleGraph(
+        modules=(Module(grid=vision, trains=(True,)), Module(grid=language, trains=(True,))),
+        arrows=(("vision", "language"),),
+    )
+    assert needed_groups(graph) == ((0, 1, 2), (1, 2))
+
+
+def test_topology_groups_of_the_expert_view_exist_only_for_experts() -> None:
+    """The same grid, with and without a mixture in it: groups that both views have stay one."""
+    grid = Grid(name="language", ranks=range(8), dp=2, cp=2, tp=2, ep=2, etp=2)
+
+    def needed(*, experts: bool) -> tuple[tuple[int, ...], ...]:
+        return needed_groups(
+            ModuleGraph(modules=(Module(grid=grid, trains=(True,), experts=experts),), arrows=()),
+        )
+
+    plain = needed(experts=False)
+    assert plain == (
+        *((0, 1), (2, 3), (4, 5), (6, 7)),  # tensor
+        *((0, 2), (1, 3), (4, 6), (5, 7)),  # context
+        *((0, 2, 4, 6), (1, 3, 5, 7)),  # data: lanes and context
+        tuple(range(8)),  # data and tensor
+    )
+    # etp is tp here, and ep is cp: of the expert view only its copies and the ranks of one lane's rows are new.
+    assert needed(experts=True) == (*plain, (0, 1, 2, 3), (4, 5, 6, 7), (0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def test_topology_experts_across_lanes_and_tensor_ranks_have_groups_of_their_own() -> None:
+    """Four of them, over 2 lanes x 2 tensor ranks, cross both axes of the first view."""
+    grid = Grid(name="language", ranks=[0, 2, 4, 6], dp=2, tp=2, ep=4)
+    graph = ModuleGraph(modules=(Module(grid=grid, trains=(True,), experts=True),), arrows=())
+    assert needed_groups(graph) == ((0, 2), (4, 6), (0, 4), (2, 6), (0, 2, 4, 6))
+
+
+def test_topology_tied_pairs_join_first_and_last_stage() -> None:
+    """Each place in stage 0 is paired with the same place in the last stage; one stage pairs with itself."""
+    assert tied_pairs(Grid(name="m", ranks=range(6), pp=3, tp=2)) == ((0, 4), (1, 5))
+    assert tied_pairs(Grid(name="m", ranks=range(2), tp=2)) == ((0,), (1,))
+
+
+def test_topology_every_rank_finds_its_groups_among_those_that_are_made() -> None:
+    """Whatever a rank asks for along needed axes, of any module, is in the list, and each is in it once."""
+    graph = ModuleGraph(
+        modules=(
+            Module(grid=Grid(name="vision", ranks=range(6), dp=3, tp=2), trains=(True,)),
+            Module(
+                grid=Grid(name="language", ranks=range(4, 20), pp=2, dp=2, cp=2, tp=2, ep=4, etp=2),
+                trains=(True, True),
+                tied=True,
+                experts=True,
+            ),
+        ),
+        arrows=(("vision", "language"),),
+    )
+    needed = needed_groups(graph)
+    assert len(set(needed)) == len(needed)
+    along = [("tp",), ("cp",), ("dp", "cp"), ("dp", "cp", "tp"), ("cp", "tp"), ("ep",), ("etp",), ("ep", "etp")]
+    for module, axes in itertools.product(graph.modules, [*along, ("edp",)]):
+        for rank in module.grid.ranks:
+            group = module.grid.group_of(rank, axes)
+            assert len(group) == 1 or not (module.experts or axes in along[:4]) or group in needed
