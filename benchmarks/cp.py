@@ -34,7 +34,7 @@ from mimo.topology import Grid, context_spans
 
 CONFIG = DecoderConfig(vocabulary=512, hidden=384, layers=4, heads=6, kv_heads=2, intermediate=1024)
 SAMPLES = 2
-STEPS = {256: 8, 1024: 2, 2048: 1}
+STEPS = {256: 4, 1024: 2, 2048: 1}
 """Steps of each turn by tokens a sample."""
 
 Times: TypeAlias = dict[tuple[int, str], list[tuple[float, float]]]

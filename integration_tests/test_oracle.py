@@ -143,8 +143,7 @@ EXPERTS: dict[str, Modules] = {
 }
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("scores", CLEAR_SEEDS)
+@pytest.mark.parametrize(("scores", "microbatches"), [("softmax", 1), ("sigmoid", 4)])
 @pytest.mark.parametrize("layout", EXPERTS)
 def test_experts_may_lie_anywhere(layout: str, scores: str, microbatches: int, oracle: Oracle) -> None:
     """Whatever ranks hold them, experts take all their rows; further losses and biases follow the whole batch."""

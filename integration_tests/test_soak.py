@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from oracle import Oracle, table
 from pool import Pool
-from test_oracle import LAYOUTS
+from test_oracle import CLEAR_SEEDS, EXPERTS, LAYOUTS, SLICED
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -27,10 +27,20 @@ def oracle(pool: Pool) -> Oracle:
 @pytest.mark.parametrize("pictures", ["mixed", "first", "none", "digits"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", {**LAYOUTS, **SLICED})
 def test_every_combination(layout: str, microbatches: int, model: str, pictures: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, whatever is combined."""
-    lanes = LAYOUTS[layout]["language"].get("dp", 1)
-    count = microbatches if 24 % (lanes * microbatches) == 0 else 2
-    settings = table(LAYOUTS[layout], microbatches=count, pictures=pictures, language=MODELS[model])
+    modules = {**LAYOUTS, **SLICED}[layout]
+    count = microbatches if 24 % (modules["language"].get("dp", 1) * microbatches) == 0 else 2
+    settings = table(modules, microbatches=count, pictures=pictures, language=MODELS[model])
     assert "\n".join(oracle.check(settings)) == ""
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.parametrize("scores", CLEAR_SEEDS)
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_every_combination_of_experts(layout: str, scores: str, microbatches: int, oracle: Oracle) -> None:
+    """The same with experts."""
+    language, seed = CLEAR_SEEDS[scores]
+    count = microbatches if 24 % (EXPERTS[layout]["language"]["dp"] * microbatches) == 0 else 2
+    assert "\n".join(oracle.check(table(EXPERTS[layout], microbatches=count, language=language, seed=seed))) == ""

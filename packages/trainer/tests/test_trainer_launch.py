@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.trainer._launch import choose_device
+from mimo.trainer._launch import _processes, choose_device, start_method
 from mimo.trainer._place import Place, place_in, with_slurm
 from mimo.trainer._worker import threads_for
 
@@ -33,7 +33,7 @@ def entry(place):
 """
 TAIL = """
 if __name__ == "__main__":
-    sys.exit(launch(entry, world={world}, directory=Path({directory!r})))
+    sys.exit(launch(entry, world={world}, method={method!r}, directory=Path({directory!r})))
 """
 BLOCKED = """
     together()
@@ -44,10 +44,12 @@ BLOCKED = """
 """
 
 
-def start(tmp_path: Path, body: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    tmp_path: Path, body: str, environ: Mapping[str, str] | None = None, *, world: int = 3, method: str = "fork"
+) -> subprocess.Popen[str]:
     """Start a program that launches ``body`` in each rank."""
     program = tmp_path / "program.py"
-    program.write_text(HEAD + body + TAIL.format(world=3, directory=str(tmp_path)))
+    program.write_text(HEAD + body + TAIL.format(world=world, method=method, directory=str(tmp_path)))
     return subprocess.Popen(  # noqa: S603 -- the test's own program
         [sys.executable, str(program)],
         stdout=subprocess.PIPE,
@@ -143,6 +145,43 @@ def test_a_rank_that_exits_without_a_reason_is_named(tmp_path: Path) -> None:
 """
     code, _, err = finish(start(tmp_path, body))
     assert (code, err) == (3, "mimo: rank 1 ended with exit code 7 and without a reason.\n")
+
+
+def test_fresh_interpreters_meet_and_end_as_forked_processes_do(tmp_path: Path) -> None:
+    """Spawned, each rank reads its task and place from plain bytes; the first error ends all and is told once."""
+    body = """
+    assert __name__ == "__mp_main__" and place.local_rank == place.rank
+    assert together() == 2
+    if place.rank == 1:
+        raise DataError("train.jsonl:7", expected="text", got="none")
+    together()
+"""
+    code, out, err = finish(start(tmp_path, body, world=2, method="spawn"))
+    told = "rank 1: train.jsonl:7: expected text, got none.\n"
+    assert (code, out, err) == (3, "", f"mimo: {told}")
+    assert (tmp_path / "error.txt").read_text() == told
+
+
+def test_ctrl_c_while_fresh_interpreters_import_is_silent(tmp_path: Path) -> None:
+    """They take seconds to begin, in which a signal must leave neither processes nor their tracebacks."""
+    process = start(tmp_path, BLOCKED, world=2, method="spawn")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None and len(children.read_text().split()) < 3:  # and the tracker of their resources
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, err = finish(process)
+    assert (code, err) == (130, "mimo: interrupted\n")
+
+
+def test_each_process_has_a_gpu_of_its_own() -> None:
+    """The number of the process on this machine is that of its GPU; fresh interpreters inherit no socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        processes = _processes(print, 2, "cuda", start_method("cuda"), listener, None)
+    arguments = [vars(process)["_args"] for process in processes]
+    assert [place for _, place, *_ in arguments] == [
+        Place(rank=rank, world=2, local_rank=rank, device=f"cuda:{rank}") for rank in (0, 1)
+    ]
+    assert [inherited for *_, inherited in arguments] == [None, None]
 
 
 def test_ctrl_c_ends_every_process_with_130_and_no_traceback(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def run_case(rank: int, edge: Any, generator: torch.Generator, groups: Groups) -
     route = boundary_route(rank=rank, source=edge.source, target=edge.target, rows=edge.rows)
     every, weights = (draw_rows(generator, sum(edge.rows)) for _ in ends)
     microbatches = range(MICROBATCHES)
+    sent: list[Tensor] = []
 
     # All that is awaited is awaited before anything is sent, as a plan may do it.
     arriving = [] if wanted is None else [boundary.receive(route, microbatch) for microbatch in microbatches]
@@ -69,19 +70,22 @@ def run_case(rank: int, edge: Any, generator: torch.Generator, groups: Groups) -
     if held is not None:
         returning = [boundary.receive_gradient(route, microbatch) for microbatch in microbatches]
         for microbatch in microbatches:
-            boundary.send(route, microbatch, every[microbatch][held])
+            sent.append(every[microbatch][held])
+            boundary.send(route, microbatch, sent[-1])
     if wanted is not None:
         for microbatch in microbatches:
             found = arriving[microbatch].wait()
             assert torch.equal(found, every[microbatch][wanted]), edge
             sums[0] += counts[1] * (found * weights[microbatch][wanted]).sum()
-            boundary.send_gradient(route, microbatch, weights[microbatch][wanted])
+            sent.append(weights[microbatch][wanted])
+            boundary.send_gradient(route, microbatch, sent[-1])
     if held is not None:
         for microbatch in microbatches:
             gradient = returning[microbatch].wait()
             assert torch.equal(gradient, weights[microbatch][held]), edge
             sums[1] += counts[0] * (gradient * every[microbatch][held]).sum()
     boundary.flush()
+    assert not any(rows._version for rows in sent), "what was sent was written to"
     dist.all_reduce(sums)
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-12, atol=1e-12)
 

@@ -23,6 +23,7 @@ from mimo.topology.meshes import Meshes
 from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
 from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._route_cache import RouteCache
 from mimo.trainer._same_samples import difference, digest_of
 from mimo.trainer._step_data import StepData
 
@@ -73,6 +74,7 @@ class Engine:
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._ahead: _Ahead | None = None
+        self._routes = RouteCache()
         self._edges = {edge.name: edge for edge in job.graph.edges}
         self._training = Executor(job.graph, rank=rank, programs=programs, boundaries=boundaries)
         self._evaluating = Executor(job.evaluation_graph, rank=rank, programs=programs, boundaries=boundaries)
@@ -150,7 +152,13 @@ class Engine:
         self.written.clear()
         with torch.no_grad():
             for samples in _batches(job.evaluation, job.settings.evaluation_batch):
-                data = StepData.cut(job, job.evaluation, samples, microbatches=job.evaluation_microbatches)
+                data = StepData.cut(
+                    job,
+                    job.evaluation,
+                    samples,
+                    microbatches=job.evaluation_microbatches,
+                    routes=self._routes,
+                )
                 if not self._agree(Tally(digest=self._digest(data))).alike:
                     raise difference(job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)
                 tally += self._run(self._evaluating, job.evaluation_plan, data, judge=True)
@@ -183,7 +191,9 @@ class Engine:
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
         assert self._sampler is not None
-        return StepData.cut(job, job.train, self._sampler.samples(step), microbatches=job.microbatches)
+        return StepData.cut(
+            job, job.train, self._sampler.samples(step), microbatches=job.microbatches, routes=self._routes
+        )
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
         return digest_of(data) if self._places else None

@@ -126,7 +126,7 @@ class Microbatch:
         )
 
     @cached_property
-    def _rows(self) -> Mapping[str, Sequence[int]]:
+    def _rows(self) -> defaultdict[str, list[int]]:
         """Rows of each sample, by modality."""
         found: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(self.layouts))
         for position, layout in enumerate(self.layouts):
@@ -150,7 +150,7 @@ class Microbatch:
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
         modality = self._job.module(edge.source.module).modality
-        rows = [sum(item.rows for item in layout.items if item.info.modality == modality) for layout in self.layouts]
+        rows = self._rows[modality]
         source, target = (self._end(end, modality, rows) for end in (edge.source, edge.target))
         return boundary_route(rank=rank, source=source, target=target, rows=rows)
 
