@@ -331,9 +331,11 @@ def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
     stage = keys["dp"] * keys["cp"] * keys["tp"]
     keys["ep"] = rng.choice([size for size in (1, 2, 4) if stage % size == 0])
     keys["etp"] = rng.choice([size for size in (1, 2, 3) if stage % (keys["ep"] * size) == 0])
+    chosen = rng.choice((1, 2))
     return {
         "experts": 4,
-        "experts_per_token": rng.choice((1, 2)),
+        "experts_per_token": chosen,
+        "router_normalize": chosen > 1,
         "dense_layers": rng.choice((1, 2)),
         "shared_intermediate": rng.choice((0, 11)),
         "router_score": rng.choice(("softmax", "sigmoid")),

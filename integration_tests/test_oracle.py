@@ -154,6 +154,15 @@ def test_experts_may_lie_anywhere(layout: str, scores: str, microbatches: int, o
     assert found(table(EXPERTS[layout], microbatches=microbatches, language=language, seed=seed), oracle) == ""
 
 
+@pytest.mark.parametrize("pictures", ["none", "first"])
+def test_experts_wait_for_each_other_in_lanes_without_pictures_too(pictures: str, oracle: Oracle) -> None:
+    """Where the projector alone trains, a lane has a backward to wait in though nothing of its own learns from it."""
+    modules = {"vision": on(0, 1, frozen=["encoder"]), "language": on(2, 5, ep=4, frozen=True)}
+    language, seed = CLEAR_SEEDS["softmax"]
+    settings = table(modules, microbatches=2, pictures=pictures, language=language, seed=seed)
+    assert found(oracle.clear(settings), oracle) == ""
+
+
 TIED = {
     "pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2)},
     "tp2 pp2": {"vision": on(0, 0), "language": on(1, 4, pp=2, tp=2)},

@@ -150,14 +150,19 @@ class Decoder(nn.Module):
         return cast("Tensor", self.norm(hidden) if self.stage.is_last else hidden)
 
     def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return text embeddings with the encoders' rows at their placeholders, [T, H]."""
+        """Return text embeddings with the encoders' rows at their placeholders, [T, H].
+
+        Encoders without rows here take part too: whether there is a backward, in which ranks may wait for each other,
+        then never depends on the data.
+        """
         hidden = cast("Tensor", self.embedding(batch.tokens))
-        for name, positions in batch.placeholders.items():
+        for name, given in rows.items():
+            positions = batch.placeholders.get(name, batch.tokens[:0])
             here = positions
             if self.axis.splits_rows:
                 span = self.axis.span(batch.tokens.shape[0])
                 here = positions[(positions >= span.start) & (positions < span.stop)] - span.start
-            hidden = hidden.index_copy(0, here, rows[name].to(hidden.dtype))
+            hidden = hidden.index_copy(0, here, given.to(hidden.dtype))
         return hidden
 
     def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
