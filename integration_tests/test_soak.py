@@ -15,6 +15,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "biases, one key-value head": {"attention_bias": True, "mlp_bias": True, "kv_heads": 1},
 }
 
+ALL = LAYOUTS | SLICED
+
 pytestmark = pytest.mark.soak
 
 
@@ -27,10 +29,10 @@ def oracle(pool: Pool) -> Oracle:
 @pytest.mark.parametrize("pictures", ["mixed", "first", "none", "digits"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-@pytest.mark.parametrize("layout", {**LAYOUTS, **SLICED})
+@pytest.mark.parametrize("layout", ALL)
 def test_every_combination(layout: str, microbatches: int, model: str, pictures: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, whatever is combined."""
-    modules = {**LAYOUTS, **SLICED}[layout]
+    modules = ALL[layout]
     count = microbatches if 24 % (modules["language"].get("dp", 1) * microbatches) == 0 else 2
     settings = table(modules, microbatches=count, pictures=pictures, language=MODELS[model])
     assert "\n".join(oracle.check(settings)) == ""
