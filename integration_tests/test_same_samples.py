@@ -102,6 +102,15 @@ def test_ends_of_an_edge_that_hold_other_samples_are_both_named_on_every_rank() 
         assert re.match(expected, messages[0]), messages[0]
 
 
+@attrs.frozen
+class Shorter(Longer):
+    """The dataset of a rank whose file lacks the last samples."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.sample
+
+
 def run_evaluation(rank: int) -> None:
     """Evaluate where one rank's held-out data is another."""
     engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
@@ -116,6 +125,22 @@ def run_evaluation(rank: int) -> None:
 def test_evaluation_looks_too() -> None:
     """Also where only stages of one module differ."""
     fork_ranks(4, run_evaluation)
+
+
+def run_short_evaluation(rank: int, length: int) -> None:
+    """Evaluate where one rank holds fewer samples."""
+    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    if rank == 3:
+        assert engine.job.evaluation is not None
+        engine.job = attrs.evolve(engine.job, evaluation=Shorter(engine.job.evaluation, length))
+    with pytest.raises(DataError, match=rf"^evaluation: expected equally many .* got 96 on rank 0, and {length} on"):
+        engine.evaluate(1)
+
+
+@pytest.mark.parametrize("length", [95, 72, 0])
+def test_evaluation_counts_samples_first(length: int) -> None:
+    """One less in the last batch, a batch less, none at all: ranks would not do as many batches, or as long ones."""
+    fork_ranks(4, run_short_evaluation, length)
 
 
 def train_swapped(place: Place) -> None:

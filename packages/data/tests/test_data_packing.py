@@ -51,6 +51,31 @@ def test_data_pack_nothing() -> None:
     assert packed.placeholders["image"].tolist() == []
 
 
+@pytest.mark.parametrize(
+    ("rank", "tokens", "positions", "samples", "image"),
+    [
+        (0, [1, 9, 9, 2, 5, 0], [0, 1, 4, 0, 0, 0], [0, 0, 0, 1, 2, 3], [1, 2]),
+        (1, [9, 9, 3, 9], [2, 3, 1, 2], [0, 0, 1, 1], [0, 1, 3]),
+    ],
+)
+def test_data_pack_cuts_each_sample_over_context_ranks(
+    rank: int, tokens: list[int], positions: list[int], samples: list[int], image: list[int]
+) -> None:
+    """A rank has its spans of each sample, of items too; lengths and label tokens are those of whole samples."""
+    layouts = [layout([1, 9, 9, 9, 9], ("image", 1, 4)), layout([2, 3, 9], ("image", 2, 1)), layout([5])]
+    layouts[0].labels[3] = NO_LABEL
+    packed = pack(layouts, multiple=2, context_size=2, context_rank=rank)
+    assert packed.tokens.tolist() == tokens
+    own = zip(samples, positions, strict=True)
+    labels = [layouts[sample].labels[at] if sample < len(layouts) else NO_LABEL for sample, at in own]
+    assert packed.labels.tolist() == labels
+    assert packed.positions.tolist() == positions
+    assert packed.samples.tolist() == samples
+    assert packed.placeholders["image"].tolist() == image
+    assert packed.lengths == (5, 3, 1)
+    assert packed.label_tokens == (4, 3, 1)
+
+
 @pytest.mark.parametrize(("multiple", "padded"), [(1, 5), (2, 6), (3, 6), (5, 5), (8, 8)])
 def test_data_pack_pads_to_multiple(multiple: int, padded: int) -> None:
     """T is the next multiple."""

@@ -27,8 +27,9 @@ CONFIGS = {
     "all experts": attrs.evolve(BASE, experts_per_token=4),
     "sigmoid": attrs.evolve(BASE, router_score="sigmoid", experts_per_token=3, router_scale=0.7),
     "sigmoid, biased, shared": attrs.evolve(
-        BASE, router_score="sigmoid", expert_bias_rate=0.1, shared_intermediate=3, expert_intermediate=7, mlp_bias=True
+        BASE, router_score="sigmoid", expert_bias_rate=0.1, shared_intermediate=3, intermediate=7, mlp_bias=True
     ),
+    "a width of their own": attrs.evolve(BASE, layers=2, dense_layers=1, expert_intermediate=7),
     "softmax, biased": attrs.evolve(BASE, expert_bias_rate=0.1),
 }
 
@@ -274,6 +275,10 @@ def test_a_parameter_that_its_author_does_not_train_stays_so(run_ranks: Callable
         ({"experts_per_token": 1}, r"config\.router_normalize: expected false where experts_per_token = 1"),
         ({"dense_layers": 1}, r"config\.dense_layers: expected fewer than layers = 1"),
         ({"mlp_bias": True}, r"config\.mlp_bias: expected false, since experts have no biases"),
+        (
+            {"expert_intermediate": 7},
+            r"config\.intermediate: expected nothing, since there are no dense layers, .* got 5",
+        ),
         ({"balance_loss": -1.0}, r"config\.balance_loss: expected 0 or more, got -1\.0"),
         ({"router_scale": 0.0}, r"config\.router_scale: expected a number above 0"),
         ({"experts": -1}, r"config\.experts: expected a whole number from 0"),

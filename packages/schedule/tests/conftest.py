@@ -35,9 +35,11 @@ def _modules(draw: st.DrawFn, name: str) -> Module:
         sizes[axis] = draw(st.sampled_from([size for size in range(1, left + 1) if left % size == 0]))
         left //= sizes[axis]
     last = next(axis for axis in ("dp", "tp", "pp", "cp") if axis not in sizes)
-    grid = Grid(name=name, ranks=ranks, **sizes, **{last: left})
+    stage = math.prod(sizes.values()) * left // (sizes.get("pp", 1) * (left if last == "pp" else 1))
+    ep = draw(st.sampled_from([size for size in range(1, stage + 1) if stage % size == 0]))
+    grid = Grid(name=name, ranks=ranks, ep=ep, **sizes, **{last: left})
     trains = draw(st.lists(st.booleans(), min_size=grid.pp, max_size=grid.pp))
-    return Module(grid=grid, trains=tuple(trains), tied=draw(st.booleans()))
+    return Module(grid=grid, trains=tuple(trains), tied=draw(st.booleans()), experts=draw(st.booleans()))
 
 
 @st.composite

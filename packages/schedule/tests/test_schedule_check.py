@@ -233,12 +233,15 @@ def test_sends_that_wait_for_each_other_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("axis", "kind"),
-    [(axis, kind) for axis in ("tp", "cp") for kind in ("forward", "backward", "reduce")] + [("dp", "reduce")],
+    [(axis, kind) for axis in ("tp", "cp", "ep", "etp") for kind in ("forward", "backward", "reduce")]
+    + [("dp", "reduce")],
 )
 def test_collectives_that_wait_for_each_other_are_refused(axis: str, kind: str) -> None:
     """Two ranks share the groups of two modules and enter them in opposite orders."""
-    grids = [Grid(name=name, ranks=(0, 1), **{axis: 2}) for name in "ab"] + [Grid(name="c", ranks=(1,))]
-    graph = ModuleGraph(modules=tuple(Module(grid=grid, trains=(True,)) for grid in grids), arrows=())
+    experts = axis in {"ep", "etp"}
+    sizes = {axis: 2, "dp": 2} if experts else {axis: 2}
+    grids = [Grid(name=name, ranks=(0, 1), **sizes) for name in "ab"] + [Grid(name="c", ranks=(1,))]
+    graph = ModuleGraph(modules=tuple(Module(grid=grid, trains=(True,), experts=experts) for grid in grids), arrows=())
     own = ["forward c.0 0", "backward c.0 0", "reduce c.0"]
     straight = ["forward a.0 0", "forward b.0 0", "backward a.0 0", "backward b.0 0", "reduce a.0", "reduce b.0"]
     check(_plan(1, ranks_0=straight, ranks_1=[*straight, *own]), graph)

@@ -71,3 +71,11 @@ def test_topology_repeated_names_are_refused() -> None:
     """Two modules can't share a name."""
     with pytest.raises(ConfigError, match="expected distinct names"):
         ModuleGraph(modules=(module("a", range(1)), module("a", range(1, 2))), arrows=())
+
+
+def test_topology_meeting_ranks_are_linked_by_lanes_and_experts() -> None:
+    """Three neighbours of a lane and two of an expert group link six; without experts only the lane's meet."""
+    grid = Grid(name="m", ranks=range(12), dp=4, cp=3, ep=2)
+    assert Module(grid=grid, trains=(True,)).meeting_size == 3
+    assert Module(grid=grid, trains=(True,), experts=True).meeting_size == 6
+    assert Module(grid=Grid(name="m", ranks=range(4), dp=4), trains=(True,), experts=True).meeting_size == 1

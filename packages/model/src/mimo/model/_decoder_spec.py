@@ -63,7 +63,7 @@ class DecoderConfig:
         heads: query heads.
         kv_heads: key-value heads, a divisor of ``heads``; 0 for as many.
         head_dim: width of a head, even; 0 for ``hidden / heads``.
-        intermediate: width inside the feed-forward part of a dense layer.
+        intermediate: width inside the feed-forward part of a dense layer, and of experts without a width of their own.
         rope_theta: base of the rotary positions' wavelengths.
         norm_eps: added to mean squares before the root.
         attention_bias: whether query, key, value and output have biases.
@@ -170,6 +170,14 @@ class DecoderConfig:
                 expected=f"fewer than layers = {self.layers}, since the others have experts",
                 got=repr(self.dense_layers),
                 fix="Set experts to 0 for a dense model.",
+            )
+        default = attrs.fields(DecoderConfig).intermediate.default
+        if self.intermediate != default and self.expert_intermediate and not self.dense_layers:
+            raise ConfigError(
+                f"{_WHERE}.intermediate",
+                expected="nothing, since there are no dense layers, and experts have expert_intermediate",
+                got=repr(self.intermediate),
+                fix="Leave it out.",
             )
         if self.mlp_bias and not (self.dense_layers or self.shared_intermediate):
             raise ConfigError(

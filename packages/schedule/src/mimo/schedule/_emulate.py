@@ -216,9 +216,12 @@ class _Emulation:
 
     def _meeting(self, rank: _Rank) -> tuple[tuple[object, ...], tuple[int, ...]]:
         """Return a name for the group that the present computation or reduction meets in, and its ranks."""
-        action, grid = rank.action, self.graph.by_name[rank.action.module].grid
+        action, module = rank.action, self.graph.by_name[rank.action.module]
+        grid = module.grid
         if action.kind != "reduce":
-            group = grid.group_of(rank.number, ("cp", "tp"))
+            ranks = grid.stage_ranks(action.stage)
+            first = ranks.index(rank.number) // module.meeting_size * module.meeting_size
+            group = ranks[first : first + module.meeting_size]
         elif action.edge is None:
             group = grid.group_of(rank.number, ("dp", "cp", "tp"))
         else:

@@ -69,9 +69,8 @@ class Wiring:
         return ()
 
     def gathers(self, stage: StageId) -> bool:
-        """Tell whether a computation of ``stage`` has collectives inside: it is split over tensor or context ranks."""
-        grid = self.graph.by_name[stage.module].grid
-        return grid.tp * grid.cp > 1
+        """Tell whether a computation of ``stage`` has collectives inside: tensor, context or expert ranks share it."""
+        return self.graph.by_name[stage.module].meeting_size > 1
 
     def channel(self, message: Action) -> Channel:
         """Return the channel of a send or receive on a known edge."""

@@ -5,6 +5,7 @@ Edges say whether they carry gradient, decided once from what trains. Nothing he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -39,6 +40,16 @@ class Module:
     def name(self) -> str:
         """The module's name."""
         return self.grid.name
+
+    @property
+    def meeting_size(self) -> int:
+        """How many neighbouring ranks of a stage wait for each other inside each of its computations.
+
+        The context and tensor ranks of a lane do, and the ranks that share all experts; where groups of the two kinds
+        overlap, all that they link.
+        """
+        grid = self.grid
+        return math.lcm(grid.cp * grid.tp, grid.ep * grid.etp if self.experts else 1)
 
 
 @attrs.frozen(order=True)

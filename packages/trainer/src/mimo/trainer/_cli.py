@@ -92,7 +92,7 @@ def train(file: Path, /, *overrides: str) -> int:
 
 
 def check(file: Path, /, *overrides: str) -> None:
-    """Show what FILE would run: grids, memory, what the first step sends, and the plan. Nothing is launched.
+    """Show what FILE would run: grids, memory, the plan, and what the first step sends. Nothing is launched.
 
     Args:
         file: settings in TOML.
@@ -110,7 +110,7 @@ def check(file: Path, /, *overrides: str) -> None:
     from mimo.trainer._edge_traffic import expect_traffic
     from mimo.trainer._estimate import estimate_bytes
 
-    show_job(make_console(), job, estimate_bytes(job), list(expect_traffic(job, 1)))
+    show_job(make_console(), job, estimate_bytes(job), expect_traffic(job, 1))
 
 
 def evaluate(checkpoint: Path, /, *overrides: str) -> int:

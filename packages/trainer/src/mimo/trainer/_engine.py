@@ -24,7 +24,7 @@ from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._route_cache import RouteCache
-from mimo.trainer._same_samples import difference, digest_of
+from mimo.trainer._same_samples import check_length, difference, digest_of
 from mimo.trainer._step_data import StepData
 
 
@@ -144,9 +144,16 @@ class Engine:
         return stepped
 
     def evaluate(self, step: int) -> EvaluationInfo | None:
-        """Run the held-out samples through the same path without backward; None where there are none."""
+        """Run the held-out samples through the same path without backward; None where there are none.
+
+        Raises:
+            DataError: ranks do not hold the same samples, or not equally many.
+        """
         job = self.job
-        if job.evaluation is None or not len(job.evaluation):
+        if job.evaluation is None:
+            return None
+        check_length(len(job.evaluation), where="evaluation", device=self.device)
+        if not len(job.evaluation):
             return None
         tally = Tally()
         self.written.clear()

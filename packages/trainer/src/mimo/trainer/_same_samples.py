@@ -22,6 +22,7 @@ from mimo.trainer._resolved import Job
 from mimo.trainer._step_data import StepData
 
 _COLUMNS = 4
+_FIX = "Give the machines of these ranks the same data."
 
 
 def digest_of(data: StepData) -> tuple[int, ...]:
@@ -29,6 +30,30 @@ def digest_of(data: StepData) -> tuple[int, ...]:
     found = _fingerprint(layout for microbatch in data.microbatches for layout in microbatch.layouts)
     number = int.from_bytes(found, "big")
     return tuple(number >> (WORD_BITS * word) & (2**WORD_BITS - 1) for word in range(WORDS))
+
+
+def check_length(length: int, *, where: str, device: torch.device) -> None:
+    """Refuse data of which ranks hold more or fewer samples than others. Call it on every rank of the world.
+
+    Args:
+        length: samples that this rank holds.
+        where: names the data.
+        device: where the process group works.
+
+    Raises:
+        DataError: ranks do not hold equally many; two of them are named.
+    """
+    everybody = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
+    dist.all_gather_single(everybody, torch.tensor([length], device=device))
+    found = everybody.tolist()
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise DataError(
+                where,
+                expected="equally many samples on all ranks",
+                got=f"{found[0]} on rank 0, and {other} on rank {rank}",
+                fix=_FIX,
+            )
 
 
 def difference(job: Job, data: StepData, *, where: str, device: torch.device) -> DataError:
@@ -55,7 +80,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
         edge,
         expected=f"the same samples at both ends; sample {at + 1} of the step is the first that differs",
         got=f"{_told(pair[0], found[pair[0].rank][at])}, and {_told(pair[1], found[pair[1].rank][at])}",
-        fix="Give the machines of these ranks the same data.",
+        fix=_FIX,
     )
 
 

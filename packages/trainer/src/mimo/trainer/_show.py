@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,12 @@ def make_console() -> Console:
 
 
 def show_job(
-    console: Console, job: Job, bytes_by_rank: Mapping[int, int], traffic: Sequence[ExpectedTraffic] = ()
+    console: Console, job: Job, bytes_by_rank: Mapping[int, int], traffic: Iterable[ExpectedTraffic] = ()
 ) -> None:
-    """Print what a job will be: a summary, each rank's place and memory, what its first step sends, and the plan."""
+    """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
+
+    Traffic is taken last: it needs data, which may be unreadable, and the rest does not.
+    """
     run = job.settings.run
     held = " (it holds a run)" if _holds_run(job.directory) else ""
     samples = "none" if job.train is None else f"{len(job.train)}"
@@ -71,13 +74,13 @@ def show_job(
     console.print()
     console.print(_ranks(job, bytes_by_rank))
     console.print()
-    if traffic:
-        console.print("rows that ranks send on edges in the first step, and their gradients on the way back")
-        console.print(_traffic(traffic))
-        console.print()
     console.print(f"plan of a step ({LEGEND})", markup=False)
     for line in show_plan(job.plan):
         console.print(Text(line, overflow="fold"))
+    if edges := list(traffic):
+        console.print()
+        console.print("rows that ranks send on edges in the first step, and their gradients on the way back")
+        console.print(_traffic(edges))
 
 
 def show_plan(plan: Plan) -> Iterator[str]:
