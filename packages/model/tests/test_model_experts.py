@@ -11,12 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.hooks import ConfigError
-from mimo.model import DECODER, DecoderConfig, Stage
+from mimo.hooks import ConfigError, PluginError
+from mimo.model import DECODER, DecoderConfig, ExpertSupport, LanguageModelSpec, Stage
 from mimo.model._expert_plan import follow_loads
 from mimo.model._experts import Moe
 from mimo.model._routing import Routing, tell
-from mimo.model.runtime import ExpertAxis, GroupedLinear, LanguageBatch, Part, Router, TensorAxis, build_part, local
+from mimo.model.runtime import (
+    ExpertAxis,
+    GroupedLinear,
+    LanguageBatch,
+    Part,
+    Router,
+    Split,
+    TensorAxis,
+    build_part,
+    local,
+)
 from mimo.topology import Grid
 
 BASE = DecoderConfig(vocabulary=5, hidden=6, layers=1, heads=1, intermediate=5, experts=4)
@@ -159,9 +169,9 @@ def test_balance_and_z_losses_are_means_over_samples_times_their_label_tokens(
     run_ranks(1, _check_losses, CONFIGS[name])
 
 
-def _build(config: DecoderConfig, frozen: frozenset[str] = frozenset()) -> Part:
+def _build(config: DecoderConfig, frozen: frozenset[str] = frozenset(), spec: LanguageModelSpec = DECODER) -> Part:
     return build_part(
-        DECODER,
+        spec,
         config,
         grid=Grid(name="language", ranks=(0,)),
         rank=0,
@@ -218,6 +228,19 @@ def _check_names(_rank: int) -> None:
 def test_names_and_shapes_of_experts(run_ranks: Callable[..., list[Any]]) -> None:
     """All experts of a layer are one parameter, drawn apart; routers and the shared expert stand beside them."""
     run_ranks(1, _check_names)
+
+
+def _check_bad_plans(_rank: int) -> None:
+    config = attrs.evolve(BASE, layers=1)
+    for path, split in (("layers.0.mlp.experts.up.weight", Split(1)), ("norm.weight", Split(1, experts=True))):
+        support = ExpertSupport(count=lambda config: config.experts, plan=lambda _m, _a, one=(path, split): dict([one]))
+        with pytest.raises(PluginError, match=rf"plugin: expected an expert plan of 'decoder' .* got \['{path}'\]"):
+            _build(config, spec=attrs.evolve(DECODER, experts=support))
+
+
+def test_an_expert_plan_that_would_be_reduced_wrongly_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    """Splits that are not marked as those of experts, and parameters that the tensor plan has too, are named."""
+    run_ranks(1, _check_bad_plans)
 
 
 def _check_grouped(_rank: int) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 from mimo.data import PlacedItem
-from mimo.hooks import ItemInfo, RunError
-from mimo.trainer._programs import take_rows
+from mimo.hooks import ItemInfo, PluginError, RunError
+from mimo.model import DECODER, Told
+from mimo.model.runtime import Ledger
+from mimo.trainer._programs import LanguageProgram, take_rows
 
 JOB: Any = SimpleNamespace(hidden=4)
 EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(name="tiles"))
@@ -46,3 +49,17 @@ def test_a_long_list_of_items_is_shortened() -> None:
     """A few are enough to find the mistake."""
     with pytest.raises(RunError, match=r"of sample 1 of .* of sample 4 of size \(2, 3\), \.\.\.\)"):
         take_rows(JOB, EYE, items(1, 2, 3, 4, 5), torch.zeros(29, 4))
+
+
+@pytest.mark.parametrize(("name", "values"), [("layers.0.load", 3), ("layers.9.load", 4), ("balance", 2)])
+def test_what_a_forward_tells_without_having_announced_it_is_refused(name: str, values: int) -> None:
+    """Other ranks would not know of it, or take its values for another's."""
+    spec = attrs.evolve(DECODER, tells=lambda _config: Told(losses=("balance",), counts={"layers.0.load": 4}))
+    program: Any = SimpleNamespace(module=SimpleNamespace(name="language", spec=spec, config=None), _told={})
+    fine = Ledger(losses={"balance": torch.ones(())}, counts={"layers.0.load": torch.ones(4)})
+    LanguageProgram._enter(program, fine)
+    LanguageProgram._enter(program, fine)
+    assert program._told["layers.0.load"].tolist() == [2.0] * 4
+    text = rf"modules\.language\.plugin: .* announced by tells\(\) of 'decoder': .* got '{name}' of {values} values"
+    with pytest.raises(PluginError, match=text):
+        LanguageProgram._enter(program, Ledger(counts={name: torch.ones(values)}))

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mimo.data import NO_LABEL, Packed, PlacedItem
-from mimo.hooks import RunError
-from mimo.model.runtime import LanguageBatch, Part
+from mimo.hooks import PluginError, RunError
+from mimo.model import LanguageModelSpec
+from mimo.model.runtime import LanguageBatch, Ledger, Part
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
 from mimo.topology import Coordinates, Edge
@@ -169,10 +170,29 @@ class LanguageProgram(Program):
             losses.append(self._read(step, packed, hidden, batch.labels))
         if losses:
             outputs[LOSS] = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
-        for name, value in (*batch.ledger.losses.items(), *batch.ledger.counts.items()):
+        self._enter(batch.ledger)
+        return outputs
+
+    def _enter(self, ledger: Ledger) -> None:
+        """Add what a forward told to the step's.
+
+        Raises:
+            PluginError: the plugin did not announce it, so that other ranks would not know of it.
+        """
+        assert isinstance(self.module.spec, LanguageModelSpec)
+        announced = self.module.spec.tells(self.module.config)
+        sizes = {**dict.fromkeys(announced.losses, 1), **announced.counts}
+        for name, value in (*ledger.losses.items(), *ledger.counts.items()):
+            if sizes.get(name) != value.numel():
+                raise PluginError(
+                    f"modules.{self.module.name}.plugin",
+                    expected="what its forward enters into the ledger announced by tells() of "
+                    f"{self.module.spec.name!r}: {sizes}",
+                    got=f"{name!r} of {value.numel()} values",
+                    fix="Announce its name and the number of its values.",
+                )
             told = value.detach().double().reshape(-1)
             self._told[name] = self._told[name] + told if name in self._told else told
-        return outputs
 
     @property
     def _counts(self) -> bool:

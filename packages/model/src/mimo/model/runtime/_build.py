@@ -142,7 +142,17 @@ def _plan(
     paths = [path for path, _ in module.named_parameters(remove_duplicate=False)]
     planned = {} if spec.tensor is None else dict(spec.tensor.plan(module, axis))
     if isinstance(spec, LanguageModelSpec) and spec.experts is not None:
-        planned |= spec.experts.plan(module, experts)
+        mixed = spec.experts.plan(module, experts)
+        wrong = sorted(path for path, split in mixed.items() if path in planned or not split.experts)
+        if wrong:
+            raise PluginError(
+                f"modules.{name}.plugin",
+                expected=f"an expert plan of {spec.name!r} that marks each split as one of experts, and a tensor plan "
+                "that leaves those parameters out",
+                got=f"{wrong}",
+                fix="Return Split(..., experts=True) from one of the two only.",
+            )
+        planned |= mixed
     unknown = sorted(set(planned) - set(paths))
     if unknown:
         raise PluginError(
