@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -230,10 +231,15 @@ def test_names_and_shapes_of_experts(run_ranks: Callable[..., list[Any]]) -> Non
     run_ranks(1, _check_names)
 
 
+def _plan_of(splits: dict[str, Split], _module: nn.Module, _axis: ExpertAxis) -> dict[str, Split]:
+    return splits
+
+
 def _check_bad_plans(_rank: int) -> None:
     config = attrs.evolve(BASE, layers=1)
     for path, split in (("layers.0.mlp.experts.up.weight", Split(1)), ("norm.weight", Split(1, experts=True))):
-        support = ExpertSupport(count=lambda config: config.experts, plan=lambda _m, _a, one=(path, split): dict([one]))
+        plan = partial(_plan_of, {path: split})
+        support = ExpertSupport(count=lambda config: config.experts, plan=plan)
         with pytest.raises(PluginError, match=rf"plugin: expected an expert plan of 'decoder' .* got \['{path}'\]"):
             _build(config, spec=attrs.evolve(DECODER, experts=support))
 
