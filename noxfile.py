@@ -21,6 +21,8 @@ nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
+SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist", "worksteal")
+"""Of integration tests, most of which wait for one process at a time."""
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -142,7 +144,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
 def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", *session.posargs)
+    session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
@@ -186,4 +188,4 @@ def oracle(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Run the whole product of layouts, schedules and optimizers, which takes long."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", "-m", "soak", *session.posargs)
+    session.run("pytest", "integration_tests", "-m", "soak", *SIDE_BY_SIDE, *session.posargs)

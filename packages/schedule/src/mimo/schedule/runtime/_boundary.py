@@ -124,7 +124,7 @@ class Boundary:
         assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
         # Nothing else frees what was sent: gloo says that a message has left only to those who wait for it. A plan is
         # proved with sends that wait for their receiver, so waiting here can't deadlock.
-        box.settle(_UNHEARD)
+        box.settle(_UNHEARD - 1)
         rows = rows.contiguous()
         for piece in pieces:
             part = pack(rows, piece.spans)
