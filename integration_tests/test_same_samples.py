@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +65,17 @@ class Longer:
         return [found[0], found[0], *found] if sample == self.sample else found
 
 
+@attrs.frozen
+class Unreadable(Longer):
+    """The dataset of a rank whose file has a bad line."""
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return ids, unless the line is bad."""
+        if sample == self.sample:
+            raise DataError("line 7", expected="text", got="none")
+        return self.inner.tokens(sample)
+
+
 def swapped(rank: int, *, step: int, wrong: int = 1) -> Engine:
     """Return this rank's engine; that of rank ``wrong`` takes sample 95 as the third of ``step``."""
     engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
@@ -109,6 +121,25 @@ class Shorter(Longer):
     def __len__(self) -> int:
         """Return the number of samples."""
         return self.sample
+
+
+def run_unreadable(rank: int) -> None:
+    """Train where one sample of the second step cannot be read, on one rank or on all."""
+    for ranks in ((0, 1, 2, 3), (2,)):
+        engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+        if rank in ranks:
+            assert engine.job.train is not None
+            sample = engine._sampler.samples(2)[0]  # type: ignore[union-attr]
+            engine.job = attrs.evolve(engine.job, train=Unreadable(engine.job.train, sample))
+        assert math.isfinite(engine.train(1).loss)
+        if rank in ranks:
+            with pytest.raises(DataError, match="line 7"):
+                engine.train(2)
+
+
+def test_what_cannot_be_read_ends_the_step_that_needs_it() -> None:
+    """The step before, in which it is looked at already, is done and may be saved."""
+    fork_ranks(4, run_unreadable)
 
 
 def run_evaluation(rank: int) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mimo.data import Dataset, StepSampler
-from mimo.hooks import EvaluationInfo, StateTree, StepInfo
+from mimo.hooks import DataError, EvaluationInfo, StateTree, StepInfo
 from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
@@ -30,11 +30,12 @@ from mimo.trainer._step_data import StepData
 
 @attrs.frozen(kw_only=True)
 class _Ahead:
-    """The samples of a step to come, and whether all ranks take them to be the same."""
+    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here."""
 
     step: int
     data: StepData
-    alike: bool
+    alike: bool = True
+    fault: DataError | None = None
 
 
 class Engine:
@@ -115,7 +116,7 @@ class Engine:
             This rank's share of what the step adds up to, with the digest of the next step's samples.
 
         Raises:
-            DataError: ranks do not hold the same samples; nothing of the step has been sent.
+            DataError: ranks do not hold the same samples, or they can't be read; nothing of the step has been sent.
         """
         job = self.job
         self.optimizer.zero_gradients()
@@ -123,13 +124,21 @@ class Engine:
         if ahead is None or ahead.step != step:
             data = self._cut(step)
             ahead = _Ahead(step=step, data=data, alike=self._agree(Tally(digest=self._digest(data))).alike)
+        if ahead.fault is not None:
+            raise ahead.fault
         if not ahead.alike:
             raise difference(job, ahead.data, where=f"step {step}", device=self.device)
         tally = self._run(self._training, job.plan, ahead.data, judge=False)
         if step == job.settings.run.steps:
             return tally
-        self._ahead = _Ahead(step=step + 1, data=self._cut(step + 1), alike=True)
-        return tally + Tally(digest=self._digest(self._ahead.data))
+        data = self._cut(step + 1)
+        try:
+            digest = self._digest(data)
+        except DataError as fault:  # told when its step begins: this one is not lost for it
+            self._ahead = _Ahead(step=step + 1, data=data, fault=fault)
+            return tally
+        self._ahead = _Ahead(step=step + 1, data=data)
+        return tally + Tally(digest=digest)
 
     def update(self, step: int, tally: Tally) -> Stepped:
         """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
