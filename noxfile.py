@@ -21,8 +21,8 @@ nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
-SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist", "worksteal")
-"""Of integration tests, most of which wait for one process at a time."""
+SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist")
+"""For tests that start processes, most of which wait for one at a time; how they are dealt out follows."""
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -133,18 +133,20 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     ]
     session.run("python", "-c", "\n".join(guard))
     folder = member.folder / "tests"
+    how = [*((*SIDE_BY_SIDE, "worksteal") if with_torch else ()), *session.posargs]
     if extra:
-        session.run("pytest", str(folder / extra), *session.posargs)
+        session.run("pytest", str(folder / extra), *how)
     else:
         left_out = [f"--ignore={folder / extra}" for extra in member.extras]
-        session.run("pytest", str(folder), *left_out, *session.posargs)
+        session.run("pytest", str(folder), *left_out, *how)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
+    # By file: those of one file share what they have trained, and their truths.
+    session.run("pytest", "integration_tests", *SIDE_BY_SIDE, "loadfile", *session.posargs)
 
 
 @nox.session
@@ -188,4 +190,4 @@ def oracle(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Run the whole product of layouts, schedules and optimizers, which takes long."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", "-m", "soak", *SIDE_BY_SIDE, *session.posargs)
+    session.run("pytest", "integration_tests", "-m", "soak", *SIDE_BY_SIDE, "worksteal", *session.posargs)

@@ -238,8 +238,7 @@ HEADS: dict[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("tp", [2, 3, 6])
+@pytest.mark.parametrize(("tp", "sequence_parallel"), [(2, False), (2, True), (3, True), (6, False)])
 @pytest.mark.parametrize("heads", HEADS)
 def test_attention_heads_are_split_in_any_number(heads: str, tp: int, sequence_parallel: bool, oracle: Oracle) -> None:
     """Fewer key-value heads than tensor ranks, numbers that don't divide, biases: all equal one process."""
