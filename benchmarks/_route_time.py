@@ -80,9 +80,10 @@ class Mixed:
             for index, modality in enumerate(ENCODERS)
         ]
 
-    def raw(self, sample: int, index: int) -> Any:
+    def raw(self, _sample: int, _index: int) -> Any:
         """Nothing is encoded here."""
-        raise NotImplementedError
+        msg = "nothing is encoded here"
+        raise AssertionError(msg)
 
     def where(self, sample: int) -> str:
         """Name a sample."""

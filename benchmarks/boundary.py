@@ -13,18 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
-import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 
 import _route_time
 import attrs
 import torch
 import torch.distributed as dist
+from _forked import in_ranks
 from _placement import PLACEMENTS, TIMED, Placement
 from torch import Tensor
 
@@ -181,35 +178,12 @@ def time_ways(rank: int, rounds: int, groups: Mapping[str, dist.ProcessGroup]) -
     return found
 
 
-def _rank(rank: int, port: int, rounds: int, result: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def measure(rank: int, rounds: int) -> tuple[dict[str, tuple[int, int]], dict[int, dict[str, list[float]]]]:
+    """Return what this rank counts and measures."""
     grids = [grid for placement in PLACEMENTS.values() for grid in (placement.source, placement.target)]
     members = dict.fromkeys(ranks for grid in grids for ranks in grid.groups(("tp",)))
     groups = {str(ranks): group for ranks in members if isinstance(group := dist.new_group(ranks), dist.ProcessGroup)}
-    found = count_bytes(rank, groups), time_ways(rank, rounds, groups)
-    if rank == 0:
-        result.send(found)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def fork(rounds: int) -> tuple[dict[str, tuple[int, int]], dict[int, dict[str, list[float]]]]:
-    """Return what eight forked ranks count and measure."""
-    context = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    receiver, sender = context.Pipe(duplex=False)
-    workers = [context.Process(target=_rank, args=(rank, port, rounds, sender)) for rank in range(WORLD)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            sys.exit("a rank failed")
-    counted, times = receiver.recv()
-    return counted, times
+    return count_bytes(rank, groups), time_ways(rank, rounds, groups)
 
 
 def main() -> None:
@@ -224,7 +198,7 @@ def main() -> None:
         aims[what] = [relation, aim]
         print(f"{what}: {ratios[what]:.3f} ({min(values):.3f}-{max(values):.3f}), aim {relation} {aim}")
 
-    counted, times = fork(rounds)
+    counted, times = in_ranks(measure, world=WORLD, rounds=rounds)
     for name, (sent, fewest) in counted.items():
         print(f"{name}: {sent / 2**20:.3f} MiB sent, there and back, {fewest / 2**20:.3f} needed")
     # Where none must be sent, any that are would be too many.

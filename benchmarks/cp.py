@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import socket
 import statistics
-import sys
 import time
-from multiprocessing.connection import Connection
 from typing import TypeAlias
 from unittest.mock import patch
 
@@ -24,6 +20,7 @@ import _ring
 import attrs
 import torch
 import torch.distributed as dist
+from _forked import in_ranks
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -138,40 +135,12 @@ def measure(rank: int, rounds: int) -> Times:
     return times
 
 
-def _rank(rank: int, port: int, rounds: int, result: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    times = measure(rank, rounds)
-    if rank == 0:
-        result.send(times)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def fork(rounds: int) -> Times:
-    """Measure in two forked ranks."""
-    context = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    receiver, sender = context.Pipe(duplex=False)
-    workers = [context.Process(target=_rank, args=(rank, port, rounds, sender)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            sys.exit("a rank failed")
-    times: Times = receiver.recv()
-    return times
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each, of which the median counts")
     rounds = parser.parse_args().rounds
-    times = fork(rounds)
+    times = in_ranks(measure, world=2, rounds=rounds)
     ratios, spread = {}, {}
     for length in STEPS:
         for name in ("cp 2", "dp 2", "ring", "alone"):

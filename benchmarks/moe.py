@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import socket
 import statistics
-import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 import attrs
 import torch
 import torch.distributed as dist
+from _forked import in_ranks
 
 from mimo.data import DATASETS, DatasetSpec, SplitName, Tokenizer
 from mimo.hooks import ItemInfo, Kind
@@ -145,40 +142,12 @@ def measure(rank: int, rounds: int) -> Times:
     return times
 
 
-def _rank(rank: int, port: int, rounds: int, result: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
-    times = measure(rank, rounds)
-    if rank == 0:
-        result.send(times)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def fork(rounds: int) -> Times:
-    """Measure in two forked ranks."""
-    context = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    receiver, sender = context.Pipe(duplex=False)
-    workers = [context.Process(target=_rank, args=(rank, port, rounds, sender)) for rank in range(WORLD)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            sys.exit("a rank failed")
-    times: Times = receiver.recv()
-    return times
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each, of which the median counts")
     rounds = parser.parse_args().rounds
-    times = fork(rounds)
+    times = in_ranks(measure, world=WORLD, rounds=rounds)
     for name, turns in times.items():
         wall, cpu = (statistics.median(column) for column in zip(*turns, strict=True))
         print(f"{name}: wall {wall * 1e3:.0f} ms, CPU {cpu * 1e3:.0f} ms a step of {BATCH} x 256 tokens")
