@@ -11,7 +11,7 @@ import attrs
 import pytest
 from hypothesis import strategies as st
 
-from mimo.schedule import Cut, End, Peers, Plan
+from mimo.schedule import Costs, Cut, End, Peers, Plan
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
 from mimo.topology import Edge, Grid, Module, ModuleGraph, Ownership, context_spans
 
@@ -48,7 +48,7 @@ def _cases(draw: st.DrawFn) -> Case:
     pairs = [(low, high) for index, low in enumerate(names) for high in names[index + 1 :]]
     arrows = [pair for pair in pairs if draw(st.booleans())]
     graph = ModuleGraph(modules=tuple(draw(_modules(name)) for name in sorted(names)), arrows=tuple(arrows))
-    return Case(graph=graph, plan=generate(graph, draw(st.integers(1, 8)), OneForwardOneBackward()))
+    return Case(graph=graph, plan=generate(graph, draw(st.integers(1, 8)), OneForwardOneBackward(), Costs.even(graph)))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from mimo.hooks import PlanError
-from mimo.schedule import Action, ActorPlan, Plan, check, emulate, in_flight
+from mimo.schedule import Action, ActorPlan, Costs, Plan, check, emulate, in_flight
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
 from mimo.topology import Grid, Module, ModuleGraph, StageId
 
@@ -56,7 +56,7 @@ def _two_modules(*, frozen: bool = False) -> ModuleGraph:
 
 def _edit(number: int, edit: Callable[[Actions], object]) -> Plan:
     """Return the 1F1B plan of two microbatches over two modules with the list of one actor edited."""
-    plan = generate(_two_modules(), 2, OneForwardOneBackward())
+    plan = generate(_two_modules(), 2, OneForwardOneBackward(), Costs.even(_two_modules()))
     actions = list(plan.actors[number].actions)
     edit(actions)
     actors = list(plan.actors)
@@ -170,26 +170,19 @@ def test_one_action_may_serve_several_microbatches() -> None:
 
 def test_work_for_a_frozen_module_is_refused() -> None:
     """A plan made before a module was frozen has gradients that nobody needs."""
-    plan = generate(_two_modules(), 1, OneForwardOneBackward())
+    plan = generate(_two_modules(), 1, OneForwardOneBackward(), Costs.even(_two_modules()))
     with pytest.raises(PlanError, match=r"ranks 0-1, .*: expected something that v.0 has to do, got a gradient on an"):
         check(plan, _two_modules(frozen=True))
 
 
 def test_lists_for_other_ranks_are_refused() -> None:
     """A plan of another layout, or with a list twice, does not fit."""
-    plan = generate(_two_modules(), 1, OneForwardOneBackward())
+    plan = generate(_two_modules(), 1, OneForwardOneBackward(), Costs.even(_two_modules()))
     other = attrs.evolve(plan, actors=(attrs.evolve(plan.actors[0], ranks=(0, 1, 4)), plan.actors[1]))
     with pytest.raises(PlanError, match=r"plan, ranks 0-1: expected 1 lists of actions, one for all ranks .*, got 0"):
         check(other, _two_modules())
     with pytest.raises(PlanError, match=r"plan, ranks 2-3: expected 1 lists of actions, .* got 2"):
         check(attrs.evolve(plan, actors=(*plan.actors, plan.actors[1])), _two_modules())
-
-
-def test_another_chunk_is_refused() -> None:
-    """A stage has one chunk."""
-    plan = _edit(0, lambda actions: actions.__setitem__(0, attrs.evolve(actions[0], chunk=1)))
-    with pytest.raises(PlanError, match=r"expected chunk 0, the only one of a stage, got chunk 1"):
-        check(plan, _two_modules())
 
 
 def test_sends_that_wait_for_each_other_are_refused() -> None:
@@ -286,7 +279,7 @@ def test_an_actor_that_waits_for_itself_is_refused() -> None:
 
 def test_too_many_microbatches_in_flight_are_refused() -> None:
     """A bound on a stage is held against the list of its actors."""
-    plan = generate(_two_modules(), 8, OneForwardOneBackward())
+    plan = generate(_two_modules(), 8, OneForwardOneBackward(), Costs.even(_two_modules()))
     check(plan, _two_modules(), max_in_flight={StageId("v", 0): 2})
     with pytest.raises(PlanError, match=r"plan, ranks 0-1, forward of v.0: expected at most 1 microbatches .*, got 2"):
         check(plan, _two_modules(), max_in_flight={StageId("v", 0): 1})
@@ -296,7 +289,7 @@ def test_a_tied_parameter_reduced_too_late_is_refused() -> None:
     """A stage's own reduction would miss what the other copy adds."""
     grid = Grid(name="l", ranks=(0, 1), pp=2)
     graph = ModuleGraph(modules=(Module(grid=grid, trains=(True, True), tied=True),), arrows=())
-    plan = generate(graph, 1, OneForwardOneBackward())
+    plan = generate(graph, 1, OneForwardOneBackward(), Costs.even(graph))
     late = attrs.evolve(plan.actors[0], actions=(*plan.actors[0].actions[:-2], *plan.actors[0].actions[:-3:-1]))
     with pytest.raises(
         PlanError, match=r"rank 0, .* \(reduce of l.0\): expected it after reduce on l.tied by l.0, got"

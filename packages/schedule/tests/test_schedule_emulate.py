@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from mimo.hooks import PlanError
-from mimo.schedule import Plan, emulate
+from mimo.schedule import Costs, Plan, emulate
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
 from mimo.topology import Edge, Grid, Module, ModuleGraph
 
@@ -34,7 +34,7 @@ def _swapped(plan: Plan, number: int, kind: str) -> Plan:
 
 def test_it_counts_actions_buffers_and_microbatches() -> None:
     """Every rank does its list; buffers count from the post, microbatches until nobody needs them any more."""
-    plan = generate(_graph(), 4, OneForwardOneBackward())
+    plan = generate(_graph(), 4, OneForwardOneBackward(), Costs.even(_graph()))
     result = emulate(plan, _graph())
     assert result.actions == 2 * 8 + 2 * 13
     assert result.receive_buffers == {0: 0, 1: 0, 2: 2, 3: 2}
@@ -43,13 +43,13 @@ def test_it_counts_actions_buffers_and_microbatches() -> None:
 
 def test_the_same_seed_sees_the_same() -> None:
     """A run depends on nothing but the plan, the routes and the seed, and its result not even on the seed."""
-    plan = generate(_graph(), 4, OneForwardOneBackward())
+    plan = generate(_graph(), 4, OneForwardOneBackward(), Costs.even(_graph()))
     assert emulate(plan, _graph(), seed=1) == emulate(plan, _graph(), seed=1) == emulate(plan, _graph(), seed=2)
 
 
 def test_a_receive_filled_with_another_microbatch_is_found() -> None:
     """Channels have no tags: receives posted in the wrong order get the wrong rows, and the forward says so."""
-    broken = _swapped(generate(_graph(), 2, OneForwardOneBackward()), 1, "receive")
+    broken = _swapped(generate(_graph(), 2, OneForwardOneBackward(), Costs.even(_graph())), 1, "receive")
     text = r"forward of l.0, .*: expected rows of v.0, microbatch ([01]), from rank 0; .* got rows of v.0, microbatch "
     with pytest.raises(PlanError, match=text):
         emulate(broken, _graph())
@@ -57,7 +57,7 @@ def test_a_receive_filled_with_another_microbatch_is_found() -> None:
 
 def test_a_peer_without_rows_is_sent_nothing() -> None:
     """With no rows for anyone nobody waits: even receives in the wrong order do no harm."""
-    broken = _swapped(generate(_graph(), 2, OneForwardOneBackward()), 1, "receive")
+    broken = _swapped(generate(_graph(), 2, OneForwardOneBackward(), Costs.even(_graph())), 1, "receive")
 
     def nobody(edge: Edge, microbatch: int) -> list[tuple[int, int]]:
         return []
@@ -67,7 +67,7 @@ def test_a_peer_without_rows_is_sent_nothing() -> None:
 
 def test_a_missing_send_is_a_wait_for_ever() -> None:
     """The ranks that stay behind are named with what they wait for."""
-    plan = generate(_graph(), 1, OneForwardOneBackward())
+    plan = generate(_graph(), 1, OneForwardOneBackward(), Costs.even(_graph()))
     silent = attrs.evolve(plan.actors[0], actions=plan.actors[0].actions[:1])
     text = r"plan, ranks 2-3: expected that every rank finishes, got rank 2 at action 1 .* waits for ranks 0-1; rank 3"
     with pytest.raises(PlanError, match=text):
@@ -85,6 +85,6 @@ def test_a_group_that_meets_for_different_things_is_found() -> None:
     """A tensor group's ranks that enter the collectives of two microbatches in different orders mix them up."""
     grids = [Grid(name="a", ranks=(0, 1), tp=2), Grid(name="b", ranks=(1,))]
     graph = ModuleGraph(modules=tuple(Module(grid=grid, trains=(False,)) for grid in grids), arrows=())
-    plan = generate(graph, 2, OneForwardOneBackward())
+    plan = generate(graph, 2, OneForwardOneBackward(), Costs.even(graph))
     with pytest.raises(PlanError, match=r"expected one collective of all, got forward of a.0, microbatch [01] at rank"):
         emulate(_swapped(plan, 0, "forward"), graph)

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.schedule import Plan, ScheduleSpec, check, emulate, in_flight, stages_to_sink
+from mimo.schedule import Costs, Plan, ScheduleSpec, check, emulate, in_flight, stages_to_sink
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
 from mimo.schedule._texts import action_text
 from mimo.topology import Grid, Module, ModuleGraph, StageId
@@ -30,7 +30,7 @@ def _module(
 
 def _plan(graph: ModuleGraph, microbatches: int) -> Plan:
     """Return the plan, proved and emulated."""
-    plan = generate(graph, microbatches, OneForwardOneBackward())
+    plan = generate(graph, microbatches, OneForwardOneBackward(), Costs.even(graph))
     check(plan, graph, max_in_flight=stages_to_sink(graph))
     emulate(plan, graph)
     return plan
@@ -180,7 +180,7 @@ def test_a_step_without_microbatches_is_refused() -> None:
     """There is nothing to plan."""
     graph = ModuleGraph(modules=(_module("l", (0,)),), arrows=())
     with pytest.raises(ConfigError, match=r"microbatches: expected 1 or more in a step, got 0"):
-        generate(graph, 0, OneForwardOneBackward())
+        generate(graph, 0, OneForwardOneBackward(), Costs.even(graph))
 
 
 def test_it_is_registered_as_a_plugin() -> None:
@@ -195,6 +195,6 @@ def test_a_thousand_ranks_are_planned_and_proved() -> None:
     graph = ModuleGraph(
         modules=(_module("v", range(1024), dp=1024), _module("l", range(1024), pp=32, tp=8, dp=4)), arrows=(("v", "l"),)
     )
-    plan = generate(graph, 64, OneForwardOneBackward())
+    plan = generate(graph, 64, OneForwardOneBackward(), Costs.even(graph))
     check(plan, graph, max_in_flight=stages_to_sink(graph))
     assert [len(actor.ranks) for actor in plan.actors] == [32] * 32

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from mimo.hooks import ConfigError, PlanError
-from mimo.schedule import Action, ActorPlan, Peers, Plan, check, emulate, in_flight, stages_to_sink
+from mimo.schedule import Action, ActorPlan, Costs, Peers, Plan, check, emulate, in_flight, stages_to_sink
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
 from mimo.topology import ModuleGraph, StageId
 
@@ -114,7 +114,7 @@ def test_a_plan_survives_json(data: st.DataObject, cases: Cases) -> None:
 def test_without_training_there_are_forwards_alone(data: st.DataObject, cases: Cases) -> None:
     """Evaluation computes every forward, and neither backwards nor reductions."""
     graph = data.draw(cases).graph.without_training()
-    plan = generate(graph, 3, OneForwardOneBackward())
+    plan = generate(graph, 3, OneForwardOneBackward(), Costs.even(graph))
     check(plan, graph)
     emulate(plan, graph)
     assert {action.kind for actor in plan.actors for action in actor.actions} <= {"forward", "send", "receive"}

@@ -127,6 +127,6 @@ def test_schedule_routes_between_stages_go_from_like_to_like(rows: int) -> None:
     """A pipeline's message goes to the rank of the same lane, context and tensor coordinates, if it has rows."""
     grid = Grid(name="language", ranks=range(8), pp=2, cp=2, tp=2)
     piece = (Piece(6, ((0, rows),)),) if rows else ()
-    assert pipeline_route(grid, rank=2, stage=0, rows=rows) == Route(held=rows, sends=piece)
+    assert pipeline_route(grid, rank=2, source=0, target=1, rows=rows) == Route(held=rows, sends=piece)
     back = (Piece(2, ((0, rows),)),) if rows else ()
-    assert pipeline_route(grid, rank=6, stage=0, rows=rows) == Route(wanted=rows, receives=back)
+    assert pipeline_route(grid, rank=6, source=0, target=1, rows=rows) == Route(wanted=rows, receives=back)

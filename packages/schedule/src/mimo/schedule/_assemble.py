@@ -25,21 +25,21 @@ class Timed:
 
     kind: ActionKind
     stage: StageId
-    microbatch: int
-    start: int
-    finish: int
+    microbatches: tuple[int, ...]
+    start: float
+    finish: float
 
     @property
     def action(self) -> Action:
         """The action that the plan lists for it."""
-        return Action(kind=self.kind, module=self.stage.module, stage=self.stage.stage, microbatches=(self.microbatch,))
+        return Action(kind=self.kind, module=self.stage.module, stage=self.stage.stage, microbatches=self.microbatches)
 
 
 @attrs.frozen(kw_only=True)
 class _Event:
     """What happens at one place of the total order; ``key`` is that place, and ``actions`` are done in this order."""
 
-    key: tuple[int, ...]
+    key: tuple[float, ...]
     actions: tuple[Action, ...]
 
 
@@ -77,7 +77,7 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
 def _compute_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Event]:
     numbers = {stage: number for number, stage in enumerate(graph.stages)}
     for timed in placed:
-        key = (timed.start, _COMPUTE, numbers[timed.stage], timed.microbatch)
+        key = (timed.start, _COMPUTE, numbers[timed.stage], timed.microbatches[0])
         yield _Event(key=key, actions=(timed.action,))
 
 
@@ -92,26 +92,28 @@ def _message_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Ev
     for timed in placed:
         if timed.kind == "forward":
             for number, edge in down.get(timed.stage, ()):
-                yield _message(timed, edge, number, receiver=edge.target)
+                yield from _messages(timed, edge, number, receiver=edge.target)
         elif timed.kind in ("backward", "input-gradient"):
             for number, edge in up.get(timed.stage, ()):
-                yield _message(timed, edge, number, receiver=edge.source)
+                yield from _messages(timed, edge, number, receiver=edge.source)
 
 
-def _message(timed: Timed, edge: Edge, number: int, *, receiver: StageId) -> _Event:
-    # The receive comes first: an actor that is both ends must have posted it before its own send waits for it.
-    receive = attrs.evolve(timed.action, kind="receive", module=receiver.module, stage=receiver.stage, edge=edge.name)
-    send = attrs.evolve(timed.action, kind="send", edge=edge.name)
-    return _Event(key=(timed.finish, _MESSAGE, number, timed.microbatch), actions=(receive, send))
+def _messages(timed: Timed, edge: Edge, number: int, *, receiver: StageId) -> Iterator[_Event]:
+    """Yield one message for each microbatch of a pass: the other end may take them in passes of its own."""
+    for microbatch in timed.microbatches:
+        send = attrs.evolve(timed.action, kind="send", edge=edge.name, microbatches=(microbatch,))
+        receive = attrs.evolve(send, kind="receive", module=receiver.module, stage=receiver.stage)
+        # The receive comes first: an actor that is both ends must have posted it before its own send waits for it.
+        yield _Event(key=(timed.finish, _MESSAGE, number, microbatch), actions=(receive, send))
 
 
 def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Event]:
     """Yield a reduction of each stage that trains after its last backward, and before it that of a tied parameter."""
-    ends: dict[StageId, int] = {}
+    ends: dict[StageId, float] = {}
     for timed in placed:
         ends[timed.stage] = max(ends.get(timed.stage, 0), timed.finish)
     for number, module in enumerate(graph.modules):
-        if tied_stages := tied_ends(graph, module.name):
+        if tied_stages := [StageId(module.name, stage) for stage in module.tied_stages]:
             end = max(ends[stage] for stage in tied_stages)
             ends |= dict.fromkeys(tied_stages, end)
             actions = tuple(_reduce(stage, edge=tied_edge(module.name)) for stage in tied_stages)
@@ -123,15 +125,6 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Eve
 
 def _reduce(stage: StageId, *, edge: str | None = None) -> Action:
     return Action(kind="reduce", module=stage.module, stage=stage.stage, edge=edge)
-
-
-def tied_ends(graph: ModuleGraph, module: str) -> tuple[StageId, ...]:
-    """Return the two stages that hold copies of a tied parameter that may train; none where there is nothing to add."""
-    found = graph.by_name[module]
-    last = found.grid.pp - 1
-    if not (found.tied and last and found.trains[0] and found.trains[last]):
-        return ()
-    return (StageId(module, 0), StageId(module, last))
 
 
 def _receive_early(actions: Sequence[Action]) -> tuple[Action, ...]:
@@ -156,7 +149,9 @@ def _receive_early(actions: Sequence[Action]) -> tuple[Action, ...]:
 
 def _belongs_to(receive: Action, computation: Sequence[Action]) -> bool:
     return any(
-        done.kind == "forward" and done.stage_id == receive.stage_id and done.microbatches == receive.microbatches
+        done.kind == "forward"
+        and done.stage_id == receive.stage_id
+        and set(receive.microbatches) <= set(done.microbatches)
         for done in computation
     )
 

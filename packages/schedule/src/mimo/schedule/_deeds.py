@@ -53,8 +53,6 @@ def _misfit(action: Action, stages: Sequence[StageId], microbatches: int, wiring
         return f"a kind of {', '.join(get_args(ActionKind))}", repr(action.kind)
     if stage not in stages:
         return "a stage that these ranks hold", f"{stage_text(stage)}; they hold {', '.join(map(stage_text, stages))}"
-    if action.chunk:
-        return "chunk 0, the only one of a stage", f"chunk {action.chunk}"
     if action.kind == "reduce" and action.microbatches:
         return "a reduction without microbatches", microbatches_text(action.microbatches)
     if action.kind != "reduce" and not action.microbatches:

@@ -67,8 +67,7 @@ def emulate(plan: Plan, graph: ModuleGraph, *, seed: int = 0, peers: Peers | Non
 def _default_peers(graph: ModuleGraph) -> Peers:
     def peers(edge: Edge, microbatch: int) -> Collection[tuple[int, int]]:
         del microbatch
-        sources = graph.by_name[edge.source.module].grid.stage_ranks(edge.source.stage)
-        targets = graph.by_name[edge.target.module].grid.stage_ranks(edge.target.stage)
+        sources, targets = graph.stage_ranks(edge.source), graph.stage_ranks(edge.target)
         return tuple(itertools.product(sources, targets) if edge.is_boundary else zip(sources, targets, strict=True))
 
     return peers
@@ -219,7 +218,7 @@ class _Emulation:
         action, module = rank.action, self.graph.by_name[rank.action.module]
         grid = module.grid
         if action.kind != "reduce":
-            ranks = grid.stage_ranks(action.stage)
+            ranks = module.stage_ranks(action.stage)
             first = ranks.index(rank.number) // module.meeting_size * module.meeting_size
             group = ranks[first : first + module.meeting_size]
         elif action.edge is None:
@@ -287,8 +286,7 @@ class _Emulation:
             if tokens - rank.made:
                 missing = min(map(str, tokens - rank.made))
                 raise PlanError(f"plan, rank {rank.number}", expected=f"{missing}, at the end", got="none")
-            ends = {0, module.grid.pp - 1}
-            if module.tied and len(ends) > 1 and stage.stage in ends and all(module.trains[end] for end in ends):
+            if stage.stage in module.tied_stages:
                 reductions.append((stage, f"{stage.module}.tied"))
             if module.trains[stage.stage]:
                 reductions.append((stage, None))

@@ -14,6 +14,7 @@ import attrs
 
 from mimo.hooks import ConfigError, hookimpl
 from mimo.schedule._assemble import Timed, assemble, stages_to_sink
+from mimo.schedule._costs import Costs
 from mimo.schedule._plan import Plan, ScheduleSpec
 from mimo.topology import ModuleGraph, StageId
 
@@ -53,19 +54,19 @@ class _Stage:
         """Return what this stage could do now if its actors were free, backward before forward, at time 0."""
         ready = self.backwards
         if self.backward and ready < self.forwards and all(it.backwards > ready for it in self.gradient_targets):
-            return Timed(kind="backward", stage=self.id, microbatch=ready, start=0, finish=_BACKWARD_UNITS)
+            return Timed(kind="backward", stage=self.id, microbatches=(ready,), start=0, finish=_BACKWARD_UNITS)
         ready = self.forwards
         may_begin = ready < microbatches and self.in_flight < self.bound
         if may_begin and all(source.forwards > ready for source in self.sources):
-            return Timed(kind="forward", stage=self.id, microbatch=ready, start=0, finish=_FORWARD_UNITS)
+            return Timed(kind="forward", stage=self.id, microbatches=(ready,), start=0, finish=_FORWARD_UNITS)
         return None
 
     def priority(self, computation: Timed) -> tuple[bool, int, int, int]:
         """Return the key by which the list schedule takes ``computation``, lowest first."""
-        return (computation.kind == "forward", computation.microbatch, self.bound, self.number)
+        return (computation.kind == "forward", computation.microbatches[0], self.bound, self.number)
 
 
-def generate(graph: ModuleGraph, microbatches: int, config: OneForwardOneBackward) -> Plan:
+def generate(graph: ModuleGraph, microbatches: int, config: OneForwardOneBackward, _costs: Costs) -> Plan:
     """Return the 1F1B plan of ``microbatches`` microbatches over ``graph``; without training, of forwards alone.
 
     Raises:
@@ -114,9 +115,10 @@ def _place(stages: list[_Stage], microbatches: int, *, actors: int) -> Iterator[
         for actor in stage.actors:
             held[actor].append(stage)
     busy = [False] * actors
-    running: list[tuple[int, int, Timed]] = []
+    running: list[tuple[float, int, Timed]] = []
     by_number = {stage.number: stage for stage in stages}
-    now, touched = 0, set(by_number)
+    now: float = 0
+    touched = set(by_number)
     while True:
         for stage, computation in _by_priority((by_number[number] for number in touched), microbatches):
             if any(busy[actor] for actor in stage.actors):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import cattrs
 
-from mimo.topology import ModuleGraph, StageId
+from mimo.topology import ModuleGraph, Placement, StageId
+
+if TYPE_CHECKING:
+    from mimo.schedule._costs import Costs
 
 ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
 
@@ -22,7 +25,7 @@ class Action:
         kind: ``send`` and ``receive`` move rows along ``edge`` when (module, stage) is its source for the send and
             its target for the receive, and gradients against it otherwise; ``reduce`` sums the stage's gradients
             over its ranks, or, with an edge, the gradients of a parameter that two stages share.
-        module, stage, chunk: the part of the model that does it.
+        module, stage: the part of the model that does it; a rank that holds several stages of a module does each.
         microbatches: those that it serves; empty for ``reduce``.
         edge: the edge of a message.
     """
@@ -30,7 +33,6 @@ class Action:
     kind: ActionKind
     module: str
     stage: int
-    chunk: int = 0
     microbatches: tuple[int, ...] = ()
     edge: str | None = None
 
@@ -77,11 +79,18 @@ def tied_edge(module: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class ScheduleSpec:
-    """A schedule plugin: ``generate(graph, microbatches, config)`` returns a plan that `check` accepts.
+    """A schedule plugin.
 
-    A graph in which nothing trains asks for forwards alone, as evaluation runs them.
+    Args:
+        name: what users write as ``schedule.plugin``.
+        config: attrs class of its settings.
+        generate: of a graph, the number of microbatches, a config and the costs of the graph returns a plan that
+            `check` accepts. A graph in which nothing trains asks for forwards alone, as evaluation runs them. An order
+            that is fixed by its name has no use for costs; one that fills gaps weighs them.
+        placement: of a config, how the chunks of the modules that have several are to lie on their ranks.
     """
 
     name: str
     config: type
-    generate: Callable[[ModuleGraph, int, Any], Plan]
+    generate: Callable[[ModuleGraph, int, Any, Costs], Plan]
+    placement: Callable[[Any], Placement] = lambda _config: "loop"

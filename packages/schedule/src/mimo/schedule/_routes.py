@@ -79,7 +79,7 @@ class End:
 
     Args:
         grid: the module's ranks.
-        stage: its stage at this end.
+        stage: place along ``pp`` of the stage at this end.
         owners: which of its lanes owns which sample of the microbatch.
         sequence_parallel: whether tensor ranks hold slices of rows, not all of them the same rows.
         cut: how the rows of a lane lie in its cells; None where a lane is one cell.
@@ -92,13 +92,28 @@ class End:
     cut: Callable[[int], Cut] | None = None
 
 
-def pipeline_route(grid: Grid, *, rank: int, stage: int, rows: int) -> Route:
-    """Return the route between ``stage`` and the next of one module: each rank to its like, ``rows`` rows."""
+def pipeline_route(grid: Grid, *, rank: int, source: int, target: int, rows: int) -> Route:
+    """Return the route between neighbouring stages of one module: each rank to its like, ``rows`` rows.
+
+    Args:
+        grid: the module's ranks.
+        rank: this rank, at either end; at both where one rank holds both stages.
+        source: place along ``pp`` of the stage that sends.
+        target: of the stage that receives.
+        rows: that the rank's like sends it, or it sends.
+    """
     place = grid.coordinates(rank)
-    ahead = place.pp == stage
-    peer = grid.rank_at(pp=stage + 1 if ahead else stage, dp=place.dp, cp=place.cp, tp=place.tp)
-    pieces = (Piece(peer, ((0, rows),)),) if rows else ()
-    return Route(held=rows, sends=pieces) if ahead else Route(wanted=rows, receives=pieces)
+
+    def pieces(pipeline_rank: int) -> tuple[Piece, ...]:
+        peer = grid.rank_at(pp=pipeline_rank, dp=place.dp, cp=place.cp, tp=place.tp)
+        return (Piece(peer, ((0, rows),)),) if rows else ()
+
+    route = Route()
+    if place.pp == source:
+        route = attrs.evolve(route, held=rows, sends=pieces(target))
+    if place.pp == target:
+        route = attrs.evolve(route, wanted=rows, receives=pieces(source))
+    return route
 
 
 def boundary_route(*, rank: int, source: End, target: End, rows: Sequence[int]) -> Route:

@@ -54,11 +54,8 @@ class Wiring:
         return self.graph.by_name[stage.module].trains[stage.stage]
 
     def tied_stages(self, module: str) -> tuple[StageId, ...]:
-        """Return the two stages that share a trained parameter of ``module``, or none."""
-        found = self.graph.by_name[module]
-        stages = (StageId(module, 0), StageId(module, found.grid.pp - 1))
-        shared = found.tied and stages[0] != stages[1] and all(self.trains(stage) for stage in stages)
-        return stages if shared else ()
+        """Return the two stages whose ranks add up the gradients of a shared parameter of ``module``, or none."""
+        return tuple(StageId(module, stage) for stage in self.graph.by_name[module].tied_stages)
 
     def feeds(self, action: Action) -> tuple[Edge, ...]:
         """Return the edges on whose receives a computation waits; a weight gradient needs none anew."""

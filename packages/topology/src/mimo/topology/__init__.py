@@ -1,7 +1,7 @@
 """Grids over any rank sets, the module graph, and who owns which sample; free of torch."""
 
 from mimo.topology._context import context_spans
-from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, RankRole, StageId
+from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, Placement, RankRole, Recompute, StageId
 from mimo.topology._grid import AXES, EXPERT_AXES, Coordinates, ExpertCoordinates, Grid
 from mimo.topology._groups import DATA_AXES, ROW_AXES, needed_groups, tied_pairs
 from mimo.topology._ownership import Ownership, count_microbatches
@@ -19,7 +19,9 @@ __all__ = [
     "Module",
     "ModuleGraph",
     "Ownership",
+    "Placement",
     "RankRole",
+    "Recompute",
     "StageId",
     "context_spans",
     "count_microbatches",

@@ -9,37 +9,86 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from typing import Literal
 
 import attrs
 
 from mimo.hooks import ConfigError
 from mimo.topology._grid import Coordinates, Grid
 
+Placement = Literal["loop", "v"]
+"""How the chunks of a module go over its pipeline ranks: each from the first to the last, or to and fro."""
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again instead of keeping it: nothing, what is cheap beside its memory, or every layer."""
+
 
 @attrs.frozen(kw_only=True)
 class Module:
     """A module in the graph.
 
+    Its stages are numbered as data passes them. With several chunks a rank holds one stage of each, and stages count
+    on from chunk to chunk: of ``pp`` 2 and ``chunks`` 2, stages 0 and 2 lie on the first pipeline rank in a loop, and
+    0 and 3 in a V.
+
     Args:
         grid: its ranks; the module's name is the grid's.
-        trains: for each pipeline stage, whether any of its parameters is trained.
+        trains: for each stage, whether any of its parameters is trained.
         tied: the last stage holds a second copy of a parameter that stage 0 owns (tied embeddings).
         experts: it has a mixture of experts, which lies on the expert view of the grid.
+        chunks: stages on each rank.
+        placement: on which rank which.
+        batch_factor: neighbouring microbatches that one pass serves.
+        recompute: what its backward computes again, collectives included.
     """
 
     grid: Grid
     trains: tuple[bool, ...] = attrs.field()
     tied: bool = False
     experts: bool = False
+    chunks: int = 1
+    placement: Placement = "loop"
+    batch_factor: int = 1
+    recompute: Recompute = "none"
 
     @trains.validator
     def _one_a_stage(self, _attribute: attrs.Attribute[tuple[bool, ...]], trains: tuple[bool, ...]) -> None:
-        assert len(trains) == self.grid.pp, (self.grid.name, trains)
+        assert len(trains) == self.stages, (self.grid.name, trains)
 
     @property
     def name(self) -> str:
         """The module's name."""
         return self.grid.name
+
+    @property
+    def stages(self) -> int:
+        """Number of its stages."""
+        return self.grid.pp * self.chunks
+
+    def pipeline_rank(self, stage: int) -> int:
+        """Return the place along ``pp`` of the ranks that hold ``stage``."""
+        chunk, place = divmod(stage, self.grid.pp)
+        return self.grid.pp - 1 - place if self.placement == "v" and chunk % 2 else place
+
+    def stage_ranks(self, stage: int) -> tuple[int, ...]:
+        """Return the ranks that hold ``stage``, ascending."""
+        return self.grid.stage_ranks(self.pipeline_rank(stage))
+
+    def stages_at(self, pipeline_rank: int) -> tuple[int, ...]:
+        """Return the stages at a place along ``pp``, one of each chunk."""
+        return tuple(stage for stage in range(self.stages) if self.pipeline_rank(stage) == pipeline_rank)
+
+    @property
+    def tied_stages(self) -> tuple[int, ...]:
+        """The two stages whose ranks hold copies of one parameter and must add up its gradients, or none."""
+        last = self.stages - 1
+        if not self.tied or self.pipeline_rank(0) == self.pipeline_rank(last):
+            return ()
+        return (0, last) if self.trains[0] and self.trains[last] else ()
+
+    def passes(self, microbatches: int) -> tuple[tuple[int, ...], ...]:
+        """Return the microbatches of a step as its passes take them: ``batch_factor`` at once, the rest in the last."""
+        each = self.batch_factor
+        return tuple(tuple(range(first, min(first + each, microbatches))) for first in range(0, microbatches, each))
 
     @property
     def meeting_size(self) -> int:
@@ -54,7 +103,7 @@ class Module:
 
 @attrs.frozen(order=True)
 class StageId:
-    """One pipeline stage of one module."""
+    """One stage of one module."""
 
     module: str
     stage: int
@@ -62,7 +111,7 @@ class StageId:
 
 @attrs.frozen(kw_only=True)
 class Edge:
-    """An arrow between two stages: of two modules (a boundary), or of one module's neighbouring pipeline stages."""
+    """An arrow between two stages: of two modules (a boundary), or of one module's neighbouring stages."""
 
     name: str
     source: StageId
@@ -77,15 +126,17 @@ class Edge:
 
 @attrs.frozen(kw_only=True)
 class RankRole:
-    """What one rank is in every module that it belongs to."""
+    """What one rank is in every module that it belongs to.
+
+    Args:
+        rank: which.
+        places: where it stands in each module's grid.
+        stages: those that it runs, in the order of modules and stages.
+    """
 
     rank: int
     places: Mapping[str, Coordinates]
-
-    @property
-    def stages(self) -> tuple[StageId, ...]:
-        """The stages that this rank runs, in the graph's module order."""
-        return tuple(StageId(module, place.pp) for module, place in self.places.items())
+    stages: tuple[StageId, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +200,7 @@ class ModuleGraph:
     @cached_property
     def stages(self) -> tuple[StageId, ...]:
         """All stages, every source before its targets."""
-        return tuple(StageId(name, stage) for name in self.order for stage in range(self.by_name[name].grid.pp))
+        return tuple(StageId(name, stage) for name in self.order for stage in range(self.by_name[name].stages))
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -160,7 +211,7 @@ class ModuleGraph:
             into = [(StageId(stage.module, stage.stage - 1), f"{stage.module}.{stage.stage - 1}-{stage.stage}")]
             if stage.stage == 0:
                 into = [
-                    (StageId(source, self.by_name[source].grid.pp - 1), f"{source}->{target}")
+                    (StageId(source, self.by_name[source].stages - 1), f"{source}->{target}")
                     for source, target in self.arrows
                     if target == stage.module
                 ]
@@ -183,19 +234,28 @@ class ModuleGraph:
 
     def role(self, rank: int) -> RankRole:
         """Return what ``rank`` is in each of its modules; a rank in a gap has no places."""
+        held = [module for module in self.modules if rank in module.grid]
+        places = {module.name: module.grid.coordinates(rank) for module in held}
         return RankRole(
             rank=rank,
-            places={module.name: module.grid.coordinates(rank) for module in self.modules if rank in module.grid},
+            places=places,
+            stages=tuple(
+                StageId(module.name, stage) for module in held for stage in module.stages_at(places[module.name].pp)
+            ),
         )
+
+    def stage_ranks(self, stage: StageId) -> tuple[int, ...]:
+        """Return the ranks that hold ``stage``, ascending."""
+        return self.by_name[stage.module].stage_ranks(stage.stage)
 
     @cached_property
     def actors(self) -> tuple[Actor, ...]:
         """Ranks grouped by what they run, ordered by their lowest rank."""
         held: dict[int, tuple[StageId, ...]] = {}
         for module in self.modules:
-            for stage in range(module.grid.pp):
+            for stage in range(module.stages):
                 name = (StageId(module.name, stage),)
-                for rank in module.grid.stage_ranks(stage):
+                for rank in module.stage_ranks(stage):
                     held[rank] = held.get(rank, ()) + name
         found: dict[tuple[StageId, ...], list[int]] = {}
         for rank in self.ranks:
@@ -205,5 +265,5 @@ class ModuleGraph:
     def without_training(self) -> ModuleGraph:
         """Return the same graph with everything frozen, as evaluation runs it."""
         return attrs.evolve(
-            self, modules=tuple(attrs.evolve(module, trains=(False,) * module.grid.pp) for module in self.modules)
+            self, modules=tuple(attrs.evolve(module, trains=(False,) * module.stages) for module in self.modules)
         )

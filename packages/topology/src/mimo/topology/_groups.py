@@ -25,12 +25,12 @@ def needed_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
             axes += [ROW_AXES, ("ep",), ("etp",), ("ep", "etp"), ("edp",)]
         for along in axes:
             found.update(dict.fromkeys(module.grid.groups(along)))
-        if module.tied:
+        if module.tied_stages:
             found.update(dict.fromkeys(tied_pairs(module.grid)))
     return tuple(group for group in found if len(group) > 1)
 
 
 def tied_pairs(grid: Grid) -> tuple[tuple[int, ...], ...]:
-    """Return, for each place within a stage, its rank in the first and in the last stage."""
+    """Return, for each place within a stage, its rank at the first and at the last place along ``pp``."""
     first, last = grid.stage_ranks(0), grid.stage_ranks(grid.pp - 1)
     return tuple((one, other) if one != other else (one,) for one, other in zip(first, last, strict=True))

@@ -12,7 +12,7 @@ import attrs
 from mimo.data import DATASETS, TOKENIZERS, Dataset, Tokenizer
 from mimo.hooks import ConfigError
 from mimo.model import LanguageModelSpec
-from mimo.schedule import SCHEDULES, Plan, ScheduleSpec, check
+from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
 from mimo.topology import Module, ModuleGraph, count_microbatches
 from mimo.trainer._fields import own_keys
 from mimo.trainer._plugins import Find, find_installed
@@ -199,6 +199,6 @@ def _data(
 
 
 def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, config: Any) -> Plan:
-    plan = spec.generate(graph, microbatches, config)
+    plan = spec.generate(graph, microbatches, config, Costs.even(graph))
     check(plan, graph)
     return plan

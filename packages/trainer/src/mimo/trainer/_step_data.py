@@ -146,7 +146,9 @@ class Microbatch:
             sizes = [item.info.size for item in self.items(module, place.dp)]
             total = sum(module.spec.stages.message_rows(module.config, size) for size in sizes)
             _, rows = held_rows(module, place, total)
-        return pipeline_route(module.grid, rank=rank, stage=edge.source.stage, rows=rows)
+        ends = self._job.graph.by_name[module.name]
+        source, target = (ends.pipeline_rank(stage.stage) for stage in (edge.source, edge.target))
+        return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
         modality = self._job.module(edge.source.module).modality

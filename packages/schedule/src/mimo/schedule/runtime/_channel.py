@@ -57,7 +57,7 @@ def open_channels(graph: ModuleGraph) -> Mapping[str, tuple[Channel, Channel]]:
 def _open(graph: ModuleGraph, edge: Edge, *, tag: int, own_group: bool) -> Channel:
     if not own_group:
         return Channel(group=None, tag=tag)
-    sources, targets = (graph.by_name[end.module].grid.stage_ranks(end.stage) for end in (edge.source, edge.target))
+    sources, targets = graph.stage_ranks(edge.source), graph.stage_ranks(edge.target)
     channel = Channel(group=dist.new_group(sorted({*sources, *targets})), tag=0)
     rank, first = dist.get_rank(), torch.zeros(1, device=torch.accelerator.current_accelerator())
     for source, target in itertools.product(sources, targets):
