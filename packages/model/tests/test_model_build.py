@@ -14,27 +14,28 @@ from torch.distributed.tensor import DTensor
 
 from mimo.hooks import PluginError
 from mimo.model import DECODER, DecoderConfig, EncoderSpec, EncoderStages, Frozen, Stage, TensorSupport
-from mimo.model.runtime import Part, Split, TensorAxis, build_part, local
-from mimo.topology import Grid
+from mimo.model.runtime import MimoModel, Part, Split, TensorAxis, build_part, local
+from mimo.topology import Grid, StageId
 
 CONFIG = DecoderConfig(vocabulary=7, hidden=8, layers=2, heads=2, intermediate=6, attention_bias=True, tied=True)
 
 
 def _build(
     spec: Any = DECODER, config: Any = CONFIG, *, name: str = "language", seed: int = 1, pp: int = 1, stage: int = 0,
-    frozen: Frozen = frozenset(),
+    frozen: Frozen = frozenset(), chunks: int = 1, first: Part | None = None,
 ) -> Part:  # fmt: skip
     return build_part(
         spec,
         config,
         grid=Grid(name=name, ranks=range(pp), pp=pp),
-        rank=stage,
+        stage=Stage(stage, pp * chunks),
         seed=seed,
         axis=TensorAxis.single(),
         mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
         device=torch.device("cpu"),
         hidden=4,
         frozen=frozen,
+        first=first,
     )
 
 
@@ -78,6 +79,45 @@ def _check_tied(_rank: int) -> None:
 def test_tied_copy(run_ranks: Callable[..., list[Any]]) -> None:
     """The last stage holds the embedding too, begun from the same name, and says that stage 0 owns it."""
     run_ranks(1, _check_tied)
+
+
+def _check_chunks(_rank: int) -> None:
+    config = attrs.evolve(CONFIG, layers=4)
+    whole = _values(_build(config=config))
+    for first in (None, _build(config=config, pp=2, chunks=2)):
+        stages = [_build(config=config, pp=2, chunks=2, stage=stage, first=first) for stage in range(4)]
+        assert [stage.id for stage in stages] == [StageId("language", index) for index in range(4)]
+        layers = [{name.split(".")[2] for name in stage.parameters if ".layers." in name} for stage in stages]
+        assert layers == [{"0"}, {"1"}, {"2"}, {"3"}]
+        found = {name: value for stage in stages for name, value in _values(stage).items()}
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(value, whole[name]) for name, value in found.items())
+
+
+def test_a_rank_may_build_several_stages(run_ranks: Callable[..., list[Any]]) -> None:
+    """Stages of several chunks hold what the same stages on ranks of their own would."""
+    run_ranks(1, _check_chunks)
+
+
+def _check_shared(_rank: int) -> None:
+    config, name = attrs.evolve(CONFIG, layers=4), "language.embedding.weight"
+    first = _build(config=config, pp=2, chunks=2)
+    last = _build(config=config, pp=2, chunks=2, stage=3, first=first)
+    apart = _build(config=config, pp=2, chunks=2, stage=3)
+    assert last.parameters[name] is first.parameters[name]
+    assert apart.parameters[name] is not first.parameters[name]
+    model = MimoModel([first, last])
+    assert model.parts_of("language") == (first, last)
+    numbers = sum(value.numel() for value in model.parameters_by_name.values())
+    assert sum(value.numel() for value in model.parameters()) == numbers
+    untied = attrs.evolve(config, tied=False)
+    head = _build(config=untied, pp=2, chunks=2, stage=3, first=_build(config=untied, pp=2, chunks=2))
+    assert name not in head.parameters
+
+
+def test_first_and_last_stage_of_a_rank_share_what_is_tied(run_ranks: Callable[..., list[Any]]) -> None:
+    """Where one rank holds both, as in a V, the embedding is one parameter, counted once."""
+    run_ranks(1, _check_shared)
 
 
 def _check_frozen(_rank: int) -> None:

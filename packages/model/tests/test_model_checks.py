@@ -139,6 +139,38 @@ def test_accepted_grids() -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "pp", "layers", "chunks", "message"),
+    [
+        (
+            DECODER, 2, 12, 4,
+            (
+                r"modules\.m\.chunks: expected a number of which pp x chunks = 2 x 4 divides its layers = 12, got 4\. "
+                r"Set it to 1, 2, 3 or 6, or give the model 16 layers\."
+            ),
+        ),
+        (DECODER, 3, 8, 2, r"modules\.m\.chunks: .* got 2\. Set it to 1, or give the model 12 layers\."),
+        (DECODER, 2, 2, 2, r"modules\.m\.chunks: .* = 2 x 2 div.* its layers = 2, got 2\. Set it to 1, or .* 4 layers"),
+        (DECODER, 1, 2, 2, r"modules\.m\.chunks: expected 1, since one pipeline rank .*, got 2\. Leave chunks out, or"),
+        (STAGED, 2, 6, 2, r"modules\.m\.chunks: .* divides its layers = 6, got 2\. Set it to 1 or 3, or .* 8 layers"),
+        (PLAIN, 2, 4, 2, r"modules\.m\.pp: expected 1, since encoder 'plain' has no pipeline stages, got 2"),
+        (PLAIN, 1, 4, 2, r"modules\.m\.chunks: expected 1, "),
+    ],
+)  # fmt: skip
+def test_refused_chunks(spec: Any, pp: int, layers: int, chunks: int, message: str) -> None:
+    """Chunks need a pipeline, and stages of equally many layers; the text says which numbers would do."""
+    config, grid = attrs.evolve(CONFIG, layers=layers), Grid(name="m", ranks=range(pp), pp=pp)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        check_module(spec, config, grid=grid, frozen=True, chunks=chunks)
+
+
+def test_accepted_chunks() -> None:
+    """Any number with which stages have equally many layers; with one chunk they need not."""
+    grid = Grid(name="m", ranks=range(2), pp=2)
+    for layers, chunks in ((4, 2), (12, 3), (12, 6), (5, 1)):
+        check_module(DECODER, attrs.evolve(CONFIG, layers=layers), grid=grid, frozen=True, chunks=chunks)
+
+
+@pytest.mark.parametrize(
     ("spec", "message"),
     [
         (

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
-from mimo.model import DECODER, DecoderConfig
+from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import (
     NO_LABEL,
     ContextAxis,
@@ -105,7 +105,7 @@ def _run(
             DECODER,
             config,
             grid=grid,
-            rank=grid.rank_at(pp=stage, cp=context.rank, tp=axis.rank),
+            stage=Stage(stage, pp),
             seed=5,
             axis=axis,
             mesh=mesh,

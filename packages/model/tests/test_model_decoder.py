@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import NO_LABEL, LanguageBatch, MimoModel, Part, TensorAxis, build_part, local
-from mimo.topology import Grid
+from mimo.topology import Grid, StageId
 
 CONFIGS = {
     "plain": DecoderConfig(vocabulary=11, hidden=12, layers=2, heads=2, intermediate=20),
@@ -32,7 +32,6 @@ def _build(config: DecoderConfig) -> Part:
         DECODER,
         config,
         grid=Grid(name="language", ranks=(0,)),
-        rank=0,
         seed=1,
         axis=TensorAxis.single(),
         mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
@@ -213,7 +212,7 @@ def test_a_microbatch_of_nothing(run_ranks: Callable[..., list[Any]]) -> None:
 def _check_bfloat16(_rank: int) -> None:
     config = CONFIGS["plain"]
     options: dict[str, Any] = {
-        "grid": Grid(name="language", ranks=(0,)), "rank": 0, "seed": 1, "axis": TensorAxis.single(),
+        "grid": Grid(name="language", ranks=(0,)), "seed": 1, "axis": TensorAxis.single(),
         "mesh": DeviceMesh("cpu", [0], mesh_dim_names=("tp",)), "device": torch.device("cpu"),
     }  # fmt: skip
     full, half = build_part(DECODER, config, **options), build_part(DECODER, config, dtype=torch.bfloat16, **options)
@@ -239,7 +238,9 @@ def test_bfloat16_computes_in_it_and_sums_losses_in_fp32(run_ranks: Callable[...
 def _check_names(_rank: int) -> None:
     part = _build(attrs.evolve(CONFIGS["everything"], tied=False))
     model = MimoModel([part])
-    assert model.parts["language"] is part
+    assert model.parts == {StageId("language", 0): part}
+    assert model.parts_of("language") == (part,)
+    assert model.parts_of("vision") == ()
     names = set(model.parameters_by_name)
     layer = {f"attention.{name}.{leaf}" for name in ("query", "key", "value", "output") for leaf in ("weight", "bias")}
     layer |= {f"mlp.{name}.{leaf}" for name in ("gate", "up", "down") for leaf in ("weight", "bias")}

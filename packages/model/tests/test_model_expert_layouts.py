@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.model import DECODER, DecoderConfig
+from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import (
     NO_LABEL,
     Choices,
@@ -109,7 +109,6 @@ class Outcome:
 
 def _stages(config: DecoderConfig, layout: Layout, meshes: Meshes, rank: int) -> list[Part]:
     flat, grid = layout.grid(1), layout.grid(layout.pp)
-    place = flat.coordinates(rank)
     mesh = meshes.tensor_mesh(flat)
     parts = []
     for stage in range(layout.pp):
@@ -117,7 +116,7 @@ def _stages(config: DecoderConfig, layout: Layout, meshes: Meshes, rank: int) ->
             DECODER,
             config,
             grid=grid,
-            rank=grid.rank_at(pp=stage, dp=place.dp, cp=place.cp, tp=place.tp),
+            stage=Stage(stage, layout.pp),
             seed=3,
             axis=TensorAxis.of(mesh, sequence_parallel=layout.sequence_parallel),
             mesh=mesh,
@@ -246,7 +245,7 @@ def _check_layout(rank: int, config: DecoderConfig, layout: Layout) -> None:
         return
     alone, gaps = Layout(lanes=layout.lanes), list[float]()
     part = build_part(
-        DECODER, config, grid=alone.grid(1), rank=0, seed=3, axis=TensorAxis.single(),
+        DECODER, config, grid=alone.grid(1), seed=3, axis=TensorAxis.single(),
         mesh=DeviceMesh.from_group(meshes.group((0,)), "cpu", mesh_dim_names=("tp",)), device=torch.device("cpu"),
         expert_mesh=DeviceMesh.from_group(
             [meshes.group((0,)), meshes.group((0,))], "cpu", mesh=torch.tensor([[0]]), mesh_dim_names=("ep", "etp")

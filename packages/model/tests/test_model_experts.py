@@ -101,7 +101,7 @@ def _check_layer(_rank: int, config: DecoderConfig) -> None:
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     routing = Routing.of(batch, TensorAxis.single())
-    found = layer(ours, routing)
+    found, choices = layer(ours, routing)
     wanted = torch.stack([_row(config, layer, row) for row in theirs])
     used = sum(batch.lengths)
     torch.testing.assert_close(found[:used], wanted[:used], rtol=1e-12, atol=1e-12)
@@ -113,10 +113,9 @@ def _check_layer(_rank: int, config: DecoderConfig) -> None:
     of_wanted = torch.autograd.grad(wanted, [theirs, *trained], direction)
     for one, other in zip(of_found, of_wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
-    assert len(routing.choices) == 1
-    assert routing.choices[0].experts.shape == (used, config.experts_per_token)
+    assert choices.experts.shape == (used, config.experts_per_token)
     chosen = [set(_scores(config, layer, row)[2]) for row in x[:used]]
-    assert [set(row) for row in routing.choices[0].experts.tolist()] == chosen
+    assert [set(row) for row in choices.experts.tolist()] == chosen
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -130,8 +129,8 @@ def _check_losses(_rank: int, config: DecoderConfig) -> None:
     layer, batch = _layer(config), _batch()
     x = torch.randn(11, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     routing = Routing.of(batch, TensorAxis.single())
-    layer(x, routing)
-    tell(routing, [7], batch=batch, config=config, experts=ExpertAxis.single())
+    _, choices = layer(x, routing)
+    tell(routing, {7: choices}, batch=batch, config=config, experts=ExpertAxis.single())
     balance, z = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     loads = [0] * config.experts
     start = 0
@@ -175,7 +174,6 @@ def _build(config: DecoderConfig, frozen: frozenset[str] = frozenset(), spec: La
         spec,
         config,
         grid=Grid(name="language", ranks=(0,)),
-        rank=0,
         seed=1,
         axis=TensorAxis.single(),
         mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
@@ -282,7 +280,7 @@ def _check_fixed(_rank: int) -> None:
         DECODER, build=lambda _config, _stage: _Fixed(), tensor=None, experts=None, context=None, parts={}
     )
     part = build_part(
-        spec, BASE, grid=Grid(name="language", ranks=(0,)), rank=0, seed=1, axis=TensorAxis.single(),
+        spec, BASE, grid=Grid(name="language", ranks=(0,)), seed=1, axis=TensorAxis.single(),
         mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)), device=torch.device("cpu"),
     )  # fmt: skip
     trains = {name: parameter.requires_grad for name, parameter in part.parameters.items()}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.model import DECODER, DecoderConfig
+from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, local
 from mimo.topology import Grid
 
@@ -57,7 +57,7 @@ def _stages(config: DecoderConfig, mesh: DeviceMesh, axis: TensorAxis, pp: int) 
             DECODER,
             config,
             grid=grid,
-            rank=grid.rank_at(pp=stage, tp=axis.rank),
+            stage=Stage(stage, pp),
             seed=5,
             axis=axis,
             mesh=mesh,

@@ -69,14 +69,14 @@ def _train(rank: int, ep: int, etp: int) -> tuple[dict[str, Tensor], list[float]
     part = ModuleParameters(grid=grid, rank=rank, parameters=parameters, experts=frozenset({"language.experts"}))
     (spec,) = mimo_register_optimizers()
     optimizer = MimoOptimizer(
-        [ModuleOptimizer.build(part, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes)],
+        [ModuleOptimizer.build({0: part}, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes)],
         names=["language"], learning_rate=RATE, clip=CLIP, meshes=meshes, device=torch.device("cpu"),
     )  # fmt: skip
     norms = []
     for step in range(1, STEPS + 1):
         for name, (mesh, placements, sharers) in layouts.items():
             parameters[name].grad = _lay(_full(name, step) / sharers, mesh, placements)
-        optimizer.reduce("language")
+        optimizer.reduce("language", 0)
         norms.append(optimizer.step(step, Tally(label_tokens=0 if rank else TOKENS, rows={"language": 1})).norm)
         optimizer.zero_gradients()
     return {name: _gathered(parameter) for name, parameter in parameters.items()}, norms

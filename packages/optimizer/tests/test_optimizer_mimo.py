@@ -77,7 +77,8 @@ def build(rank: int, dims: dict[str, int | None], graph: ModuleGraph = GRAPH, **
                     )
                 )
         part = ModuleParameters(grid=grid, rank=rank, parameters=parameters, **more)
-        modules.append(ModuleOptimizer.build(part, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes))
+        stages = {grid.coordinates(rank).pp: part}
+        modules.append(ModuleOptimizer.build(stages, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes))
     return MimoOptimizer(
         modules,
         names=[module.name for module in graph.modules],
@@ -106,7 +107,7 @@ def give(optimizer: MimoOptimizer, rank: int, step: int) -> None:
                 shape=parameter.shape,
                 stride=parameter.stride(),
             )
-        optimizer.reduce(module.part.grid.name)
+        optimizer.reduce(module.part.grid.name, 0)
 
 
 def tally(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> Tally:
@@ -152,7 +153,7 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
         for parameter in optimizer.modules["vision"].part.parameters.values():
             assert parameter.grad is not None
             parameter.grad.mul_(math.nan)
-        optimizer.reduce("vision")
+        optimizer.reduce("vision", 0)
     if fault == "replica" and rank == 3:
         norm = optimizer.modules["language"].part.parameters["language.norm"]
         assert norm.grad is not None
@@ -165,7 +166,7 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
         stepped = optimizer.step(1, tally(rank, rows={"language": 9} if rank == 2 else {}))
     else:
         if fault == "gradient" and rank in (0, 2):
-            optimizer.reduce("vision")
+            optimizer.reduce("vision", 0)
         stepped = optimizer.step(1, tally(rank))
     changed = {
         name: any(
@@ -209,7 +210,7 @@ def missing(rank: int) -> list[bool]:
     optimizer.step(1, tally(rank))
     optimizer.zero_gradients()
     for name in optimizer.modules:
-        optimizer.reduce(name)
+        optimizer.reduce(name, 0)
     stepped = optimizer.step(2, tally(rank))
     return [stepped.norm == 0.0, stepped.skipped]
 
@@ -217,6 +218,56 @@ def missing(rank: int) -> list[bool]:
 def test_optimizer_a_missing_gradient_is_zero_not_the_last_one(run_ranks: Callable[..., list[Any]]) -> None:
     """After a step the old gradients are gone: a step without any has norm 0."""
     assert run_ranks(4, missing) == [[True, False]] * 4
+
+
+def several(rank: int, order: tuple[int, ...]) -> tuple[list[float], list[float], list[str]]:
+    """Reduce two stages of this lane that share a parameter, in some order; return gradients as they come about."""
+    grid = Grid(name="language", ranks=(0, 1), dp=2)
+    meshes = Meshes(ModuleGraph(modules=(Module(grid=grid, trains=(True,)),), arrows=()), rank=rank, device_type="cpu")
+    mesh = meshes.tensor_mesh(grid)
+
+    def made(value: float) -> nn.Parameter:
+        found = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Replicate()], run_check=False))
+        found.grad = DTensor.from_local(torch.full((3,), value), mesh, [Replicate()], run_check=False)
+        return found
+
+    shared, names = made(1.0), ("language.first", "language.shared", "language.last")
+    first, last = made(2.0), made(3.0)
+    stages = {
+        stage: ModuleParameters(grid=grid, rank=rank, parameters=parameters, tied=frozenset({"language.shared"}))
+        for stage, parameters in {
+            0: {"language.first": first, "language.shared": shared},
+            3: {"language.last": last, "language.shared": shared},
+        }.items()
+    }
+    (spec,) = mimo_register_optimizers()
+    module = ModuleOptimizer.build(stages, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes)
+    optimizer = MimoOptimizer(
+        [module], names=["language"], learning_rate=RATE, clip=0.0, meshes=meshes, device=torch.device("cpu")
+    )
+
+    def gradients() -> list[float]:
+        return [float(value.grad.to_local()[0]) for value in (first, shared, last) if isinstance(value.grad, DTensor)]
+
+    optimizer.reduce("language", order[0])
+    between = gradients()
+    optimizer.reduce("language", order[1])
+    assert {name: module.part.is_counted(name) for name in names} == dict.fromkeys(names, rank == 0)
+    stepped = optimizer.step(1, Tally(label_tokens=1, rows={"language": 1}))
+    assert stepped.norm == pytest.approx(math.sqrt(3 * (4**2 + 2**2 + 6**2)) / 2, rel=1e-6)
+    return between, [2 * one for one in gradients()], sorted(optimizer.state()["language"])
+
+
+@pytest.mark.parametrize(("order", "between"), [((0, 3), [4.0, 1.0, 3.0]), ((3, 0), [2.0, 1.0, 6.0])])
+def test_optimizer_stages_are_reduced_one_by_one_and_what_they_share_with_the_last(
+    order: tuple[int, ...], between: list[float], run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Each stage of a rank sums its own when its turn comes; a parameter of both is summed, counted and kept once."""
+    for before, after, state in run_ranks(2, several, order):
+        assert before == between
+        assert after == [4.0, 2.0, 6.0]
+        names = ("first", "last", "shared")
+        assert state == [f"{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")]
 
 
 def tied(rank: int) -> tuple[float, list[float]]:
@@ -231,7 +282,7 @@ def tied(rank: int) -> tuple[float, list[float]]:
         value = torch.full(SHAPES[name], float(rank + 1) if name == "language.norm" else 0.0)
         parameter.grad = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False)
     optimizer.reduce_tied("language")
-    optimizer.reduce("language")
+    optimizer.reduce("language", rank)
     stepped = optimizer.step(1, Tally(label_tokens=1 if rank else 0, rows={"language": 1}))
     norm = parameters["language.norm"]
     assert isinstance(norm, DTensor)

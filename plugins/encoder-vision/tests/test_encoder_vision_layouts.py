@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
+from mimo.model import Stage
 from mimo.model.runtime import ContextAxis, Part, TensorAxis, build_part, local
 from mimo.topology import Grid
 from mimo_encoder_vision import VIT, VitConfig
@@ -45,7 +46,7 @@ def _stages(
             VIT,
             config,
             grid=grid,
-            rank=grid.rank_at(pp=stage, cp=context.rank, tp=axis.rank),
+            stage=Stage(stage, pp),
             seed=5,
             axis=axis,
             mesh=mesh,

@@ -25,7 +25,6 @@ def _check_readme(_rank: int) -> None:
         spec,
         spec.config(),
         grid=Grid(name="vision", ranks=(0,)),
-        rank=0,
         seed=1,
         axis=TensorAxis.single(),
         mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),

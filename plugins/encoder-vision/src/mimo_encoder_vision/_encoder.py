@@ -46,6 +46,10 @@ class Attention(nn.Module):
         query, key, value = (
             project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
         )
+        return self.finish(query, key, value, segments)
+
+    def finish(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+        """Return [T, W] of the three products: cheap to compute again, beside what it keeps."""
         attended = attend(query, key, value, segments)  # [T, N, D]
         return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))
 
@@ -65,7 +69,11 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, outputs] of ``x`` [T, inputs]."""
-        return cast("Tensor", self.down(functional.gelu(self.up(self.axis.enter(x))), leave=self.axis))
+        return self.finish(self.up(self.axis.enter(x)))
+
+    def finish(self, middle: Tensor) -> Tensor:
+        """Return [T, outputs] of the first product: cheap to compute again, beside what it keeps."""
+        return cast("Tensor", self.down(functional.gelu(middle), leave=self.axis))
 
 
 class Layer(nn.Module):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from mimo.hooks import ConfigError, hookimpl
-from mimo.model import ContextSupport, EncoderSpec, EncoderStages, Stage, TensorSupport
+from mimo.model import ContextSupport, EncoderSpec, EncoderStages, Stage, TensorSupport, Work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,6 +122,29 @@ def _attach(module: nn.Module, context: ContextAxis) -> None:
     module.context = context
 
 
+def _flops(
+    config: VitConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
+) -> Mapping[str, Work]:
+    from mimo_encoder_vision._work import encoder_work
+
+    return encoder_work(config, hidden, stage, recompute, sizes)
+
+
+def _layers(module: nn.Module) -> list[Callable[..., Any]]:
+    from mimo_encoder_vision._encoder import VisionTransformer
+
+    assert isinstance(module, VisionTransformer)
+    return [layer.forward for layer in module.layers.values()]
+
+
+def _cheap(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return what of the layers keeps much and is cheap to compute again: what lies between their products."""
+    from mimo_encoder_vision._encoder import Attention, Mlp, VisionTransformer
+
+    assert isinstance(module, VisionTransformer)
+    return [part.finish for part in module.layers.modules() if isinstance(part, Attention | Mlp)]
+
+
 VIT = EncoderSpec(
     name="vit",
     config=VitConfig,
@@ -139,6 +162,8 @@ VIT = EncoderSpec(
         cut=_cut,
         parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
     ),
+    recompute={"full": _layers, "selective": _cheap},
+    flops=_flops,
 )
 
 

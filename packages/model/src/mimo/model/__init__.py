@@ -14,6 +14,7 @@ from mimo.model._specs import (
     TensorSupport,
     Told,
 )
+from mimo.model._work import Work, attention, product
 
 ENCODERS = Kind(
     group="mimo.encoders", noun="encoder", hook="mimo_register_encoders", hookspecs=hookspecs, spec=EncoderSpec
@@ -40,6 +41,9 @@ __all__ = [
     "Stage",
     "TensorSupport",
     "Told",
+    "Work",
+    "attention",
     "check_module",
+    "product",
     "stage_trains",
 ]

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
-from mimo.topology import Grid
+from mimo.topology import Grid, Recompute
 
 Frozen: TypeAlias = frozenset[str] | bool
 """What of a module is not trained: names of its spec's parts, True for all of it."""
@@ -20,8 +20,19 @@ def check_module(
     grid: Grid,
     frozen: Frozen,
     sequence_parallel: bool = False,
+    chunks: int = 1,
+    recompute: Recompute = "none",
 ) -> None:
     """Refuse a grid that the module cannot be split over, and parts to freeze that it does not have.
+
+    Args:
+        spec: the module's plugin.
+        config: an instance of ``spec.config``.
+        grid: the module's grid; its name is the module's.
+        frozen: names of the parts that are not trained, True for all.
+        sequence_parallel: whether rows are split over the tensor ranks between layers.
+        chunks: stages on each rank.
+        recompute: what backward computes again.
 
     Raises:
         ConfigError: with the path of the setting, ``modules.<name>.tp`` and so on.
@@ -44,7 +55,8 @@ def check_module(
             fix="Leave it out.",
         )
     _check_experts(spec, config, grid=grid, where=where, noun=noun)
-    _check_stages(spec, config, grid=grid, where=where, noun=noun)
+    _check_stages(spec, config, grid=grid, chunks=chunks, where=where, noun=noun)
+    _check_recompute(spec, recompute, where=where, noun=noun)
     if isinstance(frozen, bool):
         return
     for part in sorted(frozen - set(spec.parts)):
@@ -55,6 +67,19 @@ def check_module(
             got=repr(part),
             fix="Name its parts, or write true to freeze all of it.",
         )
+
+
+def _check_recompute(spec: EncoderSpec | LanguageModelSpec, recompute: Recompute, *, where: str, noun: str) -> None:
+    if recompute == "none" or recompute in spec.recompute:
+        return
+    known = [repr(name) for name in spec.recompute]
+    lacks = f"since {noun} {spec.name!r} has no {'such ' if known else ''}recomputation"
+    raise ConfigError(
+        f"{where}.recompute",
+        expected=f"{_either(['none', *spec.recompute])}, {lacks}",
+        got=repr(recompute),
+        fix=f"Leave it out, or set it to {_either(known)}." if known else "Leave it out.",
+    )
 
 
 def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
@@ -97,8 +122,17 @@ def _check_experts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: 
         )
 
 
-def _check_stages(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
+def _check_stages(
+    spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, chunks: int, where: str, noun: str
+) -> None:
     if grid.pp == 1:
+        if chunks > 1:
+            raise ConfigError(
+                f"{where}.chunks",
+                expected="1, since one pipeline rank (pp = 1) waits for no other and chunks shorten nothing",
+                got=repr(chunks),
+                fix="Leave chunks out, or set pp to 2 or more.",
+            )
         return
     if isinstance(spec, EncoderSpec) and spec.stages is None:
         raise ConfigError(
@@ -115,6 +149,15 @@ def _check_stages(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: G
             got=repr(grid.pp),
             fix=f"Set it to {layers} or less, or give the model more layers.",
         )
+    stages = grid.pp * chunks
+    if chunks > 1 and layers % stages:
+        fitting = [count for count in range(2, layers // grid.pp + 1) if layers % (grid.pp * count) == 0]
+        raise ConfigError(
+            f"{where}.chunks",
+            expected=f"a number of which pp x chunks = {grid.pp} x {chunks} divides its layers = {layers}",
+            got=repr(chunks),
+            fix=f"Set it to {_either([1, *fitting])}, or give the model {-(-layers // stages) * stages} layers.",
+        )
 
 
 def _layers(spec: EncoderSpec | LanguageModelSpec, config: Any) -> int:
@@ -122,7 +165,7 @@ def _layers(spec: EncoderSpec | LanguageModelSpec, config: Any) -> int:
     return spec.layers(config)
 
 
-def _either(values: Iterable[int]) -> str:
+def _either(values: Iterable[object]) -> str:
     *most, last = [str(value) for value in values]
     return f"{', '.join(most)} or {last}" if most else last
 

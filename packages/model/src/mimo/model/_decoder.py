@@ -16,7 +16,6 @@ from typing import cast
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mimo.model._decoder_spec import DecoderConfig
 from mimo.model._experts import Moe
@@ -25,7 +24,9 @@ from mimo.model._routing import Routing, tell
 from mimo.model._specs import Stage
 from mimo.model.runtime import (
     NO_LABEL,
+    Choices,
     ContextAxis,
+    Deferral,
     Embedding,
     ExpertAxis,
     LanguageBatch,
@@ -34,7 +35,7 @@ from mimo.model.runtime import (
     Segments,
     TensorAxis,
     attend,
-    local,
+    multiply,
     turn,
     vocabulary_argmax,
     vocabulary_cross_entropy,
@@ -86,6 +87,10 @@ class Attention(nn.Module):
         query, key, value = (
             project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
         )
+        return self.finish(query, key, value, segments, rotation)
+
+    def finish(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rotation: Rotation) -> Tensor:
+        """Return [T, H] of the three products: cheap to compute again, beside what it keeps."""
         query, key = rotation.turn(query), rotation.turn(key)
         attended = attend(query, key, value, segments, heads=self.shared)  # [T, N, D]
         return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))
@@ -102,11 +107,19 @@ class Layer(nn.Module):
         mixed = index in config.expert_layers
         self.mlp = Moe(config) if mixed else Mlp(config.hidden, config.intermediate, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor, segments: Segments, rotation: Rotation, routing: Routing | None) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]; ``routing`` is needed where there are experts."""
+    def forward(
+        self, x: Tensor, segments: Segments, rotation: Rotation, routing: Routing | None
+    ) -> tuple[Tensor, Choices | None]:
+        """Return [T, H] of ``x`` [T, H], and which experts were chosen; ``routing`` is needed where there are some.
+
+        Nothing but what it returns changes: recomputation repeats it.
+        """
         x = x + self.attention(self.attention_norm(x), segments, rotation)
         y = self.mlp_norm(x)
-        return cast("Tensor", x + (self.mlp(y) if isinstance(self.mlp, Mlp) else self.mlp(y, routing)))
+        if isinstance(self.mlp, Mlp):
+            return x + self.mlp(y), None
+        y, choices = self.mlp(y, routing)
+        return x + y, choices
 
 
 class Decoder(nn.Module):
@@ -116,6 +129,7 @@ class Decoder(nn.Module):
         axis: over which the vocabulary, and with sequence parallelism the rows, are split.
         context: over which each sample is split.
         expert_axis: over which the experts are spread.
+        deferral: where the head's weight gradient may be put off.
     """
 
     def __init__(self, config: DecoderConfig, stage: Stage) -> None:
@@ -125,6 +139,7 @@ class Decoder(nn.Module):
         self.axis = TensorAxis.single()
         self.context = ContextAxis.single()
         self.expert_axis = ExpertAxis.single()
+        self.deferral: Deferral | None = None
         if stage.is_first or (stage.is_last and config.tied):
             self.embedding = Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleDict({str(index): Layer(config, index) for index in stage.layers(config.layers)})
@@ -141,12 +156,15 @@ class Decoder(nn.Module):
         total, device = batch.tokens.shape[0], batch.tokens.device
         segments = Segments.of(batch.lengths, causal=True, rows=total, device=device, context=self.context)
         rotation = Rotation.of(batch.positions, width=self.config.head_width, theta=self.config.rope_theta)
-        mixed = [int(index) for index in self.layers if int(index) in self.config.expert_layers]
+        mixed = any(int(index) in self.config.expert_layers for index in self.layers)
         routing = Routing.of(batch, self.axis) if mixed else None
-        for layer in self.layers.values():
-            hidden = layer(hidden, segments, rotation, routing)
+        chosen: dict[int, Choices] = {}
+        for index, layer in self.layers.items():
+            hidden, choices = layer(hidden, segments, rotation, routing)
+            if choices is not None:
+                chosen[int(index)] = choices
         if routing is not None:
-            tell(routing, mixed, batch=batch, config=self.config, experts=self.expert_axis)
+            tell(routing, chosen, batch=batch, config=self.config, experts=self.expert_axis)
         return cast("Tensor", self.norm(hidden) if self.stage.is_last else hidden)
 
     def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
@@ -161,13 +179,16 @@ class Decoder(nn.Module):
             here = positions
             if self.axis.splits_rows:
                 span = self.axis.span(batch.tokens.shape[0])
-                here = positions[(positions >= span.start) & (positions < span.stop)] - span.start
+                # Those of `given` follow one another, and so no device is asked how many they are.
+                first = torch.searchsorted(positions, span.start)
+                here = positions[first + torch.arange(len(given), device=positions.device)] - span.start
             hidden = hidden.index_copy(0, here, given.to(hidden.dtype))
         return hidden
 
-    def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def losses(self, hidden: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
         """Return the loss of each row [T] in fp32, 0 without label; ``labels`` is [T], of all tensor ranks' rows."""
-        labelled = (labels != NO_LABEL).nonzero().squeeze(1)
+        if labelled is None:
+            labelled = (labels != NO_LABEL).nonzero().squeeze(1)
         if self.axis.splits_rows:
             hidden = self.axis.enter(hidden).index_select(0, labelled)
         else:  # few rows have labels, and no others' gradients need to be summed
@@ -186,4 +207,4 @@ class Decoder(nn.Module):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         weight = self.embedding.weight if self.config.tied else self.head.weight
-        return functional.linear(hidden, local(weight, fresh=True))
+        return multiply(hidden, weight, deferral=self.deferral)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -13,7 +13,9 @@ from mimo.model._specs import ContextSupport, ExpertSupport, LanguageModelSpec, 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mimo.model._work import Work
     from mimo.model.runtime import ContextAxis, ExpertAxis, Split, TensorAxis
+    from mimo.topology import Recompute
 
 _WHERE = "modules.language.config"
 
@@ -242,11 +244,39 @@ def load_name(layer: int) -> str:
     return f"layers.{layer}.load"
 
 
+def _flops(
+    config: DecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
+) -> Mapping[str, Work]:
+    from mimo.model._decoder_work import decoder_work
+
+    return decoder_work(config, stage, recompute, lengths, labels)
+
+
 def _attach(module: nn.Module, context: ContextAxis) -> None:
     from mimo.model._decoder import Decoder
 
     assert isinstance(module, Decoder)
     module.context = context
+
+
+def _layers(module: nn.Module) -> list[Callable[..., Any]]:
+    from mimo.model._decoder import Decoder
+
+    assert isinstance(module, Decoder)
+    return [layer.forward for layer in module.layers.values()]
+
+
+def _cheap(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return what keeps much and is cheap to compute again (Korthikanti et al. 2022, arXiv:2205.05198, section 5).
+
+    Attention between its products (as there), and likewise the feed-forward parts between theirs, those of experts
+    too. No product is repeated; neither is routing, nor a message of experts.
+    """
+    from mimo.model._decoder import Attention
+    from mimo.model._experts import Experts
+    from mimo.model._mlp import Mlp
+
+    return [part.finish for part in module.modules() if isinstance(part, Attention | Experts | Mlp)]
 
 
 def _stage_parts(config: DecoderConfig, stage: Stage) -> frozenset[str]:
@@ -272,6 +302,8 @@ DECODER = LanguageModelSpec(
     context=ContextSupport(attach=_attach),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_expert_plan, after_step=_after_step),
     tells=_tells,
+    recompute={"full": _layers, "selective": _cheap},
+    flops=_flops,
 )
 
 

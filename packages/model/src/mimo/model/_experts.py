@@ -6,6 +6,7 @@ the rows. Shapes: T rows, n of them routed here, H hidden, E experts, k chosen b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor, nn
@@ -37,9 +38,13 @@ class Experts(nn.Module):
         """Return [n, H] of ``x`` [n, H]: for each row the weighted sum of what its experts make of it."""
         dispatch = Dispatch.of(choices.experts, experts=self.count, axis=self.axis)
         rows = dispatch.send(x)
-        inner = functional.silu(self.gate(rows, dispatch.counts)) * self.up(rows, dispatch.counts)
-        made = dispatch.bring(self.down(inner, dispatch.counts))  # [n, k, H]
+        counts = dispatch.counts
+        made = dispatch.bring(self.finish(self.gate(rows, counts), self.up(rows, counts), counts))  # [n, k, H]
         return (made * choices.weights.unsqueeze(2)).sum(1).to(x.dtype)
+
+    def finish(self, gate: Tensor, up: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return what the experts make of their rows, of two of their products: cheap to compute again."""
+        return cast("Tensor", self.down(functional.silu(gate) * up, counts))
 
 
 class Moe(nn.Module):
@@ -61,10 +66,9 @@ class Moe(nn.Module):
             Mlp(config.hidden, config.shared_intermediate, bias=config.mlp_bias) if config.shared_intermediate else None
         )
 
-    def forward(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return [T, H] of ``x`` [T, H], and enter the choices into ``routing``."""
+    def forward(self, x: Tensor, routing: Routing) -> tuple[Tensor, Choices]:
+        """Return [T, H] of ``x`` [T, H], and the choices of the rows that are routed here."""
         rows = routing.take(x)
         choices = self.router(rows)
-        routing.choices.append(choices)
         y = routing.put(self.experts(rows, choices))
-        return y if self.shared is None else y + cast("Tensor", self.shared(x))
+        return y if self.shared is None else y + self.shared(x), choices

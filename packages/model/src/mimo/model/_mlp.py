@@ -27,4 +27,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, H] of ``x`` [T, H]."""
         x = self.axis.enter(x)
-        return cast("Tensor", self.down(functional.silu(self.gate(x)) * self.up(x), leave=self.axis))
+        return self.finish(self.gate(x), self.up(x))
+
+    def finish(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return [T, H] of the two products: cheap to compute again, beside what it keeps."""
+        return cast("Tensor", self.down(functional.silu(gate) * up, leave=self.axis))

@@ -7,7 +7,7 @@ Shapes: T rows of this context rank, n of them routed here, H hidden, E experts,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import attrs
 import torch
@@ -27,14 +27,12 @@ class Routing:
         rows: T, the padding at the end included.
         here: rows of this rank's share, padding included.
         samples: [n] of each row its sample's number.
-        choices: of each layer so far, in order.
     """
 
     axis: TensorAxis
     rows: int
     here: int
     samples: Tensor
-    choices: list[Choices] = attrs.field(factory=list)
 
     @classmethod
     def of(cls, batch: LanguageBatch, axis: TensorAxis) -> Routing:
@@ -56,21 +54,21 @@ class Routing:
 
 
 def tell(
-    routing: Routing, layers: Sequence[int], *, batch: LanguageBatch, config: DecoderConfig, experts: ExpertAxis
+    routing: Routing, chosen: Mapping[int, Choices], *, batch: LanguageBatch, config: DecoderConfig, experts: ExpertAxis
 ) -> None:
     """Enter into the batch's ledger the load of each layer's experts and this rank's part of the further losses.
 
     Args:
-        routing: with the choices of these layers.
-        layers: their global indices.
+        routing: of the microbatch.
+        chosen: what each layer with experts chose, by its global index; at least one.
         batch: the microbatch.
         config: of the decoder.
         experts: sums over the ranks that share the rows of this lane.
     """
-    counts = torch.stack([_counts(routing, one, batch) for one in routing.choices])  # [layers, S, E]
-    for layer, load in zip(layers, counts.sum(1), strict=True):
+    counts = torch.stack([_counts(routing, one, batch) for one in chosen.values()])  # [layers, S, E]
+    for layer, load in zip(chosen, counts.sum(1), strict=True):
         batch.ledger.add_count(load_name(layer), load)
-    like = routing.choices[0].scores
+    like = next(iter(chosen.values())).scores
     lengths = like.new_tensor(batch.lengths).clamp_min(1)  # [S]; one without rows has none to weigh
     # Mean over the sample's rows times its label tokens, as a weight of each row.
     weights = like.new_tensor(batch.label_tokens) / lengths
@@ -78,11 +76,11 @@ def tell(
         rows = experts.total(counts).to(like)
         frequencies = rows * (config.experts / config.experts_per_token) / lengths.unsqueeze(1)
         scale = frequencies * weights.unsqueeze(1)  # [layers, S, E]
-        parts = [(one.shares * each[routing.samples]).sum() for one, each in zip(routing.choices, scale, strict=True)]
+        parts = [(one.shares * each[routing.samples]).sum() for one, each in zip(chosen.values(), scale, strict=True)]
         batch.ledger.add_loss("balance", config.balance_loss * torch.stack(parts).sum())
     if config.z_loss:
         row_weights = weights[routing.samples]
-        parts = [(one.logits.logsumexp(1).square() * row_weights).sum() for one in routing.choices]
+        parts = [(one.logits.logsumexp(1).square() * row_weights).sum() for one in chosen.values()]
         batch.ledger.add_loss("z", config.z_loss * torch.stack(parts).sum())
 
 

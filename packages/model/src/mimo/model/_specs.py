@@ -6,20 +6,28 @@ and pipeline ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mimo.model._work import Work
     from mimo.model.runtime import ContextAxis, ExpertAxis, Split, TensorAxis
+    from mimo.topology import Recompute
+
+Methods: TypeAlias = "Callable[[nn.Module], Iterable[Callable[..., Any]]]"
+"""Of a module, some bound methods of its submodules."""
 
 
 @attrs.frozen
 class Stage:
-    """One of ``count`` pipeline stages; layers are spread evenly, earlier stages one more."""
+    """One of a module's ``count`` stages, ``pp * chunks``, in the order in which data passes them.
+
+    Layers are spread evenly, earlier stages one more.
+    """
 
     index: int = 0
     count: int = 1
@@ -131,6 +139,12 @@ class EncoderSpec:
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         stages: support for ``pp``; without it only ``pp = 1`` is accepted.
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
+        recompute: support for recomputation, by what a user may ask for, ``full`` and ``selective``: of the module of a
+            stage, the bound methods of submodules that backward computes again, ``layer.forward`` of every layer for
+            ``full``. Without it only ``none`` is accepted.
+        flops: of a config, the width of the rows that it delivers, a stage, what is recomputed and the sizes of items,
+            what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
+            guessed from the parameters.
     """
 
     name: str
@@ -144,6 +158,8 @@ class EncoderSpec:
     tensor: TensorSupport | None = None
     stages: EncoderStages | None = None
     context: ContextSupport | None = None
+    recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, Work]] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -177,6 +193,10 @@ class LanguageModelSpec:
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
         experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
         tells: of a config, all that the forward of any stage adds to its `Ledger`.
+        recompute: support for recomputation, see `EncoderSpec`.
+        flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
+            what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
+            guessed from the parameters.
     """
 
     name: str
@@ -192,3 +212,5 @@ class LanguageModelSpec:
     context: ContextSupport | None = None
     experts: ExpertSupport | None = None
     tells: Callable[[Any], Told] = lambda _config: Told()
+    recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, Work]] | None = None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import attrs
 
@@ -39,10 +39,13 @@ class Module:
         placement: on which rank which.
         batch_factor: neighbouring microbatches that one pass serves.
         recompute: what its backward computes again, collectives included.
+
+    Raises:
+        ConfigError: a count is below 1.
     """
 
     grid: Grid
-    trains: tuple[bool, ...] = attrs.field()
+    trains: tuple[bool, ...]
     tied: bool = False
     experts: bool = False
     chunks: int = 1
@@ -50,9 +53,12 @@ class Module:
     batch_factor: int = 1
     recompute: Recompute = "none"
 
-    @trains.validator
-    def _one_a_stage(self, _attribute: attrs.Attribute[tuple[bool, ...]], trains: tuple[bool, ...]) -> None:
-        assert len(trains) == self.stages, (self.grid.name, trains)
+    def __attrs_post_init__(self) -> None:
+        """Refuse counts below 1."""
+        for key, count in (("chunks", self.chunks), ("batch_factor", self.batch_factor)):
+            if count < 1:
+                raise ConfigError(f"modules.{self.name}.{key}", expected="1 or more", got=repr(count))
+        assert len(self.trains) == self.stages, (self.name, self.trains)
 
     @property
     def name(self) -> str:
@@ -101,9 +107,8 @@ class Module:
         return math.lcm(grid.cp * grid.tp, grid.ep * grid.etp if self.experts else 1)
 
 
-@attrs.frozen(order=True)
-class StageId:
-    """One stage of one module."""
+class StageId(NamedTuple):
+    """One stage of one module; a plain tuple, as plans look millions of them up."""
 
     module: str
     stage: int
@@ -222,11 +227,21 @@ class ModuleGraph:
 
     def inputs(self, stage: StageId) -> tuple[Edge, ...]:
         """Return the edges into ``stage``."""
-        return tuple(edge for edge in self.edges if edge.target == stage)
+        return self._ends[0].get(stage, ())
 
     def outputs(self, stage: StageId) -> tuple[Edge, ...]:
         """Return the edges out of ``stage``."""
-        return tuple(edge for edge in self.edges if edge.source == stage)
+        return self._ends[1].get(stage, ())
+
+    @cached_property
+    def _ends(self) -> tuple[dict[StageId, tuple[Edge, ...]], dict[StageId, tuple[Edge, ...]]]:
+        """Edges by target, and by source."""
+        into: dict[StageId, tuple[Edge, ...]] = {}
+        out: dict[StageId, tuple[Edge, ...]] = {}
+        for edge in self.edges:
+            into[edge.target] = (*into.get(edge.target, ()), edge)
+            out[edge.source] = (*out.get(edge.source, ()), edge)
+        return into, out
 
     def runs_backward(self, stage: StageId) -> bool:
         """Tell whether ``stage`` has a backward: it trains, or something that feeds it does."""

@@ -4,11 +4,13 @@ from mimo.model.runtime._attention import attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._build import build_part
 from mimo.model.runtime._context import ContextAxis
+from mimo.model.runtime._deferral import Deferral, Deferring
 from mimo.model.runtime._dispatch import Dispatch
 from mimo.model.runtime._expert_axis import ExpertAxis
 from mimo.model.runtime._grouped import GroupedLinear
 from mimo.model.runtime._language import NO_LABEL, LanguageBatch, LanguageModule, Ledger
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
+from mimo.model.runtime._multiply import multiply
 from mimo.model.runtime._parameters import Split, local
 from mimo.model.runtime._part import MimoModel, Part
 from mimo.model.runtime._router import Choices, Router
@@ -20,6 +22,8 @@ __all__ = [
     "NO_LABEL",
     "Choices",
     "ContextAxis",
+    "Deferral",
+    "Deferring",
     "Dispatch",
     "Embedding",
     "ExpertAxis",
@@ -39,6 +43,7 @@ __all__ = [
     "attend",
     "build_part",
     "local",
+    "multiply",
     "turn",
     "vocabulary_argmax",
     "vocabulary_cross_entropy",

@@ -13,13 +13,17 @@ from mimo.model._checks import Frozen, check_module, check_parameters, is_frozen
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._context import ContextAxis
+from mimo.model.runtime._deferral import Deferral, Deferring
 from mimo.model.runtime._expert_axis import ExpertAxis
 from mimo.model.runtime._initial import draws_itself, initialise, seeded
 from mimo.model.runtime._parameters import Split, distribute
 from mimo.model.runtime._part import Part
 from mimo.model.runtime._plain import read_locally
+from mimo.model.runtime._recompute import recompute as repeat
 from mimo.model.runtime._refused import check_layers
-from mimo.topology import Grid
+from mimo.topology import Grid, Recompute
+
+_WHOLE = Stage()
 
 
 def build_part(
@@ -27,7 +31,7 @@ def build_part(
     config: Any,
     *,
     grid: Grid,
-    rank: int,
+    stage: Stage = _WHOLE,
     seed: int,
     axis: TensorAxis,
     mesh: DeviceMesh,
@@ -38,14 +42,17 @@ def build_part(
     context: ContextAxis | None = None,
     experts: ExpertAxis | None = None,
     expert_mesh: DeviceMesh | None = None,
+    first: Part | None = None,
+    recompute: Recompute = "none",
+    splits_backward: bool = False,
 ) -> Part:
-    """Build what ``rank`` holds of a module. Nothing is sent: ranks may build at different times.
+    """Build one stage of a module as this rank holds it. Nothing is sent: ranks may build at different times.
 
     Args:
         spec: the module's plugin.
         config: an instance of ``spec.config``.
         grid: the module's grid; its name is the module's.
-        rank: a rank of that grid.
+        stage: one of ``grid.pp`` times as many stages as a rank holds; the whole module for one.
         seed: of the run; initial values depend on it and on parameter names alone.
         axis: this rank's tensor axis.
         mesh: the one-dimensional tensor mesh of the same ranks.
@@ -56,6 +63,10 @@ def build_part(
         context: this rank's context axis, None for one rank.
         experts: this rank's expert axis, None where no rank shares experts or rows with it.
         expert_mesh: the mesh ``(ep, etp)`` of the same ranks; needed where the module has experts.
+        first: stage 0 of the module if this rank holds it too: what both hold (tied embeddings) is one parameter.
+        recompute: what its backward computes again; kept are the inputs of that.
+        splits_backward: layers that can put off their weight gradients where `Part.weights_later` says so; what they
+            need for it costs nothing elsewhere.
 
     Raises:
         ConfigError: the module cannot have this grid, or has no part of a name in ``frozen``.
@@ -63,11 +74,19 @@ def build_part(
             parts, or a layer draws or remembers what would differ by layout.
     """
     context, experts = context or ContextAxis.single(), experts or ExpertAxis.single()
-    check_module(spec, config, grid=grid, frozen=frozen, sequence_parallel=axis.sequence_parallel)
+    assert stage.count % grid.pp == 0, (stage, grid)
+    check_module(
+        spec,
+        config,
+        grid=grid,
+        frozen=frozen,
+        sequence_parallel=axis.sequence_parallel,
+        chunks=stage.count // grid.pp,
+        recompute=recompute,
+    )
     assert context.size == grid.cp, (context.size, grid.cp)
     assert axis.size == grid.tp == mesh.size(), (axis.size, grid.tp, mesh.size())
     assert (experts.ep, experts.etp) == (grid.ep, grid.etp), (experts, grid)
-    stage = Stage(grid.coordinates(rank).pp, grid.pp)
     module, given = _make(spec, config, stage=stage, hidden=hidden, seed=seed, name=grid.name)
     check_parameters(spec, [path for path, _ in module.named_parameters()], name=grid.name)
     check_layers(module, name=grid.name)
@@ -77,8 +96,12 @@ def build_part(
     target = torch.empty(0, device=device, dtype=dtype)
     trained = stage_trains(spec, config, stage=stage, frozen=frozen)
     fixed = {path for path, parameter in module.named_parameters() if not parameter.requires_grad}
+    tied = frozenset(f"{grid.name}.{path}" for path in _tied(spec, config, module, stage))
+    shared = {} if first is None else {name: first.parameters[name] for name in tied}
 
     def finish(path: str, full: Tensor) -> nn.Parameter:
+        if (name := f"{grid.name}.{path}") in shared:
+            return shared[name]
         like = target if full.is_floating_point() else target.to(full.dtype)
         if splits[path].experts:
             assert expert_mesh is not None, "experts lie on a mesh of their own"
@@ -93,13 +116,16 @@ def build_part(
         for leaf, buffer in part.named_buffers(recurse=False):
             setattr(part, leaf, buffer.to(device))
     read_locally(module)
+    if recompute != "none":
+        repeat(spec.recompute[recompute](module), name=grid.name)
     return Part(
         name=grid.name,
         module=module,
         stage=stage,
         staged=isinstance(spec, EncoderSpec) and spec.stages is not None,
         splits={f"{grid.name}.{path}": splits[path] for path, _ in module.named_parameters()},
-        tied=frozenset(f"{grid.name}.{path}" for path in _tied(spec, config, module, stage)),
+        tied=tied,
+        deferral=_attached(module) if splits_backward else Deferral(),
     )
 
 
@@ -162,6 +188,14 @@ def _plan(
             fix="Return only names of the module that the plan is given, a stage of it included.",
         )
     return {path: planned.get(path, Split()) for path in paths}
+
+
+def _attached(module: nn.Module) -> Deferral:
+    deferral = Deferral()
+    for part in module.modules():
+        if isinstance(part, Deferring):
+            part.deferral = deferral
+    return deferral
 
 
 def _tied(spec: EncoderSpec | LanguageModelSpec, config: Any, module: nn.Module, stage: Stage) -> set[str]:

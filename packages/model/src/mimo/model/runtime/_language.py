@@ -51,6 +51,7 @@ class LanguageBatch:
         placeholders: for each encoder by module name, [R] ascending positions in T that its rows take.
         samples: [T] number of each row's sample in ``lengths``; ``len(lengths)`` in the padding.
         label_tokens: label tokens of each sample, those on other context ranks included.
+        labelled: the rows of T that have labels, ascending, where the host that packed them has told.
         ledger: takes what a forward tells beside its rows.
     """
 
@@ -61,6 +62,7 @@ class LanguageBatch:
     placeholders: Mapping[str, Tensor]
     samples: Tensor
     label_tokens: tuple[int, ...]
+    labelled: Tensor | None = None
     ledger: Ledger = attrs.field(factory=Ledger)
 
     @classmethod
@@ -107,8 +109,14 @@ class LanguageModule(Protocol):
             hidden: what the stage before returned; None on stage 0.
         """
 
-    def losses(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each row [T] in fp32, 0 where it has no label, the same on all tensor ranks."""
+    def losses(self, hidden: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
+        """Return the loss of each row [T] in fp32, 0 where it has no label, the same on all tensor ranks.
+
+        Args:
+            hidden: what the last stage returned.
+            labels: [T], of all tensor ranks' rows.
+            labelled: ascending, the rows that have labels, if the caller knows: a device need not be asked then.
+        """
 
     def greedy(self, hidden: Tensor) -> Tensor:
         """Return the likeliest next id of each row [T], of equal ones the lowest, the same on all tensor ranks."""

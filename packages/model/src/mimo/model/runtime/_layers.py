@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model.runtime._axis import TensorAxis
+from mimo.model.runtime._deferral import Deferral
+from mimo.model.runtime._multiply import multiply
 from mimo.model.runtime._parameters import local
 from mimo.model.runtime._rowwise import rms_norm
 
@@ -30,6 +32,7 @@ class Linear(nn.Module):
     Attributes:
         outputs: which outputs this rank computes, None for all of its piece. A tensor plan sets it where weights are
             copied on every rank but the work is not (``Split(summed=True)``).
+        deferral: where weight gradients may be put off; `build_part` sets it.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
@@ -37,6 +40,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.outputs: slice | None = None
+        self.deferral: Deferral | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -50,15 +54,13 @@ class Linear(nn.Module):
 
         With ``leave``, the product is row-parallel: the partial sums leave that axis, then the bias is added once.
         """
-        weight = local(self.weight, fresh=True)
-        bias = None if self.bias is None else local(self.bias)
-        if self.outputs is not None:
-            weight = weight[self.outputs]
-            bias = None if bias is None else bias[self.outputs]
         if leave is None or leave.size == 1:
-            return functional.linear(x, weight, bias)
-        y = leave.leave(functional.linear(x, weight))
-        return y if bias is None else y + bias
+            return multiply(x, self.weight, self.bias, outputs=self.outputs, deferral=self.deferral)
+        y = leave.leave(multiply(x, self.weight, outputs=self.outputs, deferral=self.deferral))
+        if self.bias is None:
+            return y
+        bias = local(self.bias)
+        return y + (bias if self.outputs is None else bias[self.outputs])
 
 
 class RMSNorm(nn.Module):

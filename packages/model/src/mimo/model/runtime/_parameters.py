@@ -94,3 +94,26 @@ def local(parameter: Tensor, *, fresh: bool = False) -> Tensor:
     if not isinstance(parameter, DTensor):
         return parameter
     return cast("Tensor", _Local.apply(parameter, fresh))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def held(tensor: Tensor) -> Tensor:
+    """Return the piece of a parameter, or of its gradient, that lies here, without a graph; not a copy."""
+    # `to_local` would enter it into the graph, and under `no_grad` costs as much as a small product.
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()  # noqa: SLF001
+
+
+def as_gradient(parameter: Tensor, piece: Tensor, part: slice | None = None) -> Tensor:
+    """Return a gradient of this rank's piece as ``parameter.grad`` must be.
+
+    Args:
+        parameter: whose.
+        piece: contiguous, and nobody else's.
+        part: which of the piece's first dim it is of, None for all; it is zero elsewhere.
+    """
+    if part is not None:
+        whole = torch.zeros_like(held(parameter))
+        whole[part] = piece
+        piece = whole
+    if not isinstance(parameter, DTensor):
+        return piece
+    return DTensor(piece, copy.copy(parameter._spec), requires_grad=False)  # noqa: SLF001 - see `_Local`

@@ -1,29 +1,34 @@
-"""This rank's share of one module, and the model that holds those of all its modules."""
+"""One stage of a module as this rank holds it, and the model that holds all such stages of this rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import cast
 
 import attrs
 from torch import Tensor, nn
 
 from mimo.model._specs import Stage
+from mimo.model.runtime._deferral import Deferral
 from mimo.model.runtime._language import LanguageModule
 from mimo.model.runtime._parameters import Split
+from mimo.topology import StageId
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Part:
-    """One module as this rank holds it: its pipeline stage, its tensor pieces. `build_part` makes it.
+    """One stage of a module as this rank holds it: its layers, its tensor pieces. `build_part` makes it.
 
     Args:
         name: of the module in the model.
         module: whose parameters are DTensors on the module's tensor mesh, those of experts on its expert mesh.
-        stage: which pipeline stage it is.
+        stage: which of the module's stages it is.
         staged: whether an encoder's forward is that of `EncoderStages.cut`.
         splits: how each parameter lies over tensor or expert ranks, by full name.
         tied: full names of parameters that the first and the last stage both hold, on those two; stage 0 owns them.
+            A rank that holds both stages holds them once.
+        deferral: where its layers put off weight gradients.
     """
 
     name: str
@@ -32,6 +37,12 @@ class Part:
     staged: bool
     splits: Mapping[str, Split]
     tied: frozenset[str]
+    deferral: Deferral = attrs.field(factory=Deferral)
+
+    @property
+    def id(self) -> StageId:
+        """The stage in the module graph."""
+        return StageId(self.name, self.stage.index)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -58,6 +69,14 @@ class Part:
         """The module, as a language model's stage is called."""
         return cast("LanguageModule", self.module)
 
+    def weights_later(self) -> AbstractContextManager[Callable[[], None]]:
+        """Put off the weight gradients of a backward that runs within, as far as the layers can.
+
+        The context gives the function that computes and adds them up, to be called once and after. It needs no other
+        rank. Until then rows and gradients that it reads must not be written to.
+        """
+        return self.deferral.open()
+
     def encode(
         self, items: Sequence[Mapping[str, Tensor]], sizes: Sequence[tuple[int, ...]], hidden: Tensor | None = None
     ) -> Tensor:
@@ -76,17 +95,21 @@ class Part:
 
 
 class MimoModel(nn.Module):
-    """The modules of one model that this rank holds, and no others.
+    """The stages of one model's modules that this rank holds, and no others.
 
     Args:
-        parts: in the graph's module order.
+        parts: in the graph's module order, those of a module in the order of its stages.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
         super().__init__()
-        self.parts: dict[str, Part] = {part.name: part for part in parts}
+        self.parts: dict[StageId, Part] = {part.id: part for part in parts}
         # A list, since a user's module name may be one that `nn.Module` uses itself.
         self.held = nn.ModuleList(part.module for part in self.parts.values())
+
+    def parts_of(self, name: str) -> tuple[Part, ...]:
+        """Return the stages of one module, none of one that this rank does not hold."""
+        return tuple(part for part in self.parts.values() if part.name == name)
 
     @property
     def parameters_by_name(self) -> dict[str, nn.Parameter]:

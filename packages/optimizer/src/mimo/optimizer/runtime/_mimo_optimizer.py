@@ -22,23 +22,63 @@ from mimo.topology.meshes import Meshes
 
 @attrs.frozen(kw_only=True)
 class ModuleOptimizer:
-    """One module's parameters on this rank with the plugin that steps them."""
+    """One module's parameters on this rank with the plugin that steps them.
+
+    Args:
+        part: the parameters of all its stages here.
+        learning_rate: the module's.
+        prepared: how gradients are reduced, by the stages that hold the parameters: each stage's own, and those that
+            several share.
+        optimizer: None where nothing trains.
+    """
 
     part: ModuleParameters
     learning_rate: LearningRate
-    prepared: Prepared
+    prepared: Mapping[frozenset[int], Prepared]
     optimizer: torch.optim.Optimizer | None
 
     @classmethod
     def build(
-        cls, part: ModuleParameters, *, spec: OptimizerSpec, config: object, learning_rate: LearningRate, meshes: Meshes
+        cls,
+        stages: Mapping[int, ModuleParameters],
+        *,
+        spec: OptimizerSpec,
+        config: object,
+        learning_rate: LearningRate,
+        meshes: Meshes,
     ) -> ModuleOptimizer:
-        """Prepare and build ``spec`` for a module; a module in which nothing trains gets no optimizer."""
+        """Prepare and build ``spec`` for a module; a module in which nothing trains gets no optimizer.
+
+        Args:
+            stages: the parameters of each stage of the module that this rank holds; one that two stages share stands
+                in both.
+            spec: the plugin.
+            config: its settings.
+            learning_rate: the module's.
+            meshes: the groups of this rank.
+        """
+        holders: dict[str, frozenset[int]] = {}
+        for stage, part in stages.items():
+            for name in part.parameters:
+                holders[name] = holders.get(name, frozenset()) | {stage}
+        shared = {name for name, held_by in holders.items() if len(held_by) > 1}
+        whole = ModuleParameters(
+            grid=next(iter(stages.values())).grid,
+            rank=next(iter(stages.values())).rank,
+            parameters={name: value for part in stages.values() for name, value in part.parameters.items()},
+            summed=frozenset[str]().union(*(part.summed for part in stages.values())),
+            tied=frozenset[str]().union(*(part.tied for part in stages.values())) - shared,
+            experts=frozenset[str]().union(*(part.experts for part in stages.values())),
+        )
+        groups = {
+            held_by: whole.only(name for name, other in holders.items() if other == held_by)
+            for held_by in dict.fromkeys(holders.values())
+        }
         return cls(
-            part=part,
+            part=whole,
             learning_rate=learning_rate,
-            prepared=spec.prepare(part, meshes, config),
-            optimizer=spec.build(part.parameters, config, meshes) if part.parameters else None,
+            prepared={held_by: spec.prepare(group, meshes, config) for held_by, group in groups.items()},
+            optimizer=spec.build(whole.parameters, config, meshes) if whole.parameters else None,
         )
 
     def counted_square(self) -> float:
@@ -109,16 +149,27 @@ class MimoOptimizer:
         self._told = dict(told or {})
         self._meshes = meshes
         self._device = device
+        self._reduced: dict[tuple[str, frozenset[int]], set[int]] = {}
 
     def zero_gradients(self) -> None:
         """Forget all gradients, so that none of an earlier step is ever applied again."""
         for module in self.modules.values():
             for parameter in module.part.parameters.values():
                 parameter.grad = None
+        self._reduced.clear()
 
-    def reduce(self, module: str) -> None:
-        """Sum one module's gradients over the ranks that share its parameters."""
-        self.modules[module].prepared.reduce()
+    def reduce(self, module: str, stage: int) -> None:
+        """Sum the gradients of one stage of a module over the ranks that share its parameters.
+
+        What it shares with another stage here is summed with the one that comes last, as both have then added to it.
+        """
+        for stages, prepared in self.modules[module].prepared.items():
+            if stage in stages:
+                done = self._reduced.setdefault((module, stages), set())
+                done.add(stage)
+                if done == stages:
+                    prepared.reduce()
+                    done.clear()
 
     def reduce_tied(self, module: str) -> None:
         """Add up the two gradients of a parameter tied over stages, on both stages."""

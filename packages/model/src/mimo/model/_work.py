@@ -1,0 +1,82 @@
+"""What a forward of one stage takes, by formula: arithmetic, and what it keeps for its backward.
+
+From this costs are told before anything has been measured. T rows of all samples of a lane, over all its context and
+tensor ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Work:
+    """What one forward of a stage takes, all ranks of a lane together.
+
+    A product of T rows with a weight of I x O numbers is 2·T·I·O operations; its backward is two such products, one
+    for the rows' gradient and one for the weight's. A product of two activations, as attention has, takes two as well,
+    both for the rows' gradients.
+
+    Args:
+        weighted: operations in products with weights.
+        inner: operations in products of activations.
+        repeated: of both, those that backward does once more because it recomputes.
+        split: numbers that it keeps for its backward, of tensors that tensor ranks split.
+        copied: numbers that it keeps besides, of tensors that they split with sequence parallelism only.
+        recomputed: numbers that recomputing brings back, at most at one time.
+        operands: numbers that the gradients of weights are made of, rows and their gradients.
+        weights: numbers in the stage's parameters.
+    """
+
+    weighted: float = 0
+    inner: float = 0
+    repeated: float = 0
+    split: float = 0
+    copied: float = 0
+    recomputed: float = 0
+    operands: float = 0
+    weights: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""
+        total = [one + more for one, more in zip(attrs.astuple(self), attrs.astuple(other), strict=True)]
+        found = dict(zip((field.name for field in attrs.fields(Work)), total, strict=True))
+        return Work(**{**found, "recomputed": max(self.recomputed, other.recomputed)})
+
+    @property
+    def forward(self) -> float:
+        """Operations of the forward."""
+        return self.weighted + self.inner
+
+    @property
+    def input_gradient(self) -> float:
+        """Operations of the part of the backward that others wait for, without what is recomputed."""
+        return self.weighted + 2 * self.inner
+
+    @property
+    def weight_gradient(self) -> float:
+        """Operations of the rest."""
+        return self.weighted
+
+
+def product(rows: float, inputs: int, outputs: int, *, bias: bool = False) -> Work:
+    """Return what a product of ``rows`` rows with a weight takes that keeps nothing by itself."""
+    return Work(
+        weighted=2.0 * rows * inputs * outputs,
+        operands=rows * (inputs + outputs),
+        weights=inputs * outputs + (outputs if bias else 0),
+    )
+
+
+def attention(lengths: Sequence[int], *, width: int, causal: bool) -> Work:
+    """Return what attention over samples of these lengths takes between queries and output, all heads ``width`` wide.
+
+    Args:
+        lengths: rows of each sample.
+        width: of all query heads together.
+        causal: whether rows attend to earlier ones only, which is half as much.
+    """
+    pairs = sum(length * length for length in lengths) / (2 if causal else 1)
+    return Work(inner=4.0 * pairs * width)

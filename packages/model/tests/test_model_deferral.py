@@ -1,0 +1,316 @@
+"""Weight gradients that are put off: what is computed when, and that it comes to the same."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from mimo.model import DECODER, DecoderConfig
+from mimo.model.runtime import (
+    NO_LABEL,
+    Deferral,
+    GroupedLinear,
+    LanguageBatch,
+    Linear,
+    Part,
+    Split,
+    TensorAxis,
+    build_part,
+    local,
+    multiply,
+)
+from mimo.model.runtime._parameters import distribute
+from mimo.topology import Grid
+
+
+def test_a_deferral_computes_in_order_and_once() -> None:
+    """What was put off is computed when asked, first in first out, and then gone."""
+    deferral, done = Deferral(), list[int]()
+    with deferral.open() as first:
+        opened = deferral.is_open
+        for number in range(3):
+            deferral.put_off(partial(done.append, number))
+    with deferral.open() as second:
+        deferral.put_off(lambda: done.append(7))
+    assert (opened, deferral.is_open) == (True, False)
+    assert done == []
+    second()
+    first()
+    first()
+    assert done == [7, 0, 1, 2]
+
+
+def test_a_deferral_is_closed_by_an_error_too() -> None:
+    """A backward that fails leaves nothing open behind it."""
+    deferral = Deferral()
+    with pytest.raises(ValueError, match="no"), deferral.open():
+        raise ValueError("no")
+    assert not deferral.is_open
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A product, and how its gradients are asked for."""
+
+    make: Callable[[], nn.Module]
+    call: Callable[[nn.Module, Tensor], Tensor] = lambda layer, x: layer(x)
+    rows: tuple[int, ...] = (6, 8)
+    outputs: slice | None = None
+
+
+def _grouped(counts: tuple[int, ...], inputs: int = 8, outputs: int = 12, dtype: torch.dtype = torch.float32) -> Case:
+    return Case(
+        make=lambda: GroupedLinear(len(counts), inputs, outputs).to(dtype),
+        call=lambda layer, x: layer(x.to(dtype), counts),
+        rows=(sum(counts), inputs),
+    )
+
+
+CASES = {
+    "linear": Case(make=lambda: Linear(8, 5)),
+    "linear without bias": Case(make=lambda: Linear(8, 5, bias=False)),
+    "some outputs": Case(make=lambda: Linear(8, 5), outputs=slice(1, 4)),
+    "more dims": Case(make=lambda: Linear(8, 5), rows=(2, 3, 8)),
+    "one row": Case(make=lambda: Linear(8, 5), rows=(8,)),
+    "no rows": Case(make=lambda: Linear(8, 5), rows=(0, 8)),
+    "no outputs": Case(make=lambda: Linear(8, 0)),
+    "grouped by the kernel": _grouped((3, 0, 4)),
+    "grouped one by one": _grouped((3, 0, 4), inputs=5),
+    "grouped in double precision": _grouped((1, 2), dtype=torch.float64),
+    "grouped, no rows": _grouped((0, 0)),
+}
+
+
+def _made(case: Case, mesh: DeviceMesh | None, deferral: Deferral | None) -> nn.Module:
+    torch.manual_seed(3)
+    layer = case.make()
+    assert isinstance(layer, Linear | GroupedLinear)
+    if isinstance(layer, Linear):
+        layer.outputs = case.outputs
+    layer.deferral = deferral
+    for name, parameter in list(layer.named_parameters()):
+        with torch.no_grad():
+            parameter.normal_()
+        if mesh is not None:
+            axis = TensorAxis.single()
+            whole = distribute(parameter.detach(), Split(), axis=axis, mesh=mesh, like=parameter.detach())
+            setattr(layer, name, nn.Parameter(whole))
+    return layer
+
+
+def _gradients(layer: nn.Module) -> dict[str, Tensor | None]:
+    found = {}
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is None or isinstance(parameter.grad, DTensor) == isinstance(parameter, DTensor)
+        assert parameter.grad is None or parameter.grad.shape == parameter.shape
+        found[name] = None if parameter.grad is None else local(parameter.grad)
+    return found
+
+
+def _check_product(_rank: int, name: str) -> None:
+    case = CASES[name]
+    for mesh in (None, DeviceMesh("cpu", [0], mesh_dim_names=("tp",))):
+        deferral = Deferral()
+        usual, closed, split = (_made(case, mesh, given) for given in (None, deferral, deferral))
+        for microbatch in range(2):
+            x = torch.randn(case.rows, generator=torch.Generator().manual_seed(microbatch))
+            inputs = [x.clone().requires_grad_() for _ in range(3)]
+            wanted, *found = (case.call(layer, x) for layer, x in zip((usual, closed, split), inputs, strict=True))
+            assert all(torch.equal(one, wanted) for one in found)
+            gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(9)).to(wanted)
+            wanted.backward(gradient)
+            found[0].backward(gradient)
+            before = _gradients(split)
+            with deferral.open() as later:
+                found[1].backward(gradient)
+            for one in inputs[1:]:
+                assert one.grad is not None
+                assert inputs[0].grad is not None
+                assert torch.equal(one.grad, inputs[0].grad)
+            for leaf, value in _gradients(split).items():
+                assert value is before[leaf] is None or torch.equal(value, before[leaf]), leaf  # type: ignore[arg-type]
+            later()
+            for leaf, value in _gradients(usual).items():
+                ours, late = _gradients(closed)[leaf], _gradients(split)[leaf]
+                assert value is not None
+                assert ours is not None
+                assert late is not None
+                assert torch.equal(ours, value), leaf
+                torch.testing.assert_close(late, value, rtol=1e-6, atol=1e-6)
+                assert microbatch or torch.equal(late, value), leaf
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_product_split_equals_it_whole(run_ranks: Callable[..., list[Any]], name: str) -> None:
+    """Attached but closed, the bits are today's; open, weights wait until asked, then gradients agree to rounding."""
+    run_ranks(1, _check_product, name)
+
+
+def _check_what_needs_no_gradient(_rank: int) -> None:
+    deferral = Deferral()
+    frozen, half, whole = (_made(CASES["linear"], None, deferral) for _ in range(3))
+    frozen.requires_grad_(False)
+    half.get_parameter("weight").requires_grad_(False)
+    x = torch.randn(4, 8)
+    with deferral.open() as later:
+        through = x.clone().requires_grad_()
+        (frozen(through).sum() + half(through).sum() + whole(x).sum()).backward()
+        assert deferral._parts is not None
+        assert len(deferral._parts) == 3  # the bias of one, both parameters of the last
+    assert through.grad is not None
+    later()
+    assert all(parameter.grad is None for parameter in frozen.parameters())
+    assert half.get_parameter("weight").grad is None
+    ones = torch.ones(4, 5)
+    assert torch.equal(half.get_parameter("bias").grad, ones.sum(0))  # type: ignore[arg-type]
+    torch.testing.assert_close(whole.get_parameter("weight").grad, ones.T @ x)
+    assert not frozen(x).requires_grad
+    with torch.no_grad():
+        assert not whole(x).requires_grad
+
+
+def test_only_what_trains_is_put_off(run_ranks: Callable[..., list[Any]]) -> None:
+    """Frozen weights put nothing off and pass gradient on; rows that need no gradient get none."""
+    run_ranks(1, _check_what_needs_no_gradient)
+
+
+def _check_memory(_rank: int) -> None:
+    deferral = Deferral()
+    first, last = _made(CASES["linear"], None, deferral), Linear(5, 5)
+    last.deferral = deferral
+    x = torch.randn(4, 8, requires_grad=True)
+    hidden = first(x)
+    middle = hidden.tanh()
+    out = last(middle)
+    gone, needed = weakref.ref(hidden), weakref.ref(middle)
+    del hidden, middle
+    with deferral.open() as later:
+        out.sum().backward()
+    del out
+    gc.collect()
+    assert gone() is None
+    assert needed() is not None
+    later()
+    gc.collect()
+    assert needed() is None
+
+
+def test_only_rows_and_gradients_wait(run_ranks: Callable[..., list[Any]]) -> None:
+    """Put off, the graph is gone but for the rows that weight gradients read, and those go as they are done."""
+    run_ranks(1, _check_memory)
+
+
+CONFIGS = {
+    "dense": DecoderConfig(vocabulary=11, hidden=12, layers=3, heads=6, kv_heads=2, intermediate=10, mlp_bias=True),
+    "tied": DecoderConfig(vocabulary=11, hidden=12, layers=2, heads=6, intermediate=10, attention_bias=True, tied=True),
+    "experts": DecoderConfig(
+        vocabulary=11, hidden=8, layers=2, heads=2, intermediate=12, experts=4, shared_intermediate=6, dense_layers=1,
+        balance_loss=0.1, z_loss=0.1,
+    ),
+}  # fmt: skip
+PUT_OFF = ("query.weight", "output.weight", "mlp.down.weight", "head.weight", "gate.weight", "query.bias")
+AT_ONCE = ("norm.weight", "router.weight", "embedding.weight")
+
+
+def _decoder(config: DecoderConfig, *, splits_backward: bool) -> Part:
+    return build_part(
+        DECODER,
+        config,
+        grid=Grid(name="language", ranks=(0,)),
+        seed=1,
+        axis=TensorAxis.single(),
+        mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
+        expert_mesh=DeviceMesh("cpu", [[0]], mesh_dim_names=("ep", "etp")),
+        device=torch.device("cpu"),
+        splits_backward=splits_backward,
+    )
+
+
+def _loss(part: Part, shift: int) -> Tensor:
+    tokens = (torch.arange(9) * 5 + shift) % 11
+    labels = tokens.roll(-1)
+    labels[[2, 8]] = NO_LABEL
+    batch = LanguageBatch.of(tokens, labels, torch.arange(9), lengths=(5, 0, 3))
+    losses = part.language.losses(part.language(batch, {}, None), batch.labels)
+    return losses.sum() + sum(batch.ledger.losses.values())
+
+
+def _check_decoder(_rank: int, name: str) -> None:
+    usual, split = (_decoder(CONFIGS[name], splits_backward=splits) for splits in (False, True))
+    waiting = []
+    for microbatch in range(3):
+        _loss(usual, microbatch).backward()
+        loss = _loss(split, microbatch)
+        with split.weights_later() as later:
+            loss.backward()
+        waiting.append(later)
+    for path, parameter in split.parameters.items():
+        if path.endswith(PUT_OFF):
+            assert parameter.grad is None, path
+        if path.endswith(AT_ONCE):
+            assert parameter.grad is not None, path
+    for later in reversed(waiting):
+        later()
+    for path, parameter in usual.parameters.items():
+        ours = split.parameters[path].grad
+        assert isinstance(ours, DTensor)
+        assert isinstance(parameter.grad, DTensor)
+        torch.testing.assert_close(ours.to_local(), parameter.grad.to_local(), rtol=1e-5, atol=1e-6, msg=path)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_decoder_split_equals_it_whole(run_ranks: Callable[..., list[Any]], name: str) -> None:
+    """With several microbatches waiting at once, products and head put off, norms, routers and embeddings do not."""
+    run_ranks(1, _check_decoder, name)
+
+
+def _check_without(_rank: int) -> None:
+    part = _decoder(CONFIGS["dense"], splits_backward=False)
+    loss = _loss(part, 0)
+    with part.weights_later() as later:
+        loss.backward()
+    found = {path: value.clone() for path, value in _gradients(part.module).items() if value is not None}
+    assert len(found) == len(part.parameters)
+    later()
+    for path, value in _gradients(part.module).items():
+        assert value is not None
+        assert torch.equal(value, found[path]), path
+
+
+def test_layers_that_know_of_no_deferral_compute_at_once(run_ranks: Callable[..., list[Any]]) -> None:
+    """As a stranger's do: all gradients are there after the first part, and the second adds nothing."""
+    run_ranks(1, _check_without)
+
+
+def _check_expanded(_rank: int) -> None:
+    weight, bias = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(5))
+    deferral = Deferral()
+    x = torch.randn(3, 8, requires_grad=True)
+    with deferral.open() as later:
+        # The gradient of a sum has strides of zero.
+        multiply(x, weight, bias, deferral=deferral).sum().backward()
+    later()
+    torch.testing.assert_close(weight.grad, torch.ones(3, 5).T @ x.detach())
+    torch.testing.assert_close(bias.grad, torch.full((5,), 3.0))
+    experts = GroupedLinear(2, 8, 4)
+    experts.deferral = deferral
+    with deferral.open() as later:
+        experts(x, (1, 2)).sum().backward()
+    later()
+    wanted = torch.stack([x.detach()[:1].sum(0).expand(4, 8), x.detach()[1:].sum(0).expand(4, 8)])
+    torch.testing.assert_close(experts.weight.grad, wanted)
+
+
+def test_gradients_without_memory_of_their_own(run_ranks: Callable[..., list[Any]]) -> None:
+    """A gradient that is one number seen many times, as that of a sum is, works too."""
+    run_ranks(1, _check_expanded)
