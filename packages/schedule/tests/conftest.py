@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any, get_args
 
 import attrs
 import pytest
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from mimo.schedule import Costs, Cut, End, Peers, Plan
-from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
-from mimo.topology import Edge, Grid, Module, ModuleGraph, Ownership, context_spans
+from mimo.hooks import ConfigError
+from mimo.schedule import Costs, Cut, End, Peers, Plan, ScheduleSpec, _gpipe, _interleaved, _one_forward_one_backward
+from mimo.schedule._zero_bubble import Form, ZeroBubble
+from mimo.schedule._zero_bubble import mimo_register_schedules as zero_bubbles
+from mimo.topology import Edge, Grid, Module, ModuleGraph, Ownership, Placement, context_spans
 
 WORLD = 8
+CHUNKS: Mapping[str, tuple[tuple[int, ...], Placement]] = {
+    "interleaved": ((1, 2, 3), "loop"),
+    "zero-bubble h1": ((1,), "loop"),
+    "zero-bubble h2": ((1,), "loop"),
+    "zero-bubble v": ((1, 2, 2), "v"),
+}
+"""The chunks that these take, and how they lie; others take any."""
 
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """A graph and the plan of a step over it."""
+    """A graph and the plan of a step over it, made by a schedule with a config."""
 
     graph: ModuleGraph
     plan: Plan
+    schedule: ScheduleSpec
+    config: Any
+
+
+def _schedules() -> Mapping[str, tuple[ScheduleSpec, Any]]:
+    found = {}
+    for module in (_one_forward_one_backward, _gpipe, _interleaved):
+        (spec,) = module.mimo_register_schedules()
+        found[spec.name] = (spec, spec.config())
+    (spec,) = zero_bubbles()
+    return {**found, **{f"zero-bubble {form}": (spec, ZeroBubble(form=form)) for form in get_args(Form)}}
 
 
 @st.composite
-def _modules(draw: st.DrawFn, name: str) -> Module:
+def _grids(draw: st.DrawFn, name: str) -> Grid:
     ranks = sorted(draw(st.sets(st.integers(0, WORLD - 1), min_size=1)))
     sizes: dict[str, int] = {}
     left = len(ranks)
@@ -37,24 +60,56 @@ def _modules(draw: st.DrawFn, name: str) -> Module:
     last = next(axis for axis in ("dp", "tp", "pp", "cp") if axis not in sizes)
     stage = math.prod(sizes.values()) * left // (sizes.get("pp", 1) * (left if last == "pp" else 1))
     ep = draw(st.sampled_from([size for size in range(1, stage + 1) if stage % size == 0]))
-    grid = Grid(name=name, ranks=ranks, ep=ep, **sizes, **{last: left})
-    trains = draw(st.lists(st.booleans(), min_size=grid.pp, max_size=grid.pp))
-    return Module(grid=grid, trains=tuple(trains), tied=draw(st.booleans()), experts=draw(st.booleans()))
+    return Grid(name=name, ranks=ranks, ep=ep, **sizes, **{last: left})
 
 
 @st.composite
-def _cases(draw: st.DrawFn) -> Case:
-    names = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
-    pairs = [(low, high) for index, low in enumerate(names) for high in names[index + 1 :]]
+def _modules(draw: st.DrawFn, name: str, chunks: tuple[int, ...], placement: Placement) -> Module:
+    grid = draw(_grids(name))
+    held, factor = (draw(st.sampled_from(chunks)), draw(st.sampled_from((1, 1, 2, 3)))) if grid.pp <= 4 else (1, 1)
+    trains = draw(st.lists(st.booleans(), min_size=grid.pp * held, max_size=grid.pp * held))
+    return Module(
+        grid=grid,
+        trains=tuple(trains),
+        tied=draw(st.booleans()),
+        experts=draw(st.booleans()),
+        chunks=held,
+        placement=placement,
+        batch_factor=factor if held == 1 else 1,
+        recompute=draw(st.sampled_from(("none", "selective", "full"))),
+    )
+
+
+@st.composite
+def _cases(draw: st.DrawFn, names: tuple[str, ...]) -> Case:
+    name = draw(st.sampled_from(names))
+    schedule, config = _schedules()[name]
+    chunks, placement = CHUNKS.get(name, ((1, 1, 2, 3), draw(st.sampled_from(get_args(Placement)))))
+    modules = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
+    pairs = [(low, high) for index, low in enumerate(modules) for high in modules[index + 1 :]]
     arrows = [pair for pair in pairs if draw(st.booleans())]
-    graph = ModuleGraph(modules=tuple(draw(_modules(name)) for name in sorted(names)), arrows=tuple(arrows))
-    return Case(graph=graph, plan=generate(graph, draw(st.integers(1, 8)), OneForwardOneBackward(), Costs.even(graph)))
+    graph = ModuleGraph(
+        modules=tuple(draw(_modules(module, chunks, placement)) for module in sorted(modules)), arrows=tuple(arrows)
+    )
+    if max(chunks) > 1 and name in CHUNKS:
+        assume(any(module.chunks > 1 for module in graph.modules))
+    for microbatches in range(draw(st.integers(1, 8)), 25):
+        with contextlib.suppress(ConfigError):
+            plan = schedule.generate(graph, microbatches, config, Costs.even(graph))
+            return Case(graph=graph, plan=plan, schedule=schedule, config=config)
+    raise AssertionError(graph)
 
 
 @pytest.fixture(scope="session")
 def cases() -> st.SearchStrategy[Case]:
-    """Graphs of up to 4 modules on up to 8 ranks in any shape, with their 1F1B plans of up to 8 microbatches."""
-    return _cases()
+    """Graphs of up to 4 modules on up to 8 ranks in any shape, with plans of up to 24 microbatches by any schedule."""
+    return _cases(tuple(_schedules()))
+
+
+@pytest.fixture(scope="session")
+def cases_of() -> Callable[[str], st.SearchStrategy[Case]]:
+    """Return such graphs with plans of one schedule, by its name."""
+    return lambda name: _cases((name,))
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from mimo.hooks import ConfigError, PlanError
-from mimo.schedule import Action, ActorPlan, Costs, Peers, Plan, check, emulate, in_flight, stages_to_sink
-from mimo.schedule._one_forward_one_backward import OneForwardOneBackward, generate
+from mimo.schedule import Action, ActorPlan, Costs, Peers, Plan, check, emulate, in_flight
+from mimo.schedule._named import rules_of
 from mimo.topology import ModuleGraph, StageId
 
-COMPUTATIONS = ("forward", "backward")
+BACKWARDS = ("backward", "input-gradient", "weight-gradient")
 Routes = Callable[[ModuleGraph, int], Peers]
 Cases = st.SearchStrategy[Any]
 few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -57,9 +57,9 @@ def _swapped(actor: ActorPlan, low: int, high: int) -> list[Action]:
 @many
 @given(data=st.data(), seed=st.integers(0, 10**6))
 def test_a_generated_plan_is_proved_and_finishes(data: st.DataObject, seed: int, cases: Cases, routes: Routes) -> None:
-    """The checker accepts it within the bounds of the longest paths; ranks finish in any order, with any routes."""
+    """The checker accepts it, whatever the schedule; ranks finish in any order, with any routes."""
     case = data.draw(cases)
-    check(case.plan, case.graph, max_in_flight=stages_to_sink(case.graph))
+    check(case.plan, case.graph)
     for peers in (None, routes(case.graph, seed)):
         result = emulate(case.plan, case.graph, seed=seed, peers=peers)
         assert result.actions == sum(len(actor.ranks) * len(actor.actions) for actor in case.plan.actors)
@@ -75,10 +75,12 @@ def assert_refused(broken: Plan, graph: ModuleGraph, *, checked: str, emulated: 
 
 @few
 @given(data=st.data())
-def test_memory_of_a_generated_plan_is_bounded(data: st.DataObject, cases: Cases) -> None:
+def test_memory_of_a_1f1b_plan_is_bounded(data: st.DataObject, cases_of: Callable[[str], Cases]) -> None:
     """An edge never has more receives posted than its source has microbatches in flight, and one for arriving early."""
-    case = data.draw(cases)
-    result, bounds = emulate(case.plan, case.graph), stages_to_sink(case.graph)
+    case = data.draw(cases_of("1f1b"))
+    bounds = rules_of(case.graph, case.plan.microbatches).bounds
+    check(case.plan, case.graph, max_in_flight=bounds)
+    result = emulate(case.plan, case.graph)
     for rank in case.graph.ranks:
         stages = case.graph.role(rank).stages
         into = [edge for edge in case.graph.edges if edge.target in stages]
@@ -112,9 +114,10 @@ def test_a_plan_survives_json(data: st.DataObject, cases: Cases) -> None:
 @few
 @given(data=st.data())
 def test_without_training_there_are_forwards_alone(data: st.DataObject, cases: Cases) -> None:
-    """Evaluation computes every forward, and neither backwards nor reductions."""
-    graph = data.draw(cases).graph.without_training()
-    plan = generate(graph, 3, OneForwardOneBackward(), Costs.even(graph))
+    """Evaluation computes every forward, and neither backwards nor reductions, with any number of microbatches."""
+    case = data.draw(cases)
+    graph = case.graph.without_training()
+    plan = case.schedule.generate(graph, 3, case.config, Costs.even(graph))
     check(plan, graph)
     emulate(plan, graph)
     assert {action.kind for actor in plan.actors for action in actor.actions} <= {"forward", "send", "receive"}
@@ -157,10 +160,10 @@ def test_two_swapped_sends_are_refused(data: st.DataObject, cases: Cases) -> Non
 def test_a_missing_backward_is_refused(data: st.DataObject, cases: Cases) -> None:
     """A stage that trains on all microbatches but one is found."""
     case = data.draw(cases)
-    number, index = _pick(data, _places(case.plan, "backward"))
+    number, index = _pick(data, _places(case.plan, *BACKWARDS))
     actions = case.plan.actors[number].actions
     broken = _with(case.plan, number, actions[:index] + actions[index + 1 :])
-    assert_refused(broken, case.graph, checked=r"expected backward of .*, once in the list, got none")
+    assert_refused(broken, case.graph, checked=r"expected \S+ of .*, once in the list, got none")
 
 
 @few
@@ -214,9 +217,8 @@ def test_collectives_in_different_orders_are_refused(data: st.DataObject, cases:
     case = data.draw(cases)
     stage, number = _pick(data, _shared_groups(case.graph))
     actor = case.plan.actors[number]
-    own = [
-        index for index, action in enumerate(actor.actions) if action.stage_id == stage and action.kind in COMPUTATIONS
-    ]
+    kinds = ("forward", "backward", "input-gradient")
+    own = [index for index, action in enumerate(actor.actions) if action.stage_id == stage and action.kind in kinds]
     assume(len(own) > 1)
     low, high = sorted(data.draw(st.lists(st.sampled_from(own), min_size=2, max_size=2, unique=True)))
     broken = _with(case.plan, number, _swapped(actor, low, high))

@@ -7,11 +7,16 @@ from mimo.schedule._check import check
 from mimo.schedule._costs import Costs, Link, Seconds, StageCost
 from mimo.schedule._emulate import EmulationResult, emulate
 from mimo.schedule._in_flight import in_flight
+from mimo.schedule._memory import ActorPeak, Peak, peak_activations
 from mimo.schedule._network import Peers
+from mimo.schedule._page import write_page
 from mimo.schedule._plan import Action, ActionKind, ActorPlan, Plan, ScheduleSpec, tied_edge
 from mimo.schedule._routes import Cut, End, Piece, Route, boundary_route, pipeline_route
+from mimo.schedule._simulate import simulate
+from mimo.schedule._simulation import Simulation
 from mimo.schedule._spans import Span
 from mimo.schedule._timeline import Bar, Timeline, Transfer
+from mimo.schedule._trace import write_trace
 from mimo.schedule._traffic import Traffic
 
 SCHEDULES = Kind(
@@ -22,6 +27,7 @@ __all__ = [
     "SCHEDULES",
     "Action",
     "ActionKind",
+    "ActorPeak",
     "ActorPlan",
     "Bar",
     "Costs",
@@ -29,12 +35,14 @@ __all__ = [
     "EmulationResult",
     "End",
     "Link",
+    "Peak",
     "Peers",
     "Piece",
     "Plan",
     "Route",
     "ScheduleSpec",
     "Seconds",
+    "Simulation",
     "Span",
     "StageCost",
     "Timed",
@@ -46,7 +54,11 @@ __all__ = [
     "check",
     "emulate",
     "in_flight",
+    "peak_activations",
     "pipeline_route",
+    "simulate",
     "stages_to_sink",
     "tied_edge",
+    "write_page",
+    "write_trace",
 ]

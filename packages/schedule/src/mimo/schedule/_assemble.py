@@ -3,11 +3,14 @@
 The one idea: every computation, message and reduction is an event that all its actors meet at the same place of one
 global order. An actor's list is that order filtered by the actor, so no circle of waiting can arise, even were every
 message a rendezvous. Posting receives earlier afterwards can only end waits sooner, because a post itself never waits.
+Actors that hold a stage but never meet inside it may compute a pass at times of their own: then each sends as it is
+done, and the receivers have posted before the first of them is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 
 import attrs
 
@@ -21,13 +24,18 @@ _MESSAGE, _REDUCE, _COMPUTE = range(3)
 
 @attrs.frozen(kw_only=True)
 class Timed:
-    """A computation of one stage, from ``start`` to ``finish`` in any unit of time, on every actor that holds it."""
+    """A computation of one stage, from ``start`` to ``finish`` in any unit of time.
+
+    It runs on ``actors``, numbered as in ``graph.actors``; where that is None on every actor that holds the stage. A
+    ``reduce`` of a stage may be placed too.
+    """
 
     kind: ActionKind
     stage: StageId
     microbatches: tuple[int, ...]
     start: float
     finish: float
+    actors: tuple[int, ...] | None = None
 
     @property
     def action(self) -> Action:
@@ -35,12 +43,9 @@ class Timed:
         return Action(kind=self.kind, module=self.stage.module, stage=self.stage.stage, microbatches=self.microbatches)
 
 
-@attrs.frozen(kw_only=True)
-class _Event:
-    """What happens at one place of the total order; ``key`` is that place, and ``actions`` are done in this order."""
-
-    key: tuple[float, ...]
-    actions: tuple[Action, ...]
+_Holders = Mapping[StageId, Sequence[int]]
+_Event = tuple[tuple[float, ...], Action, Sequence[int]]
+"""Its place in the total order, what is done, and by which actors."""
 
 
 def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations: Iterable[Timed]) -> Plan:
@@ -51,19 +56,23 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
         graph: the module graph.
         microbatches: number of microbatches in the step.
         computations: every computation of the step. Two on one actor do not overlap in time, each starts no earlier
-            than what it needs has finished, and those of one stage and kind are in the order of their microbatches.
+            than what it needs has finished, and those of one stage and kind are, on each actor, in the order of their
+            microbatches.
     """
     placed = list(computations)
-    events = [*_compute_events(graph, placed), *_message_events(graph, placed), *_reduce_events(graph, placed)]
     holders: dict[StageId, list[int]] = {}
     for index, actor in enumerate(graph.actors):
         for stage in actor.stages:
             holders.setdefault(stage, []).append(index)
+    events = [
+        *_compute_events(graph, placed, holders),
+        *_message_events(graph, placed, holders),
+        *_reduce_events(graph, placed, holders),
+    ]
     lists: list[list[Action]] = [[] for _ in graph.actors]
-    for event in sorted(events, key=lambda event: event.key):
-        for action in event.actions:
-            for index in holders[action.stage_id]:
-                lists[index].append(action)
+    for _, action, actors in sorted(events, key=itemgetter(0)):
+        for index in actors:
+            lists[index].append(action)
     return Plan(
         schedule=schedule,
         microbatches=microbatches,
@@ -74,53 +83,65 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
     )
 
 
-def _compute_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Event]:
+def _compute_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> Iterator[_Event]:
     numbers = {stage: number for number, stage in enumerate(graph.stages)}
     for timed in placed:
-        key = (timed.start, _COMPUTE, numbers[timed.stage], timed.microbatches[0])
-        yield _Event(key=key, actions=(timed.action,))
+        if timed.kind in COMPUTATIONS:
+            key = (timed.start, _COMPUTE, numbers[timed.stage], timed.microbatches[0])
+            yield key, timed.action, holders[timed.stage] if timed.actors is None else timed.actors
 
 
-def _message_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Event]:
-    """Yield rows down each edge as its source's forward ends, and gradients up as its target's backward ends."""
+def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> Iterator[_Event]:
+    """Yield rows down each edge as its source's forward ends, and gradients up as its target's backward ends.
+
+    Each microbatch of a pass has a message of its own: the other end may take them in passes of another size.
+    """
     down: dict[StageId, list[tuple[int, Edge]]] = {}
     up: dict[StageId, list[tuple[int, Edge]]] = {}
     for number, edge in enumerate(graph.edges):
         down.setdefault(edge.source, []).append((number, edge))
         if edge.gradient:
             up.setdefault(edge.target, []).append((number, edge))
-    for timed in placed:
-        if timed.kind == "forward":
-            for number, edge in down.get(timed.stage, ()):
-                yield from _messages(timed, edge, number, receiver=edge.target)
-        elif timed.kind in ("backward", "input-gradient"):
-            for number, edge in up.get(timed.stage, ()):
-                yield from _messages(timed, edge, number, receiver=edge.source)
+    ways = {"forward": down, "backward": up, "input-gradient": up}
+    posted: set[tuple[int, StageId, int]] = set()
+    for timed in sorted(placed, key=attrgetter("finish")):
+        way = ways.get(timed.kind, {})
+        for number, edge in way.get(timed.stage, ()):
+            receiver = edge.target if way is down else edge.source
+            senders = holders[timed.stage] if timed.actors is None else timed.actors
+            for microbatch in timed.microbatches:
+                # An actor that is both ends must have posted the receive before its own send waits for it.
+                if (number, receiver, microbatch) not in posted:
+                    posted.add((number, receiver, microbatch))
+                    receive = _message("receive", receiver, edge, microbatch)
+                    yield (timed.finish, _MESSAGE, number, microbatch, 0), receive, holders[receiver]
+                yield (
+                    (timed.finish, _MESSAGE, number, microbatch, 1),
+                    _message("send", timed.stage, edge, microbatch),
+                    senders,
+                )
 
 
-def _messages(timed: Timed, edge: Edge, number: int, *, receiver: StageId) -> Iterator[_Event]:
-    """Yield one message for each microbatch of a pass: the other end may take them in passes of its own."""
-    for microbatch in timed.microbatches:
-        send = attrs.evolve(timed.action, kind="send", edge=edge.name, microbatches=(microbatch,))
-        receive = attrs.evolve(send, kind="receive", module=receiver.module, stage=receiver.stage)
-        # The receive comes first: an actor that is both ends must have posted it before its own send waits for it.
-        yield _Event(key=(timed.finish, _MESSAGE, number, microbatch), actions=(receive, send))
+def _message(kind: ActionKind, stage: StageId, edge: Edge, microbatch: int) -> Action:
+    return Action(kind=kind, module=stage.module, stage=stage.stage, microbatches=(microbatch,), edge=edge.name)
 
 
-def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed]) -> Iterator[_Event]:
+def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> Iterator[_Event]:
     """Yield a reduction of each stage that trains after its last backward, and before it that of a tied parameter."""
     ends: dict[StageId, float] = {}
     for timed in placed:
-        ends[timed.stage] = max(ends.get(timed.stage, 0), timed.finish)
+        end = timed.start if timed.kind == "reduce" else timed.finish
+        ends[timed.stage] = max(ends.get(timed.stage, 0), end)
     for number, module in enumerate(graph.modules):
         if tied_stages := [StageId(module.name, stage) for stage in module.tied_stages]:
             end = max(ends[stage] for stage in tied_stages)
             ends |= dict.fromkeys(tied_stages, end)
-            actions = tuple(_reduce(stage, edge=tied_edge(module.name)) for stage in tied_stages)
-            yield _Event(key=(end, _REDUCE, 0, number), actions=actions)
+            for stage in tied_stages:
+                action = _reduce(stage, edge=tied_edge(module.name))
+                yield (end, _REDUCE, 0, number, stage.stage), action, holders[stage]
     for number, stage in enumerate(graph.stages):
         if graph.by_name[stage.module].trains[stage.stage]:
-            yield _Event(key=(ends[stage], _REDUCE, 1, number), actions=(_reduce(stage),))
+            yield (ends[stage], _REDUCE, 1, number), _reduce(stage), holders[stage]
 
 
 def _reduce(stage: StageId, *, edge: str | None = None) -> Action:
@@ -134,25 +155,26 @@ def _receive_early(actions: Sequence[Action]) -> tuple[Action, ...]:
     that this computation is still to use. Gradients never come before their own forward, so their receives stay
     behind it: whoever posts them already holds the rows that they belong to.
     """
-    early: list[list[Action]] = [[]]
-    rest: list[list[Action]] = [[]]  # rest[k] opens with the k-th computation, rest[0] precedes all
+    found: list[Action] = []
+    early: list[Action] = []
+    rest: list[Action] = []  # opens with a computation, but for what precedes all
     for action in actions:
         if action.kind in COMPUTATIONS:
-            early.append([])
-            rest.append([action])
-        elif action.kind == "receive" and not _belongs_to(action, rest[-1][:1]):
-            early[-1].append(action)
+            found += early
+            found += rest
+            early, rest = [], [action]
+        elif action.kind == "receive" and not (rest and _belongs_to(action, rest[0])):
+            early.append(action)
         else:
-            rest[-1].append(action)
-    return tuple(action for before, after in zip(early, rest, strict=True) for action in (*before, *after))
+            rest.append(action)
+    return (*found, *early, *rest)
 
 
-def _belongs_to(receive: Action, computation: Sequence[Action]) -> bool:
-    return any(
+def _belongs_to(receive: Action, done: Action) -> bool:
+    return (
         done.kind == "forward"
-        and done.stage_id == receive.stage_id
+        and (done.stage, done.module) == (receive.stage, receive.module)
         and set(receive.microbatches) <= set(done.microbatches)
-        for done in computation
     )
 
 

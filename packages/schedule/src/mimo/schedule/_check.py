@@ -1,7 +1,7 @@
 """The checker: proves of any plan, however made, that it does the whole step and cannot deadlock.
 
-Three questions, each linear in the number of actions: is every list complete and possible by itself (`_deeds`), do the
-lists agree on the order of what they share (here), and do no actors wait for each other in a circle (`_waiting`)?
+Three questions, each linear in the number of actions: is every list complete and possible by itself (`_deeds`), do
+lists agree on the order of what they share (`_matching`), do no actors wait for each other in a circle (`_waiting`)?
 """
 
 from __future__ import annotations
@@ -10,16 +10,26 @@ from collections import Counter
 from collections.abc import Mapping
 
 from mimo.hooks import PlanError
+from mimo.schedule._costs import Costs
 from mimo.schedule._deeds import check_deeds
 from mimo.schedule._in_flight import in_flight
-from mimo.schedule._plan import Action, ActionKind, ActorPlan, Plan
-from mimo.schedule._texts import action_text, place_text, ranks_text, stage_text
+from mimo.schedule._matching import check_matching
+from mimo.schedule._memory import peak_activations
+from mimo.schedule._plan import ActorPlan, Plan
+from mimo.schedule._texts import ranks_text, stage_text
 from mimo.schedule._waiting import check_waiting
-from mimo.schedule._wiring import Channel, Wiring
+from mimo.schedule._wiring import Wiring
 from mimo.topology import ModuleGraph, StageId
 
 
-def check(plan: Plan, graph: ModuleGraph, *, max_in_flight: Mapping[StageId, int] | None = None) -> None:
+def check(
+    plan: Plan,
+    graph: ModuleGraph,
+    *,
+    max_in_flight: Mapping[StageId, int] | None = None,
+    max_bytes: Mapping[int, int] | None = None,
+    costs: Costs | None = None,
+) -> None:
     """Prove that ``plan`` does one whole step of ``graph`` and that no circle of waiting can arise in it.
 
     Proved are: every stage's forward, and backward where it runs one (as ``backward``, or as ``input-gradient`` and
@@ -33,6 +43,8 @@ def check(plan: Plan, graph: ModuleGraph, *, max_in_flight: Mapping[StageId, int
         plan: the plan; nothing is assumed of where it came from.
         graph: the module graph that it is for.
         max_in_flight: for some or all stages, how many microbatches may be in flight there (see `in_flight`).
+        max_bytes: for some or all ranks, the bytes of activations that they may keep at once (see `peak_activations`).
+        costs: of the graph, from which bytes are taken; needed with ``max_bytes`` alone.
 
     Raises:
         PlanError: the plan is wrong; its text names the actor, the action and the cause.
@@ -43,10 +55,13 @@ def check(plan: Plan, graph: ModuleGraph, *, max_in_flight: Mapping[StageId, int
         raise PlanError("plan", expected="1 or more microbatches", got=str(plan.microbatches))
     for actor, owner in zip(actors, graph.actors, strict=True):
         check_deeds(actor, owner.stages, plan.microbatches, wiring)
-    _check_orders(actors, wiring)
+    check_matching(actors, wiring)
     check_waiting(actors, wiring)
     if max_in_flight is not None:
         _check_in_flight(plan, wiring, max_in_flight)
+    if max_bytes is not None:
+        assert costs is not None, "bytes are those of costs"
+        _check_bytes(plan, graph, costs, max_bytes)
 
 
 def _in_graph_order(plan: Plan, graph: ModuleGraph) -> tuple[ActorPlan, ...]:
@@ -65,38 +80,6 @@ def _in_graph_order(plan: Plan, graph: ModuleGraph) -> tuple[ActorPlan, ...]:
     return tuple(by_ranks[actor.ranks] for actor in graph.actors)
 
 
-def _check_orders(actors: tuple[ActorPlan, ...], wiring: Wiring) -> None:
-    """Refuse messages of one channel, or collectives of one group, that its members list in different orders.
-
-    Nothing else tells them apart: a channel or group matches the n-th operation of one member with the n-th of another.
-    """
-    first: dict[Channel | StageId, tuple[ActorPlan, list[int]]] = {}
-    for actor in actors:
-        lines: dict[tuple[Channel | StageId, ActionKind | None], list[int]] = {}
-        for index, action in enumerate(actor.actions):
-            if action.kind in ("send", "receive"):
-                lines.setdefault((wiring.channel(action), action.kind), []).append(index)
-            elif action.kind != "reduce" and wiring.gathers(action.stage_id):
-                lines.setdefault((action.stage_id, None), []).append(index)
-        for (line, _), indices in lines.items():
-            other, other_indices = first.setdefault(line, (actor, indices))
-            for index, other_index in zip(indices, other_indices, strict=False):
-                action, match = actor.actions[index], other.actions[other_index]
-                if not _same(action, match):
-                    raise PlanError(
-                        place_text(actor.ranks, index, action),
-                        expected=f"the order of {ranks_text(other.ranks)}, which here list "
-                        f"{action_text(match)} (action {other_index})",
-                        got="another",
-                        fix="Members of a channel or group match their operations by order alone.",
-                    )
-
-
-def _same(action: Action, match: Action) -> bool:
-    kinds = {action.kind, match.kind}
-    return action.microbatches == match.microbatches and (len(kinds) == 1 or kinds == {"send", "receive"})
-
-
 def _check_in_flight(plan: Plan, wiring: Wiring, bounds: Mapping[StageId, int]) -> None:
     for stage, count in in_flight(plan).items():
         bound = bounds.get(stage, count)
@@ -106,4 +89,20 @@ def _check_in_flight(plan: Plan, wiring: Wiring, bounds: Mapping[StageId, int]) 
                 f"plan, {ranks_text(ranks)}, forward of {stage_text(stage)}",
                 expected=f"at most {bound} microbatches in flight",
                 got=str(count),
+            )
+
+
+def _check_bytes(plan: Plan, graph: ModuleGraph, costs: Costs, bounds: Mapping[int, int]) -> None:
+    for rank, peak in peak_activations(plan, graph, costs).items():
+        bound = bounds.get(rank, peak.bytes)
+        if peak.bytes > bound:
+            modules = ", ".join(
+                f"{name} up to {each.microbatches} microbatches, {each.bytes} bytes"
+                for name, each in peak.modules.items()
+            )
+            raise PlanError(
+                f"plan, rank {rank}",
+                expected=f"at most {bound} bytes of activations at once",
+                got=f"{peak.bytes}: {modules}",
+                fix=f"Allow {peak.bytes}, or choose a schedule that keeps less.",
             )

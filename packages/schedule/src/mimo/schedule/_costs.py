@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import attrs
 
 from mimo.schedule._plan import ActionKind
-from mimo.topology import ModuleGraph, StageId
+from mimo.topology import Edge, ModuleGraph, StageId
 
 
 @attrs.frozen
@@ -38,6 +38,7 @@ class StageCost:
         weight_gradient: of the rest; a whole backward takes both.
         recompute: of what backward computes again before it begins, its collectives included.
         reduce: seconds in which the stage's gradients are summed over its ranks, once a step.
+        reduce_tied: seconds in which those of a parameter that another stage holds too are.
         activations: bytes that a microbatch keeps from its forward to its backward.
         recomputed: bytes more that recomputing brings back until that backward is done.
         weight_inputs: of both, the bytes that a split backward keeps from its first part to its second.
@@ -48,6 +49,7 @@ class StageCost:
     weight_gradient: Seconds = NOTHING
     recompute: Seconds = NOTHING
     reduce: float = 0
+    reduce_tied: float = 0
     activations: int = 0
     recomputed: int = 0
     weight_inputs: int = 0
@@ -122,7 +124,7 @@ class Costs:
                 return cost
             else:
                 kept = cost
-            return attrs.evolve(kept, weight_gradient=NOTHING, reduce=0, weight_inputs=0)
+            return attrs.evolve(kept, weight_gradient=NOTHING, reduce=0, reduce_tied=0, weight_inputs=0)
 
         return attrs.evolve(self, stages={stage: of(stage, cost) for stage, cost in self.stages.items()})
 
@@ -130,7 +132,18 @@ class Costs:
         """Return the time of a computation or reduction of ``stage``."""
         return self.stages[stage].seconds(kind, microbatches)
 
-    def transfer(self, edge: str) -> float:
-        """Return the time that a microbatch's message takes along an edge, either way."""
-        size = self.message_bytes.get(edge, 0)
+    def transfer(self, edge: str, microbatches: int = 1) -> float:
+        """Return the time that a message of so many microbatches takes along an edge, either way."""
+        size = self.message_bytes.get(edge, 0) * microbatches
         return self.links.get(edge, self.link).seconds(size) if size else 0
+
+    def message(self, graph: ModuleGraph, edge: Edge, microbatches: int = 1) -> float:
+        """Return the same of an edge of ``graph``; none where all rows stay on their ranks.
+
+        They do where both ends lie on the same ranks in the same layout.
+        """
+        if graph.stage_ranks(edge.source) == graph.stage_ranks(edge.target):
+            source, target = (graph.by_name[end.module].grid for end in (edge.source, edge.target))
+            if (source.dp, source.cp, source.tp) == (target.dp, target.cp, target.tp):
+                return 0
+        return self.transfer(edge.name, microbatches)

@@ -7,8 +7,11 @@ can be proved complete and possible by itself; how lists fit together is the bus
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from operator import lt
 from typing import get_args
+
+import attrs
 
 from mimo.hooks import PlanError
 from mimo.schedule._plan import Action, ActionKind, ActorPlan, tied_edge
@@ -16,8 +19,9 @@ from mimo.schedule._texts import action_text, microbatches_text, place_text, ran
 from mimo.schedule._wiring import Wiring
 from mimo.topology import StageId
 
-Deed = tuple[ActionKind, StageId, str | None, int | None]
-"""One part of an action: kind, stage, edge and one microbatch (none for a reduction)."""
+_Deed = tuple[ActionKind, str, int, str | None]
+"""What a stage does once for each microbatch, and a reduction once: kind, module, stage and edge."""
+_NOWHERE = -1
 
 
 def check_deeds(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, wiring: Wiring) -> None:
@@ -26,49 +30,153 @@ def check_deeds(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, 
     Raises:
         PlanError: it names the actor, the action and the cause.
     """
-    for index, action in enumerate(actor.actions):
-        if misfit := _misfit(action, stages, microbatches, wiring):
-            raise PlanError(place_text(actor.ranks, index, action), expected=misfit[0], got=misfit[1])
-    places = _places(actor)
+    found = _List(actor=actor, stages=stages, microbatches=microbatches, wiring=wiring)
+    found.find_places()
     for stage in stages:
-        for microbatch in range(microbatches):
-            _check_microbatch(actor, stage, microbatch, places, wiring)
-        for deed in _reductions(stage, wiring):
-            if deed not in places:
-                raise _missing(actor, deed)
-    for index, action in enumerate(actor.actions):
-        for needed in _needs(action, microbatches, places, wiring):
-            if places[needed] > index:
-                raise PlanError(
-                    place_text(actor.ranks, index, action),
-                    expected=f"it after {action_text(_as_action(needed))}",
-                    got=f"that at action {places[needed]}",
-                )
+        found.check_complete(stage)
+    late = [each for stage in stages for before, after in found.orders(stage) for each in _late(before, after)]
+    if late:
+        index, needed, microbatch = min(late)
+        action = actor.actions[needed]
+        part = attrs.evolve(action, microbatches=(microbatch,) if action.microbatches else ())
+        raise PlanError(
+            place_text(actor.ranks, index, actor.actions[index]),
+            expected=f"it after {action_text(part)}",
+            got=f"that at action {needed}",
+        )
 
 
-def _misfit(action: Action, stages: Sequence[StageId], microbatches: int, wiring: Wiring) -> tuple[str, str] | None:  # noqa: PLR0911 - one return for each fault
+def _late(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the second place, the first, and the microbatch, wherever they are the wrong way round."""
+    if not all(map(lt, before, after)):
+        for microbatch, (needed, index) in enumerate(zip(before, after, strict=True)):
+            if needed > index:
+                yield index, needed, microbatch
+
+
+@attrs.define(kw_only=True, eq=False)
+class _List:
+    """One actor's list, and where in it each deed is done, by microbatch; a reduction has one place."""
+
+    actor: ActorPlan
+    stages: Sequence[StageId]
+    microbatches: int
+    wiring: Wiring
+    places: dict[_Deed, list[int]] = attrs.field(factory=dict)
+
+    def find_places(self) -> None:
+        """Find where each deed is done; refuse what is none of this actor's, or done twice."""
+        for index, action in enumerate(self.actor.actions):
+            deed = (action.kind, action.module, action.stage, action.edge)
+            places = self.places.get(deed)
+            if places is None:
+                if misfit := _misfit(action, self.stages, self.wiring):
+                    raise self._refusal(index, *misfit)
+                places = self.places[deed] = [_NOWHERE] * (1 if action.kind == "reduce" else self.microbatches)
+            if misfit := _misfit_microbatches(action, self.microbatches):
+                raise self._refusal(index, *misfit)
+            for place in action.microbatches or (0,):
+                if places[place] != _NOWHERE:
+                    raise self._refusal(index, "it once in the list", f"two: {places[place]} too")
+                places[place] = index
+
+    def check_complete(self, stage: StageId) -> None:
+        """Refuse a list in which something of ``stage`` is missing, or a backward is there whole and in parts."""
+        missing: list[tuple[int, int, _Deed]] = []
+        for order, deed in enumerate(_needed(stage, self.wiring)):
+            places = self.places.get(deed, [_NOWHERE])
+            if _NOWHERE in places:
+                missing.append((places.index(_NOWHERE), order, deed))
+        if stage in self.wiring.backward:
+            missing += [(microbatch, len(self.places), deed) for microbatch, deed in self._missing_backwards(stage)]
+        if missing:
+            microbatch, _, deed = min(missing)
+            raise self._missing(deed, microbatch)
+
+    def _missing_backwards(self, stage: StageId) -> Iterator[tuple[int, _Deed]]:
+        """Yield backwards that are missing, or one part of them; refuse one that is there whole and in parts."""
+        whole, first, second = self._backward(stage)
+        for microbatch, (index, *parts) in enumerate(zip(whole, first, second, strict=True)):
+            if index == _NOWHERE and _NOWHERE in parts:
+                absent: ActionKind = "input-gradient" if parts[0] == _NOWHERE else "weight-gradient"
+                yield microbatch, ("backward" if parts[0] == parts[1] else absent, *stage, None)
+            elif index != _NOWHERE and parts != [_NOWHERE, _NOWHERE]:
+                raise self._refusal(index, "a backward either whole or in two parts", "its parts in the list too")
+
+    def orders(self, stage: StageId) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Yield pairs of places by microbatch, of which the first must come before the second."""
+        forward = self._of("forward", stage)
+        for edge in self.wiring.inputs[stage]:
+            yield self._of("receive", stage, edge.name), forward
+        for edge in self.wiring.outputs[stage]:
+            yield forward, self._of("send", stage, edge.name)
+        if stage in self.wiring.backward:
+            yield from self._backward_orders(stage, forward)
+
+    def _backward_orders(self, stage: StageId, forward: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        whole, first, second = self._backward(stage)
+        gradients, weights = whole, whole
+        if _NOWHERE in whole:
+            yield first, second
+            gradients, weights = list(map(max, whole, first)), list(map(max, whole, second))
+        yield forward, gradients
+        for edge in self.wiring.outputs[stage]:
+            if edge.gradient:
+                yield self._of("receive", stage, edge.name), gradients
+        for edge in self.wiring.inputs[stage]:
+            if edge.gradient:
+                yield gradients, self._of("send", stage, edge.name)
+        reductions = [self.places[deed] for deed in _reductions(stage, self.wiring)]
+        if reductions:
+            yield weights, reductions[0] * self.microbatches
+        if reductions[1:]:
+            yield reductions[0], reductions[1]
+
+    def _backward(self, stage: StageId) -> tuple[list[int], list[int], list[int]]:
+        """Return the places of backwards that are whole, and of their two parts where they are split."""
+        return self._of("backward", stage), self._of("input-gradient", stage), self._of("weight-gradient", stage)
+
+    def _of(self, kind: ActionKind, stage: StageId, edge: str | None = None) -> list[int]:
+        return self.places.get((kind, *stage, edge)) or [_NOWHERE] * self.microbatches
+
+    def _refusal(self, index: int, expected: str, got: str) -> PlanError:
+        return PlanError(place_text(self.actor.ranks, index, self.actor.actions[index]), expected=expected, got=got)
+
+    def _missing(self, deed: _Deed, microbatch: int) -> PlanError:
+        kind, module, stage, edge = deed
+        microbatches = () if kind == "reduce" else (microbatch,)
+        text = action_text(Action(kind=kind, module=module, stage=stage, edge=edge, microbatches=microbatches))
+        return PlanError(f"plan, {ranks_text(self.actor.ranks)}", expected=f"{text}, once in the list", got="none")
+
+
+def _misfit(action: Action, stages: Sequence[StageId], wiring: Wiring) -> tuple[str, str] | None:
     """Return what was expected and what got if an actor with ``stages`` has no such action to do."""
     stage = action.stage_id
     if action.kind not in get_args(ActionKind):
         return f"a kind of {', '.join(get_args(ActionKind))}", repr(action.kind)
     if stage not in stages:
         return "a stage that these ranks hold", f"{stage_text(stage)}; they hold {', '.join(map(stage_text, stages))}"
-    if action.kind == "reduce" and action.microbatches:
-        return "a reduction without microbatches", microbatches_text(action.microbatches)
-    if action.kind != "reduce" and not action.microbatches:
-        return f"microbatches from 0 to {microbatches - 1}", "none"
-    for microbatch, times in Counter(action.microbatches).items():
-        if times > 1 or not 0 <= microbatch < microbatches:
-            return f"each microbatch once, from 0 to {microbatches - 1}", microbatches_text(action.microbatches)
     if reason := _why_not(action, wiring):
         return f"something that {stage_text(stage)} has to do", reason
+    return None
+
+
+def _misfit_microbatches(action: Action, microbatches: int) -> tuple[str, str] | None:
+    """Return the same where it serves none of a step's microbatches, or others."""
+    served = action.microbatches
+    if action.kind == "reduce":
+        return ("a reduction without microbatches", microbatches_text(served)) if served else None
+    if not served:
+        return f"microbatches from 0 to {microbatches - 1}", "none"
+    if min(served) < 0 or max(served) >= microbatches or (len(served) > 1 and max(Counter(served).values()) > 1):
+        return f"each microbatch once, from 0 to {microbatches - 1}", microbatches_text(served)
     return None
 
 
 def _why_not(action: Action, wiring: Wiring) -> str | None:  # noqa: PLR0911 - one return for each fault
     stage = action.stage_id
     if action.kind == "reduce":
-        if (action.kind, stage, action.edge, None) in _reductions(stage, wiring):
+        if (action.kind, *stage, action.edge) in _reductions(stage, wiring):
             return None
         return "a reduction where nothing trains" if action.edge is None else f"nothing tied called {action.edge!r}"
     if action.kind not in ("send", "receive"):
@@ -85,90 +193,23 @@ def _why_not(action: Action, wiring: Wiring) -> str | None:  # noqa: PLR0911 - o
     return None if carries_rows or edge.gradient else "a gradient on an edge that carries none"
 
 
-def _places(actor: ActorPlan) -> dict[Deed, int]:
-    places: dict[Deed, int] = {}
-    for index, action in enumerate(actor.actions):
-        stage = action.stage_id
-        for microbatch in action.microbatches or (None,):
-            deed: Deed = (action.kind, stage, action.edge, microbatch)
-            if deed in places:
-                raise PlanError(
-                    place_text(actor.ranks, index, action),
-                    expected="it once in the list",
-                    got=f"two: {places[deed]} too",
-                )
-            places[deed] = index
-    return places
-
-
-def _check_microbatch(
-    actor: ActorPlan, stage: StageId, microbatch: int, places: Mapping[Deed, int], wiring: Wiring
-) -> None:
-    whole: Deed = ("backward", stage, None, microbatch)
-    parts: list[Deed] = [("input-gradient", stage, None, microbatch), ("weight-gradient", stage, None, microbatch)]
-    split = any(part in places for part in parts)
-    needed: list[Deed] = [("forward", stage, None, microbatch)]
+def _needed(stage: StageId, wiring: Wiring) -> Iterator[_Deed]:
+    """Yield what a list must have of ``stage``, but for its backward, which may be in parts."""
+    yield ("forward", *stage, None)
     for edge in wiring.inputs[stage]:
-        needed.append(("receive", stage, edge.name, microbatch))
-        needed += [("send", stage, edge.name, microbatch)] * edge.gradient
+        yield ("receive", *stage, edge.name)
+        if edge.gradient:
+            yield ("send", *stage, edge.name)
     for edge in wiring.outputs[stage]:
-        needed.append(("send", stage, edge.name, microbatch))
-        needed += [("receive", stage, edge.name, microbatch)] * edge.gradient
-    if stage in wiring.backward:
-        needed += parts if split else [whole]
-    for deed in needed:
-        if deed not in places:
-            raise _missing(actor, deed)
-    if split and whole in places:
-        raise PlanError(
-            place_text(actor.ranks, places[whole], actor.actions[places[whole]]),
-            expected="a backward either whole or in two parts",
-            got="its parts in the list too",
-        )
+        yield ("send", *stage, edge.name)
+        if edge.gradient:
+            yield ("receive", *stage, edge.name)
+    yield from _reductions(stage, wiring)
 
 
-def _reductions(stage: StageId, wiring: Wiring) -> tuple[Deed, ...]:
+def _reductions(stage: StageId, wiring: Wiring) -> tuple[_Deed, ...]:
     """Return the reductions of ``stage``, in the order that they must have."""
-    own: tuple[Deed, ...] = (("reduce", stage, None, None),) if wiring.trains(stage) else ()
+    own: tuple[_Deed, ...] = (("reduce", *stage, None),) if wiring.trains(stage) else ()
     if stage in wiring.tied_stages(stage.module):
-        return (("reduce", stage, tied_edge(stage.module), None), *own)
+        return (("reduce", *stage, tied_edge(stage.module)), *own)
     return own
-
-
-def _needs(action: Action, microbatches: int, places: Mapping[Deed, int], wiring: Wiring) -> Iterator[Deed]:
-    """Yield what must stand before ``action`` in its list; `_check_microbatch` has found all of it to be there."""
-    stage = action.stage_id
-    if action.kind == "reduce":
-        if action.edge is None:
-            yield from _reductions(stage, wiring)[:-1]
-        for microbatch in range(microbatches):
-            yield _gradient_of("weight-gradient", stage, microbatch, places)
-    for microbatch in action.microbatches:
-        if action.kind == "weight-gradient":
-            yield ("input-gradient", stage, None, microbatch)
-        elif action.kind == "send":
-            from_source = wiring.edges[action.edge or ""].source == stage
-            rows: Deed = ("forward", stage, None, microbatch)
-            yield rows if from_source else _gradient_of("input-gradient", stage, microbatch, places)
-        elif action.kind != "receive":
-            if action.kind != "forward":
-                yield ("forward", stage, None, microbatch)
-            for edge in wiring.feeds(action):
-                yield ("receive", stage, edge.name, microbatch)
-
-
-def _gradient_of(part: ActionKind, stage: StageId, microbatch: int, places: Mapping[Deed, int]) -> Deed:
-    """Return the computation that has this part of a backward, which is the whole where it is not split."""
-    split: Deed = (part, stage, None, microbatch)
-    return split if split in places else ("backward", stage, None, microbatch)
-
-
-def _as_action(deed: Deed) -> Action:
-    kind, stage, edge, microbatch = deed
-    microbatches = () if microbatch is None else (microbatch,)
-    return Action(kind=kind, module=stage.module, stage=stage.stage, edge=edge, microbatches=microbatches)
-
-
-def _missing(actor: ActorPlan, deed: Deed) -> PlanError:
-    text = action_text(_as_action(deed))
-    return PlanError(f"plan, {ranks_text(actor.ranks)}", expected=f"{text}, once in the list", got="none")

@@ -41,7 +41,8 @@ def emulate(plan: Plan, graph: ModuleGraph, *, seed: int = 0, peers: Peers | Non
 
     Sends are unbuffered: one waits until every rank that it has rows for has posted a receive that is next on the line
     between the two. Posting never waits. Computations wait for what they receive, then for their tensor and context
-    group; reductions wait for all ranks of the stage, that of a tied parameter for the rank with the other copy.
+    group, but for weight gradients, which have no collectives inside; what is computed again is inside the backward, or
+    its first part. Reductions wait for all ranks of the stage, those of a tied parameter for the other copy's rank.
 
     Args:
         plan: the plan.
@@ -192,7 +193,7 @@ class _Emulation:
         key, group = self._meeting(rank)
         for member in group:
             came = self.meetings[key][member]
-            if (came.kind, came.edge, came.microbatches) != (action.kind, action.edge, action.microbatches):
+            if attrs.evolve(came, stage=action.stage if action.edge else came.stage) != action:  # ties are between two
                 raise rank.error(expected="one collective of all", got=f"{action_text(came)} at rank {member}")
         del self.meetings[key]
         for member in group:
@@ -217,6 +218,8 @@ class _Emulation:
         """Return a name for the group that the present computation or reduction meets in, and its ranks."""
         action, module = rank.action, self.graph.by_name[rank.action.module]
         grid = module.grid
+        if action.kind == "weight-gradient":  # a product of what its rank holds already
+            return (action.module, action.stage, rank.number), (rank.number,)
         if action.kind != "reduce":
             ranks = module.stage_ranks(action.stage)
             first = ranks.index(rank.number) // module.meeting_size * module.meeting_size

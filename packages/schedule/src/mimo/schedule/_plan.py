@@ -88,9 +88,12 @@ class ScheduleSpec:
             `check` accepts. A graph in which nothing trains asks for forwards alone, as evaluation runs them. An order
             that is fixed by its name has no use for costs; one that fills gaps weighs them.
         placement: of a config, how the chunks of the modules that have several are to lie on their ranks.
+        weighs: whether `generate` looks at the costs. To tell them, samples are looked at and modules of strangers
+            made up, which is spared a schedule that doesn't; it is given costs in which all stages are alike.
     """
 
     name: str
     config: type
     generate: Callable[[ModuleGraph, int, Any, Costs], Plan]
     placement: Callable[[Any], Placement] = lambda _config: "loop"
+    weighs: bool = True

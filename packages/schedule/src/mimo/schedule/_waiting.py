@@ -8,95 +8,118 @@ the routes and groups, are some of these and so form no circle either.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import attrs
 
 from mimo.hooks import PlanError
-from mimo.schedule._plan import Action, ActorPlan
+from mimo.schedule._plan import ActorPlan
 from mimo.schedule._texts import action_text, place_text, ranks_text
-from mimo.schedule._wiring import Channel, Wiring
+from mimo.schedule._wiring import Wiring
 
-_Fact = tuple[object, ...]
-"""What an actor can wait for: that all receivers posted a message, all senders sent it, or all members have met."""
+_NOTHING = -1
 
 
-@attrs.frozen(kw_only=True)
-class _Step:
-    """An action as waiting sees it: it waits for facts, then meets others, and when it is over tells a fact."""
+@attrs.define(kw_only=True, eq=False)
+class _Facts:
+    """What actors can wait for, numbered: a message posted by all receivers, sent by all senders, a meeting complete.
 
-    waits: tuple[_Fact, ...] = ()
-    meets: _Fact | None = None
-    tells: _Fact | None = None
+    ``missing`` has for each how many actors have yet to do their part.
+    """
+
+    missing: list[int] = attrs.field(factory=list)
+    numbers: dict[Hashable, int] = attrs.field(factory=dict)
+
+    def part(self, key: Hashable) -> int:
+        """Return the number of a fact, of which one more actor has a part to do."""
+        number = self.of(key)
+        self.missing[number] += 1
+        return number
+
+    def of(self, key: Hashable) -> int:
+        """Return the number of a fact."""
+        number = self.numbers.setdefault(key, len(self.missing))
+        if number == len(self.missing):
+            self.missing.append(0)
+        return number
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Actor:
+    """A list as waiting sees it, and where its actor stands.
+
+    By action the facts that it waits for, then the one in which it meets others, and the one that it tells of when it
+    is over.
+    """
+
+    waits: list[tuple[int, ...]] = attrs.field(factory=list)
+    meets: list[int] = attrs.field(factory=list)
+    tells: list[int] = attrs.field(factory=list)
+    position: int = 0
+    has_met: bool = False
+
+    def add(self, *, waits: tuple[int, ...] = (), meets: int = _NOTHING, tells: int = _NOTHING) -> None:
+        """Append an action."""
+        self.waits.append(waits)
+        self.meets.append(meets)
+        self.tells.append(tells)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its list is at its end."""
+        return self.position == len(self.waits)
 
 
 @attrs.define(kw_only=True, eq=False)
 class _Run:
-    """The lists while they run: where each actor stands, and which facts lack whom."""
+    """The lists while they run, and who sleeps for which fact."""
 
-    lists: Sequence[Sequence[_Step]]
-    tellers: dict[_Fact, dict[int, int]]
-    missing: dict[_Fact, int]
-    positions: list[int]
-    has_met: list[bool]
-    sleepers: dict[_Fact, list[int]] = attrs.field(factory=dict)
+    actors: Sequence[_Actor]
+    missing: list[int]
+    sleepers: dict[int, list[int]] = attrs.field(factory=dict)
     awake: deque[int] = attrs.field(factory=deque)
-
-    @classmethod
-    def of(cls, lists: Sequence[Sequence[_Step]]) -> _Run:
-        """Return the run before its first action."""
-        tellers: dict[_Fact, dict[int, int]] = {}
-        for number, steps in enumerate(lists):
-            for index, step in enumerate(steps):
-                for fact in (step.meets, step.tells):
-                    if fact is not None:
-                        tellers.setdefault(fact, {})[number] = index
-        return cls(
-            lists=lists,
-            tellers=tellers,
-            missing={fact: len(found) for fact, found in tellers.items()},
-            positions=[0] * len(lists),
-            has_met=[False] * len(lists),
-            awake=deque(range(len(lists))),
-        )
 
     def run(self) -> None:
         """Advance every actor as far as it goes."""
+        self.awake.extend(range(len(self.actors)))
         while self.awake:
             number = self.awake.popleft()
-            while self.positions[number] < len(self.lists[number]):
-                fact = self.obstacle(number)
-                if fact is not None:
+            actor = self.actors[number]
+            while not actor.is_done:
+                fact = self.obstacle(actor)
+                if fact != _NOTHING:
                     self.sleepers.setdefault(fact, []).append(number)
                     break
-                step = self.lists[number][self.positions[number]]
-                self.positions[number] += 1
-                self.has_met[number] = False
-                if step.tells is not None:
-                    self._tell(step.tells)
+                tells = actor.tells[actor.position]
+                actor.position += 1
+                actor.has_met = False
+                if tells != _NOTHING:
+                    self._tell(tells)
 
-    def obstacle(self, number: int) -> _Fact | None:
-        """Return what the present action of actor ``number`` lacks; if only others at its meeting, it is there now."""
-        step = self.lists[number][self.positions[number]]
-        for fact in step.waits:
+    def obstacle(self, actor: _Actor) -> int:
+        """Return what the present action of an actor lacks; if only others at its meeting, it is there now."""
+        for fact in actor.waits[actor.position]:
             if self.missing[fact]:
                 return fact
-        if step.meets is None:
-            return None
-        if not self.has_met[number]:
-            self.has_met[number] = True
-            self._tell(step.meets)
-        return step.meets if self.missing[step.meets] else None
+        meets = actor.meets[actor.position]
+        if meets != _NOTHING:
+            if not actor.has_met:
+                actor.has_met = True
+                self._tell(meets)
+            if self.missing[meets]:
+                return meets
+        return _NOTHING
 
-    def absentee(self, fact: _Fact) -> tuple[int, int]:
+    def absentee(self, fact: int) -> tuple[int, int]:
         """Return an actor that ``fact`` lacks, and the index of the action that it is to reach."""
-        for number, index in self.tellers[fact].items():
-            at_meeting = self.has_met[number] and self.lists[number][index].meets == fact
-            if self.positions[number] < index or (self.positions[number] == index and not at_meeting):
-                return number, index
+        for number, actor in enumerate(self.actors):
+            for index in range(actor.position, len(actor.waits)):
+                comes = actor.meets[index] == fact and not (actor.has_met and index == actor.position)
+                if comes or actor.tells[index] == fact:
+                    return number, index
         raise AssertionError(fact)
 
-    def _tell(self, fact: _Fact) -> None:
+    def _tell(self, fact: int) -> None:
         self.missing[fact] -= 1
         if not self.missing[fact]:
             self.awake.extend(self.sleepers.pop(fact, ()))
@@ -112,62 +135,67 @@ def check_waiting(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
     Raises:
         PlanError: its text goes once round the circle, and says who waits where for whom to reach what.
     """
-    bundles = {
-        (wiring.channel(action), microbatch): action.microbatches
-        for actor in actors
-        for action in actor.actions
-        if action.kind == "receive"
-        for microbatch in action.microbatches
-    }
-    run = _Run.of([[_step(action, bundles, wiring) for action in actor.actions] for actor in actors])
+    facts = _Facts()
+    run = _Run(actors=[_actor(it, number, facts, wiring) for number, it in enumerate(actors)], missing=facts.missing)
     run.run()
-    stuck = next((number for number, steps in enumerate(run.lists) if run.positions[number] < len(steps)), None)
+    stuck = next((number for number, actor in enumerate(run.actors) if not actor.is_done), None)
     if stuck is not None:
         raise _circle(run, actors, stuck)
 
 
-def _step(action: Action, bundles: dict[tuple[Channel, int], tuple[int, ...]], wiring: Wiring) -> _Step:
-    stage = action.stage_id
-    if action.kind == "receive":
-        return _Step(tells=("posted", wiring.channel(action), action.microbatches))
-    if action.kind == "send":
-        message = (wiring.channel(action), action.microbatches)
-        return _Step(waits=(("posted", *message),), tells=("sent", *message))
-    if action.kind == "reduce":
-        return _Step(meets=("reduce", action.edge or stage))
-    channels = [(edge.name, stage) for edge in wiring.feeds(action)]
-    return _Step(
-        waits=tuple(("sent", channel, bundles[channel, m]) for channel in channels for m in action.microbatches),
-        meets=(action.kind, stage, action.microbatches) if wiring.gathers(stage) else None,
-    )
+def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _Actor:
+    actor = _Actor()
+    bundles: dict[tuple[str, bool, int], int] = {}
+    """By edge, way and microbatch the fact that its message was sent, once it was posted here."""
+    for action in plan.actions:
+        kind, stage, edge, served = action.kind, (action.module, action.stage), action.edge, action.microbatches
+        if kind == "receive":
+            gradient = wiring.targets[edge or ""] != stage
+            actor.add(tells=facts.part(("posted", edge, gradient, served)))
+            sent = facts.of(("sent", edge, gradient, served))
+            for microbatch in served:
+                bundles[edge or "", gradient, microbatch] = sent
+        elif kind == "send":
+            message = (edge, wiring.targets[edge or ""] == stage, served)
+            actor.add(waits=(facts.of(("posted", *message)),), tells=facts.part(("sent", *message)))
+        elif kind == "reduce":
+            actor.add(meets=facts.part((kind, edge or stage)))
+        else:
+            waits = tuple(
+                bundles[name, gradient, microbatch]
+                for name, gradient in wiring.feeding.get((kind, *stage), ())
+                for microbatch in served
+            )
+            if wiring.gathers(action):
+                met = wiring.meeting(action.stage_id, number)
+                actor.add(waits=waits, meets=facts.part((kind, *stage, served, met)))
+            else:
+                actor.add(waits=waits)
+    return actor
 
 
-def _circle(run: _Run, actors: Sequence[ActorPlan], stuck: int) -> PlanError:
+def _circle(run: _Run, plans: Sequence[ActorPlan], stuck: int) -> PlanError:
     path: list[int] = []
     while stuck not in path:
         path.append(stuck)
-        fact = run.obstacle(stuck)
-        assert fact is not None, stuck
-        stuck = run.absentee(fact)[0]
+        stuck = run.absentee(run.obstacle(run.actors[stuck]))[0]
     circle = path[path.index(stuck) :]
-    index = run.positions[circle[0]]
+    index = run.actors[circle[0]].position
     return PlanError(
-        place_text(actors[circle[0]].ranks, index, actors[circle[0]].actions[index]),
+        place_text(plans[circle[0]].ranks, index, plans[circle[0]].actions[index]),
         expected="no circle of waiting",
-        got="; ".join(_waits(run, actors, circle)),
+        got="; ".join(_waits(run, plans, circle)),
         fix="Have one of them come to what the other waits for earlier in its list.",
     )
 
 
-def _waits(run: _Run, actors: Sequence[ActorPlan], circle: Sequence[int]) -> Iterator[str]:
+def _waits(run: _Run, plans: Sequence[ActorPlan], circle: Sequence[int]) -> Iterator[str]:
     """Yield for each actor of the circle where it stands and whom it waits for to reach what."""
     for number in circle:
-        fact = run.obstacle(number)
-        assert fact is not None, number
-        other, goal = run.absentee(fact)
-        here = actors[number].actions[run.positions[number]]
+        actor = run.actors[number]
+        other, goal = run.absentee(run.obstacle(actor))
         yield (
-            f"{ranks_text(actors[number].ranks)} at action {run.positions[number]} ({action_text(here)}) "
-            f"until {ranks_text(actors[other].ranks)} come to action {goal} "
-            f"({action_text(actors[other].actions[goal])})"
+            f"{ranks_text(plans[number].ranks)} at action {actor.position} "
+            f"({action_text(plans[number].actions[actor.position])}) "
+            f"until {ranks_text(plans[other].ranks)} come to action {goal} ({action_text(plans[other].actions[goal])})"
         )

@@ -7,11 +7,8 @@ from functools import cached_property
 
 import attrs
 
-from mimo.schedule._plan import Action
+from mimo.schedule._plan import Action, ActionKind
 from mimo.topology import Edge, ModuleGraph, StageId
-
-Channel = tuple[str, StageId]
-"""An edge and the stage that receives: every edge has one channel for rows and one for gradients."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,22 +54,55 @@ class Wiring:
         """Return the two stages whose ranks add up the gradients of a shared parameter of ``module``, or none."""
         return tuple(StageId(module, stage) for stage in self.graph.by_name[module].tied_stages)
 
-    def feeds(self, action: Action) -> tuple[Edge, ...]:
-        """Return the edges on whose receives a computation waits; a weight gradient needs none anew."""
-        if action.kind == "forward":
-            return self.inputs[action.stage_id]
-        if action.kind in ("backward", "input-gradient"):
-            return tuple(edge for edge in self.outputs[action.stage_id] if edge.gradient)
-        return ()
+    @cached_property
+    def targets(self) -> Mapping[str, StageId]:
+        """Target of each edge, by its name."""
+        return {edge.name: edge.target for edge in self.graph.edges}
 
-    def gathers(self, stage: StageId) -> bool:
-        """Tell whether a computation of ``stage`` has collectives inside: tensor, context or expert ranks share it."""
-        return self.graph.by_name[stage.module].meeting_size > 1
+    @cached_property
+    def feeding(self) -> Mapping[tuple[ActionKind, str, int], tuple[tuple[str, bool], ...]]:
+        """By kind and stage of a computation the edges on whose receives it waits, and whether they carry gradients.
 
-    def channel(self, message: Action) -> Channel:
-        """Return the channel of a send or receive on a known edge."""
-        assert message.edge is not None, message
-        if message.kind == "receive":
-            return (message.edge, message.stage_id)
-        edge = self.edges[message.edge]
-        return (message.edge, edge.target if message.stage_id == edge.source else edge.source)
+        A weight gradient, which is not here, needs none anew.
+        """
+        found: dict[tuple[ActionKind, str, int], tuple[tuple[str, bool], ...]] = {}
+        for stage in self.graph.stages:
+            found["forward", stage.module, stage.stage] = tuple((edge.name, False) for edge in self.inputs[stage])
+            gradients = tuple((edge.name, True) for edge in self.outputs[stage] if edge.gradient)
+            found["backward", stage.module, stage.stage] = gradients
+            found["input-gradient", stage.module, stage.stage] = gradients
+        return found
+
+    def gathers(self, action: Action) -> bool:
+        """Tell whether a computation has collectives inside: tensor, context or expert ranks share it.
+
+        A weight gradient never has: it multiplies what its input gradient left it. What backward computes again, and
+        all its collectives with it, lies inside the backward, or where that is split inside the input gradient.
+        """
+        if action.kind in ("forward", "backward", "input-gradient"):
+            return self.graph.by_name[action.module].meeting_size > 1
+        return False
+
+    def meeting(self, stage: StageId, actor: int) -> tuple[int, ...]:
+        """Return the actors that an actor meets inside the computations of ``stage``, itself included."""
+        return self._meeting_of[stage, actor]
+
+    @cached_property
+    def _meeting_of(self) -> Mapping[tuple[StageId, int], tuple[int, ...]]:
+        return {
+            (stage, actor): actors for stage, found in self.meetings.items() for actors in found for actor in actors
+        }
+
+    @cached_property
+    def meetings(self) -> Mapping[StageId, tuple[tuple[int, ...], ...]]:
+        """Actors of each stage by whom they meet inside its computations; one that meets no other is by itself."""
+        numbers = {rank: number for number, actor in enumerate(self.graph.actors) for rank in actor.ranks}
+        found = {}
+        for stage, holders in self.holders.items():
+            ranks, size = self.graph.stage_ranks(stage), self.graph.by_name[stage.module].meeting_size
+            circles = {number: {number} for number in holders}
+            for first in range(0, len(ranks), size):
+                met = set().union(*(circles[numbers[rank]] for rank in ranks[first : first + size]))
+                circles |= dict.fromkeys(met, met)
+            found[stage] = tuple(sorted({tuple(sorted(circle)) for circle in circles.values()}))
+        return found

@@ -2,6 +2,20 @@
 
 from mimo.schedule.runtime._boundary import Boundary, Pending
 from mimo.schedule.runtime._channel import Channel, open_channels
-from mimo.schedule.runtime._executor import LOSS, Executor, StageProgram
+from mimo.schedule.runtime._executor import Executor
+from mimo.schedule.runtime._measured import measured
+from mimo.schedule.runtime._program import LOSS, StageProgram
+from mimo.schedule.runtime._record import Moment, Record
 
-__all__ = ["LOSS", "Boundary", "Channel", "Executor", "Pending", "StageProgram", "open_channels"]
+__all__ = [
+    "LOSS",
+    "Boundary",
+    "Channel",
+    "Executor",
+    "Moment",
+    "Pending",
+    "Record",
+    "StageProgram",
+    "measured",
+    "open_channels",
+]

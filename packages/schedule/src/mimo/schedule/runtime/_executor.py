@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import attrs
 import torch
 from torch import Tensor
 
-from mimo.hooks import PlanError
 from mimo.schedule._plan import Action, Plan
 from mimo.schedule._routes import Route
 from mimo.schedule.runtime._boundary import Boundary, Pending
+from mimo.schedule.runtime._kept import Kept, joined, split
+from mimo.schedule.runtime._program import StageProgram
+from mimo.schedule.runtime._record import Moment, Record
 from mimo.topology import Edge, ModuleGraph, StageId
 
-LOSS = "loss"
-"""Port of a stage's output that is a loss: a scalar, whose gradient is 1."""
-
 RouteOf = Callable[[str, int], Route]
-
-
-class StageProgram(Protocol):
-    """What one pipeline stage of one module does; the trainer adapts the model and the optimizer to it."""
-
-    def forward(self, microbatch: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Run a microbatch: rows by the name of the edge on which they came, to rows by edge, and `LOSS`."""
-
-    def reduce_gradients(self) -> None:
-        """Sum the stage's gradients over the ranks that share its parameters."""
-
-    def reduce_tied(self) -> None:
-        """Add up the gradients of parameters that another stage holds too."""
-
-
-@attrs.frozen
-class _Kept:
-    """What the backward of a microbatch needs of its forward."""
-
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
+_Message = tuple[str, int]
+"""By edge and microbatch."""
+_Pass = tuple[StageId, tuple[int, ...]]
 
 
 @attrs.frozen(kw_only=True)
@@ -53,6 +33,7 @@ class _Wiring:
     inputs: Mapping[StageId, tuple[Edge, ...]]
     outputs: Mapping[StageId, tuple[Edge, ...]]
     backward: Mapping[StageId, bool]
+    trains: Mapping[StageId, bool]
 
 
 class Executor:
@@ -81,24 +62,35 @@ class Executor:
             inputs={stage: graph.inputs(stage) for stage in programs},
             outputs={stage: graph.outputs(stage) for stage in programs},
             backward={stage: graph.runs_backward(stage) for stage in programs},
+            trains={stage: graph.by_name[stage.module].trains[stage.stage] for stage in programs},
         )
 
-    def run(self, plan: Plan, route: RouteOf) -> Mapping[str, float]:
+    def run(self, plan: Plan, route: RouteOf, record: Record | None = None) -> Mapping[str, float]:
         """Do this rank's actions of one step.
 
         Args:
             plan: made for this executor's graph.
             route: this rank's route for an edge and a microbatch.
+            record: takes down when each action was done.
 
         Returns:
             Seconds spent in each module's computations, waiting for their inputs included.
         """
+        began = time.perf_counter()
         step = _Step(self._wiring, route)
+        seconds: dict[str, float] = {}
         for action in plan.actions_of(self._rank):
-            step.do(action)
+            moment = step.do(action)
+            if action.kind not in ("send", "receive", "reduce"):
+                seconds[action.module] = seconds.get(action.module, 0.0) + moment.ended - moment.began
+            if record is not None:
+                record.moments.append(moment)
+        step.end()
         for boundary in self._wiring.boundaries.values():
             boundary.flush()
-        return step.seconds
+        if record is not None:
+            record.began, record.ended = began, time.perf_counter()
+        return seconds
 
 
 class _Step:
@@ -107,75 +99,103 @@ class _Step:
     def __init__(self, wiring: _Wiring, route: RouteOf) -> None:
         self._wiring = wiring
         self._route = route
-        self._arriving: dict[tuple[str, int], Pending] = {}
-        self._arriving_gradients: dict[tuple[str, int], Pending] = {}
-        self._leaving: dict[tuple[str, int], Tensor] = {}
-        self._leaving_gradients: dict[tuple[str, int], Tensor] = {}
-        self._kept: dict[tuple[StageId, int], _Kept] = {}
-        self.seconds: dict[str, float] = {}
+        self._arriving: dict[_Message, Pending] = {}
+        self._arriving_gradients: dict[_Message, Pending] = {}
+        self._leaving: dict[_Message, Tensor] = {}
+        self._leaving_gradients: dict[_Message, Tensor] = {}
+        self._kept: dict[_Pass, Kept] = {}
+        self._later: dict[_Pass, Callable[[], None]] = {}
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action) -> Moment:
         """Do one action."""
+        began = ready = time.perf_counter()
+        program, done = self._wiring.programs[action.stage_id], (action.stage_id, action.microbatches)
         match action.kind:
-            case "forward" | "backward":
-                start = time.perf_counter()
-                for microbatch in action.microbatches:
-                    (self._forward if action.kind == "forward" else self._backward)(action.stage_id, microbatch)
-                spent = time.perf_counter() - start
-                self.seconds[action.module] = self.seconds.get(action.module, 0.0) + spent
+            case "forward":
+                inputs = self._inputs(*done)
+                ready = time.perf_counter()
+                self._forward(*done, inputs)
+            case "backward":
+                gradients = self._gradients(*done)
+                ready = time.perf_counter()
+                self._backward(*done, gradients)
+            case "input-gradient":
+                gradients = self._gradients(*done)
+                ready = time.perf_counter()
+                if self._wiring.trains[action.stage_id]:
+                    with program.weights_later() as self._later[done]:
+                        self._backward(*done, gradients)
+                else:
+                    self._backward(*done, gradients)
+            case "weight-gradient":
+                if self._wiring.trains[action.stage_id]:
+                    self._later.pop(done)()
             case "send" | "receive":
-                assert action.edge is not None
-                for microbatch in action.microbatches:
-                    self._message(action, self._wiring.edges[action.edge], microbatch)
+                self._messages(action)
+                ready = time.perf_counter()
             case "reduce":
-                program = self._wiring.programs[action.stage_id]
                 (program.reduce_tied if action.edge else program.reduce_gradients)()
-            case "input-gradient" | "weight-gradient":
-                raise PlanError(
-                    f"plan, {action.module} stage {action.stage}",
-                    expected="whole backward actions, as this executor runs them",
-                    got=f"{action.kind!r}",
-                    fix="Choose a schedule that does not split the backward.",
-                )
+        return Moment(action=action, began=began, ready=ready, ended=time.perf_counter())
 
-    def _message(self, action: Action, edge: Edge, microbatch: int) -> None:
-        boundary, route = self._wiring.boundaries[edge.name], self._route(edge.name, microbatch)
-        key = (edge.name, microbatch)
-        match action.kind, action.stage_id == edge.source:
-            case "send", True:
-                boundary.send(route, microbatch, self._leaving.pop(key))
-            case "receive", False:
-                self._arriving[key] = boundary.receive(route, microbatch)
-            case "send", False:
-                boundary.send_gradient(route, microbatch, self._leaving_gradients.pop(key))
-            case "receive", True:
-                self._arriving_gradients[key] = boundary.receive_gradient(route, microbatch)
+    def end(self) -> None:
+        """Assert that nothing is left over: the plan was proved to use all that it makes."""
+        assert not self._kept, f"passes without a backward: {list(self._kept)}"
+        assert not self._later, f"weight gradients put off and never computed: {list(self._later)}"
+        rest = (self._arriving, self._arriving_gradients, self._leaving, self._leaving_gradients)
+        assert not any(rest), [list(found) for found in rest]
 
-    def _forward(self, stage: StageId, microbatch: int) -> None:
-        inputs = {}
-        for edge in self._wiring.inputs[stage]:
-            rows = self._arriving.pop((edge.name, microbatch)).wait()
-            inputs[edge.name] = rows.requires_grad_(edge.gradient)
-        with torch.set_grad_enabled(self._wiring.backward[stage]):
-            outputs = self._wiring.programs[stage].forward(microbatch, inputs)
-        for edge in self._wiring.outputs[stage]:
-            self._leaving[edge.name, microbatch] = outputs[edge.name].detach()
-        if self._wiring.backward[stage]:
-            self._kept[stage, microbatch] = _Kept(inputs, outputs)
+    def _messages(self, action: Action) -> None:
+        assert action.edge is not None
+        edge, boundary = self._wiring.edges[action.edge], self._wiring.boundaries[action.edge]
+        for microbatch in action.microbatches:
+            route, key = self._route(edge.name, microbatch), (edge.name, microbatch)
+            match action.kind, action.stage_id == edge.source:
+                case "send", True:
+                    boundary.send(route, microbatch, self._leaving.pop(key))
+                case "receive", False:
+                    self._arriving[key] = boundary.receive(route, microbatch)
+                case "send", False:
+                    boundary.send_gradient(route, microbatch, self._leaving_gradients.pop(key))
+                case "receive", True:
+                    self._arriving_gradients[key] = boundary.receive_gradient(route, microbatch)
 
-    def _backward(self, stage: StageId, microbatch: int) -> None:
-        kept = self._kept.pop((stage, microbatch))
-        roots: list[tuple[Tensor, Tensor | None]] = [
-            (kept.outputs[edge.name], self._arriving_gradients.pop((edge.name, microbatch)).wait())
+    def _inputs(self, stage: StageId, microbatches: tuple[int, ...]) -> dict[str, Tensor]:
+        """Wait for the rows of a pass."""
+        return {
+            edge.name: joined([self._arriving.pop((edge.name, microbatch)).wait() for microbatch in microbatches])
+            for edge in self._wiring.inputs[stage]
+        }
+
+    def _gradients(self, stage: StageId, microbatches: tuple[int, ...]) -> dict[str, Tensor]:
+        """Wait for the gradients of what a pass gave."""
+        return {
+            edge.name: joined(
+                [self._arriving_gradients.pop((edge.name, microbatch)).wait() for microbatch in microbatches]
+            )
             for edge in self._wiring.outputs[stage]
-        ]
-        if LOSS in kept.outputs:
-            roots.append((kept.outputs[LOSS], None))
-        # A microbatch without a trained part in it (an empty lane of a stranger's encoder) has no graph.
-        live = [(output, gradient) for output, gradient in roots if output.requires_grad]
-        torch.autograd.backward([output for output, _ in live], [gradient for _, gradient in live])
+            if edge.gradient
+        }
+
+    def _forward(self, stage: StageId, microbatches: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
+        kept, backward = Kept(), self._wiring.backward[stage]
+        with torch.set_grad_enabled(backward):
+            for edge in self._wiring.inputs[stage]:
+                if edge.gradient:
+                    inputs[edge.name] = kept.enter(edge.name, inputs[edge.name])
+            outputs = self._wiring.programs[stage].forward(microbatches, inputs)
+        if backward:
+            kept.leave(outputs)
+            self._kept[stage, microbatches] = kept
+        for edge in self._wiring.outputs[stage]:
+            counts = [self._route(edge.name, microbatch).held for microbatch in microbatches]
+            for microbatch, rows in zip(microbatches, split(outputs[edge.name].detach(), counts), strict=True):
+                self._leaving[edge.name, microbatch] = rows
+
+    def _backward(self, stage: StageId, microbatches: tuple[int, ...], gradients: Mapping[str, Tensor]) -> None:
+        kept = self._kept.pop((stage, microbatches))
+        kept.backward(gradients)
         for edge in self._wiring.inputs[stage]:
             if edge.gradient:
-                rows = kept.inputs[edge.name]
-                gradient = torch.zeros_like(rows) if rows.grad is None else rows.grad
-                self._leaving_gradients[edge.name, microbatch] = gradient
+                counts = [self._route(edge.name, microbatch).wanted for microbatch in microbatches]
+                for microbatch, rows in zip(microbatches, split(kept.gradient(edge.name), counts), strict=True):
+                    self._leaving_gradients[edge.name, microbatch] = rows

@@ -1,0 +1,100 @@
+"""The ``ahead`` schedule: encoders run ahead of what they feed, and their work fills its gaps, within a budget of bytes.
+
+Nothing in it knows encoders from language models: tasks of all stages compete for the actors that hold them, each
+backward in two parts where it has weight work, and actors that do not meet inside a stage work on it at times of their
+own. What comes out is the shortest of many placements (`_ahead_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import attrs
+
+from mimo.hooks import ConfigError, hookimpl
+from mimo.schedule._ahead_rules import shortest
+from mimo.schedule._assemble import Timed, assemble
+from mimo.schedule._budget import smallest_budget
+from mimo.schedule._costs import Costs
+from mimo.schedule._plan import Plan, ScheduleSpec
+from mimo.schedule._tasks import Placed, TaskGraph
+from mimo.topology import ModuleGraph
+
+
+@attrs.frozen(kw_only=True)
+class Ahead:
+    """Configuration of the ``ahead`` schedule.
+
+    Args:
+        budget: bytes of activations that a rank may keep at once, those of all its modules together; 0 sets no limit.
+    """
+
+    budget: int = 0
+
+
+def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs) -> Plan:
+    """Return a short plan of ``microbatches`` microbatches over ``graph`` within the budget.
+
+    Activations count as the simulator counts them: from the start of a forward to the end of its backward, the part
+    that a weight gradient needs to the end of that, and what is recomputed while the first part of a backward runs.
+
+    Raises:
+        ConfigError: there is no microbatch, or the budget is too small for any order of work; the text then says which
+            would do.
+    """
+    assert isinstance(config, Ahead), config
+    if microbatches < 1:
+        raise ConfigError("microbatches", expected="1 or more in a step", got=repr(microbatches))
+    if config.budget < 0:
+        raise ConfigError("schedule.budget", expected="bytes, or 0 for no limit", got=repr(config.budget))
+    tasks = TaskGraph.of(graph, microbatches, costs.trained(graph))
+    if config.budget and (smallest := smallest_budget(tasks)) > config.budget:
+        raise ConfigError(
+            "schedule.budget",
+            expected=f"{smallest} bytes or more, which a rank keeps even if microbatches go one after the other",
+            got=repr(config.budget),
+            fix=f"Set it to {smallest} or more, or to 0 for no limit.",
+        )
+    return assemble("ahead", graph, microbatches, _timed(tasks, shortest(tasks, config.budget)))
+
+
+def _timed(tasks: TaskGraph, placed: Placed) -> Iterator[Timed]:
+    """Yield the tasks in their order, which serves as time: no two are at one moment."""
+    joined = _joined(tasks, placed)
+    left_out = {number for numbers in joined.values() for number in numbers}
+    for time, number in enumerate(placed.order):
+        task = tasks.tasks[number]
+        if number not in left_out:
+            yield Timed(
+                kind="backward" if number in joined else task.kind,
+                stage=task.stage,
+                microbatches=task.microbatches,
+                start=time,
+                finish=time + 0.5,
+                actors=task.actors,
+            )
+
+
+def _joined(tasks: TaskGraph, placed: Placed) -> Mapping[int, Collection[int]]:
+    """Return backwards whose second part follows the first on every actor, with nobody waiting for a gradient."""
+    following: dict[int, dict[int, int]] = {}
+    last: dict[int, int] = {}
+    for number in placed.order:
+        for actor in tasks.tasks[number].actors:
+            following.setdefault(last.get(actor, -1), {})[actor] = number
+            last[actor] = number
+    found: dict[int, Collection[int]] = {}
+    for number, task in enumerate(tasks.tasks):
+        if task.kind == "input-gradient":
+            later = [other for other, _ in tasks.after[number]]
+            weights = [other for other in later if tasks.tasks[other].kind == "weight-gradient"]
+            waiting = any(tasks.tasks[other].stage != task.stage for other in later)
+            if not waiting and set(weights) == set(following.get(number, {}).values()):
+                found[number] = weights
+    return found
+
+
+@hookimpl
+def mimo_register_schedules() -> list[ScheduleSpec]:
+    """Register ``ahead``."""
+    return [ScheduleSpec(name="ahead", config=Ahead, generate=generate)]

@@ -1,0 +1,183 @@
+"""Bytes of activations that actors keep, and which forwards may begin so that a budget never leaves them stuck.
+
+The one idea, from the banker's algorithm (Dijkstra, EWD 123): whatever has begun, the step must be able to end microbatch
+by microbatch, each forward through everything and back again, keeping no more than the budget. A forward begins early
+only if that stays true. So a budget works if and only if that order alone, from the start, fits into it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from mimo.schedule._tasks import Task, TaskGraph
+from mimo.topology import StageId
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Slot:
+    """A stage on an actor: what a microbatch keeps, and how many have begun which computation.
+
+    ``freed`` counts those of which nothing is left to do, ``backwards`` those with a weight gradient to do as well.
+    """
+
+    activations: int
+    recomputed: int
+    factor: int
+    microbatches: int
+    backward: bool
+    limit: int
+    forwards: int = 0
+    backwards: int = 0
+    freed: int = 0
+
+    def first(self, microbatch: int) -> int:
+        """Return the first microbatch of the pass of a microbatch."""
+        return microbatch // self.factor * self.factor
+
+    def end(self, microbatch: int) -> int:
+        """Return the microbatch after the pass of a microbatch."""
+        return min(self.first(microbatch) + self.factor, self.microbatches)
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Actor:
+    """What one actor keeps: ``kept`` in all, ``held`` without what waits for nothing but a weight gradient."""
+
+    slots: list[_Slot] = attrs.field(factory=list)  # sources before targets
+    period: int = 1
+    most: int = 0
+    kept: int = 0
+    held: int = 0
+
+    def peak(self, microbatch: int) -> int:
+        """Return the most bytes kept from now until ``microbatch`` is done, if all before it are and it comes next."""
+        now = highest = 0
+        for slot in self.slots:
+            if slot.backward:
+                first = max(slot.first(microbatch), slot.backwards)
+                now += slot.activations * max(0, slot.forwards - first)
+        for slot in self.slots:
+            if slot.forwards <= microbatch:
+                bytes_ = slot.activations * (slot.end(microbatch) - max(slot.first(microbatch), slot.forwards))
+                highest = max(highest, now + bytes_)
+                now += bytes_ if slot.backward else 0
+        highest = max(highest, now)
+        for slot in reversed(self.slots):
+            end = slot.end(microbatch)
+            if slot.backward and slot.backwards <= microbatch == end - 1:
+                count = end - slot.first(microbatch)
+                highest = max(highest, now + slot.recomputed * count)
+                now -= slot.activations * count
+        return highest
+
+    def fits(self, budget: int) -> bool:
+        """Tell whether the step can end from here, one microbatch after the other."""
+        done = [slot.backwards if slot.backward else slot.forwards for slot in self.slots]
+        last = min(max(done) + self.period, self.slots[0].microbatches)  # what comes later keeps no more
+        return all(self.peak(microbatch) <= budget for microbatch in range(min(done), last))
+
+
+class Ledger:
+    """What all actors keep while a schedule is made.
+
+    Args:
+        tasks: of the step.
+        budget: bytes that each actor may keep at most, 0 for any.
+        limits: for some stages, how many microbatches may be in flight, beyond those of one pass.
+    """
+
+    def __init__(self, tasks: TaskGraph, budget: int, limits: Mapping[StageId, int] | None = None) -> None:
+        self._budget = budget
+        graph = tasks.graph
+        self._limited = limits is not None
+        self._actors = [_Actor() for _ in graph.actors]
+        self._slots: dict[tuple[StageId, int], _Slot] = {}
+        for stage in graph.stages:
+            cost, factor = tasks.costs.stages[stage], graph.by_name[stage.module].batch_factor
+            limit = (limits or {}).get(stage, tasks.microbatches)
+            for number in tasks.holders[stage]:
+                slot = _Slot(
+                    activations=cost.activations,
+                    recomputed=cost.recomputed,
+                    factor=factor,
+                    microbatches=tasks.microbatches,
+                    backward=graph.runs_backward(stage),
+                    limit=max(limit, factor),
+                )
+                self._actors[number].slots.append(slot)
+                self._slots[stage, number] = slot
+        for actor in self._actors:
+            actor.period = math.lcm(*(slot.factor for slot in actor.slots))
+            actor.most = max(map(actor.peak, range(min(actor.period, tasks.microbatches))))
+
+    @property
+    def smallest(self) -> int:
+        """The smallest budget with which the step can end, if it has not begun yet."""
+        return max(actor.most for actor in self._actors)
+
+    def allows(self, task: Task) -> bool:
+        """Tell whether a task may begin now."""
+        if task.kind == "forward" and self._limited:
+            for number in task.actors:
+                slot = self._slots[task.stage, number]
+                if slot.backward and slot.forwards - slot.freed + len(task.microbatches) > slot.limit:
+                    return False
+        if not self._budget or not task.takes:
+            return True
+        actors = [self._actors[number] for number in task.actors]
+        if any(actor.kept + task.takes > self._budget for actor in actors):
+            return False
+        if task.kind != "forward" or not task.leaves:
+            return True
+        return all(self._stays_safe(actor, task, number) for actor, number in zip(actors, task.actors, strict=True))
+
+    def _stays_safe(self, actor: _Actor, task: Task, number: int) -> bool:
+        if actor.held + task.leaves + actor.most <= self._budget:
+            return True
+        slot = self._slots[task.stage, number]
+        slot.forwards += len(task.microbatches)
+        safe = actor.fits(self._budget)
+        slot.forwards -= len(task.microbatches)
+        return safe
+
+    def begin(self, task: Task) -> None:
+        """Note that a task has begun."""
+        if task.kind == "reduce":
+            return
+        count, cost = len(task.microbatches), task.takes
+        for number in task.actors:
+            actor, slot = self._actors[number], self._slots[task.stage, number]
+            actor.kept += cost
+            if task.kind == "forward":
+                slot.forwards += count
+                actor.held += task.leaves
+            elif task.kind != "weight-gradient":
+                slot.backwards += count
+                actor.held -= slot.activations * count
+            if task.kind in ("backward", "weight-gradient"):
+                slot.freed += count
+
+    def end(self, task: Task) -> None:
+        """Note that a task has ended."""
+        change = task.leaves - task.takes
+        for number in task.actors:
+            self._actors[number].kept += change
+
+
+def smallest_budget(tasks: TaskGraph) -> int:
+    """Return the fewest bytes within which every actor can do its part of the step."""
+    return Ledger(tasks, 0).smallest
+
+
+def within(tasks: TaskGraph, order: Sequence[int], budget: int) -> bool:
+    """Tell whether an actor that does these tasks in this order keeps no more than the budget."""
+    kept = 0
+    for number in order:
+        task = tasks.tasks[number]
+        if kept + task.takes > budget:
+            return False
+        kept += task.leaves
+    return True

@@ -1,0 +1,146 @@
+"""What an actor keeps as it goes through its list: microbatches and bytes, from each forward to what lets go of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from mimo.schedule._costs import Costs, StageCost
+from mimo.schedule._plan import Action, ActorPlan, Plan
+from mimo.topology import ModuleGraph
+
+
+@attrs.frozen
+class Peak:
+    """The most that was kept at once: microbatches, each as often as stages kept it, and bytes."""
+
+    microbatches: int = 0
+    bytes: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ActorPeak:
+    """What each of an actor's ranks keeps at most: in each module by itself, and the bytes of all at one time."""
+
+    modules: Mapping[str, Peak]
+    bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class _Stage:
+    """What `Keeping` must know of a stage; ``outputs`` counts the messages after which one without backward is free."""
+
+    cost: StageCost
+    backward: bool
+    outputs: int
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps any bytes."""
+        return bool(self.cost.activations or self.cost.recomputed or self.cost.weight_inputs)
+
+
+_StageKey = tuple[str, int]
+
+
+def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
+    """Return what `Keeping` must know of each stage, once for all actors."""
+    outputs: dict[_StageKey, int] = {}
+    backward: set[_StageKey] = set()
+    for edge in graph.edges:
+        source = (edge.source.module, edge.source.stage)
+        outputs[source] = outputs.get(source, 0) + 1
+        if edge.gradient:
+            backward.add((edge.target.module, edge.target.stage))
+    return {
+        key: _Stage(
+            cost=costs.stages[stage],
+            backward=key in backward or graph.by_name[stage.module].trains[stage.stage],
+            outputs=outputs.get(key, 0),
+        )
+        for stage in graph.stages
+        for key in ((stage.module, stage.stage),)
+    }
+
+
+class Keeping:
+    """One actor's memory: by how much it grows as each action begins, and shrinks as it ends."""
+
+    def __init__(self, stages: Mapping[_StageKey, _Stage]) -> None:
+        self._stages = stages
+        self._unsent: dict[tuple[str, int, int], int] = {}
+
+    def grows(self, action: Action) -> Peak:
+        """Return what is kept more as ``action`` begins."""
+        count = len(action.microbatches)
+        cost = self._stages[action.module, action.stage].cost
+        if action.kind == "forward":
+            return Peak(count, count * cost.activations)
+        if action.kind in ("backward", "input-gradient"):
+            return Peak(0, count * cost.recomputed)
+        return NOTHING_KEPT
+
+    def shrinks(self, action: Action) -> Peak:
+        """Return what is kept less as ``action`` ends: a computation, or a send that has left."""
+        stage = self._stages[action.module, action.stage]
+        count, cost = len(action.microbatches), stage.cost
+        match action.kind:
+            case "backward":
+                return Peak(count, count * (cost.activations + cost.recomputed))
+            case "input-gradient":
+                return Peak(0, count * (cost.activations + cost.recomputed - cost.weight_inputs))
+            case "weight-gradient":
+                return Peak(count, count * cost.weight_inputs)
+            case "forward" | "send" if not stage.backward:
+                freed = sum(self._is_sent(action, microbatch, stage.outputs) for microbatch in action.microbatches)
+                return Peak(freed, freed * cost.activations)
+        return NOTHING_KEPT
+
+    def _is_sent(self, action: Action, microbatch: int, outputs: int) -> bool:
+        key = (action.module, action.stage, microbatch)
+        self._unsent[key] = left = self._unsent.get(key, outputs) - (action.kind == "send")
+        return not left
+
+
+NOTHING_KEPT = Peak()
+
+
+def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs) -> Mapping[int, ActorPeak]:
+    """Return the most activations that each rank keeps at once, by module and in all, read off its list.
+
+    A microbatch is kept as `in_flight` counts it. Its bytes are those of ``costs``: with a split backward, what the
+    weight gradient needs stays until then; what is recomputed comes on top while its backward runs.
+    """
+    stages = stage_facts(graph, costs)
+    found: dict[int, ActorPeak] = {}
+    for actor in plan.actors:
+        found.update(dict.fromkeys(actor.ranks, _peak(actor, Keeping(stages))))
+    return found
+
+
+def _peak(actor: ActorPlan, keeping: Keeping) -> ActorPeak:
+    now: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    peaks: dict[str, Peak] = {action.module: Peak() for action in actor.actions}
+    total = highest = 0
+    for action, change in _changes(actor, keeping):
+        module = action.module
+        counts[module] = counts.get(module, 0) + change.microbatches
+        now[module] = now.get(module, 0) + change.bytes
+        total += change.bytes
+        highest = max(highest, total)
+        before = peaks[module]
+        if counts[module] > before.microbatches or now[module] > before.bytes:
+            peaks[module] = Peak(max(before.microbatches, counts[module]), max(before.bytes, now[module]))
+    return ActorPeak(modules=peaks, bytes=highest)
+
+
+def _changes(actor: ActorPlan, keeping: Keeping) -> Iterator[tuple[Action, Peak]]:
+    for action in actor.actions:
+        more = keeping.grows(action)
+        if more is not NOTHING_KEPT:
+            yield action, more
+        less = keeping.shrinks(action)
+        if less is not NOTHING_KEPT:
+            yield action, Peak(-less.microbatches, -less.bytes)
