@@ -84,7 +84,6 @@ def _ways(rank: int, length: int, mesh: DeviceMesh, context: ContextAxis) -> dic
             DECODER,
             CONFIG,
             grid=grid,
-            rank=context.rank,
             seed=1,
             axis=TensorAxis.single(),
             mesh=mesh,

@@ -13,7 +13,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,68 +21,16 @@ import _plain
 import attrs
 import torch
 import torch.distributed as dist
-from PIL import Image
+from _tiled import WORDS, find
 
-from mimo.data import DATASETS, DatasetSpec, SplitName, StepSampler, Tokenizer
-from mimo.hooks import ItemInfo, Kind
+from mimo.data import StepSampler
 from mimo.model import EncoderSpec
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
-from mimo.trainer._plugins import find_installed
 from mimo.trainer._resolve import resolve
 from mimo.trainer._resolved import Job
 
 WARM_UP = 3
-WORDS = [f"w{index}" for index in range(250)]
-
-
-@attrs.frozen(kw_only=True)
-class TiledConfig:
-    """Samples of one picture and text, all alike in size: ``pixels`` a side, ``words`` words."""
-
-    pixels: int
-    words: int
-
-
-@attrs.frozen
-class Tiled:
-    """256 samples drawn from their number."""
-
-    config: TiledConfig
-    tokenizer: Tokenizer
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return 256
-
-    def tokens(self, sample: int) -> Sequence[int]:
-        """Return one placeholder, the words and the end."""
-        text = " ".join(WORDS[(sample * 7 + index * 3) % len(WORDS)] for index in range(self.config.words))
-        return [*self.tokenizer.encode(f"<image> {text}"), self.tokenizer.end]
-
-    def infos(self, sample: int) -> Sequence[ItemInfo]:
-        """Return the one picture."""
-        return [ItemInfo(sample=sample, index=0, modality="image", size=(self.config.pixels, self.config.pixels))]
-
-    def raw(self, sample: int, _index: int) -> Image.Image:
-        """Return the picture."""
-        side = self.config.pixels
-        return Image.frombytes("L", (side, side), bytes((sample + 31 * at) % 256 for at in range(side * side)))
-
-    def where(self, sample: int) -> str:
-        """Name a sample."""
-        return f"tiled:{sample}"
-
-
-def _open(config: TiledConfig, tokenizer: Tokenizer, _split: SplitName) -> Tiled:
-    return Tiled(config, tokenizer)
-
-
-def find(kind: Kind[Any], name: str, where: str) -> Any:
-    """Find installed plugins, and the tiled dataset."""
-    if kind is DATASETS and name == "tiled":
-        return DatasetSpec(name="tiled", config=TiledConfig, open=_open)
-    return find_installed(kind, name, where)
 
 
 @attrs.frozen(kw_only=True)

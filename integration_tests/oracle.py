@@ -26,6 +26,7 @@ from mimo.data import DATASETS, StepSampler
 from mimo.hooks import Kind
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import Choices, Router, local
+from mimo.schedule import SCHEDULES as SCHEDULES_KIND
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._plugins import find_installed
@@ -44,8 +45,20 @@ step by nothing but its rounding noise; this keeps such steps small, so that wei
 GAP = 1e-4
 """Least distance between the last expert that a row chose and the first that it did not, for a case with experts to be
 one: nearer ones are chosen by rounding, in any layout."""
-AXES_KEYS = ("pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel")
-"""Keys of a module that say how it is split."""
+AXES_KEYS = ("pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel", "chunks", "batch_factor", "recompute")
+"""Keys of a module that say how it is split and passed through, and nothing of what it computes."""
+SCHEDULES: Mapping[str, Mapping[str, Any]] = {
+    "1f1b": {"plugin": "1f1b"},
+    "gpipe": {"plugin": "gpipe"},
+    "interleaved": {"plugin": "interleaved"},
+    "zb-h1": {"plugin": "zero-bubble", "form": "h1"},
+    "zb-h2": {"plugin": "zero-bubble", "form": "h2"},
+    "zb-v": {"plugin": "zero-bubble", "form": "v"},
+    "ahead": {"plugin": "ahead"},
+}
+"""Tables ``[schedule]``."""
+CHUNKED = frozenset({"interleaved", "zb-v"})
+"""Schedules that need two chunks or more of a pipelined module."""
 CPU = torch.device("cpu")
 Table = dict[str, Any]
 
@@ -91,6 +104,29 @@ def table(
     }
 
 
+def scheduled(settings: Table, schedule: str) -> Table:
+    """Return settings with one of `SCHEDULES`, and what it needs: chunks, layers for them, microbatches enough.
+
+    Where nothing is pipelined, a schedule that needs chunks is not for these settings.
+    """
+    found = copy.deepcopy(settings)
+    found["schedule"] = dict(SCHEDULES[schedule])
+    language = found["modules"]["language"]
+    stages, lanes = language.get("pp", 1), _lanes(language)
+    if schedule in CHUNKED:
+        assert stages > 1, "needs a pipeline"
+        language["chunks"] = 2
+    layers = stages * language.get("chunks", 1)
+    found["modules"]["language"]["config"] = {**language["config"], "layers": layers * -(-3 // layers)}
+    least = {"zb-h2": 2 * stages - 1}.get(schedule, stages)
+    fitting = [count for count in (1, 2, 3, 4, 6, 8, 12, 24) if SAMPLES % (lanes * count) == 0]
+    wanted = max(SAMPLES // (lanes * settings["run"]["micro_batch"]), least)
+    multiple = stages if schedule == "interleaved" else 1
+    count = next(count for count in fitting if count >= wanted and count % multiple == 0)
+    found["run"]["micro_batch"] = SAMPLES // (lanes * count)
+    return found
+
+
 def _modality(encoder: str) -> str:
     return "image" if encoder == "vision" else encoder
 
@@ -104,6 +140,7 @@ def alone(settings: Table) -> Table:
     """Return the same model and data on one rank, in one microbatch."""
     found = copy.deepcopy(settings)
     found["run"]["micro_batch"] = SAMPLES
+    found.pop("schedule", None)
     for keys in found["modules"].values():
         for axis in AXES_KEYS:
             keys.pop(axis, None)
@@ -112,9 +149,11 @@ def alone(settings: Table) -> Table:
 
 
 def find(kind: Kind[Any], name: str, where: str) -> Any:
-    """Find installed plugins, and the synthetic dataset."""
+    """Find installed plugins, the synthetic dataset, and ``1f1b-v``, which lays the chunks of ``1f1b`` in a V."""
     if kind is DATASETS and name == "synthetic":
         return synthetic.mimo_register_datasets()[0]
+    if kind is SCHEDULES_KIND and name == "1f1b-v":
+        return attrs.evolve(find_installed(kind, "1f1b", where), name=name, placement=lambda _config: "v")
     return find_installed(kind, name, where)
 
 
@@ -145,7 +184,7 @@ def run_plain(_rank: int, settings: Table) -> Outcome:
     """Train by a plain loop: whole batch at once, no plan, no boundary, none of our optimizers."""
     job = make_job(alone(settings))
     engine = Engine(job, rank=0, device=CPU)  # builds the modules; nothing else of it is used
-    parts = engine.model.parts
+    parts = {part.name: part for part in engine.model.parts.values()}
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
     trained = {name: value for name, value in weights.items() if value.requires_grad}
     choice = job.language.optimizer
@@ -317,13 +356,20 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     if rng.random() < 0.1:
         keys["frozen"] = True
         modules["vision"].pop("frozen", None)
-    return table(
+    for encoder in modules.keys() - {"language"}:
+        modules[encoder]["batch_factor"] = rng.choice((1, 1, 2, 3))
+    for module in modules.values():
+        if module.get("frozen") is not True:
+            module["recompute"] = rng.choice(("none", "none", "selective", "full"))
+    settings = table(
         modules,
         microbatches=rng.choice([count for count in (1, 2, 4) if SAMPLES % (_lanes(keys) * count) == 0]),
         pictures=rng.choice(("mixed", "mixed", "mixed", "first", "digits", "none")),
         language={"tied": rng.random() < 0.3, "kv_heads": rng.choice((1, 2, 3, 6)), **experts},
         seed=rng.randrange(1000),
     )
+    schedules = [name for name in SCHEDULES if name not in CHUNKED or keys["pp"] > 1]
+    return scheduled(settings, rng.choice(schedules))
 
 
 def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
@@ -367,7 +413,8 @@ def describe(settings: Table) -> str:
         for name, module in settings["modules"].items()
     ]
     decoder = settings["modules"]["language"]["config"]
-    parts.append(f"micro_batch {settings['run']['micro_batch']}, pictures {settings['data']['pictures']}")
+    parts.append(f"{' '.join(settings['schedule'].values())}, micro_batch {settings['run']['micro_batch']}")
+    parts.append(f"pictures {settings['data']['pictures']}")
     return (
         " ".join(parts)
         + f", tied {decoder.get('tied', False)}, kv_heads {decoder['kv_heads']}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from oracle import CPU, make_job
+from oracle import CPU, RATE, make_job
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -41,6 +42,27 @@ def run_steps(rank: int, settings: dict[str, Any], first: int, last: int, load: 
     }
     full = {name: (v.full_tensor() if isinstance(v, DTensor) else v).clone() for name, v in state.items()}
     return [(info.loss, info.grad_norm, info.lr) for info in infos], full
+
+
+def check_trajectory(went_on: list[Found], straight: list[Found], *, exactly: bool) -> None:
+    """Refuse a resumed run that is not the run that never stopped, to the bit or within the first law, rank by rank.
+
+    Args:
+        went_on: what each rank of the resumed run found, from the step on with which it went on.
+        straight: the same from step 1 on.
+        exactly: whether to the bit.
+    """
+    for (steps, state), (all_steps, expected) in zip(went_on, straight, strict=True):
+        if exactly:
+            assert steps == all_steps[-len(steps) :]
+            assert same_bits(state, expected)
+            continue
+        for found, true in zip(steps, all_steps[-len(steps) :], strict=True):
+            assert all(math.isclose(one, other, rel_tol=1e-5) for one, other in zip(found, true, strict=True))
+        for name, value in state.items():
+            moment = name.startswith("optimizer.")
+            bound = 1e-5 * max(float(expected[name].norm()), 0 if moment else 3 * RATE * math.sqrt(value.numel()))
+            assert float((value - expected[name]).norm()) <= bound + 1e-9, name
 
 
 def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

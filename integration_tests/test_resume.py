@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from oracle import RATE, table, world_of
 from pool import Pool
-from resuming import run_and_save, run_steps, same_bits
+from resuming import check_trajectory, run_and_save, run_steps
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "disjoint": {"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}},
@@ -79,17 +79,7 @@ def test_six_steps_equal_three_saved_and_three_more(before: str, after: str, tmp
     pool.run(world_of(first), run_and_save, first)
     went_on = pool.run(world_of(second), run_steps, second, 4, 6, str(tmp_path))
     straight = pool.run(world_of(second), run_steps, second, 1, 6, "")
-    for (steps, state), (all_steps, expected) in zip(went_on, straight, strict=True):
-        if before == after:
-            assert steps == all_steps[3:]
-            assert same_bits(state, expected)
-            continue
-        for found, true in zip(steps, all_steps[3:], strict=True):
-            assert found == pytest.approx(true, rel=1e-5)
-        for name, value in state.items():
-            moment = name.startswith("optimizer.")
-            bound = 1e-5 * max(float(expected[name].norm()), 0 if moment else 3 * RATE * math.sqrt(value.numel()))
-            assert float((value - expected[name]).norm()) <= bound + 1e-9, name
+    check_trajectory(went_on, straight, exactly=before == after)
 
 
 def test_learning_rate_goes_on_across_a_resume(tmp_path: Path, pool: Pool) -> None:

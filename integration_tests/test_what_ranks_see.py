@@ -47,8 +47,8 @@ def look(rank: int, modules: Mapping[str, Mapping[str, Any]], blind: int | None 
             batch = attrs.evolve(batch, tokens=nothing, labels=nothing, placeholders={})
         return batch, rows, hidden
 
-    if "language" in engine.model.parts:
-        engine.model.parts["language"].module.register_forward_pre_hook(note)
+    for part in engine.model.parts_of("language"):
+        part.module.register_forward_pre_hook(note)
     data = engine._cut(1)
     loss = engine.accumulate(1).loss
     return Seen(

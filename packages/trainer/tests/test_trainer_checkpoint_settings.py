@@ -11,7 +11,7 @@ CONFIG: dict[str, Any] = {
     "run": {"name": "r", "steps": 2, "global_batch": 8, "micro_batch": 2, "world": 6, "evaluation_batch": 0},
     "data": {"plugin": "jsonl"},
     "modules": {
-        "vision": {"plugin": "vit", "ranks": "0-1", "dp": 2, "frozen": ["encoder"]},
+        "vision": {"plugin": "vit", "ranks": "0-1", "dp": 2, "frozen": ["encoder"], "batch_factor": 3},
         "language": {
             "plugin": "decoder",
             "ranks": "2-5",
@@ -20,8 +20,11 @@ CONFIG: dict[str, Any] = {
             "ep": 2,
             "etp": 2,
             "sequence_parallel": True,
+            "chunks": 2,
+            "recompute": "full",
         },
     },
+    "schedule": {"plugin": "1f1b", "unlikely": 3},
     "checkpoint": {"interval": 5, "load": "latest"},
 }
 
@@ -34,8 +37,10 @@ def test_every_module_is_whole_on_rank_0() -> None:
     assert settings.checkpoint.load == "none"
     for module in settings.modules.values():
         assert (module.ranks, module.pp, module.dp, module.tp, module.sequence_parallel) == ((0,), 1, 0, 1, False)
-        assert module.cp == module.ep == module.etp == 1
+        assert module.cp == module.ep == module.etp == module.chunks == module.batch_factor == 1
+        assert module.recompute == "none"
     assert settings.modules["vision"].frozen == ("encoder",)
+    assert settings.schedule.config == {}
 
 
 def test_generation_has_batches_of_one() -> None:

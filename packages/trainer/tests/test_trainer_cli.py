@@ -51,7 +51,7 @@ def test_help_and_version_answer_without_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ}
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    for word in ("train", "check", "evaluate", "generate", "plugins", "init", "checkpoint"):
+    for word in ("train", "check", "simulate", "evaluate", "generate", "plugins", "init", "checkpoint"):
         assert word in ended.stdout
 
 

@@ -12,6 +12,7 @@ import pytest
 from mimo.data import TOKENIZERS, Tokenizer, TokenizerSpec
 from mimo.hooks import ConfigError, Kind
 from mimo.model import ENCODERS, EncoderSpec, EncoderStages, Stage, TensorSupport
+from mimo.schedule import SCHEDULES
 from mimo.topology import StageId
 from mimo.trainer._config import make_settings
 from mimo.trainer._plugins import find_installed
@@ -55,6 +56,7 @@ SPECS = {
             cut=lambda module, _stage: module,
             parts=_parts,
         ),
+        recompute={"full": lambda _module: ()},
     ),
 }
 
@@ -73,6 +75,8 @@ def find(kind: Kind[S], name: str, where: str) -> S:
     found: Any = SPECS.get(name) if kind.group == ENCODERS.group else None
     if kind.group == TOKENIZERS.group and name == "deaf":
         found = TokenizerSpec(name="deaf", config=NoConfig, build=_deaf)
+    if kind.group == SCHEDULES.group and name == "turning":
+        found = attrs.evolve(find_installed(SCHEDULES, "1f1b", ""), name=name, placement=lambda _config: "v")
     return found or find_installed(kind, name, where)
 
 
@@ -153,6 +157,31 @@ def test_a_modules_optimizer_is_merged_over_the_global_one(table: dict[str, Any]
     assert vision.learning_rate.lr_decay_steps == 10
 
 
+def test_chunks_passes_and_recomputation_come_into_the_graph(table: dict[str, Any]) -> None:
+    """A module has as many stages as ranks hold together, laid out as the schedule says."""
+    overrides = (
+        *("modules.language.tp=1", "modules.language.pp=2", "modules.language.chunks=2"),
+        *("modules.language.config.layers=4", "modules.language.recompute=full", "modules.language.config.tied=true"),
+        *("modules.vision.pp=2", "modules.vision.batch_factor=3", 'modules.vision.frozen=["trunk"]'),
+    )
+    graph = resolved(table, *overrides).graph
+    vision, language = (graph.by_name[name] for name in ("vision", "language"))
+    assert (vision.batch_factor, vision.recompute, vision.stages) == (3, "none", 2)
+    assert (language.batch_factor, language.recompute, language.chunks) == (1, "full", 2)
+    assert (language.trains, language.placement, language.tied_stages) == ((True,) * 4, "loop", (0, 3))
+    job = resolved(table, *overrides, "schedule.plugin=turning")
+    assert (job.graph.by_name["language"].placement, job.graph.by_name["language"].tied_stages) == ("v", ())
+    assert job.evaluation_graph.by_name["language"].placement == "v"
+    ranks = {edge.name: job.edge_ranks(edge) for edge in job.graph.edges}
+    assert ranks == {
+        "vision.0-1": (0, 1),
+        "vision->language": (1, 2),
+        "language.0-1": (2, 3),
+        "language.1-2": (3,),
+        "language.2-3": (2, 3),
+    }
+
+
 def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient(table: dict[str, Any]) -> None:
     """The trunk's first stage holds nothing that trains; the projector is on the last."""
     job = resolved(table, 'modules.vision.frozen=["trunk"]', "modules.vision.pp=2")
@@ -168,7 +197,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
     [
         (["modules.vision.plugin=eyes"], "modules.vision.plugin: expected an installed encoder"),
         (["optimizer.plugin=adam"], r"optimizer.plugin: expected an installed optimizer .*, got 'adam'. Did you mean"),
-        (["schedule.plugin=gpipe"], "schedule.plugin: expected an installed schedule"),
+        (["schedule.plugin=pipes"], "schedule.plugin: expected an installed schedule"),
         (["data.plugin=json"], "data.plugin: expected an installed dataset"),
         (["tokenizer.plugin=bite"], "tokenizer.plugin: expected an installed tokenizer"),
         (["data.paht=x"], r"data.paht: expected a known key, got an unknown one. Did you mean 'path'\?"),
@@ -231,6 +260,30 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         (
             ["modules.language.tp=1", "modules.language.pp=2", "modules.language.config.layers=1"],
             "modules.language.pp: ex",
+        ),
+        (["modules.vision.chunks=0"], "modules.vision.chunks: expected 1 or more, got 0"),
+        (["modules.vision.chunks=2"], r"modules.vision.chunks: expected 1, since one pipeline rank .* got 2"),
+        (
+            ["modules.vision.pp=2", "modules.vision.chunks=2"],
+            "modules.vision.chunks: expected .* pp x chunks = 2 x 2 divides its layers = 2, got 2. Set it to 1, or ",
+        ),
+        (["modules.vision.batch_factor=0"], "modules.vision.batch_factor: expected 1 or more, got 0"),
+        (
+            ["modules.language.batch_factor=2"],
+            "modules.language.batch_factor: expected 1, as only passes of encoders serve several microbatches, got 2",
+        ),
+        (["modules.language.recompute=all"], "modules.language.recompute: expected one of 'none', 'selective', 'full'"),
+        (
+            ["modules.vision.recompute=selective"],
+            "modules.vision.recompute: expected none or full, since encoder 'eye' has no such recomputation, got",
+        ),
+        (
+            ["modules.vision.plugin=plain", "modules.vision.recompute=full"],
+            "modules.vision.recompute: expected none, since encoder 'plain' has no recomputation, got 'full'. Leave",
+        ),
+        (
+            ["modules.vision.frozen=true", "modules.vision.recompute=full"],
+            "modules.vision.recompute: expected none, as nothing in it is trained, nor anything that feeds it: there",
         ),
         (['modules.vision.frozen=["trunc"]'], "modules.vision.frozen: expected parts of encoder 'eye': 'trunk', 'proj"),
         (

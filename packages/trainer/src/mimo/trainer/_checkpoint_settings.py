@@ -11,7 +11,7 @@ from mimo.trainer._config import make_settings
 from mimo.trainer._resolve import Purpose
 from mimo.trainer._settings import Settings
 
-_LAYOUT = ("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel")
+_LAYOUT = ("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel", "chunks", "batch_factor", "recompute")
 
 
 def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -> Settings:
@@ -25,7 +25,10 @@ def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -
 
 
 def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, Any]:
-    """Return a resolved config with every module whole on rank 0; generation has batches of one sample."""
+    """Return a resolved config with every module whole on rank 0; generation has batches of one sample.
+
+    The schedule goes with the layout that it was chosen for: it may ask for stages and microbatches that aren't there.
+    """
     run = {**table["run"], "world": 0}
     if purpose == "generate":
         run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1}
@@ -33,4 +36,4 @@ def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, A
         name: {**{key: value for key, value in module.items() if key not in _LAYOUT}, "ranks": "0"}
         for name, module in table["modules"].items()
     }
-    return {**table, "run": run, "modules": modules, "checkpoint": {}}
+    return {**table, "run": run, "modules": modules, "schedule": {}, "checkpoint": {}}

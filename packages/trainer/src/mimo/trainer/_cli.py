@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -57,7 +58,7 @@ def make_app() -> App:
         help_format="plaintext",  # others would take <image> for a tag
         suppress_keyboard_interrupt=False,
     )
-    for command in (train, check, evaluate, generate, plugins, init):
+    for command in (train, check, simulate, profile, evaluate, generate, plugins, init):
         app.command(command)
     checkpoint = App(name="checkpoint", help="Look into a checkpoint, or check every byte of it.")
     checkpoint.command(inspect)
@@ -111,6 +112,61 @@ def check(file: Path, /, *overrides: str) -> None:
     from mimo.trainer._estimate import estimate_bytes
 
     show_job(make_console(), job, estimate_bytes(job), expect_traffic(job, 1))
+
+
+def simulate(
+    file: Path,
+    /,
+    *overrides: str,
+    profile: Annotated[Path | None, Parameter(show_default=False)] = None,
+    out: Path = Path(),
+) -> None:
+    """Play one step of FILE through, and write its timeline: trace.json and timeline.html. Nothing is launched.
+
+    Args:
+        file: settings in TOML.
+        overrides: settings that differ, as key=value.
+        profile: costs that `mimo profile` measured, as schedule.profile; without any they follow from a formula.
+        out: folder to write into.
+    """
+    from mimo.trainer._config import read_settings
+    from mimo.trainer._preflight import check_logging
+    from mimo.trainer._resolve import resolve
+    from mimo.trainer._show import make_console
+    from mimo.trainer._simulate_command import show_simulated, simulate_job
+
+    given = () if profile is None else (f"schedule.profile={json.dumps(str(profile))}",)
+    settings = read_settings(file, (*overrides, *given))
+    check_logging(settings)
+    show_simulated(make_console(), simulate_job(resolve(settings), out))
+
+
+def profile(file: Path, /, *overrides: str, out: Path = Path("costs.json")) -> int:
+    """Measure what the computations and messages of FILE take on this machine, for schedule.profile.
+
+    Args:
+        file: settings in TOML.
+        overrides: settings that differ, as key=value.
+        out: file to write.
+    """
+    from mimo.trainer._config import read_settings
+    from mimo.trainer._place import with_slurm
+    from mimo.trainer._preflight import check_world
+    from mimo.trainer._resolve import resolve
+
+    settings = read_settings(file, (*overrides, 'schedule.profile=""'))
+    if not out.absolute().parent.is_dir():
+        raise ConfigError("--out", expected="a file in a folder that exists", got=repr(str(out)), fix="Make it first.")
+    job = resolve(settings)
+    check_world(job.world, with_slurm(os.environ))
+
+    from mimo.trainer import _profiling
+    from mimo.trainer._tasks import run_job
+
+    code = run_job(job, partial(_profiling.profile_job, out), purpose="train")
+    if not code:
+        print(f"{out}: costs of {len(job.graph.stages)} stages; set schedule.profile to it")
+    return code
 
 
 def evaluate(checkpoint: Path, /, *overrides: str) -> int:

@@ -102,7 +102,7 @@ def _by_key(by_rank: Iterable[Iterable[int]]) -> EdgeTraffic:
 def _staying(job: Job, edge: Edge, rank: int, route: Route) -> int:
     """Return how many rows need not cross because this rank has them, each counted on one rank of a tensor group."""
     target = job.module(edge.target.module)
-    if rank not in target.grid.stage_ranks(edge.target.stage):
+    if rank not in job.graph.stage_ranks(edge.target):
         return 0
     place = target.grid.coordinates(rank)
     own = [span for piece in route.receives if piece.peer == rank for span in piece.spans]

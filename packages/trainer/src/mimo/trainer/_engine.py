@@ -12,20 +12,21 @@ import torch.distributed as dist
 
 from mimo.data import Dataset, StepSampler
 from mimo.hooks import DataError, EvaluationInfo, StateTree, StepInfo
-from mimo.model import EncoderSpec, LanguageModelSpec
+from mimo.model import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import Agreed, MimoOptimizer, ModuleOptimizer, Stepped, Tally, agree
 from mimo.schedule import Plan, Route
-from mimo.schedule.runtime import Boundary, Executor, open_channels
+from mimo.schedule.runtime import Boundary, Executor, Record, open_channels
 from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
 from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
-from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
 from mimo.trainer._same_samples import check_length, difference, digest_of
 from mimo.trainer._step_data import StepData
+from mimo.trainer._tracing import Tracer
 
 
 @attrs.frozen(kw_only=True)
@@ -57,13 +58,14 @@ class Engine:
         self.rank = rank
         self.device = device
         self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
-        self._places = job.graph.role(rank).places
+        self._role = job.graph.role(rank)
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._told = job.language.spec.tells(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
-        self.model = MimoModel(self._part(job.module(name)) for name in self._places)
+        self._tracer = Tracer(job, rank=rank, device=device)
+        self.model = self._model()
         self.optimizer = self._make_optimizer()
-        programs = {StageId(name, place.pp): self._program(name) for name, place in self._places.items()}
+        programs = {stage: self._program(stage) for stage in self._role.stages}
         self.programs: tuple[Program, ...] = tuple(programs.values())
         channels = open_channels(job.graph)
         self._boundaries = boundaries = {
@@ -82,9 +84,11 @@ class Engine:
 
     def train(self, step: int) -> StepInfo:
         """Do one step on every rank: forward, backward, reduction, agreement, update."""
+        record = self._tracer.begin(step)
         start = time.perf_counter()
-        stepped = self.update(step, self.accumulate(step))
+        stepped = self.update(step, self.accumulate(step, record))
         took = time.perf_counter() - start
+        self._tracer.end(step, record)
         rows = stepped.agreed.rows
         return StepInfo(
             step=step,
@@ -109,8 +113,12 @@ class Engine:
             edges=self._traffic.read(stepped.agreed.told),
         )
 
-    def accumulate(self, step: int) -> Tally:
+    def accumulate(self, step: int, record: Record | None = None) -> Tally:
         """Run the plan of ``step``; gradients are then summed over the whole step, and not yet divided by anything.
+
+        Args:
+            step: which.
+            record: takes down when each action was done.
 
         Returns:
             This rank's share of what the step adds up to, with the digest of the next step's samples.
@@ -128,7 +136,7 @@ class Engine:
             raise ahead.fault
         if not ahead.alike:
             raise difference(job, ahead.data, where=f"step {step}", device=self.device)
-        tally = self._run(self._training, job.plan, ahead.data, judge=False)
+        tally = self._run(self._training, job.plan, ahead.data, judge=False, record=record)
         if step == job.settings.run.steps:
             return tally
         data = self._cut(step + 1)
@@ -147,9 +155,10 @@ class Engine:
             self._ahead = attrs.evolve(self._ahead, alike=stepped.agreed.alike)
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
-        if language.spec.experts is not None and language.name in self.model.parts and not stepped.skipped:
+        if language.spec.experts is not None and not stepped.skipped:
             counts = {name: stepped.agreed.told[name] for name in self._told.counts}
-            language.spec.experts.after_step(self.model.parts[language.name].module, counts)
+            for part in self.model.parts_of(language.name):
+                language.spec.experts.after_step(part.module, counts)
         return stepped
 
     def evaluate(self, step: int) -> EvaluationInfo | None:
@@ -187,10 +196,16 @@ class Engine:
             samples=agreed.counts["samples"],
         )
 
+    def measure(self, plan: Plan, data: StepData, record: Record) -> None:
+        """Run a plan over samples as `accumulate` does, only to see how long it takes; no gradient is left."""
+        self.optimizer.zero_gradients()
+        self._run(self._training, plan, data, judge=False, record=record)
+        self.optimizer.zero_gradients()
+
     @property
     def judges_first(self) -> bool:
         """Whether this rank has judged samples, and is the first of those that have."""
-        return bool(self.written) and self._places[self.job.language.name].dp == 0
+        return bool(self.written) and self._role.places[self.job.language.name].dp == 0
 
     def state(self) -> dict[str, StateTree]:
         """Return what a checkpoint holds of model and optimizer; parameters are views, to be filled in place."""
@@ -199,8 +214,12 @@ class Engine:
     def model_state(self) -> dict[str, StateTree]:
         """Return the parameters by module and path."""
         return {
-            name: {path: parameter.detach() for path, parameter in part.module.named_parameters()}
-            for name, part in self.model.parts.items()
+            name: {
+                path: parameter.detach()
+                for part in self.model.parts_of(name)
+                for path, parameter in part.module.named_parameters()
+            }
+            for name in self._role.places
         }
 
     def _cut(self, step: int) -> StepData:
@@ -212,31 +231,43 @@ class Engine:
         )
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
-        return digest_of(data) if self._places else None
+        return digest_of(data) if self._role.places else None
 
     def _agree(self, tally: Tally) -> Agreed:
         names = [module.name for module in self.job.modules]
         return agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
 
-    def _run(self, executor: Executor, plan: Plan, data: StepData, *, judge: bool) -> Tally:
+    def _run(
+        self, executor: Executor, plan: Plan, data: StepData, *, judge: bool, record: Record | None = None
+    ) -> Tally:
         for program in self.programs:
             program.begin(data, judge=judge)
 
         def route(edge: str, microbatch: int) -> Route:
             return data.microbatches[microbatch].route(self._edges[edge], self.rank)
 
-        seconds = executor.run(plan, route)
+        seconds = executor.run(plan, route, record)
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
         return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
 
-    def _part(self, module: JobModule) -> Part:
+    def _model(self) -> MimoModel:
+        actions = self.job.plan.actions_of(self.rank)
+        split = {action.stage_id for action in actions if action.kind == "input-gradient"}
+        parts: dict[StageId, Part] = {}
+        for stage in self._role.stages:
+            first = parts.get(StageId(stage.module, 0))
+            parts[stage] = self._part(stage, first=first, splits_backward=stage in split)
+        return MimoModel(parts.values())
+
+    def _part(self, stage: StageId, *, first: Part | None, splits_backward: bool) -> Part:
+        module = self.job.module(stage.module)
         axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
         mixed = self.job.graph.by_name[module.name].experts
         return build_part(
             module.spec,
             module.config,
             grid=module.grid,
-            rank=self.rank,
+            stage=Stage(stage.stage, self.job.graph.by_name[module.name].stages),
             seed=self.job.settings.run.seed,
             axis=axis,
             mesh=self._meshes.tensor_mesh(module.grid),
@@ -246,6 +277,9 @@ class Engine:
             context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
             experts=self._expert_axis(module.grid) if mixed else None,
             expert_mesh=self._meshes.expert_mesh(module.grid) if mixed else None,
+            first=first,
+            recompute=module.recompute,
+            splits_backward=splits_backward,
         )
 
     def _expert_axis(self, grid: Grid) -> ExpertAxis:
@@ -259,20 +293,12 @@ class Engine:
     def _make_optimizer(self) -> MimoOptimizer:
         job = self.job
         modules = []
-        for name, part in self.model.parts.items():
+        for name in self._role.places:
             choice = job.module(name).optimizer
-            trained = {path: parameter for path, parameter in part.parameters.items() if parameter.requires_grad}
-            parameters = ModuleParameters(
-                grid=job.module(name).grid,
-                rank=self.rank,
-                parameters=trained,
-                summed=part.summed & trained.keys(),
-                tied=part.tied & trained.keys(),
-                experts=part.experts & trained.keys(),
-            )
+            stages = {part.stage.index: self._parameters(part) for part in self.model.parts_of(name)}
             modules.append(
                 ModuleOptimizer.build(
-                    parameters,
+                    stages,
                     spec=choice.spec,
                     config=choice.config,
                     learning_rate=choice.learning_rate,
@@ -290,37 +316,48 @@ class Engine:
             device=self.device,
         )
 
-    def _program(self, name: str) -> Program:
-        part, place = self.model.parts[name], self._places[name]
-        module = self.job.module(name)
+    def _parameters(self, part: Part) -> ModuleParameters:
+        """Return what a stage trains."""
+        everything = ModuleParameters(
+            grid=self.job.module(part.name).grid,
+            rank=self.rank,
+            parameters=part.parameters,
+            summed=part.summed,
+            tied=part.tied,
+            experts=part.experts,
+        )
+        trains = self.job.graph.by_name[part.name].trains[part.stage.index]
+        return everything.only(name for name, value in part.parameters.items() if trains and value.requires_grad)
+
+    def _program(self, stage: StageId) -> Program:
+        module = self.job.module(stage.module)
         kind = EncoderProgram if isinstance(module.spec, EncoderSpec) else LanguageProgram
         return kind(
             self.job,
             module,
-            part,
-            place=place,
-            outputs=self.job.graph.outputs(StageId(name, place.pp)),
+            self.model.parts[stage],
+            place=self._role.places[module.name],
+            outputs=self.job.graph.outputs(stage),
             optimizer=self.optimizer,
             context=self._meshes.axes_group(module.grid, ("cp",)),
             device=self.device,
         )
 
     def _boundary(self, edge: Edge, channels: Any) -> Boundary:
-        source, target = self.job.module(edge.source.module), self.job.module(edge.target.module)
         return Boundary(
             rank=self.rank,
             width=self.job.width(edge),
             dtype=torch.float32,
             device=self.device,
             channels=channels,
-            source_group=self._tensor_group(source, edge.source),
-            target_group=self._tensor_group(target, edge.target),
+            source_group=self._tensor_group(edge.source),
+            target_group=self._tensor_group(edge.target),
         )
 
-    def _tensor_group(self, module: JobModule, stage: StageId) -> dist.ProcessGroup | None:
-        if self.rank not in module.grid.stage_ranks(stage.stage):
+    def _tensor_group(self, stage: StageId) -> dist.ProcessGroup | None:
+        if stage not in self._role.stages:
             return None
-        return self._meshes.axes_group(module.grid, ("tp",))
+        return self._meshes.axes_group(self.job.module(stage.module).grid, ("tp",))
 
 
 def _batches(dataset: Dataset, size: int) -> Iterator[Sequence[int]]:

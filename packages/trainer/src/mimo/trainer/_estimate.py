@@ -21,35 +21,40 @@ def estimate_bytes(job: Job) -> Mapping[int, int]:
 
     Activations are not counted, and a stage counts as trained as a whole.
     """
-    found = dict.fromkeys(job.graph.ranks, 0)
-    for module in job.modules:
-        trains = job.graph.by_name[module.name].trains
-        for rank in module.grid.ranks:
-            place = module.grid.coordinates(rank)
-            each = _WEIGHT_BYTES + (_TRAINED_BYTES if trains[place.pp] else 0)
-            found[rank] += each * _count(module, rank, job.hidden)
-    return found
+    return {rank: sum(_bytes(job, rank, name) for name in job.graph.role(rank).places) for rank in job.graph.ranks}
 
 
-def _count(module: JobModule, rank: int, hidden: int) -> int:
-    """Return how many numbers one rank's parameters are."""
+def _bytes(job: Job, rank: int, name: str) -> int:
+    """Return the bytes of a module on a rank; what two of its stages here share counts once."""
+    module = job.graph.by_name[name]
+    found: dict[str, int] = {}
+    for stage in module.stages_at(module.grid.coordinates(rank).pp):
+        each = _WEIGHT_BYTES + (_TRAINED_BYTES if module.trains[stage] else 0)
+        counts = _counts(job.module(name), rank, Stage(stage, module.stages), job.hidden)
+        found |= {path: each * count for path, count in counts.items()}
+    return sum(found.values())
+
+
+def _counts(module: JobModule, rank: int, stage: Stage, hidden: int) -> Mapping[str, int]:
+    """Return how many numbers each parameter of a stage has on a rank."""
     grid = module.grid
     place = grid.coordinates(rank)
     axis = TensorAxis(rank=place.tp, size=grid.tp, sequence_parallel=module.sequence_parallel)
     experts = ExpertAxis.of(grid, rank)
     with torch.device("meta"):
-        built = _build(module, Stage(place.pp, grid.pp), hidden)
+        built = build_stage(module, stage, hidden)
     splits = {} if module.spec.tensor is None else dict(module.spec.tensor.plan(built, axis))
     if isinstance(module.spec, LanguageModelSpec) and module.spec.experts is not None:
         splits |= module.spec.experts.plan(built, experts)
-    numbers = 0
+    found = {}
     for name, parameter in built.named_parameters():
         split = splits.get(name, Split())
-        numbers += split.piece(parameter, experts if split.experts else axis).numel()
-    return numbers
+        found[name] = split.piece(parameter, experts if split.experts else axis).numel()
+    return found
 
 
-def _build(module: JobModule, stage: Stage, hidden: int) -> nn.Module:
+def build_stage(module: JobModule, stage: Stage, hidden: int) -> nn.Module:
+    """Return one stage of a module at full shapes, on the device of the caller's context."""
     if not isinstance(module.spec, EncoderSpec):
         return module.spec.build(module.config, stage)
     whole = module.spec.build(module.config, hidden)

@@ -107,9 +107,11 @@ def generate(engine: Engine, prompt: Prompt, *, max_tokens: int, told: Callable[
         items = [item for item in layout.items if item.info.modality == module.modality]
         prepared = [module.spec.prepare(module.config, prompt.raw(0, item.info.index)) for item in items]
         on_device = [{name: value.to(engine.device) for name, value in item.items()} for item in prepared]
-        found = engine.model.parts[module.name].encode(on_device, [item.info.size for item in items])
+        (part,) = engine.model.parts_of(module.name)
+        found = part.encode(on_device, [item.info.size for item in items])
         encoded[module.name] = take_rows(job, module, items, found)
-    language = engine.model.parts[job.language.name].language
+    (part,) = engine.model.parts_of(job.language.name)
+    language = part.language
     written: list[int] = []
     for _ in range(max_tokens):
         tokens = np.concatenate([layout.tokens, np.asarray(written, dtype=np.int64)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import attrs
 import numpy as np
@@ -106,13 +107,17 @@ class Program(abc.ABC):
         )
 
     @abc.abstractmethod
-    def forward(self, microbatch: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Run a microbatch, as `StageProgram` says."""
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Run a pass, as `StageProgram` says."""
+
+    def weights_later(self) -> AbstractContextManager[Callable[[], None]]:
+        """Put off weight gradients, as `StageProgram` says."""
+        return self.part.weights_later()
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the ranks that share the parameters."""
         assert self._optimizer is not None
-        self._optimizer.reduce(self.module.name)
+        self._optimizer.reduce(self.module.name, self.part.stage.index)
 
     def reduce_tied(self) -> None:
         """Add up the gradients of the parameters that the first and last stage share."""
@@ -126,14 +131,15 @@ class Program(abc.ABC):
 class EncoderProgram(Program):
     """A stage of an encoder: items in, rows out."""
 
-    def forward(self, microbatch: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Encode the items of this lane."""
-        batch = self.data.microbatches[microbatch]
-        items = batch.items(self.module, self.place.dp)
+        batches = [self.data.microbatches[microbatch] for microbatch in microbatches]
+        items = [item for batch in batches for item in batch.items(self.module, self.place.dp)]
         prepared = []
         if self.part.stage.is_first:
             prepared = [
                 {name: tensor.to(self.device) for name, tensor in item.items()}
+                for batch in batches
                 for item in batch.prepare(self.module, self.place.dp)
             ]
         hidden = next(iter(inputs.values()), None)
@@ -148,8 +154,9 @@ class EncoderProgram(Program):
 class LanguageProgram(Program):
     """A stage of the language model: tokens and rows in, losses out at the last."""
 
-    def forward(self, microbatch: int, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Read the packed samples of this lane."""
+        (microbatch,) = microbatches
         step = self.data.microbatches[microbatch]
         packed = step.packed(self.place.dp, self.place.cp)
         batch = language_batch(packed, self.job, self.device)
@@ -167,7 +174,7 @@ class LanguageProgram(Program):
         outputs = {} if self.part.stage.is_last else self._outputs(hidden)
         losses = list(batch.ledger.losses.values())
         if self.part.stage.is_last:
-            losses.append(self._read(step, packed, hidden, batch.labels))
+            losses.append(self._read(step, packed, hidden, batch))
         if losses:
             outputs[LOSS] = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
         self._enter(batch.ledger)
@@ -199,9 +206,9 @@ class LanguageProgram(Program):
         """Whether this rank, and none of its tensor ranks that hold the same rows, counts them."""
         return self.place.tp == 0
 
-    def _read(self, step: Microbatch, packed: Packed, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _read(self, step: Microbatch, packed: Packed, hidden: Tensor, batch: LanguageBatch) -> Tensor:
         """Return the sum of the token losses of this rank's rows, and count and judge them."""
-        loss = self.part.language.losses(hidden, labels).sum()
+        loss = self.part.language.losses(hidden, batch.labels, batch.labelled).sum()
         if self._counts:
             self._losses.append(loss.detach().double())
             self._label_tokens += int(np.count_nonzero(packed.labels != NO_LABEL))
@@ -271,6 +278,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBa
         },
         samples=tensor(packed.samples),
         label_tokens=packed.label_tokens,
+        labelled=tensor(np.flatnonzero(packed.labels != NO_LABEL)),
     )
 
 

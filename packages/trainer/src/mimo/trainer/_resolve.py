@@ -13,7 +13,8 @@ from mimo.data import DATASETS, TOKENIZERS, Dataset, Tokenizer
 from mimo.hooks import ConfigError
 from mimo.model import LanguageModelSpec
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
-from mimo.topology import Module, ModuleGraph, count_microbatches
+from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microbatches
+from mimo.trainer._costs import job_costs
 from mimo.trainer._fields import own_keys
 from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._resolve_modules import resolve_module, stages_that_train
@@ -43,26 +44,26 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
     modules = tuple(_with_vocabulary(module, tokenizer) for module in written)
-    graph = _graph(modules, purpose)
+    schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
+    schedule_config: Any = structure(
+        settings.schedule.config, schedule.config, "schedule", siblings=own_keys(ScheduleSettings)
+    )
+    graph = _graph(modules, purpose, schedule.placement(schedule_config))
     world = _world(settings, graph)
     microbatches = count_microbatches(
         global_batch=settings.run.global_batch, micro_batch=settings.run.micro_batch, lanes=_lanes(graph)
     )
     evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
     data_config, train, evaluation = _data(settings, tokenizer, purpose, find)
-    schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
-    schedule_config: Any = structure(
-        settings.schedule.config, schedule.config, "schedule", siblings=own_keys(ScheduleSettings)
-    )
-    return Job(
+    job = Job(
         settings=settings,
         modules=modules,
         graph=graph,
         microbatches=microbatches,
-        plan=_plan(schedule, graph, microbatches, schedule_config),
+        plan=_no_plan(schedule, microbatches),
         evaluation_graph=graph.without_training(),
         evaluation_microbatches=evaluation_microbatches,
-        evaluation_plan=_plan(schedule, graph.without_training(), evaluation_microbatches, schedule_config),
+        evaluation_plan=_no_plan(schedule, evaluation_microbatches),
         tokenizer=tokenizer,
         train=train,
         evaluation=evaluation,
@@ -76,6 +77,16 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
                 "optimizer": optimizer.config,
                 "schedule": schedule_config,
             },
+        ),
+    )
+    weighs = settings.schedule.profile or (schedule.weighs and purpose != "generate")
+    costs = job_costs(job) if weighs else Costs.even(graph)
+    evaluation_costs = costs.trained(job.evaluation_graph)
+    return attrs.evolve(
+        job,
+        plan=_plan(schedule, graph, microbatches, schedule_config, costs),
+        evaluation_plan=_plan(
+            schedule, job.evaluation_graph, evaluation_microbatches, schedule_config, evaluation_costs
         ),
     )
 
@@ -127,18 +138,20 @@ def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
     return module
 
 
-def _graph(modules: tuple[JobModule, ...], purpose: Purpose) -> ModuleGraph:
+def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placement) -> ModuleGraph:
     graph = ModuleGraph(
         modules=tuple(
             Module(
                 grid=module.grid,
                 trains=stages_that_train(module),
-                tied=isinstance(module.spec, LanguageModelSpec)
-                and module.grid.pp > 1
-                and module.spec.tied(module.config),
+                tied=isinstance(module.spec, LanguageModelSpec) and module.spec.tied(module.config),
                 experts=isinstance(module.spec, LanguageModelSpec)
                 and module.spec.experts is not None
                 and module.spec.experts.count(module.config) > 0,
+                chunks=module.chunks,
+                placement=placement,
+                batch_factor=module.batch_factor,
+                recompute=module.recompute,
             )
             for module in modules
         ),
@@ -151,6 +164,15 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose) -> ModuleGraph:
             got="every module frozen",
             fix="Take something out of modules.<name>.frozen.",
         )
+    for module in graph.modules:
+        backward = any(graph.runs_backward(StageId(module.name, stage)) for stage in range(module.stages))
+        if module.recompute != "none" and not backward:
+            raise ConfigError(
+                f"modules.{module.name}.recompute",
+                expected="none, as nothing in it is trained, nor anything that feeds it: there is no backward",
+                got=repr(module.recompute),
+                fix="Leave it out.",
+            )
     return graph
 
 
@@ -198,7 +220,12 @@ def _data(
     return config, train, evaluation
 
 
-def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, config: Any) -> Plan:
-    plan = spec.generate(graph, microbatches, config, Costs.even(graph))
+def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:
+    """Return a plan that does nothing, for a job whose costs are still to be told."""
+    return Plan(schedule=spec.name, microbatches=microbatches, actors=())
+
+
+def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, config: Any, costs: Costs) -> Plan:
+    plan = spec.generate(graph, microbatches, config, costs)
     check(plan, graph)
     return plan

@@ -34,6 +34,13 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
             raise ConfigError(
                 f"{where}.modality", expected="nothing, as only encoders read one", got=repr(table.modality)
             )
+        if table.batch_factor != 1:
+            raise ConfigError(
+                f"{where}.batch_factor",
+                expected="1, as only passes of encoders serve several microbatches",
+                got=repr(table.batch_factor),
+                fix="Set run.micro_batch to change what the language model takes at once.",
+            )
     else:
         spec = find(ENCODERS, table.plugin, f"{where}.plugin")
     module = JobModule(
@@ -41,7 +48,10 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         spec=spec,
         config=structure(table.config, spec.config, f"{where}.config"),
         grid=_grid(name, table),
+        chunks=table.chunks,
         sequence_parallel=table.sequence_parallel,
+        batch_factor=table.batch_factor,
+        recompute=table.recompute,
         frozen=table.frozen if isinstance(table.frozen, bool) else frozenset(table.frozen),
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
@@ -52,14 +62,17 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         grid=module.grid,
         frozen=module.frozen,
         sequence_parallel=module.sequence_parallel,
+        chunks=module.chunks,
+        recompute=module.recompute,
     )
     _check_encoder(module)
     return module
 
 
 def stages_that_train(module: JobModule) -> tuple[bool, ...]:
-    """Return for each pipeline stage whether it holds anything that is trained."""
-    stages = (Stage(index, module.grid.pp) for index in range(module.grid.pp))
+    """Return for each stage whether it holds anything that is trained."""
+    count = module.grid.pp * module.chunks
+    stages = (Stage(index, count) for index in range(count))
     return tuple(stage_trains(module.spec, module.config, stage=stage, frozen=module.frozen) for stage in stages)
 
 

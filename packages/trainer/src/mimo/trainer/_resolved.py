@@ -12,7 +12,7 @@ from mimo.data import Dataset, Tokenizer
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec
 from mimo.optimizer import LearningRate, OptimizerSpec
 from mimo.schedule import Plan
-from mimo.topology import Edge, Grid, ModuleGraph
+from mimo.topology import Edge, Grid, ModuleGraph, Recompute
 from mimo.trainer._settings import LANGUAGE, OptimizerSettings, Settings
 from mimo.trainer._structure import unstructure
 
@@ -36,7 +36,10 @@ class JobModule:
         spec: the plugin's.
         config: the plugin's settings.
         grid: its ranks.
+        chunks: stages on each rank.
         sequence_parallel: whether rows are split over the tensor ranks between layers.
+        batch_factor: microbatches that one pass serves.
+        recompute: what its backward computes again.
         frozen: parts that are not trained, True for the whole module.
         modality: what it reads; empty for the language model.
         optimizer: how it is stepped.
@@ -46,7 +49,10 @@ class JobModule:
     spec: EncoderSpec | LanguageModelSpec
     config: Any
     grid: Grid
+    chunks: int
     sequence_parallel: bool
+    batch_factor: int
+    recompute: Recompute
     frozen: Frozen
     modality: str
     optimizer: OptimizerChoice
@@ -120,7 +126,7 @@ class Job:
 
     def edge_ranks(self, edge: Edge) -> tuple[int, ...]:
         """Return the ranks at either end of an edge, ascending."""
-        ends = (self.module(stage.module).grid.stage_ranks(stage.stage) for stage in (edge.source, edge.target))
+        ends = (self.graph.stage_ranks(stage) for stage in (edge.source, edge.target))
         return tuple(sorted({rank for ranks in ends for rank in ranks}))
 
 

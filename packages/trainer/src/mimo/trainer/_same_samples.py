@@ -95,7 +95,7 @@ def _first_difference(job: Job, found: NDArray[np.int64]) -> tuple[_End, _End] |
     """Return two ranks that hold other samples: of an edge between modules if there is one, else of any two stages."""
     boundaries: Sequence[Edge] = sorted(job.graph.edges, key=lambda edge: not edge.is_boundary)
     for edge in boundaries:
-        sources, targets = (job.module(end.module).grid.stage_ranks(end.stage) for end in (edge.source, edge.target))
+        sources, targets = (job.graph.stage_ranks(end) for end in (edge.source, edge.target))
         for source in sources:
             for target in targets:
                 if (found[source] != found[target]).any():

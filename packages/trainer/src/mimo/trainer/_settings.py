@@ -66,13 +66,18 @@ class ModuleSettings:
         "encoder plugin, or language-model plugin for the module named language", validator=[not_empty]
     )
     ranks: Ranks = setting('its ranks: "0-3", "0,2,5-7" or a list')  # noqa: RUF009 -- declares a field, as all do
-    pp: int = setting("pipeline stages", default=1)
+    pp: int = setting("pipeline ranks", default=1)
     dp: int = setting("data lanes; 0: what the ranks leave", default=0, validator=[at_least(0)])
     cp: int = setting("context ranks, over which the rows of each sample are split", default=1)
     tp: int = setting("tensor ranks", default=1)
     ep: int = setting("ranks over which experts are spread, of the same dp x cp x tp", default=1)
     etp: int = setting("tensor ranks of each expert, likewise", default=1)
+    chunks: int = setting("pipeline stages on each rank", default=1, validator=[at_least(1)])
     sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
+    batch_factor: int = setting("microbatches that one pass of an encoder serves", default=1, validator=[at_least(1)])
+    recompute: Literal["none", "selective", "full"] = setting(
+        "what backward computes again to save memory: none, selective or full", default="none"
+    )
     frozen: bool | tuple[str, ...] = setting("parts that are not trained: true for all, or a list of names", default=())
     modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
@@ -100,6 +105,7 @@ class ScheduleSettings:
     """The order in which microbatches pass the modules."""
 
     plugin: str = setting("schedule plugin; its own keys stand in this table too", default="1f1b")
+    profile: str = setting("what `mimo profile` measured, to weigh orders by; empty: a formula", default="")
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 
@@ -124,6 +130,10 @@ class LoggingSettings:
     tensorboard: bool = setting("event files in <run directory>/tensorboard", default=False)
     interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
     edges: bool = setting("rows and bytes sent on each edge by each rank, in metrics.jsonl", default=False)
+    trace: bool = setting(
+        "what ranks did when, beside the simulation, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",
+        default=False,
+    )
 
 
 @attrs.frozen(kw_only=True)

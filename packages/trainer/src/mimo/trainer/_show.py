@@ -35,6 +35,8 @@ LEGEND = (
     "F forward, B backward, I input gradient, W weight gradient, s send, r receive, each with its microbatch; "
     "R reduce gradients"
 )
+_PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "recompute": "none"}
+"""Settings of modules that are shown where one differs from the default."""
 _WIDE = 160
 _MEBIBYTE = 2**20
 
@@ -137,8 +139,10 @@ def show_bytes(count: int) -> str:
 
 def _modules(job: Job) -> Table:
     experts = any(module.experts for module in job.graph.modules)
+    passing = [key for key, usual in _PASSING.items() if any(getattr(it, key) != usual for it in job.modules)]
     table = Table(box=None, pad_edge=False)
-    for heading in ("module", "plugin", "ranks", *AXES, *(EXPERT_AXES[2:] if experts else ()), "frozen", "optimizer"):
+    spread_axes = EXPERT_AXES[2:] if experts else ()
+    for heading in ("module", "plugin", "ranks", *AXES, *spread_axes, *passing, "frozen", "optimizer"):
         table.add_column(heading)
     for module in job.modules:
         parts = () if isinstance(module.frozen, bool) else sorted(module.frozen)
@@ -149,6 +153,7 @@ def _modules(job: Job) -> Table:
             show_ranks(module.grid.ranks),
             *map(str, module.grid.shape),
             *(spread if experts else ()),
+            *(str(getattr(module, key)) for key in passing),
             "all" if module.frozen is True else ", ".join(parts) or "-",
             module.optimizer.spec.name,
         )
@@ -171,6 +176,9 @@ def _place(module: Module, rank: int) -> str:
     if rank not in module.grid:
         return "-"
     place = attrs.asdict(module.grid.coordinates(rank))
+    if module.chunks > 1:
+        place = {"stages" if key == "pp" else key: at for key, at in place.items()}
+        place["stages"] = show_ranks(module.stages_at(module.grid.coordinates(rank).pp))
     if module.experts:
         place |= attrs.asdict(module.grid.expert_coordinates(rank))
     return " ".join(f"{axis} {at}" for axis, at in place.items() if axis != "edp")

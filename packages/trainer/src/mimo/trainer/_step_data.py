@@ -6,7 +6,7 @@ Everything here is computed from token ids and headers, alike on every rank; ite
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
 
 import attrs
@@ -19,7 +19,7 @@ from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
 from mimo.topology import Edge, Ownership, StageId
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._route_cache import RouteCache, Routes
-from mimo.trainer._row_layout import encoder_cut, held_rows
+from mimo.trainer._row_layout import encoder_cut, held_part, is_sliced
 from mimo.trainer._token_cut import TokenCut
 
 
@@ -41,6 +41,12 @@ class Microbatch:
         self._packed: dict[tuple[int, int], Packed] = {}
         self._owners: dict[int, Ownership] = {}
         self._token_cuts: dict[int, TokenCut] = {}
+        self._passes: dict[str, tuple[Microbatch, ...]] = {}
+        self._known: dict[str, Routes] = {}
+
+    def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
+        """Tell which microbatches, this among them, one pass of a module serves; without being told, this one alone."""
+        self._passes[module] = microbatches
 
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
@@ -107,23 +113,35 @@ class Microbatch:
 
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
-        key = (edge.name, rank)
-        if key not in self._routes:
-            self._routes[key] = self._boundary(edge, rank) if edge.is_boundary else self._pipeline(edge, rank)
-        return self._routes[key]
+        if edge.name not in self._known:
+            self._known[edge.name] = self._cache.of(self._key(self._job.module(edge.source.module)))
+        routes, key = self._known[edge.name], (edge.name, rank)
+        if key not in routes:
+            routes[key] = self._boundary(edge, rank) if edge.is_boundary else self._pipeline(edge, rank)
+        return routes[key]
+
+    def _key(self, source: JobModule) -> Hashable:
+        """Return what the routes from a module follow from: for slices of a pass, that is all its microbatches."""
+        if not is_sliced(source):
+            return self._shape
+        whole, index = self._pass(source)
+        return self._shape if len(whole) == 1 else (index, *(microbatch._shape for microbatch in whole))  # noqa: SLF001 - its own class's
 
     @cached_property
-    def _routes(self) -> Routes:
-        """What is known of routes; they depend on lengths, sizes and places alone, not on what the samples say."""
-        return self._cache.of(
-            tuple(
-                (
-                    len(layout.tokens),
-                    *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
-                )
-                for layout in self.layouts
+    def _shape(self) -> Hashable:
+        """What routes depend on: lengths, sizes and places alone, not what the samples say."""
+        return tuple(
+            (
+                len(layout.tokens),
+                *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
             )
+            for layout in self.layouts
         )
+
+    def _pass(self, module: JobModule) -> tuple[tuple[Microbatch, ...], int]:
+        """Return the microbatches of the pass that serves this one, and which of them it is."""
+        whole = self._passes.get(module.name, (self,))
+        return whole, whole.index(self)
 
     @cached_property
     def _rows(self) -> defaultdict[str, list[int]]:
@@ -143,37 +161,43 @@ class Microbatch:
         else:
             assert isinstance(module.spec, EncoderSpec)
             assert module.spec.stages is not None
-            sizes = [item.info.size for item in self.items(module, place.dp)]
-            total = sum(module.spec.stages.message_rows(module.config, size) for size in sizes)
-            _, rows = held_rows(module, place, total)
+            whole, index = self._pass(module)
+            count = partial(module.spec.stages.message_rows, module.config)
+            counts = [sum(count(item.info.size) for item in one.items(module, place.dp)) for one in whole]
+            rows = held_part(module, place, counts, index)
         ends = self._job.graph.by_name[module.name]
         source, target = (ends.pipeline_rank(stage.stage) for stage in (edge.source, edge.target))
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
         modality = self._job.module(edge.source.module).modality
-        rows = self._rows[modality]
-        source, target = (self._end(end, modality, rows) for end in (edge.source, edge.target))
-        return boundary_route(rank=rank, source=source, target=target, rows=rows)
+        source, target = (self._end(end, modality) for end in (edge.source, edge.target))
+        return boundary_route(rank=rank, source=source, target=target, rows=self._rows[modality])
 
-    def _end(self, stage: StageId, modality: str, rows: Sequence[int]) -> End:
-        """Return where the ``rows`` of each sample of a modality lie in a stage."""
+    def _end(self, stage: StageId, modality: str) -> End:
+        """Return where the rows of each sample of a modality lie in a stage."""
         module = self._job.module(stage.module)
         grid, owners = module.grid, self.owners(module)
 
         def cut(lane: int) -> Cut:
-            span = owners.span(lane)
             if module is self._job.language:
-                return self._token_cut(lane).rows([self.layouts[position] for position in span], modality)
-            return encoder_cut(module, sum(rows[position] for position in span))
+                layouts = [self.layouts[position] for position in owners.span(lane)]
+                return self._token_cut(lane).rows(layouts, modality)
+            whole, index = self._pass(module)
+            return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
 
         return End(
             grid=grid,
-            stage=stage.stage,
+            stage=self._job.graph.by_name[stage.module].pipeline_rank(stage.stage),
             owners=owners,
             sequence_parallel=module.sequence_parallel,
             cut=cut if grid.cp > 1 or module.sequence_parallel else None,
         )
+
+    def _lane_rows(self, module: JobModule, lane: int) -> int:
+        """Return how many rows a lane of an encoder makes."""
+        rows = self._rows[module.modality]
+        return sum(rows[position] for position in self.owners(module).span(lane))
 
     def _token_cut(self, lane: int) -> TokenCut:
         """Return how the tokens of a language lane lie in its ranks."""
@@ -210,10 +234,13 @@ class StepData:
         """
         each = job.settings.run.micro_batch * job.language.grid.dp
         assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
-        return cls(
-            samples=len(samples),
-            microbatches=tuple(
-                Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes)
-                for index in range(microbatches)
-            ),
+        cut = tuple(
+            Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes)
+            for index in range(microbatches)
         )
+        for module in job.graph.modules:
+            for served in module.passes(microbatches):
+                whole = tuple(cut[index] for index in served)
+                for microbatch in whole[1:] and whole:
+                    microbatch.pass_with(module.name, whole)
+        return cls(samples=len(samples), microbatches=cut)

@@ -1,0 +1,329 @@
+"""The simulator beside reality: seconds of a step as simulated, over the median of steps that were run.
+
+*compute*: two processes train a small model; what things cost is measured first, as `mimo profile` does. *sleep*: four
+to eight processes, more than there are cores, whose computations and reductions sleep as long as the formula says,
+stretched to tens of milliseconds; plans, data, boundaries, sends and receives are real, and links are measured first.
+A step runs from when all ranks begin until the last is done; agreement and update are left out, on either side.
+``nox -s bench -- simulator [--rounds N]`` prints a table, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import torch
+import torch.distributed as dist
+from _forked import in_ranks
+from _tiled import WORDS, find
+from torch import Tensor
+
+from mimo.model.runtime import Deferral, Part
+from mimo.optimizer.runtime import Tally
+from mimo.schedule import Costs, Link, Seconds, StageCost, simulate
+from mimo.schedule.runtime import LOSS, Record
+from mimo.topology import StageId
+from mimo.trainer._config import make_settings
+from mimo.trainer._costs import formula_costs
+from mimo.trainer._engine import Engine
+from mimo.trainer._place import Place
+from mimo.trainer._profiling import edge_times, measure_job, samples
+from mimo.trainer._programs import Program
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+from mimo.trainer._step_data import StepData
+
+WARM_UP = 3
+MEAN_SECONDS = 0.03
+"""What the formula's forwards are stretched to on average where ranks sleep."""
+WITHIN = 0.1
+
+Ran: TypeAlias = Literal["compute", "sleep"]
+Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
+VISION = {"plugin": "vit", "config": {"channels": 1, "patch": 4, "width": 256, "layers": 4, "intermediate": 1024}}
+LANGUAGE = {"plugin": "decoder", "config": {"hidden": 384, "layers": 8, "heads": 6, "intermediate": 1024}}
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A layout and a schedule.
+
+    Args:
+        ran: how.
+        schedule: name and keys of its table.
+        microbatches: of a step.
+        modules: keys of each module's table beside its plugin.
+        modalities: that the data has.
+    """
+
+    ran: Ran
+    schedule: Mapping[str, Any]
+    modules: Tables
+    microbatches: int = 8
+    modalities: tuple[str, ...] = ("image",)
+
+    def job(self) -> Job:
+        """Resolve it; each language lane has two samples of a microbatch."""
+        lanes = self.modules["language"].get("dp", 1)
+        tables = {name: {**(LANGUAGE if name == "language" else VISION), **keys} for name, keys in self.modules.items()}
+        settings = {
+            "run": {
+                "name": "simulator",
+                "steps": 1,
+                "device": "cpu",
+                "micro_batch": 2,
+                "global_batch": 2 * lanes * self.microbatches,
+            },
+            "data": {"plugin": "tiled", "pixels": 40, "words": 100, "modalities": list(self.modalities)},
+            "tokenizer": {"plugin": "word", "words": WORDS},
+            "modules": tables,
+            "schedule": dict(self.schedule),
+        }
+        return resolve(make_settings(settings), find=find)
+
+
+def _schedule(plugin: str, **keys: Any) -> dict[str, Any]:
+    return {"plugin": plugin, **keys}
+
+
+_PIPELINE: Tables = {"vision": {"ranks": "0"}, "language": {"ranks": "0-1", "pp": 2}}
+_CHUNKS: Tables = {"vision": {"ranks": "0"}, "language": {"ranks": "0-1", "pp": 2, "chunks": 2}}
+_FOUR: Tables = {"vision": {"ranks": "0"}, "language": {"ranks": "0-3", "pp": 4}}
+_FOUR_CHUNKS: Tables = {"vision": {"ranks": "0"}, "language": {"ranks": "0-3", "pp": 4, "chunks": 2}}
+_EIGHT: Tables = {"vision": {"ranks": "0-3", "pp": 2}, "language": {"ranks": "4-7", "pp": 2}}
+CASES: dict[str, Case] = {
+    "disjoint, 1f1b": Case(
+        ran="compute", schedule=_schedule("1f1b"), modules={"vision": {"ranks": "0"}, "language": {"ranks": "1"}}
+    ),
+    "colocated dp 2, 1f1b": Case(
+        ran="compute", schedule=_schedule("1f1b"), modules={"vision": {"ranks": "0-1"}, "language": {"ranks": "0-1"}}
+    ),
+    "vision beside stage 0 of pp 2, gpipe": Case(ran="compute", schedule=_schedule("gpipe"), modules=_PIPELINE),
+    "vision beside stage 0 of pp 2, 1f1b": Case(ran="compute", schedule=_schedule("1f1b"), modules=_PIPELINE),
+    "vision beside stage 0 of pp 2, zero-bubble h1": Case(
+        ran="compute", schedule=_schedule("zero-bubble", form="h1"), modules=_PIPELINE
+    ),
+    "pp 2 of 2 chunks, interleaved": Case(ran="compute", schedule=_schedule("interleaved"), modules=_CHUNKS),
+    "pp 2 of 2 chunks, zero-bubble v": Case(
+        ran="compute", schedule=_schedule("zero-bubble", form="v"), modules=_CHUNKS
+    ),
+    "4 ranks: pp 4, gpipe": Case(ran="sleep", schedule=_schedule("gpipe"), modules=_FOUR),
+    "4 ranks: pp 4, 1f1b": Case(ran="sleep", schedule=_schedule("1f1b"), modules=_FOUR),
+    "4 ranks: pp 4, zero-bubble h1": Case(ran="sleep", schedule=_schedule("zero-bubble", form="h1"), modules=_FOUR),
+    "4 ranks: pp 4, zero-bubble h2": Case(ran="sleep", schedule=_schedule("zero-bubble", form="h2"), modules=_FOUR),
+    "4 ranks: pp 4 of 2 chunks, interleaved": Case(
+        ran="sleep", schedule=_schedule("interleaved"), modules=_FOUR_CHUNKS
+    ),
+    "4 ranks: pp 4 of 2 chunks, zero-bubble v": Case(
+        ran="sleep", schedule=_schedule("zero-bubble", form="v"), modules=_FOUR_CHUNKS
+    ),
+    "4 ranks: vision dp 2, language tp 2, 1f1b": Case(
+        ran="sleep",
+        schedule=_schedule("1f1b"),
+        modules={"vision": {"ranks": "0-1"}, "language": {"ranks": "2-3", "tp": 2}},
+    ),
+    "4 ranks: two encoders, language pp 2, 1f1b": Case(
+        ran="sleep",
+        schedule=_schedule("1f1b"),
+        modules={
+            "vision": {"ranks": "0"},
+            "scan": {"ranks": "1", "modality": "scan"},
+            "language": {"ranks": "2-3", "pp": 2},
+        },
+        modalities=("image", "scan"),
+    ),
+    "6 ranks: frozen vision dp 2, language pp 4, 1f1b": Case(
+        ran="sleep",
+        schedule=_schedule("1f1b"),
+        modules={"vision": {"ranks": "0-1", "frozen": ["encoder"]}, "language": {"ranks": "2-5", "pp": 4}},
+    ),
+    "8 ranks: vision pp 2 dp 2, language pp 2 dp 2, 1f1b": Case(
+        ran="sleep", schedule=_schedule("1f1b"), modules=_EIGHT
+    ),
+    "8 ranks: vision pp 2 dp 2, language pp 2 dp 2, zero-bubble h1": Case(
+        ran="sleep", schedule=_schedule("zero-bubble", form="h1"), modules=_EIGHT
+    ),
+}
+
+
+class _Sleep(torch.autograd.Function):
+    """Rows out of nothing: both ways take their time."""
+
+    @staticmethod
+    def forward(ctx: Any, sleeper: Sleeper, microbatches: int, rows: int, *inputs: Tensor) -> Tensor:
+        ctx.sleeper, ctx.microbatches, ctx.inputs = sleeper, microbatches, [value.shape for value in inputs]
+        time.sleep(sleeper.cost.forward.of(microbatches))
+        return inputs[0].new_zeros(rows, sleeper.width)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cost, deferral = ctx.sleeper.cost, ctx.sleeper.deferral
+        weights = partial(time.sleep, cost.weight_gradient.of(ctx.microbatches))
+        time.sleep(cost.recompute.of(ctx.microbatches) + cost.input_gradient.of(ctx.microbatches))
+        deferral.put_off(weights) if deferral.is_open else weights()
+        return None, None, None, *(gradients[0].new_zeros(shape) for shape in ctx.inputs)
+
+
+class Sleeper(Program):
+    """A stage that computes nothing for as long as its computations take."""
+
+    def __init__(self, engine: SleepingEngine, stage: StageId, cost: StageCost) -> None:
+        job = engine.job
+        self.module = job.module(stage.module)
+        self.part: Part = engine.model.parts[stage]
+        self.cost = cost
+        self.deferral = Deferral()
+        self._outputs_of = job.graph.outputs(stage)
+        self._rank = engine.rank
+        self._anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
+        self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
+
+    def begin(self, data: StepData, *, judge: bool) -> None:
+        """Take the samples of the step to come."""
+        assert not judge
+        self._data = data
+        self.written = []
+
+    def tally(self) -> Tally:
+        """Return nothing."""
+        return Tally()
+
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Sleep, and return as many rows as the routes send."""
+        ends = [self._anchor, *inputs.values()]
+        count = len(microbatches)
+        if not self._outputs_of:
+            return {LOSS: _Sleep.apply(self, count, 1, *ends).sum()}  # type: ignore[no-untyped-call]  # PyTorch's
+        (edge,) = self._outputs_of
+        rows = sum(self.data.microbatches[index].route(edge, self._rank).held for index in microbatches)
+        return {edge.name: _Sleep.apply(self, count, rows, *ends)}  # type: ignore[no-untyped-call]  # PyTorch's
+
+    def weights_later(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """Put the weights' share off."""
+        return self.deferral.open()
+
+    def reduce_gradients(self) -> None:
+        """Sleep."""
+        time.sleep(self.cost.reduce)
+
+    def reduce_tied(self) -> None:
+        """Sleep."""
+        time.sleep(self.cost.reduce_tied)
+
+
+class SleepingEngine(Engine):
+    """An engine whose stages sleep."""
+
+    def __init__(self, job: Job, *, rank: int, costs: Costs) -> None:
+        self._costs = costs
+        super().__init__(job, rank=rank, device=torch.device("cpu"))
+
+    def _program(self, stage: StageId) -> Program:
+        return Sleeper(self, stage, self._costs.stages[stage])
+
+
+def stretched(costs: Costs) -> Costs:
+    """Return costs whose forwards take `MEAN_SECONDS` on average, all else in proportion."""
+    factor = MEAN_SECONDS / statistics.mean(cost.forward.of(1) for cost in costs.stages.values())
+
+    def of(seconds: Seconds) -> Seconds:
+        return Seconds(seconds.fixed * factor, seconds.each * factor)
+
+    return attrs.evolve(
+        costs,
+        stages={
+            stage: attrs.evolve(
+                cost,
+                forward=of(cost.forward),
+                input_gradient=of(cost.input_gradient),
+                weight_gradient=of(cost.weight_gradient),
+                recompute=of(cost.recompute),
+                reduce=cost.reduce * factor,
+            )
+            for stage, cost in costs.stages.items()
+        },
+    )
+
+
+def prepare(case: Case, rank: int) -> tuple[Engine, Costs]:
+    """Return what runs a case, and what it costs."""
+    job = case.job()
+    place = Place(rank=rank, world=job.world, local_rank=rank, device="cpu")
+    if case.ran == "compute":
+        costs = measure_job(job, place).costs(job.settings.run.micro_batch)
+        return Engine(job, rank=rank, device=torch.device("cpu")), costs.trained(job.graph)
+    edges = {edge.name: edge_times(job, edge, place) for edge in job.graph.edges}
+    micro = job.settings.run.micro_batch
+    costs = attrs.evolve(
+        stretched(formula_costs(job).trained(job.graph)),
+        message_bytes={name: round(times.bytes * micro) for name, times in edges.items()},
+        links={
+            name: Link(times.latency, times.bandwidth) for name, times in edges.items() if times.bandwidth is not None
+        },
+    )
+    return SleepingEngine(job, rank=rank, costs=costs), costs
+
+
+def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[float]]:
+    """Return simulated seconds of a step, and those of each step that was run."""
+    engine, costs = prepare(case, rank)
+    job = engine.job
+    data = samples(job, job.settings.run.micro_batch)
+    found = []
+    for step in range(WARM_UP + rounds):
+        record = Record()
+        dist.barrier()
+        engine.measure(job.plan, data, record)
+        # One clock for all processes of a machine. A rank without a module began when it ended.
+        ends = torch.tensor([-record.began, record.ended], dtype=torch.float64)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        if step >= WARM_UP:
+            found.append(float(ends.sum()))
+    return simulate(job.plan, job.graph, costs).seconds, found
+
+
+def cases(name: str, ran: str) -> Iterator[tuple[str, Case]]:
+    """Yield the cases whose name has ``name`` in it, and that are run so."""
+    for found, case in CASES.items():
+        if name in found and ran in ("", case.ran):
+            yield found, case
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="steps of each case, of which the median counts")
+    parser.add_argument("--case", default="", help="only cases with this in their name")
+    parser.add_argument("--ran", default="", choices=("", "compute", "sleep"), help="only those that are run so")
+    arguments = parser.parse_args()
+    ratios, spread = {}, {}
+    print(f"{'layout and schedule':<66} {'ran':<8} {'measured':>10} {'simulated':>10} {'ratio':>6}")
+    for name, case in cases(arguments.case, arguments.ran):
+        world = case.job().world
+        simulated, steps = in_ranks(partial(measure, case), world=world, rounds=arguments.rounds)
+        measured = statistics.median(steps)
+        what = f"simulated / measured, {case.ran}, {name}"
+        ratios[what] = simulated / measured
+        spread[what] = [simulated / max(steps), simulated / min(steps)]
+        print(
+            f"{name:<66} {case.ran:<8} {measured * 1e3:>7.1f} ms {simulated * 1e3:>7.1f} ms {ratios[what]:>6.3f}",
+            flush=True,
+        )
+    off = {what: abs(ratio - 1) for what, ratio in ratios.items()}
+    print(f"{sum(one <= WITHIN for one in off.values())} of {len(off)} within {WITHIN:.0%}")
+    ratios["furthest off"] = max(off.values())
+    aims = {"furthest off": ["<=", WITHIN]}
+    print(
+        json.dumps({"bench": "simulator", "ratios": ratios, "aims": aims, "runs": arguments.rounds, "spread": spread})
+    )
+
+
+if __name__ == "__main__":
+    main()

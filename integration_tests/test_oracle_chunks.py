@@ -1,0 +1,115 @@
+"""The oracle with several stages of a module on each rank, in a loop and in a V, and resuming from one to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle import RATE, Oracle, Table, table, world_of
+from pool import Pool
+from resuming import check_trajectory, run_and_save, run_steps
+from test_oracle import Modules, found, on
+
+LAYOUTS: dict[str, Modules] = {
+    "language pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2, chunks=2)},
+    "language pp2, three chunks": {"vision": on(0, 0), "language": on(1, 2, pp=2, chunks=3)},
+    "language pp3": {"vision": on(0, 1), "language": on(2, 4, pp=3, chunks=2)},
+    "language pp2 dp2": {"vision": on(0, 2), "language": on(2, 5, pp=2, chunks=2)},
+    "language pp2 tp2": {"vision": on(0, 0), "language": on(1, 4, pp=2, tp=2, chunks=2)},
+    "language pp2 tp2 sp dp2": {
+        "vision": on(0, 1, tp=2),
+        "language": on(0, 7, pp=2, tp=2, sequence_parallel=True, chunks=2),
+    },
+    "language pp2 cp2": {"vision": on(0, 0), "language": on(1, 4, pp=2, cp=2, chunks=2)},
+    "vision and language, colocated": {"vision": on(0, 1, pp=2, chunks=3), "language": on(0, 1, pp=2, chunks=2)},
+    "vision pp2 tp2 sp": {"vision": on(0, 3, pp=2, tp=2, sequence_parallel=True, chunks=3), "language": on(4, 4)},
+}
+
+
+@pytest.fixture(scope="module")
+def oracle(pool: Pool) -> Oracle:
+    """One oracle for all tests here: it computes each model's truth once."""
+    return Oracle(pool)
+
+
+def settings_of(
+    modules: Modules, *, schedule: str = "1f1b", microbatches: int = 4, tied: bool = False, **more: Any
+) -> Table:
+    """Return settings of modules whose layers divide by their stages."""
+    count = microbatches if 24 % (modules["language"]["dp"] * microbatches) == 0 else 2
+    settings = table(modules, microbatches=count, language={"tied": tied, "layers": 12}, **more)
+    settings["modules"]["vision"]["config"]["layers"] = 6
+    settings["schedule"] = {"plugin": schedule}
+    return settings
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_in_a_loop_change_nothing(layout: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process, tied embeddings on two ranks included."""
+    assert found(settings_of(LAYOUTS[layout], tied=True), oracle) == ""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chunks_in_a_v_change_nothing(layout: str, oracle: Oracle) -> None:
+    """The same where data turns back on the last rank, and the first rank holds both copies of a tied embedding."""
+    assert found(settings_of(LAYOUTS[layout], schedule="1f1b-v", tied=True), oracle) == ""
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-v"])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_first_and_last_stage_need_not_be_tied(microbatches: int, schedule: str, oracle: Oracle) -> None:
+    """Input and output embeddings of their own, and as few as one microbatch."""
+    modules = LAYOUTS["language pp2 tp2"]
+    assert found(settings_of(modules, schedule=schedule, microbatches=microbatches), oracle) == ""
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-v"])
+@pytest.mark.parametrize("frozen", [["embedding"], ["layers", "head"], ["embedding", "layers", "head"]])
+def test_stages_of_a_rank_may_be_frozen_apart(frozen: list[str], schedule: str, oracle: Oracle) -> None:
+    """A rank may hold stages that train beside some that do not, or only a tied embedding that does."""
+    modules = {"vision": on(0, 0), "language": on(1, 4, pp=2, chunks=2, frozen=frozen)}
+    assert found(settings_of(modules, schedule=schedule, tied=True), oracle) == ""
+
+
+@pytest.mark.parametrize("pictures", ["none", "first"])
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-v"])
+def test_chunks_without_pictures_are_ordinary(pictures: str, schedule: str, oracle: Oracle) -> None:
+    """Nothing hangs where lanes, microbatches or the whole step hold no picture."""
+    modules = LAYOUTS["vision and language, colocated"]
+    assert found(settings_of(modules, schedule=schedule, tied=True, pictures=pictures), oracle) == ""
+
+
+MIXED = {"experts": 4, "experts_per_token": 1, "dense_layers": 1, "expert_bias_rate": 0.01, "balance_loss": 0.05}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-v"])
+def test_chunks_may_hold_experts(schedule: str, oracle: Oracle) -> None:
+    """Every stage of a rank enters its own further losses and loads, and moves its own biases."""
+    modules = {"vision": on(0, 0), "language": on(1, 4, pp=2, ep=2, chunks=2)}
+    settings = table(modules, microbatches=2, language={"layers": 4, "router_normalize": False, **MIXED})
+    settings["schedule"] = {"plugin": schedule}
+    assert found(oracle.clear(settings), oracle) == ""
+
+
+RESUMED: dict[str, tuple[str, Modules]] = {
+    "loop": ("1f1b", {"vision": on(0, 0), "language": on(1, 4, pp=2, chunks=3)}),
+    "v": ("1f1b-v", {"vision": on(0, 1, pp=2, chunks=3), "language": on(0, 3, pp=2, tp=2, chunks=2)}),
+    "alone": ("1f1b", {"vision": on(0, 0), "language": on(0, 0)}),
+    "one chunk": ("1f1b", {"vision": on(0, 1), "language": on(0, 2, pp=3)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("loop", "loop"), ("v", "v"), ("loop", "v"), ("v", "alone"), ("one chunk", "v"), ("v", "loop")],
+)
+def test_a_run_goes_on_with_other_chunks(before: str, after: str, tmp_path: Path, pool: Pool) -> None:
+    """A checkpoint knows nothing of chunks: the same trajectory from one layout of them to another, or to none."""
+    first, second = (settings_of(RESUMED[name][1], schedule=RESUMED[name][0], tied=True) for name in (before, after))
+    for settings in (first, second):
+        settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
+        settings["optimizer"] |= {"lr_schedule": "cosine", "lr_min": RATE / 100}
+    pool.run(world_of(first), run_and_save, first)
+    went_on = pool.run(world_of(second), run_steps, second, 4, 5, str(tmp_path))
+    check_trajectory(went_on, pool.run(world_of(second), run_steps, second, 1, 5, ""), exactly=before == after)

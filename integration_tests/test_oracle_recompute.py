@@ -1,0 +1,99 @@
+"""The oracle where backward computes part of the forward again, collectives included, and where it is split as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from oracle import Oracle, Table, scheduled, table
+from pool import Pool
+from test_oracle import CLEAR_SEEDS, SP, Modules, found, on
+
+WAYS = ("selective", "full")
+LAYOUTS: dict[str, Modules] = {
+    "one rank": {"vision": on(0, 0), "language": on(0, 0)},
+    "language pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2)},
+    "language tp2 sp": {"vision": on(0, 0), "language": on(1, 2, tp=2, **SP)},
+    "language tp3, keys on several ranks": {"vision": on(0, 1), "language": on(2, 4, tp=3)},
+    "language cp2": {"vision": on(0, 0), "language": on(1, 2, cp=2)},
+    "language cp2 tp2 sp pp2": {"vision": on(0, 1), "language": on(0, 7, cp=2, tp=2, pp=2, **SP)},
+    "vision sp": {"vision": on(0, 1, tp=2, **SP), "language": on(2, 2)},
+    "vision cp2": {"vision": on(0, 1, cp=2), "language": on(1, 2, tp=2)},
+    "vision cp2 tp2 sp pp2": {"vision": on(0, 7, cp=2, tp=2, pp=2, **SP), "language": on(0, 1, cp=2)},
+}
+EXPERTS: dict[str, Modules] = {
+    "ep2 over lanes": {"vision": on(0, 0), "language": on(1, 2, ep=2)},
+    "ep2 over tensor ranks with sp": {"vision": on(0, 1), "language": on(1, 4, tp=2, ep=2, **SP)},
+    "ep2 etp2, pp2": {"vision": on(0, 0), "language": on(0, 7, pp=2, ep=2, etp=2)},
+}
+
+
+@pytest.fixture(scope="module")
+def oracle(pool: Pool) -> Oracle:
+    """One oracle for all tests here: it computes each model's truth once."""
+    return Oracle(pool)
+
+
+def settings_of(
+    modules: Modules, recompute: str, *, schedule: str = "1f1b", microbatches: int = 4, **more: Any
+) -> Table:
+    """Return settings in which all modules recompute, but those that train nowhere."""
+    keys: Mapping[str, Mapping[str, Any]] = {
+        name: {**given, "recompute": "none" if given.get("frozen") is True else recompute}
+        for name, given in modules.items()
+    }
+    count = microbatches if 24 % (modules["language"]["dp"] * microbatches) == 0 else 2
+    return scheduled(table(keys, microbatches=count, **more), schedule)
+
+
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_recomputing_changes_nothing(layout: str, recompute: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process that keeps all."""
+    assert found(settings_of(LAYOUTS[layout], recompute), oracle) == ""
+
+
+@pytest.mark.parametrize("pictures", ["none", "first"])
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("layout", ["language cp2", "vision cp2 tp2 sp pp2"])
+def test_ranks_without_rows_recompute_too(layout: str, recompute: str, pictures: str, oracle: Oracle) -> None:
+    """Nobody waits in a repeated collective for a rank that has nothing to repeat."""
+    assert found(settings_of(LAYOUTS[layout], recompute, pictures=pictures), oracle) == ""
+
+
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize(("layout", "scores"), [*zip(EXPERTS, ("softmax", "sigmoid", "softmax"), strict=True)])
+def test_experts_are_chosen_again_alike(layout: str, scores: str, recompute: str, oracle: Oracle) -> None:
+    """Rows go to the same experts again; loads, further losses and biases count them once."""
+    language, seed = CLEAR_SEEDS[scores]
+    settings = settings_of(EXPERTS[layout], recompute, microbatches=2, language=language, seed=seed)
+    assert found(oracle.clear(settings), oracle) == ""
+
+
+@pytest.mark.parametrize("recompute", ["none", *WAYS])
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize("layout", ["language pp2", "language cp2 tp2 sp pp2"])
+def test_a_backward_may_be_split_too(layout: str, schedule: str, recompute: str, oracle: Oracle) -> None:
+    """Weight gradients that come later add up to the same, also of rows that were computed again."""
+    settings = settings_of(LAYOUTS[layout], recompute, schedule=schedule, language={"mlp_bias": True, "tied": True})
+    assert found(settings, oracle) == ""
+
+
+@pytest.mark.parametrize("recompute", WAYS)
+def test_a_backward_of_experts_may_be_split_too(recompute: str, oracle: Oracle) -> None:
+    """The same for experts over several ranks."""
+    language, seed = CLEAR_SEEDS["sigmoid"]
+    modules = EXPERTS["ep2 etp2, pp2"]
+    settings = settings_of(modules, recompute, schedule="zb-h1", language=language, seed=seed)
+    assert found(oracle.clear(settings), oracle) == ""
+
+
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("frozen", [["encoder"], ["projector"]])
+def test_parts_that_are_frozen_recompute_what_gradient_passes_through(
+    frozen: list[str], recompute: str, oracle: Oracle
+) -> None:
+    """A frozen language model passes gradient on, a frozen part of an encoder keeps nothing or passes it on."""
+    modules = {"vision": on(0, 1, cp=2, frozen=frozen), "language": on(1, 2, tp=2, frozen=["layers", "head"])}
+    assert found(settings_of(modules, recompute), oracle) == ""

@@ -1,0 +1,156 @@
+"""What a step of a job costs: measured, where ``schedule.profile`` names a profile, and by formula otherwise.
+
+By formula a computation takes its operations over a speed, a message its bytes over a bandwidth, both those of some
+accelerator. Only their ratios matter to a schedule. Collectives inside computations, and whatever takes time without
+multiplying, are left out: to know seconds, measure them with ``mimo profile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from mimo.model import EncoderSpec, LanguageModelSpec, Stage, Work
+from mimo.schedule import Costs, Link, Seconds, StageCost
+from mimo.topology import Edge, StageId
+from mimo.trainer._profile import read_profile
+from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._typical import Typical
+
+_NUMBER_BYTES = 4
+
+
+@attrs.frozen(kw_only=True)
+class Speed:
+    """How fast a rank is.
+
+    Args:
+        operations: that it does in a second, two for a multiplication and an addition.
+        bandwidth: bytes a second between two ranks.
+        latency: seconds before the first byte of a message arrives.
+    """
+
+    operations: float
+    bandwidth: float
+    latency: float
+
+
+ACCELERATOR = Speed(operations=1e14, bandwidth=5e10, latency=5e-6)
+"""A round figure of an accelerator of the years 2020 to 2026, and of the network of a node beside it."""
+PROCESSOR = Speed(operations=5e10, bandwidth=3e9, latency=1e-4)
+"""A round figure of one core, and of gloo between two processes of a machine; where ``run.device`` is ``cpu``."""
+
+
+def job_costs(job: Job) -> Costs:
+    """Return what a step of ``job`` costs, from its profile or by formula; the job's plans are not looked at.
+
+    Raises:
+        ConfigError: the profile can't be read, or is of another job.
+    """
+    profile = job.settings.schedule.profile
+    costs = read_profile(Path(profile), job) if profile else formula_costs(job)
+    return costs.trained(job.graph)
+
+
+def formula_costs(job: Job) -> Costs:
+    """Return what a step takes by formula, of samples like the first ones of the first step."""
+    speed = PROCESSOR if job.settings.run.device == "cpu" else ACCELERATOR
+    typical = Typical.of(job)
+    return Costs(
+        stages={stage: _stage(job, stage, typical, speed) for stage in job.graph.stages},
+        message_bytes={edge.name: _message_bytes(job, edge, typical) for edge in job.graph.edges},
+        link=Link(speed.latency, speed.bandwidth),
+    )
+
+
+def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCost:
+    module = job.module(stage.module)
+    grid = module.grid
+    lane = _share(job, module, typical)
+    seconds = lane / (grid.cp * grid.tp) / speed.operations
+    split = lane * _NUMBER_BYTES / (grid.cp * grid.tp)
+    copied = lane * _NUMBER_BYTES / (grid.cp * (grid.tp if module.sequence_parallel else 1))
+    forward = inputs = weights = repeated = kept = recomputed = operands = numbers = 0.0
+    reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
+    for part, work in works(job, stage, typical).items():
+        trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
+        reached = reached or trains
+        forward += work.forward
+        if trains:
+            weights += work.weight_gradient
+            operands += work.operands * split
+            numbers += work.weights / grid.tp
+        if reached:
+            inputs += work.input_gradient
+            repeated += work.repeated
+            kept += work.split * split + work.copied * copied
+            recomputed = max(recomputed, work.recomputed * split)
+    replicas = grid.dp * grid.cp
+    reduced = 2 * (replicas - 1) / replicas * numbers * _NUMBER_BYTES
+    return StageCost(
+        forward=Seconds(each=forward * seconds),
+        input_gradient=Seconds(each=inputs * seconds),
+        weight_gradient=Seconds(each=weights * seconds),
+        recompute=Seconds(each=repeated * seconds),
+        reduce=reduced / speed.bandwidth + (speed.latency if reduced else 0),
+        activations=round(kept),
+        recomputed=round(recomputed),
+        weight_inputs=round(min(operands, kept + recomputed)),
+    )
+
+
+def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:
+    """Return by part, in the order in which data passes them, what a forward of a stage takes over typical samples."""
+    module, cut = job.module(stage.module), job.graph.by_name[stage.module]
+    at = Stage(stage.stage, cut.stages)
+    if isinstance(module.spec, EncoderSpec):
+        sizes = typical.sizes.get(module.modality, ())
+        if module.spec.flops is not None:
+            return module.spec.flops(module.config, job.hidden, at, cut.recompute, sizes)
+        return _guess(job, module, at, sum(module.spec.rows(module.config, size) for size in sizes))
+    if module.spec.flops is not None:
+        return module.spec.flops(module.config, at, cut.recompute, typical.lengths, typical.labels)
+    return _guess(job, module, at, sum(typical.lengths))
+
+
+def _guess(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, Work]:
+    from mimo.trainer._guess import guess_work  # it builds the stranger's module, with torch
+
+    return guess_work(module, stage, hidden=job.hidden, rows=rows)
+
+
+def _share(job: Job, module: JobModule, typical: Typical) -> float:
+    """Return how much of what the typical samples take a lane takes on, on average, for a microbatch."""
+    samples = job.settings.run.micro_batch * job.language.grid.dp
+    return samples / module.grid.dp / len(typical.lengths)
+
+
+def _message_bytes(job: Job, edge: Edge, typical: Typical) -> int:
+    """Return about how many bytes a microbatch sends along an edge between two ranks; 0 where they are the same."""
+    if set(job.graph.stage_ranks(edge.source)) == set(job.graph.stage_ranks(edge.target)):
+        return 0
+    source, target = job.module(edge.source.module), job.module(edge.target.module)
+    ends = (source,) if source is target else (source, target)
+    lanes = max(end.grid.dp for end in ends)
+    # Tensor ranks share the sending where they all hold the rows, and so do those that receive.
+    cuts = _cuts(source) if source is target else max(end.grid.cp * end.grid.tp for end in ends)
+    samples = job.settings.run.micro_batch * job.language.grid.dp / len(typical.lengths)
+    rows = _rows(edge, source, typical) * samples / lanes / cuts
+    return round(rows * job.width(edge) * _NUMBER_BYTES)
+
+
+def _cuts(module: JobModule) -> int:
+    """Return into how many slices the rows between the stages of a module are cut."""
+    return module.grid.cp * (module.grid.tp if module.sequence_parallel else 1)
+
+
+def _rows(edge: Edge, source: JobModule, typical: Typical) -> int:
+    if isinstance(source.spec, LanguageModelSpec):
+        return sum(typical.lengths)
+    sizes: Sequence[tuple[int, ...]] = typical.sizes.get(source.modality, ())
+    if edge.is_boundary:
+        return sum(source.spec.rows(source.config, size) for size in sizes)
+    assert source.spec.stages is not None
+    return sum(source.spec.stages.message_rows(source.config, size) for size in sizes)

@@ -1,0 +1,111 @@
+"""`mimo simulate`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mimo.trainer._cli import run
+from mimo.trainer._simulate_command import show_seconds
+
+SETTINGS = """
+[run]
+name = "text"
+steps = 2
+global_batch = 8
+directory = "{directory}/run"
+[data]
+plugin = "jsonl"
+path = "{directory}/train.jsonl"
+[modules.language]
+plugin = "decoder"
+ranks = "0-3"
+pp = 2
+config = {{ hidden = 16, layers = 2, heads = 2, intermediate = 16 }}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A settings file of a model that reads text alone, over two lanes of two stages; 4 microbatches a step."""
+    (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n' * 8)
+    path = tmp_path / "text.toml"
+    path.write_text(SETTINGS.format(directory=tmp_path))
+    return str(path)
+
+
+def test_simulate_tells_time_bubbles_and_memory_by_rank(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that do all alike share a line; work and causes make up the step."""
+    assert run(["simulate", file, "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "1f1b, 4 microbatches: a step takes" in out
+    assert "simulated by formula" in out
+    lines = out.splitlines()
+    heads = next(line.split() for line in lines if line.startswith("ranks   work"))
+    assert heads[:3] == ["ranks", "work", "warm-up"]
+    shares = [line.split() for line in lines if line.startswith(("0-1 ", "2-3 ")) and "%" in line]
+    assert [share[0] for share in shares] == ["0-1", "2-3"]
+    for share in shares:
+        assert sum(float(cell.rstrip("%")) for cell in share[1:] if cell != "-") == pytest.approx(100, abs=0.3)
+    kept = [line.split()[1:] for line in lines if line.startswith(("0-1 ", "2-3 ")) and "MiB" in line]
+    assert [line[:2] == line[2:] and line[1] == "MiB" for line in kept] == [True, True]
+
+
+def test_simulate_writes_a_trace_and_a_page(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bar for each computation and reduction of each actor: 4 forwards, 4 backwards and 1 reduction of 2 stages."""
+    folder = tmp_path / "out" / "deep"
+    assert run(["simulate", file, "--out", str(folder)]) == 0
+    assert capsys.readouterr().out.split()[-2:] == [str(folder / "trace.json"), str(folder / "timeline.html")]
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 18
+    assert '"bars":18' in (folder / "timeline.html").read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_simulate_writes_where_it_is_called_unless_told(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["simulate", file, "run.global_batch=4"]) == 0
+    assert (tmp_path / "trace.json").is_file()
+    assert '"bars":10' in (tmp_path / "timeline.html").read_text()
+
+
+def test_simulate_refuses_what_it_cannot_read_or_write(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, with code 2."""
+    assert run(["simulate", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: expected a readable file" in capsys.readouterr().err
+    assert run(["simulate", file, "--profile", str(tmp_path / "none.json")]) == 2
+    assert "mimo: schedule.profile: expected a file that can be read" in capsys.readouterr().err
+    (tmp_path / "out").touch()
+    assert run(["simulate", file, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("mimo: --out: expected a folder that can be written")
+
+
+def test_simulate_needs_no_torch(file: str, tmp_path: Path) -> None:
+    """A plan for many GPUs can be looked at at once, on a laptop."""
+    program = (
+        "import sys; from mimo.trainer._cli import run\n"
+        f"code = run(['simulate', {file!r}, '--out', {str(tmp_path)!r}])\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)  # noqa: S603 -- ours
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 µs"), (2.5e-6, "2.5 µs"), (0.0123456, "12.35 ms"), (75.25, "75.25 s")],
+)
+def test_seconds_are_shown_in_a_unit_that_suits_them(seconds: float, text: str) -> None:
+    """Four digits of them."""
+    assert show_seconds(seconds) == text
