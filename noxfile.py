@@ -34,6 +34,7 @@ class Member:
     name: str
     dependencies: tuple[Requirement, ...]
     extras: Mapping[str, tuple[Requirement, ...]]
+    testing: tuple[str, ...]
 
     def requirements(self, extras: Iterable[str]) -> list[Requirement]:
         """Return what it needs when installed with these extras."""
@@ -42,7 +43,8 @@ class Member:
 
 def read_member(folder: Path) -> Member:
     """Return the member of a folder."""
-    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    contents = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    project = contents["project"]
     return Member(
         folder=folder,
         name=project["name"],
@@ -51,6 +53,7 @@ def read_member(folder: Path) -> Member:
             extra: tuple(map(Requirement, requirements))
             for extra, requirements in project.get("optional-dependencies", {}).items()
         },
+        testing=tuple(contents.get("dependency-groups", {}).get("test", ())),
     )
 
 
@@ -85,10 +88,13 @@ def needs(members: Mapping[str, frozenset[str]], distribution: str) -> bool:
     return any(requirement.name == distribution for requirement in requirements)
 
 
-def install(session: nox.Session, members: Mapping[str, frozenset[str]], *groups: str) -> None:
+def install(
+    session: nox.Session, members: Mapping[str, frozenset[str]], *groups: str, tested: Iterable[str] = ()
+) -> None:
     """Install members and dependency groups in one command, so that the pinned torch counts for all of them.
 
-    Every member is named by its folder: nothing of ours comes from an index.
+    Every member is named by its folder: nothing of ours comes from an index. With the members in ``tested`` comes what
+    their own tests need beyond the groups.
     """
     if "PIP_FIND_LINKS" in os.environ:
         session.env.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
@@ -97,7 +103,8 @@ def install(session: nox.Session, members: Mapping[str, frozenset[str]], *groups
     for name, extras in members.items():
         suffix = f"[{','.join(sorted(extras))}]" if extras else ""
         arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
-    session.install(*arguments, *dependency_groups(WORKSPACE, *groups))
+    testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
+    session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
 
 
 def everything() -> dict[str, frozenset[str]]:
@@ -124,7 +131,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     member = MEMBERS[name]
     members = closure({name: frozenset((extra,) if extra else ())})
     with_torch = needs(members, "torch")
-    install(session, members, "test-torch" if with_torch else "test")
+    install(session, members, "test-torch" if with_torch else "test", tested=() if extra else (name,))
     guard = [
         "from importlib import metadata, util",
         "ours = sorted({d.name for d in metadata.distributions() if d.name.startswith('mimo-')})",
@@ -152,7 +159,7 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format and types of everything, tests included."""
-    install(session, everything(), "lint")
+    install(session, everything(), "lint", tested=MEMBERS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     sources = [str(folder / "src") for folder in FOLDERS]

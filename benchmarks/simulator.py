@@ -47,8 +47,8 @@ WITHIN = 0.1
 
 Ran: TypeAlias = Literal["compute", "sleep"]
 Tables: TypeAlias = Mapping[str, Mapping[str, Any]]
-VISION = {"plugin": "vit", "config": {"channels": 1, "patch": 4, "width": 256, "layers": 4, "intermediate": 1024}}
-LANGUAGE = {"plugin": "decoder", "config": {"hidden": 384, "layers": 8, "heads": 6, "intermediate": 1024}}
+VISION = {"plugin": "vit", "config": {"channels": 1, "patch": 4, "width": 192, "layers": 4, "intermediate": 512}}
+LANGUAGE = {"plugin": "decoder", "config": {"hidden": 192, "layers": 8, "heads": 6, "intermediate": 512}}
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +81,7 @@ class Case:
                 "micro_batch": 2,
                 "global_batch": 2 * lanes * self.microbatches,
             },
-            "data": {"plugin": "tiled", "pixels": 40, "words": 100, "modalities": list(self.modalities)},
+            "data": {"plugin": "tiled", "pixels": 32, "words": 60, "modalities": list(self.modalities)},
             "tokenizer": {"plugin": "word", "words": WORDS},
             "modules": tables,
             "schedule": dict(self.schedule),

@@ -58,7 +58,7 @@ def settings_of(group: str, layout: str, schedule: str, factor: int, recompute: 
     return scheduled(table(modules, microbatches=count, language=language), schedule)
 
 
-@pytest.mark.parametrize(("group", "layout", "schedule", "factor", "recompute", "microbatches"), cases())
+@pytest.mark.parametrize(("group", "layout", "schedule", "factor", "recompute", "microbatches"), list(cases()))
 def test_no_schedule_changes_the_result(
     group: str, layout: str, schedule: str, factor: int, recompute: str, microbatches: int, oracle: Oracle
 ) -> None:

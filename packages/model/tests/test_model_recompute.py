@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.hooks import ConfigError, PluginError
-from mimo.model import DECODER, DecoderConfig, check_module
+from mimo.model import DECODER, DecoderConfig, EncoderSpec, check_module
 from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, local
 from mimo.topology import Grid, Recompute
 
@@ -214,6 +214,63 @@ def _check_without_gradient(_rank: int) -> None:
 def test_without_gradient_nothing_is_recomputed(run_ranks: Callable[..., list[Any]]) -> None:
     """Evaluation runs once, and what is frozen keeps no graph."""
     run_ranks(1, _check_without_gradient)
+
+
+class Stack(nn.Module):
+    """An encoder of PyTorch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(2))
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        x = torch.stack([item["row"] for item in items])
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+STRANGE = EncoderSpec(
+    name="stack",
+    config=object,
+    measure=lambda _raw: (1,),
+    rows=lambda _config, _size: 1,
+    prepare=lambda _config, raw: {"row": raw},
+    build=lambda _config, _hidden: Stack(),
+    recompute={"full": lambda module: [layer.forward for layer in module.get_submodule("layers").children()]},
+)
+
+
+def _check_stranger(_rank: int) -> None:
+    found = []
+    for way in ("none", "full"):
+        part = build_part(
+            STRANGE,
+            object(),
+            grid=Grid(name="eye", ranks=(0,)),
+            seed=1,
+            axis=TensorAxis.single(),
+            mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
+            device=torch.device("cpu"),
+            hidden=6,
+            recompute=way,
+            splits_backward=True,
+        )
+        runs = Counter[str]()
+        part.module.get_submodule("layers.1.2").register_forward_pre_hook(lambda *_given, runs=runs: runs.update("x"))
+        rows = part.encode([{"row": torch.arange(6.0) / 6}], [(1,)])
+        with part.weights_later() as later:
+            rows.square().sum().backward()
+        later()
+        assert runs["x"] == (2 if way == "full" else 1)
+        found.append([local(parameter.grad) for parameter in part.parameters.values() if parameter.grad is not None])
+    assert len(found[0]) == len(found[1]) == 8
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_strangers_layers_can_be_recomputed(run_ranks: Callable[..., list[Any]]) -> None:
+    """Whatever they are made of; they put nothing off, so that all gradients are there at once."""
+    run_ranks(1, _check_stranger)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,24 @@ def _modules(draw: st.DrawFn, name: str, chunks: tuple[int, ...], placement: Pla
 
 
 @st.composite
+def _prefetching(draw: st.DrawFn, graph: ModuleGraph) -> ModuleGraph:
+    """Freeze some modules that feed others, and have them work on the next step."""
+    chosen: list[str] = []
+    for name in graph.order:
+        sources = [source for source, target in graph.arrows if target == name]
+        feeds = any(source == name for source, _ in graph.arrows)
+        if feeds and set(sources) <= set(chosen) and draw(st.booleans()):
+            chosen.append(name)
+    return attrs.evolve(
+        graph,
+        modules=tuple(
+            attrs.evolve(module, trains=(False,) * module.stages, prefetch=True) if module.name in chosen else module
+            for module in graph.modules
+        ),
+    )
+
+
+@st.composite
 def _cases(draw: st.DrawFn, names: tuple[str, ...]) -> Case:
     name = draw(st.sampled_from(names))
     schedule, config = _schedules()[name]
@@ -91,6 +109,8 @@ def _cases(draw: st.DrawFn, names: tuple[str, ...]) -> Case:
     graph = ModuleGraph(
         modules=tuple(draw(_modules(module, chunks, placement)) for module in sorted(modules)), arrows=tuple(arrows)
     )
+    if draw(st.booleans()):
+        graph = draw(_prefetching(graph))
     if max(chunks) > 1 and name in CHUNKS:
         assume(any(module.chunks > 1 for module in graph.modules))
     for microbatches in range(draw(st.integers(1, 8)), 25):

@@ -17,11 +17,12 @@ from mimo.schedule._interleaved import Interleaved
 from mimo.schedule._interleaved import generate as interleaved
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward
 from mimo.schedule._one_forward_one_backward import generate as one_forward_one_backward
-from mimo.schedule._zero_bubble import ZeroBubble
+from mimo.schedule._zero_bubble import Form, ZeroBubble
 from mimo.schedule._zero_bubble import generate as zero_bubble
 from mimo.topology import Grid, Module, ModuleGraph
 
 PIPELINES = range(1, 17)
+FORMS: tuple[Form, ...] = ("h1", "h2")
 SECONDS = [(1, 1, 1), (3, 2, 5), (Fraction(1, 3), Fraction(2, 7), Fraction(3, 11))]
 """Forward, input gradient and weight gradient."""
 
@@ -63,7 +64,7 @@ def test_1f1b(pp: int, seconds: Any) -> None:
     """Any F and B: the bubble is (p - 1)(F + B), and the step n(F + B) longer, for any number of microbatches."""
     graph = _pipeline(pp)
     costs = _costs(graph, seconds)
-    for microbatches in _some(1, 2, pp - 1, pp, pp + 1, 2 * pp, 29):
+    for microbatches in _some(1, pp - 1, pp, 2 * pp + 1):
         result = simulate(_one_forward_one_backward(graph, microbatches, costs), graph, costs)
         _assert_exact(result, bubble=(pp - 1) * sum(seconds), work=microbatches * sum(seconds))
 
@@ -75,27 +76,33 @@ def test_interleaved(pp: int, chunks: int) -> None:
     graph = _pipeline(pp, chunks=chunks)
     seconds = [Fraction(each, chunks) for each in (3, 2, 5)]
     costs = _costs(graph, seconds)
-    for microbatches in _some(pp, (2 + chunks % 2) * pp):
+    for microbatches in _some(pp, 2 * pp):
         plan = interleaved(graph, microbatches, Interleaved(), costs)
         bubble = Fraction((pp - 1) * (3 + 2 + 5), chunks)
         _assert_exact(simulate(plan, graph, costs), bubble=bubble, work=microbatches * (3 + 2 + 5))
 
 
-def test_interleaved_over_many_microbatches() -> None:
-    """The same at the far corner: 16 stages, 4 chunks, 64 microbatches."""
-    graph = _pipeline(16, chunks=4)
+def test_the_far_corner() -> None:
+    """The same with 16 stages, 4 chunks and 64 microbatches, and the others with as many."""
+    graph, chunked = _pipeline(16), _pipeline(16, chunks=4)
+    costs = _costs(chunked, SECONDS[1])
+    plan = interleaved(chunked, 64, Interleaved(), costs)
+    _assert_exact(simulate(plan, chunked, costs), bubble=15 * 10, work=64 * 4 * 10)
     costs = _costs(graph, SECONDS[1])
-    plan = interleaved(graph, 64, Interleaved(), costs)
-    _assert_exact(simulate(plan, graph, costs), bubble=15 * 10, work=64 * 4 * 10)
+    plan = _one_forward_one_backward(graph, 64, costs)
+    _assert_exact(simulate(plan, graph, costs), bubble=15 * 10, work=64 * 10)
+    costs = _costs(graph, (1, 1, 1))
+    bubbles = [simulate(zero_bubble(graph, 64, ZeroBubble(form=form), costs), graph, costs).bubble for form in FORMS]
+    assert bubbles == [15, 0]
 
 
 @pytest.mark.parametrize("pp", PIPELINES)
-@pytest.mark.parametrize("unit", [1, Fraction(2, 3)])
-def test_zb_h1(pp: int, unit: Any) -> None:
+def test_zb_h1(pp: int) -> None:
     """With n >= p and F = B_in = W the bubble is (p - 1)(F + B_in - W)."""
     graph = _pipeline(pp)
+    unit = Fraction(2, 3)
     costs = _costs(graph, [unit] * 3)
-    for microbatches in _some(pp, pp + 1, 2 * pp - 1, 3 * pp, 29):
+    for microbatches in _some(pp, pp + 1, 2 * pp - 1):
         plan = zero_bubble(graph, microbatches, ZeroBubble(form="h1"), costs)
         result = simulate(plan, graph, costs)
         assert result.bubble == (pp - 1) * unit
@@ -103,18 +110,18 @@ def test_zb_h1(pp: int, unit: Any) -> None:
 
 
 @pytest.mark.parametrize("pp", PIPELINES)
-@pytest.mark.parametrize("unit", [1, Fraction(2, 3)])
-def test_zb_h2(pp: int, unit: Any) -> None:
+def test_zb_h2(pp: int) -> None:
     """With n >= 2p - 1 and F = B_in = W the bubble is (p - 1)(F + B_in - 2W), which is none."""
     graph = _pipeline(pp)
+    unit = Fraction(2, 3)
     costs = _costs(graph, [unit] * 3)
-    for microbatches in _some(2 * pp - 1, 2 * pp, 3 * pp + 1, 40):
+    for microbatches in _some(2 * pp - 1, 2 * pp + 2):
         plan = zero_bubble(graph, microbatches, ZeroBubble(form="h2"), costs)
         assert simulate(plan, graph, costs).bubble == 0
 
 
-@pytest.mark.parametrize("form", ["h1", "h2"])
-def test_zero_bubble_steps(form: Any) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_zero_bubble_steps(form: Form) -> None:
     """Ranks are shifted by a forward each: the last begins (p - 1)F after the first, and has as long a span in H2."""
     graph = _pipeline(8)
     costs = _costs(graph, [1, 1, 1])
@@ -135,7 +142,7 @@ def test_a_frozen_language_model_behind_a_trained_encoder(pp: int, seconds: Any)
     encoder = graph.stages[0]
     alike = {encoder: _costs(graph, (forward, 0, input_gradient)).stages[encoder]}
     costs = Costs(stages={**costs.stages, **alike})
-    for microbatches in _some(1, pp, 2 * pp + 1):
+    for microbatches in _some(1, 2 * pp + 1):
         plan = _one_forward_one_backward(graph, microbatches, costs)
         each = forward + input_gradient
         _assert_exact(simulate(plan, graph, costs), bubble=pp * each, work=microbatches * each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,8 @@ def test_the_bubble_is_a_share_of_that_of_1f1b(ranks: int, chunks: int) -> None:
     """Of one V-th, for V chunks, whatever forward and backward take."""
     graph = _pipeline(ranks, chunks)
     times = {"forward": 2, "input_gradient": 5, "weight_gradient": 4}
-    costs = Costs.even(graph, **{kind: Fraction(each, chunks) for kind, each in times.items()})
+    exact: Any = {kind: Fraction(each, chunks) for kind, each in times.items()}
+    costs = Costs.even(graph, **exact)
     for microbatches in (ranks, 3 * ranks):
         assert simulate(_plan(graph, microbatches), graph, costs).bubble == Fraction((ranks - 1) * 11, chunks)
 

@@ -10,7 +10,7 @@ import pytest
 
 
 def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It prints one line an actor, and what each stage keeps in flight."""
+    """It prints one line an actor, what each stage keeps in flight, and the simulated seconds."""
     readme = Path(__file__).parents[1] / "README.md"
     (example,) = re.findall(r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), flags=re.DOTALL)
     program = tmp_path / "example.py"
@@ -19,3 +19,4 @@ def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(")")[0] for line in lines[:3]] == ["(0, 1", "(2,", "(3,"]
     assert "StageId(module='vision', stage=0): 3" in lines[3]
+    assert lines[4] == "15"

@@ -30,7 +30,7 @@ from mimo.schedule import (
 from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 Cases = st.SearchStrategy[Any]
-some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def _plan(microbatches: int, **lists: str) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import accumulate
 
@@ -83,7 +83,8 @@ def test_the_order_of_a_v() -> None:
 @pytest.mark.parametrize("microbatches", [6, 11, 13])
 def test_bubbles_are_those_of_the_paper(ranks: int, microbatches: int) -> None:
     """Where all kinds take a second, H1 waits one for each further rank, H2 and a V never."""
-    for form, bubble in (("h1", ranks - 1), ("h2", 0), ("v", 0)):
+    bubbles: Mapping[Form, int] = {"h1": ranks - 1, "h2": 0, "v": 0}
+    for form, bubble in bubbles.items():
         graph = _pipeline(ranks, chunks=2 if form == "v" else 1)
         if microbatches >= (2 * ranks if form == "v" else 2 * ranks - 1):
             plan = _plan(graph, microbatches, form)
@@ -99,7 +100,8 @@ def _most_kept(plan: Plan, rank: int) -> int:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_memory_is_that_of_the_paper(ranks: int) -> None:
     """H1 keeps as many microbatches as 1F1B's first rank on each, H2 not quite twice as many, a V as many in halves."""
-    for form, most in (("h1", ranks), ("h2", 2 * ranks - 1), ("v", 2 * ranks)):
+    kept: Mapping[Form, int] = {"h1": ranks, "h2": 2 * ranks - 1, "v": 2 * ranks}
+    for form, most in kept.items():
         plan = _plan(_pipeline(ranks, chunks=2 if form == "v" else 1), 12, form)
         assert max(_most_kept(plan, rank) for rank in range(ranks)) == most, form
         if form != "v":
@@ -169,16 +171,18 @@ def test_a_form_that_there_is_not_is_refused() -> None:
 
 
 def test_too_few_microbatches_for_h2_are_refused() -> None:
-    """The error says the smallest number that works, for passes of several microbatches too."""
+    """The error says the smallest number that works for all pipelines."""
     with pytest.raises(
         ConfigError,
         match=r"^microbatches: expected 2 x modules\.l\.pp - 1 = 7 or more in a step, got 6\. "
         r"The smallest that works is 7; a step has run\.global_batch / \(run\.micro_batch x lanes\)\.$",
     ):
         _plan(_pipeline(4), 6, "h2")
-    graph = ModuleGraph(modules=(_module("v", (0, 1), pp=2, batch_factor=3),), arrows=())
-    with pytest.raises(ConfigError, match=r"3 passes of 3 microbatches or more.*got 6\. The smallest that works is 7;"):
-        _plan(graph, 6, "h2")
+    graph = ModuleGraph(
+        modules=(_module("v", range(3), pp=3, batch_factor=3), _module("l", range(4, 8), pp=4)), arrows=(("v", "l"),)
+    )
+    with pytest.raises(ConfigError, match=r"2 x modules\.v\.pp - 1 = 5 or more.*got 4\. The smallest that works is 7;"):
+        _plan(graph, 4, "h2")
     _plan(graph, 7, "h2")
 
 

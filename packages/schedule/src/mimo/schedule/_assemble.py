@@ -15,6 +15,7 @@ from operator import attrgetter, itemgetter
 import attrs
 
 from mimo.schedule._plan import Action, ActionKind, ActorPlan, Plan, tied_edge
+from mimo.schedule._wiring import Wiring
 from mimo.topology import Edge, ModuleGraph, StageId
 
 COMPUTATIONS = frozenset({"forward", "backward", "input-gradient", "weight-gradient"})
@@ -64,9 +65,11 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
     for index, actor in enumerate(graph.actors):
         for stage in actor.stages:
             holders.setdefault(stage, []).append(index)
+    wiring = Wiring(graph=graph)
     events = [
         *_compute_events(graph, placed, holders),
-        *_message_events(graph, placed, holders),
+        *_message_events(graph, placed, holders, wiring),
+        *_handed_on_events(graph, placed, holders, wiring),
         *_reduce_events(graph, placed, holders),
     ]
     lists: list[list[Action]] = [[] for _ in graph.actors]
@@ -91,7 +94,9 @@ def _compute_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
             yield key, timed.action, holders[timed.stage] if timed.actors is None else timed.actors
 
 
-def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> Iterator[_Event]:
+def _message_events(
+    graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders, wiring: Wiring
+) -> Iterator[_Event]:
     """Yield rows down each edge as its source's forward ends, and gradients up as its target's backward ends.
 
     Each microbatch of a pass has a message of its own: the other end may take them in passes of another size.
@@ -99,7 +104,8 @@ def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
     down: dict[StageId, list[tuple[int, Edge]]] = {}
     up: dict[StageId, list[tuple[int, Edge]]] = {}
     for number, edge in enumerate(graph.edges):
-        down.setdefault(edge.source, []).append((number, edge))
+        if not wiring.is_handed_on(edge):
+            down.setdefault(edge.source, []).append((number, edge))
         if edge.gradient:
             up.setdefault(edge.target, []).append((number, edge))
     ways = {"forward": down, "backward": up, "input-gradient": up}
@@ -120,6 +126,30 @@ def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
                     _message("send", timed.stage, edge, microbatch),
                     senders,
                 )
+
+
+def _handed_on_events(
+    graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders, wiring: Wiring
+) -> Iterator[_Event]:
+    """Yield the messages of rows that the step before made: each as the pass before the one that it feeds begins.
+
+    Not all at once, so that the receivers need not hold all; and not later, so that a sender that has work of its own
+    in between, which may take it longer than was thought, has sent in time.
+    """
+    begins: dict[StageId, dict[tuple[int, ...], float]] = {}
+    for timed in placed:
+        if timed.kind == "forward":
+            starts = begins.setdefault(timed.stage, {})
+            starts[timed.microbatches] = min(timed.start, starts.get(timed.microbatches, timed.start))
+    for number, edge in enumerate(graph.edges):
+        if wiring.is_handed_on(edge):
+            passes = sorted(begins[edge.target])
+            for before, served in zip(passes[:1] + passes, passes, strict=False):
+                for microbatch in served:
+                    place = (begins[edge.target][before], _MESSAGE, number, microbatch)
+                    receive = _message("receive", edge.target, edge, microbatch)
+                    yield (*place, 0), receive, holders[edge.target]
+                    yield (*place, 1), _message("send", edge.source, edge, microbatch), holders[edge.source]
 
 
 def _message(kind: ActionKind, stage: StageId, edge: Edge, microbatch: int) -> Action:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mimo.schedule._tasks import Task, TaskGraph
+from mimo.schedule._tasks import Task, TaskGraph, is_made_ahead
 from mimo.topology import StageId
 
 
@@ -44,8 +44,12 @@ class _Slot:
 
 @attrs.define(kw_only=True, eq=False)
 class _Actor:
-    """What one actor keeps: ``kept`` in all, ``held`` without what waits for nothing but a weight gradient."""
+    """What one actor keeps: ``kept`` in all, ``held`` without what waits for nothing but a weight gradient.
 
+    ``always`` is kept from the beginning of the step to its end, and is in both.
+    """
+
+    always: int = 0
     slots: list[_Slot] = attrs.field(factory=list)  # sources before targets
     period: int = 1
     most: int = 0
@@ -54,7 +58,7 @@ class _Actor:
 
     def peak(self, microbatch: int) -> int:
         """Return the most bytes kept from now until ``microbatch`` is done, if all before it are and it comes next."""
-        now = highest = 0
+        now = highest = self.always
         for slot in self.slots:
             if slot.backward:
                 first = max(slot.first(microbatch), slot.backwards)
@@ -93,14 +97,14 @@ class Ledger:
         self._budget = budget
         graph = tasks.graph
         self._limited = limits is not None
-        self._actors = [_Actor() for _ in graph.actors]
+        self._actors = [_Actor(always=always, kept=always, held=always) for always in tasks.made_ahead]
         self._slots: dict[tuple[StageId, int], _Slot] = {}
         for stage in graph.stages:
             cost, factor = tasks.costs.stages[stage], graph.by_name[stage.module].batch_factor
             limit = (limits or {}).get(stage, tasks.microbatches)
             for number in tasks.holders[stage]:
                 slot = _Slot(
-                    activations=cost.activations,
+                    activations=0 if is_made_ahead(graph, stage) else cost.activations,
                     recomputed=cost.recomputed,
                     factor=factor,
                     microbatches=tasks.microbatches,
@@ -172,9 +176,9 @@ def smallest_budget(tasks: TaskGraph) -> int:
     return Ledger(tasks, 0).smallest
 
 
-def within(tasks: TaskGraph, order: Sequence[int], budget: int) -> bool:
+def within(tasks: TaskGraph, actor: int, order: Sequence[int], budget: int) -> bool:
     """Tell whether an actor that does these tasks in this order keeps no more than the budget."""
-    kept = 0
+    kept = tasks.made_ahead[actor]
     for number in order:
         task = tasks.tasks[number]
         if kept + task.takes > budget:

@@ -37,7 +37,12 @@ def check(
     sent and received once by each actor at its ends; every action behind what it needs; a reduction of each stage
     that trains, behind its last backward; one order at all ends of a channel and for all members of a collective; and
     progress, where a send waits for the receives of all its receivers, a computation for the sends of all that it
-    receives, and a collective for all its members, while a receive is posted without waiting.
+    receives, and a collective for all its members, while a receive is posted without waiting. What a backward computes
+    again, with its collectives, lies inside it, or inside its input gradient; a weight gradient has no collectives.
+
+    Of a module with ``prefetch`` the microbatches are the next step's, while the rows of this step's that it sends are
+    there from the start. Progress is then proved of each half alone too (`Plan.half`), as the steps at either end of a
+    run do them.
 
     Args:
         plan: the plan; nothing is assumed of where it came from.
@@ -57,6 +62,9 @@ def check(
         check_deeds(actor, owner.stages, plan.microbatches, wiring)
     check_matching(actors, wiring)
     check_waiting(actors, wiring)
+    if any(module.prefetch for module in graph.modules):
+        for half in ("next", "this"):
+            check_waiting(_in_graph_order(plan.half(half), graph), wiring)
     if max_in_flight is not None:
         _check_in_flight(plan, wiring, max_in_flight)
     if max_bytes is not None:

@@ -46,6 +46,13 @@ class Clock:
     first: float | None = None
     last: float = 0
 
+    @classmethod
+    def of(cls, ranks: tuple[int, ...], actions: tuple[Action, ...], keeping: Keeping | None) -> Clock:
+        """Return the clock of an actor before its first action, with what it keeps from the step before."""
+        begins = {} if keeping is None else keeping.begins
+        kept: list[tuple[float, str, int]] = [(0, module, peak.bytes) for module, peak in begins.items() if peak.bytes]
+        return cls(ranks=ranks, actions=actions, keeping=keeping, kept=kept)
+
     def wait(self, until: float, cause: str) -> None:
         """Do nothing until then, if that is still to come."""
         if until > self.now:

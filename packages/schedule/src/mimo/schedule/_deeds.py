@@ -20,7 +20,10 @@ from mimo.schedule._wiring import Wiring
 from mimo.topology import StageId
 
 _Deed = tuple[ActionKind, str, int, str | None]
-"""What a stage does once for each microbatch, and a reduction once: kind, module, stage and edge."""
+"""What a stage does once for each microbatch, and a reduction once: kind, module, stage and edge.
+
+Which microbatches these are, of this step or of the next one, is the deed's to say (`_List.first`).
+"""
 _NOWHERE = -1
 
 
@@ -36,8 +39,9 @@ def check_deeds(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, 
         found.check_complete(stage)
     late = [each for stage in stages for before, after in found.orders(stage) for each in _late(before, after)]
     if late:
-        index, needed, microbatch = min(late)
+        index, needed, place = min(late)
         action = actor.actions[needed]
+        microbatch = place + found.first((action.kind, action.module, action.stage, action.edge))
         part = attrs.evolve(action, microbatches=(microbatch,) if action.microbatches else ())
         raise PlanError(
             place_text(actor.ranks, index, actor.actions[index]),
@@ -47,7 +51,7 @@ def check_deeds(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, 
 
 
 def _late(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the second place, the first, and the microbatch, wherever they are the wrong way round."""
+    """Yield the second place, the first, and which of the microbatches, wherever they are the wrong way round."""
     if not all(map(lt, before, after)):
         for microbatch, (needed, index) in enumerate(zip(before, after, strict=True)):
             if needed > index:
@@ -66,19 +70,35 @@ class _List:
 
     def find_places(self) -> None:
         """Find where each deed is done; refuse what is none of this actor's, or done twice."""
+        firsts: dict[_Deed, int] = {}
         for index, action in enumerate(self.actor.actions):
             deed = (action.kind, action.module, action.stage, action.edge)
             places = self.places.get(deed)
+            first = firsts.get(deed, 0)
             if places is None:
                 if misfit := _misfit(action, self.stages, self.wiring):
                     raise self._refusal(index, *misfit)
                 places = self.places[deed] = [_NOWHERE] * (1 if action.kind == "reduce" else self.microbatches)
-            if misfit := _misfit_microbatches(action, self.microbatches):
+                first = firsts[deed] = self.first(deed)
+            served = action.microbatches
+            is_usual = len(served) == 1 and 0 <= served[0] - first < len(places) and action.kind != "reduce"
+            if not is_usual and (misfit := _misfit_microbatches(action, first, self.microbatches)):
                 raise self._refusal(index, *misfit)
-            for place in action.microbatches or (0,):
-                if places[place] != _NOWHERE:
-                    raise self._refusal(index, "it once in the list", f"two: {places[place]} too")
-                places[place] = index
+            for place in served or (0,):
+                if places[place - first] != _NOWHERE:
+                    raise self._refusal(index, "it once in the list", f"two: {places[place - first]} too")
+                places[place - first] = index
+
+    def first(self, deed: _Deed) -> int:
+        """Return the first microbatch of a deed: the next step's count on from this one's.
+
+        A message has those that its receiver computes.
+        """
+        kind, module, stage, edge = deed
+        if kind == "reduce":
+            return 0
+        of = StageId(module, stage) if edge is None else self.wiring.targets[edge]
+        return self.wiring.first(of, self.microbatches)
 
     def check_complete(self, stage: StageId) -> None:
         """Refuse a list in which something of ``stage`` is missing, or a backward is there whole and in parts."""
@@ -109,7 +129,8 @@ class _List:
         for edge in self.wiring.inputs[stage]:
             yield self._of("receive", stage, edge.name), forward
         for edge in self.wiring.outputs[stage]:
-            yield forward, self._of("send", stage, edge.name)
+            if not self.wiring.is_handed_on(edge):
+                yield forward, self._of("send", stage, edge.name)
         if stage in self.wiring.backward:
             yield from self._backward_orders(stage, forward)
 
@@ -144,7 +165,7 @@ class _List:
 
     def _missing(self, deed: _Deed, microbatch: int) -> PlanError:
         kind, module, stage, edge = deed
-        microbatches = () if kind == "reduce" else (microbatch,)
+        microbatches = () if kind == "reduce" else (self.first(deed) + microbatch,)
         text = action_text(Action(kind=kind, module=module, stage=stage, edge=edge, microbatches=microbatches))
         return PlanError(f"plan, {ranks_text(self.actor.ranks)}", expected=f"{text}, once in the list", got="none")
 
@@ -161,15 +182,16 @@ def _misfit(action: Action, stages: Sequence[StageId], wiring: Wiring) -> tuple[
     return None
 
 
-def _misfit_microbatches(action: Action, microbatches: int) -> tuple[str, str] | None:
-    """Return the same where it serves none of a step's microbatches, or others."""
+def _misfit_microbatches(action: Action, first: int, microbatches: int) -> tuple[str, str] | None:
+    """Return the same where it serves none of the microbatches that it has to, or others."""
     served = action.microbatches
     if action.kind == "reduce":
         return ("a reduction without microbatches", microbatches_text(served)) if served else None
+    last = first + microbatches - 1
     if not served:
-        return f"microbatches from 0 to {microbatches - 1}", "none"
-    if min(served) < 0 or max(served) >= microbatches or (len(served) > 1 and max(Counter(served).values()) > 1):
-        return f"each microbatch once, from 0 to {microbatches - 1}", microbatches_text(served)
+        return f"microbatches from {first} to {last}", "none"
+    if min(served) < first or max(served) > last or (len(served) > 1 and max(Counter(served).values()) > 1):
+        return f"each microbatch once, from {first} to {last}", microbatches_text(served)
     return None
 
 

@@ -22,12 +22,12 @@ def longest_pipeline(graph: ModuleGraph) -> Module:
 def demand_microbatches(
     graph: ModuleGraph, microbatches: int, fits: Callable[[Module, int], bool], demand: Callable[[Module], str]
 ) -> None:
-    """Refuse a number of microbatches of which some module that runs a backward cannot make fitting passes.
+    """Refuse a number of microbatches that does not suit some module that runs a backward.
 
     Args:
         graph: the module graph.
         microbatches: of the step.
-        fits: whether so many passes are right for a module. So must be a whole number of times its ``pp`` and more.
+        fits: whether so many suit a module. A multiple of its ``pp`` passes must from twice that on.
         demand: what a module needs, as a noun phrase.
 
     Raises:
@@ -37,7 +37,7 @@ def demand_microbatches(
     modules = [module for module in graph.modules if module.name in concerned]
 
     def misfit(count: int) -> Module | None:
-        return next((module for module in modules if not fits(module, len(module.passes(count)))), None)
+        return next((module for module in modules if not fits(module, count)), None)
 
     module = misfit(microbatches)
     if module is None:

@@ -99,6 +99,18 @@ class _Rank:
         """Whether its list is at its end."""
         return self.position == len(self.actions)
 
+    def hold_made_before(self, graph: ModuleGraph, microbatches: int) -> None:
+        """Take the rows of this step's microbatches that the step before made."""
+        for stage in graph.role(self.number).stages:
+            targets = [graph.by_name[edge.target.module] for edge in graph.outputs(stage)]
+            sends = sum(not target.prefetch for target in targets)
+            if graph.by_name[stage.module].prefetch and sends:
+                for microbatch in range(microbatches):
+                    self.made.add(Token("rows", stage, self.number, microbatch))
+                    self.present.add((stage, microbatch))
+                    self.unsent[stage, microbatch] = sends
+        self.peak_in_flight = len(self.present)
+
     def error(self, *, expected: str, got: str) -> PlanError:
         """Return an error at the present action."""
         return PlanError(place_text((self.number,), self.position, self.action), expected=expected, got=got)
@@ -122,6 +134,7 @@ class _Emulation:
         ranks = {rank: _Rank(number=rank, actions=plan.actions_of(rank)) for rank in graph.ranks}
         for rank in ranks.values():
             held = graph.role(rank.number).stages
+            rank.hold_made_before(graph, plan.microbatches)
             for index, action in enumerate(rank.actions):
                 stage, is_message = action.stage_id, action.kind in ("send", "receive")
                 if stage not in held or (is_message and (action.edge, stage) not in ends):
@@ -285,7 +298,9 @@ class _Emulation:
         for stage in self.graph.role(rank.number).stages:
             module = self.graph.by_name[stage.module]
             whats = ("rows", "gradient", "weights") if self.graph.runs_backward(stage) else ("rows",)
-            tokens = {Token(what, stage, rank.number, m) for what in whats for m in range(self.microbatches)}
+            first = module.first(self.microbatches)
+            served = range(first, first + self.microbatches)
+            tokens = {Token(what, stage, rank.number, m) for what in whats for m in served}
             if tokens - rank.made:
                 missing = min(map(str, tokens - rank.made))
                 raise PlanError(f"plan, rank {rank.number}", expected=f"{missing}, at the end", got="none")

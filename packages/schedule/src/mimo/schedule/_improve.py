@@ -195,7 +195,7 @@ class Improver:
                 order.insert(order.index(anchor) + (target > source), moving)
             else:
                 continue
-            if self._budget and not within(self._tasks, order, self._budget):
+            if self._budget and not within(self._tasks, other, order, self._budget):
                 return None
             result[other] = order
         return result

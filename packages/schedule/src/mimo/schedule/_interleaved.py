@@ -49,7 +49,7 @@ def _demand(graph: ModuleGraph, microbatches: int) -> None:
     demand_microbatches(
         graph,
         microbatches,
-        lambda module, passes: module.chunks == 1 or passes % module.grid.pp == 0,
+        lambda module, count: module.chunks == 1 or len(module.passes(count)) % module.grid.pp == 0,
         lambda module: f"a multiple of modules.{module.name}.pp = {module.grid.pp}{passes_text(module)}",
     )
 

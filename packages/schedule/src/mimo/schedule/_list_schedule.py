@@ -203,7 +203,8 @@ class _Run:
                 for edge in stage.inputs:
                     self._touch(edge.source, touched)
                 for edge in stage.outputs:
-                    self._send(_Arrival(edge, is_gradient=False, count=last + 1), touched)
+                    if edge.target.prefetch == stage.prefetch:
+                        self._send(_Arrival(edge, is_gradient=False, count=last + 1), touched)
         elif ended.kind != "weight-gradient" and stage.gradient.end(last):
             for edge in stage.inputs:
                 if edge.gradient:

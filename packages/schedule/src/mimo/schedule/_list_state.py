@@ -51,7 +51,7 @@ class Edge:
         name: the edge's.
         source, target: its ends.
         gradient: whether it carries gradients back.
-        rows: how many are at the target.
+        rows: how many are at the target; what the step before made is there from the start.
         gradients: of how many those are back at the source.
     """
 
@@ -69,7 +69,8 @@ class Stage:
 
     Args:
         id: which.
-        passes: the microbatches of each pass.
+        passes: the microbatches of each pass; those of the next step count on from this one's.
+        prefetch: whether it works on the next step.
         backward: whether it runs one, and ``split`` whether in two parts.
         bound: how many microbatches may be in flight, where its order is not fixed.
         inputs, outputs: its edges.
@@ -79,6 +80,7 @@ class Stage:
 
     id: StageId
     passes: Sequence[tuple[int, ...]]
+    prefetch: bool
     backward: bool
     split: bool
     bound: int | None
@@ -105,11 +107,14 @@ class Part:
     Args:
         stage: which.
         actors: who.
+        paced: whether it begins no pass of the next step before its like of this step has been used: its actors have
+            to hand over what the step before made, and would keep others waiting if they worked too long at a time.
         forwards, backwards, weights: passes begun; a backward in two parts counts with its first.
     """
 
     stage: Stage
     actors: tuple[int, ...]
+    paced: bool = False
     forwards: int = 0
     backwards: int = 0
     weights: int = 0
@@ -120,7 +125,10 @@ class Part:
         begun = self._served(self.forwards)
         if self.stage.backward:
             return begun - self._served(self.weights if self.stage.split else self.backwards)
-        return begun - min((edge.target.forward.microbatches for edge in self.stage.outputs), default=begun)
+        targets = (edge.target for edge in self.stage.outputs)
+        return begun - min(
+            (target.forward.microbatches for target in targets if target.prefetch == self.stage.prefetch), default=begun
+        )
 
     def candidates(self) -> Iterator[Pass]:
         """Yield what it could do now if its actors were free and its order were nobody else's business."""
@@ -134,7 +142,7 @@ class Part:
         if self.forwards < len(stage.passes):
             found = Pass("forward", stage.id, stage.passes[self.forwards])
             fits = stage.bound is None or self.in_flight + len(found.microbatches) <= stage.bound
-            if fits and stage.is_ready(found):
+            if fits and stage.is_ready(found) and not (self.paced and self._is_early):
                 yield found
 
     def begin(self, kind: ActionKind) -> None:
@@ -153,8 +161,15 @@ class Part:
         done = (self.forwards, self.backwards, self.weights)
         return done == (count, count * self.stage.backward, count * self.stage.split)
 
+    @property
+    def _is_early(self) -> bool:
+        """Whether something that this stage feeds in its own step is not as far in that as the next pass here."""
+        stage = self.stage
+        number = stage.passes[self.forwards][0] - stage.passes[0][0]
+        return any(edge.target.forward.microbatches < number for edge in stage.outputs if not edge.target.prefetch)
+
     def _served(self, passes: int) -> int:
-        return self.stage.passes[passes - 1][-1] + 1 if passes else 0
+        return self.stage.passes[passes - 1][-1] + 1 if passes else self.stage.passes[0][0]
 
 
 def begin_stages(
@@ -162,23 +177,26 @@ def begin_stages(
 ) -> Mapping[StageId, Stage]:
     """Return every stage of a graph before the step has begun, joined by its edges."""
     wiring = Wiring(graph=graph)
-    passes = {module.name: module.passes(microbatches) for module in graph.modules}
+    passes = {module.name: wiring.passes(module.name, microbatches) for module in graph.modules}
+    idle = [all(graph.by_name[stage.module].prefetch for stage in actor.stages) for actor in graph.actors]
     stages = {}
     for name in graph.stages:
         meetings = wiring.meetings[name]
         stage = stages[name] = Stage(
             id=name,
             passes=passes[name.module],
+            prefetch=graph.by_name[name.module].prefetch,
             backward=name in wiring.backward,
             split=name in split,
             bound=bounds.get(name),
-            forward=Count(parts=len(meetings)),
+            forward=Count(parts=len(meetings), microbatches=passes[name.module][0][0]),
             gradient=Count(parts=len(meetings)),
         )
-        stage.parts += [Part(stage=stage, actors=actors) for actors in meetings]
+        stage.parts += [Part(stage=stage, actors=found, paced=all(idle[it] for it in found)) for found in meetings]
     for edge in graph.edges:
         source, target = stages[edge.source], stages[edge.target]
-        joint = Edge(name=edge.name, source=source, target=target, gradient=edge.gradient)
+        rows = source.passes[0][0] if source.prefetch and not target.prefetch else 0
+        joint = Edge(name=edge.name, source=source, target=target, gradient=edge.gradient, rows=rows)
         source.outputs.append(joint)
         target.inputs.append(joint)
     return stages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
@@ -29,11 +29,15 @@ class ActorPeak:
 
 @attrs.frozen(kw_only=True)
 class _Stage:
-    """What `Keeping` must know of a stage; ``outputs`` counts the messages after which one without backward is free."""
+    """What `Keeping` must know of a stage.
+
+    ``outputs`` counts the messages after which one without backward is free; those of ``handed_on`` come a step later.
+    """
 
     cost: StageCost
     backward: bool
     outputs: int
+    handed_on: int
 
     @property
     def keeps(self) -> bool:
@@ -47,10 +51,13 @@ _StageKey = tuple[str, int]
 def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
     """Return what `Keeping` must know of each stage, once for all actors."""
     outputs: dict[_StageKey, int] = {}
+    handed_on: dict[_StageKey, int] = {}
     backward: set[_StageKey] = set()
     for edge in graph.edges:
         source = (edge.source.module, edge.source.stage)
         outputs[source] = outputs.get(source, 0) + 1
+        if graph.by_name[edge.source.module].prefetch and not graph.by_name[edge.target.module].prefetch:
+            handed_on[source] = handed_on.get(source, 0) + 1
         if edge.gradient:
             backward.add((edge.target.module, edge.target.stage))
     return {
@@ -58,6 +65,7 @@ def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
             cost=costs.stages[stage],
             backward=key in backward or graph.by_name[stage.module].trains[stage.stage],
             outputs=outputs.get(key, 0),
+            handed_on=handed_on.get(key, 0),
         )
         for stage in graph.stages
         for key in ((stage.module, stage.stage),)
@@ -65,11 +73,34 @@ def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
 
 
 class Keeping:
-    """One actor's memory: by how much it grows as each action begins, and shrinks as it ends."""
+    """One actor's memory: by how much it grows as each action begins, and shrinks as it ends.
 
-    def __init__(self, stages: Mapping[_StageKey, _Stage]) -> None:
+    Args:
+        stages: of `stage_facts`.
+        actions: the actor's list.
+        microbatches: of the step.
+    """
+
+    def __init__(self, stages: Mapping[_StageKey, _Stage], actions: Sequence[Action], microbatches: int) -> None:
         self._stages = stages
         self._unsent: dict[tuple[str, int, int], int] = {}
+        self._microbatches = microbatches
+        self._made_before: dict[_StageKey, None] = {}
+        if any(stage.handed_on for stage in stages.values()):
+            keys = dict.fromkeys((action.module, action.stage) for action in actions)
+            self._made_before = {key: None for key in keys if stages[key].handed_on}
+            for key in self._made_before:
+                for microbatch in range(microbatches):
+                    self._unsent[*key, microbatch] = stages[key].handed_on
+
+    @property
+    def begins(self) -> Mapping[str, Peak]:
+        """What is kept by module as the step begins: what the step before made for it."""
+        found: dict[str, Peak] = {}
+        for key in self._made_before:  # one stage of a module, its last
+            each = self._stages[key].cost.activations
+            found[key[0]] = Peak(self._microbatches, self._microbatches * each)
+        return found
 
     def grows(self, action: Action) -> Peak:
         """Return what is kept more as ``action`` begins."""
@@ -109,13 +140,15 @@ NOTHING_KEPT = Peak()
 def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs) -> Mapping[int, ActorPeak]:
     """Return the most activations that each rank keeps at once, by module and in all, read off its list.
 
-    A microbatch is kept as `in_flight` counts it. Its bytes are those of ``costs``: with a split backward, what the
-    weight gradient needs stays until then; what is recomputed comes on top while its backward runs.
+    A microbatch is kept as `in_flight` counts it; one for the next step with all its bytes, though its rows alone are.
+    Its bytes are those of ``costs``: with a split backward, what the weight gradient needs stays until then; what is
+    recomputed comes on top while its backward runs.
     """
     stages = stage_facts(graph, costs)
     found: dict[int, ActorPeak] = {}
     for actor in plan.actors:
-        found.update(dict.fromkeys(actor.ranks, _peak(actor, Keeping(stages))))
+        keeping = Keeping(stages, actor.actions, plan.microbatches)
+        found.update(dict.fromkeys(actor.ranks, _peak(actor, keeping)))
     return found
 
 
@@ -124,6 +157,9 @@ def _peak(actor: ActorPlan, keeping: Keeping) -> ActorPeak:
     counts: dict[str, int] = {}
     peaks: dict[str, Peak] = {action.module: Peak() for action in actor.actions}
     total = highest = 0
+    for module, before in keeping.begins.items():
+        now[module], counts[module], peaks[module] = before.bytes, before.microbatches, before
+        total = highest = total + before.bytes
     for action, change in _changes(actor, keeping):
         module = action.module
         counts[module] = counts.get(module, 0) + change.microbatches

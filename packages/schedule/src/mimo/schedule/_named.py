@@ -94,7 +94,8 @@ def _lead(graph: ModuleGraph, module: Module, ahead: Mapping[StageId, int]) -> i
 
     Where these take fewer at once, gradients of the first of a pass wait there for those of its last.
     """
-    targets = [graph.by_name[target] for source, target in graph.arrows if source == module.name]
+    found = [graph.by_name[target] for source, target in graph.arrows if source == module.name]
+    targets = [target for target in found if target.prefetch == module.prefetch]
     return max(
         (ahead[StageId(target.name, 0)] + max(0, module.batch_factor - target.batch_factor) for target in targets),
         default=0,
@@ -148,13 +149,16 @@ def soonest_free(graph: ModuleGraph) -> Callable[[Pass], tuple[int, ...]]:
     """Return the priority of passes by which what frees memory soonest goes first.
 
     That is gradients before rows before weights; of rows those that are due soonest, given that a stage is to be ahead
-    of the sink by its distance from it; then the lowest microbatch, then the stage nearer to the sink.
+    of the sink by its distance from it; then the lowest microbatch, then the stage nearer to the sink. What is made for
+    the next step goes last.
     """
     distance = stages_to_sink(graph)
     number = {stage: number for number, stage in enumerate(graph.stages)}
 
     def key(wanted: Pass) -> tuple[int, ...]:
         first, far = wanted.microbatches[0], distance[wanted.stage]
+        if graph.by_name[wanted.stage.module].prefetch:
+            return (3, first, 0, far, number[wanted.stage])
         if wanted.kind == "forward":
             return (1, first - far, first, far, number[wanted.stage])
         return (2 if wanted.kind == "weight-gradient" else 0, first, 0, far, number[wanted.stage])

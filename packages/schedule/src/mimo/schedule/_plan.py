@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mimo.schedule._costs import Costs
 
 ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
+Half = Literal["both", "next", "this"]
+"""What of a plan is done: all; only what is made for the next step, as before the first; or all but that, in the last."""
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +28,7 @@ class Action:
             its target for the receive, and gradients against it otherwise; ``reduce`` sums the stage's gradients
             over its ranks, or, with an edge, the gradients of a parameter that two stages share.
         module, stage: the part of the model that does it; a rank that holds several stages of a module does each.
-        microbatches: those that it serves; empty for ``reduce``.
+        microbatches: those that it serves, the next step's counted on from this one's; empty for ``reduce``.
         edge: the edge of a message.
     """
 
@@ -52,7 +54,11 @@ class ActorPlan:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What every rank does in one step of ``microbatches`` microbatches."""
+    """What every rank does in one step of ``microbatches`` microbatches.
+
+    Microbatch ``microbatches + m`` is microbatch ``m`` of the next step: modules with ``prefetch`` work on those, and
+    send the rows of this step's that they made in the step before.
+    """
 
     schedule: str
     microbatches: int
@@ -61,6 +67,22 @@ class Plan:
     def actions_of(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of ``rank``; a rank without a module has none."""
         return next((actor.actions for actor in self.actors if rank in actor.ranks), ())
+
+    def half(self, half: Half) -> Plan:
+        """Return the plan with only what is done for the next step, or without it."""
+        if half == "both":
+            return self
+
+        def kept(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+            return tuple(action for action in actions if self.is_ahead(action) == (half == "next"))
+
+        return attrs.evolve(
+            self, actors=tuple(attrs.evolve(actor, actions=kept(actor.actions)) for actor in self.actors)
+        )
+
+    def is_ahead(self, action: Action) -> bool:
+        """Tell whether an action is for the next step."""
+        return bool(action.microbatches) and action.microbatches[0] >= self.microbatches
 
     def to_json(self) -> str:
         """Return the plan as JSON text."""

@@ -52,7 +52,11 @@ class _Run:
         kept = any(fact.keeps for fact in facts.values())
         lists = {actor.ranks: actor.actions for actor in plan.actors}
         self.clocks = [
-            Clock(ranks=actor.ranks, actions=lists[actor.ranks], keeping=Keeping(facts) if kept else None)
+            Clock.of(
+                actor.ranks,
+                lists[actor.ranks],
+                Keeping(facts, lists[actor.ranks], plan.microbatches) if kept else None,
+            )
             for actor in graph.actors
         ]
         self.transfers: list[Transfer] = []

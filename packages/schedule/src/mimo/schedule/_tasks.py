@@ -92,6 +92,19 @@ class TaskGraph:
         )
 
     @cached_property
+    def made_ahead(self) -> Sequence[int]:
+        """Bytes by actor of what is made a step ahead: this step's until it is sent, and by and by the next one's.
+
+        Both are taken to be there all the time, so that these tasks need no bytes beside.
+        """
+        found = [0] * len(self.graph.actors)
+        for stage, numbers in self.holders.items():
+            if is_made_ahead(self.graph, stage):
+                for number in numbers:
+                    found[number] += 2 * self.microbatches * self.costs.stages[stage].activations
+        return found
+
+    @cached_property
     def sources_first(self) -> Sequence[int]:
         """All tasks, each behind those that it waits for."""
         waits = [len(before) for before in self.before]
@@ -134,8 +147,8 @@ class TaskGraph:
 
     def peak(self, order: Sequence[int]) -> int:
         """Return the most bytes that an actor keeps when tasks are done in this order."""
-        kept = [0] * len(self.graph.actors)
-        highest = 0
+        kept = list(self.made_ahead)
+        highest = max(kept, default=0)
         for number in order:
             task = self.tasks[number]
             for actor in task.actors:
@@ -159,6 +172,12 @@ class TaskGraph:
                 free[actor] = finish
             end = max(end, finish)
         return Placed(starts=starts, order=sorted(order, key=starts.__getitem__), end=end)
+
+
+def is_made_ahead(graph: ModuleGraph, stage: StageId) -> bool:
+    """Tell whether the rows of a stage wait for the next step."""
+    ends = [graph.by_name[edge.target.module].prefetch for edge in graph.outputs(stage)]
+    return graph.by_name[stage.module].prefetch and not all(ends)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -190,9 +209,10 @@ class _Builder:
             needs = [
                 need
                 for edge in self.wiring.inputs[stage]
+                if not self.wiring.is_handed_on(edge)
                 for need in self._arrivals(edge, self.forwards[edge.source], microbatches)
             ]
-            takes = cost.activations * len(microbatches)
+            takes = 0 if is_made_ahead(self.graph, stage) else cost.activations * len(microbatches)
             number = self._add(
                 Task(
                     kind="forward",
@@ -275,15 +295,15 @@ class _Builder:
         return self._add(task, [(gradient, 0), *((earlier, 0) for earlier in before)])
 
     def _passes(self, stage: StageId) -> tuple[tuple[int, ...], ...]:
-        return self.graph.by_name[stage.module].passes(self.microbatches)
+        return self.wiring.passes(stage.module, self.microbatches)
 
     def _arrivals(
         self, edge: Edge, senders: Mapping[tuple[int, ...], Sequence[int]], microbatches: Sequence[int]
     ) -> Iterator[tuple[int, float]]:
         """Yield what sends these microbatches along an edge, with the time until all of a pass have arrived."""
-        seconds = self.costs.message(self.graph, edge)
+        seconds, first = self.costs.message(self.graph, edge), self.wiring.first(edge.source, self.microbatches)
         for places in senders.values():
-            for number in dict.fromkeys(places[microbatch] for microbatch in microbatches):
+            for number in dict.fromkeys(places[microbatch - first] for microbatch in microbatches):
                 yield number, seconds * sum(one <= microbatches[-1] for one in self.tasks[number].microbatches)
 
     def _add(self, task: Task, before: list[tuple[int, float]]) -> int:

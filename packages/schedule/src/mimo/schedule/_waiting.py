@@ -24,23 +24,23 @@ _NOTHING = -1
 class _Facts:
     """What actors can wait for, numbered: a message posted by all receivers, sent by all senders, a meeting complete.
 
-    ``missing`` has for each how many actors have yet to do their part.
+    ``missing`` has for each how many actors have yet to do their part. A message has two facts, one after the other.
     """
 
     missing: list[int] = attrs.field(factory=list)
     numbers: dict[Hashable, int] = attrs.field(factory=dict)
 
-    def part(self, key: Hashable) -> int:
-        """Return the number of a fact, of which one more actor has a part to do."""
-        number = self.of(key)
-        self.missing[number] += 1
+    def of(self, key: Hashable) -> int:
+        """Return the number of a meeting, or of a message as posted; the next one is that message as sent."""
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = len(self.missing)
+            self.missing += (0, 0)
         return number
 
-    def of(self, key: Hashable) -> int:
-        """Return the number of a fact."""
-        number = self.numbers.setdefault(key, len(self.missing))
-        if number == len(self.missing):
-            self.missing.append(0)
+    def part(self, number: int) -> int:
+        """Count a part of a fact that one more actor has to do."""
+        self.missing[number] += 1
         return number
 
 
@@ -85,16 +85,18 @@ class _Run:
         while self.awake:
             number = self.awake.popleft()
             actor = self.actors[number]
-            while not actor.is_done:
-                fact = self.obstacle(actor)
-                if fact != _NOTHING:
-                    self.sleepers.setdefault(fact, []).append(number)
-                    break
-                tells = actor.tells[actor.position]
-                actor.position += 1
+            waits, meets, tells = actor.waits, actor.meets, actor.tells
+            while actor.position < len(waits):
+                place = actor.position
+                if waits[place] or meets[place] != _NOTHING:
+                    fact = self.obstacle(actor)
+                    if fact != _NOTHING:
+                        self.sleepers.setdefault(fact, []).append(number)
+                        break
+                actor.position = place + 1
                 actor.has_met = False
-                if tells != _NOTHING:
-                    self._tell(tells)
+                if tells[place] != _NOTHING:
+                    self._tell(tells[place])
 
     def obstacle(self, actor: _Actor) -> int:
         """Return what the present action of an actor lacks; if only others at its meeting, it is there now."""
@@ -147,30 +149,33 @@ def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _Acto
     actor = _Actor()
     bundles: dict[tuple[str, bool, int], int] = {}
     """By edge, way and microbatch the fact that its message was sent, once it was posted here."""
+    targets, feeding = wiring.targets, wiring.feeding
     for action in plan.actions:
-        kind, stage, edge, served = action.kind, (action.module, action.stage), action.edge, action.microbatches
+        kind, stage, edge, served = action.kind, (action.module, action.stage), action.edge or "", action.microbatches
         if kind == "receive":
-            gradient = wiring.targets[edge or ""] != stage
-            actor.add(tells=facts.part(("posted", edge, gradient, served)))
-            sent = facts.of(("sent", edge, gradient, served))
+            gradient = targets[edge] != stage
+            message = facts.of((edge, gradient, served))
+            actor.add(tells=facts.part(message))
             for microbatch in served:
-                bundles[edge or "", gradient, microbatch] = sent
+                bundles[edge, gradient, microbatch] = message + 1
         elif kind == "send":
-            message = (edge, wiring.targets[edge or ""] == stage, served)
-            actor.add(waits=(facts.of(("posted", *message)),), tells=facts.part(("sent", *message)))
+            message = facts.of((edge, targets[edge] == stage, served))
+            actor.add(waits=(message,), tells=facts.part(message + 1))
         elif kind == "reduce":
-            actor.add(meets=facts.part((kind, edge or stage)))
+            actor.add(meets=facts.part(facts.of((kind, edge or stage))))
         else:
             waits = tuple(
-                bundles[name, gradient, microbatch]
-                for name, gradient in wiring.feeding.get((kind, *stage), ())
-                for microbatch in served
+                [
+                    bundles[name, gradient, microbatch]
+                    for name, gradient in feeding.get((kind, *stage), ())
+                    for microbatch in served
+                ]
             )
+            meets = _NOTHING
             if wiring.gathers(action):
                 met = wiring.meeting(action.stage_id, number)
-                actor.add(waits=waits, meets=facts.part((kind, *stage, served, met)))
-            else:
-                actor.add(waits=waits)
+                meets = facts.part(facts.of((kind, stage, served, met)))
+            actor.add(waits=waits, meets=meets)
     return actor
 
 

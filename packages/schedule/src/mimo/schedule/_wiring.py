@@ -73,6 +73,20 @@ class Wiring:
             found["input-gradient", stage.module, stage.stage] = gradients
         return found
 
+    def first(self, stage: StageId, microbatches: int) -> int:
+        """Return the first microbatch that a stage computes in a step of so many; the others follow it."""
+        return self.graph.by_name[stage.module].first(microbatches)
+
+    def passes(self, module: str, microbatches: int) -> tuple[tuple[int, ...], ...]:
+        """Return the microbatches that a module's passes compute in a step."""
+        found, first = self.graph.by_name[module].passes(microbatches), self.graph.by_name[module].first(microbatches)
+        return tuple(tuple(first + microbatch for microbatch in served) for served in found) if first else found
+
+    def is_handed_on(self, edge: Edge) -> bool:
+        """Tell whether an edge moves what the step before made; all others move what this one makes."""
+        source, target = (self.graph.by_name[end.module].prefetch for end in (edge.source, edge.target))
+        return source and not target
+
     def gathers(self, action: Action) -> bool:
         """Tell whether a computation has collectives inside: tensor, context or expert ranks share it.
 

@@ -39,9 +39,10 @@ class Module:
         placement: on which rank which.
         batch_factor: neighbouring microbatches that one pass serves.
         recompute: what its backward computes again, collectives included.
+        prefetch: its rows of a step are made during the step before, so that nobody waits for them.
 
     Raises:
-        ConfigError: a count is below 1.
+        ConfigError: a count is below 1, or what is made ahead of its step trains.
     """
 
     grid: Grid
@@ -52,13 +53,16 @@ class Module:
     placement: Placement = "loop"
     batch_factor: int = 1
     recompute: Recompute = "none"
+    prefetch: bool = False
 
     def __attrs_post_init__(self) -> None:
-        """Refuse counts below 1."""
+        """Refuse counts below 1, and to make ahead what a step would change."""
         for key, count in (("chunks", self.chunks), ("batch_factor", self.batch_factor)):
             if count < 1:
                 raise ConfigError(f"modules.{self.name}.{key}", expected="1 or more", got=repr(count))
         assert len(self.trains) == self.stages, (self.name, self.trains)
+        if self.prefetch and any(self.trains):
+            raise _prefetch_refused(self.name, "a module of which nothing is trained", "one that trains", _FREEZE)
 
     @property
     def name(self) -> str:
@@ -95,6 +99,13 @@ class Module:
         """Return the microbatches of a step as its passes take them: ``batch_factor`` at once, the rest in the last."""
         each = self.batch_factor
         return tuple(tuple(range(first, min(first + each, microbatches))) for first in range(0, microbatches, each))
+
+    def first(self, microbatches: int) -> int:
+        """Return the first microbatch that its passes serve in a step of so many.
+
+        Those of the next step are counted on from those of this one: with ``prefetch`` they are what it works on.
+        """
+        return microbatches if self.prefetch else 0
 
     @property
     def meeting_size(self) -> int:
@@ -161,14 +172,15 @@ class ModuleGraph:
         arrows: pairs ``(source module, target module)``; the last stage of the source feeds stage 0 of the target.
 
     Raises:
-        ConfigError: names repeat, an arrow names no module, or the arrows form a circle.
+        ConfigError: names repeat, an arrow names no module, the arrows form a circle, or a module is to work ahead of
+            its step on what is not there by then, or for nobody.
     """
 
     modules: tuple[Module, ...]
     arrows: tuple[tuple[str, str], ...]
 
     def __attrs_post_init__(self) -> None:
-        """Refuse repeated names, unknown ends and circles."""
+        """Refuse repeated names, unknown ends, circles, and work ahead that can't be."""
         names = [module.name for module in self.modules]
         if len(set(names)) != len(names):
             raise ConfigError("modules", expected="distinct names", got=repr(names))
@@ -183,6 +195,22 @@ class ModuleGraph:
         except CycleError as error:
             circle = " -> ".join(error.args[1])
             raise ConfigError("modules", expected="edges without a circle", got=circle) from error
+        for module in self.modules:
+            if module.prefetch:
+                self._check_prefetch(module.name)
+
+    def _check_prefetch(self, name: str) -> None:
+        for source in self.order:
+            if (source, name) in self.arrows and not self.by_name[source].prefetch:
+                trains = any(self.runs_backward(StageId(source, stage)) for stage in range(self.by_name[source].stages))
+                raise _prefetch_refused(
+                    name,
+                    "that what feeds it is made ahead too",
+                    f"{source}, which trains" if trains else f"{source}, whose rows are made in their own step",
+                    "" if trains else f"Set modules.{source}.prefetch = true too, or leave this one out.",
+                )
+        if all(source != name for source, _ in self.arrows):
+            raise _prefetch_refused(name, "a module that feeds another one", "one that feeds none", "")
 
     @cached_property
     def by_name(self) -> Mapping[str, Module]:
@@ -278,7 +306,17 @@ class ModuleGraph:
         return tuple(Actor(ranks=tuple(ranks), stages=stages) for stages, ranks in found.items())
 
     def without_training(self) -> ModuleGraph:
-        """Return the same graph with everything frozen, as evaluation runs it."""
+        """Return the same graph with everything frozen and in its own step, as evaluation runs it."""
         return attrs.evolve(
-            self, modules=tuple(attrs.evolve(module, trains=(False,) * module.stages) for module in self.modules)
+            self,
+            modules=tuple(
+                attrs.evolve(module, trains=(False,) * module.stages, prefetch=False) for module in self.modules
+            ),
         )
+
+
+_FREEZE = "Freeze all of it, or leave this out: what a step changes can't be used before it."
+
+
+def _prefetch_refused(name: str, expected: str, got: str, fix: str) -> ConfigError:
+    return ConfigError(f"modules.{name}.prefetch", expected=expected, got=got, fix=fix or "Leave it out.")

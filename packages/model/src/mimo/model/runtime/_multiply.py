@@ -147,11 +147,10 @@ class _Product:
 
 
 class _Kept(torch.autograd.Function):
-    """``x``, and what the backward of its product needs, kept before the product is made.
+    """``x``, and what the backward of its product reads, kept before the product is made, as PyTorch's own are.
 
-    Recomputation stops at the last tensor that was kept, so it does not make a product again that nothing follows.
-    The weight is kept too: then a frozen one without rows keeps as many tensors as any other, and whether a rank
-    recomputes never depends on its rows.
+    Recomputation stops at the last tensor that was kept, so it does not make a product again that nothing follows, and
+    begins at the same node of the graph as with PyTorch's own, whatever else a rank without rows keeps or does not.
     """
 
     @staticmethod
