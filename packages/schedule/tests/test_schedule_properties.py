@@ -6,7 +6,7 @@ The checker and the emulator share no code, so each is a test of the other.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mimo.hooks import ConfigError, PlanError
 from mimo.schedule import Action, ActorPlan, Costs, Peers, Plan, check, emulate, in_flight
 from mimo.schedule._named import rules_of
-from mimo.topology import ModuleGraph, StageId
+from mimo.topology import Edge, Module, ModuleGraph, StageId
 
 BACKWARDS = ("backward", "input-gradient", "weight-gradient")
 Routes = Callable[[ModuleGraph, int], Peers]
@@ -73,19 +73,29 @@ def assert_refused(broken: Plan, graph: ModuleGraph, *, checked: str, emulated: 
         emulate(broken, graph)
 
 
+def handed_on(modules: Mapping[str, Module], edge: Edge) -> bool:
+    """Tell whether an edge moves what the step before made."""
+    return modules[edge.source.module].prefetch and not modules[edge.target.module].prefetch
+
+
 @few
 @given(data=st.data())
 def test_memory_of_a_1f1b_plan_is_bounded(data: st.DataObject, cases_of: Callable[[str], Cases]) -> None:
     """An edge never has more receives posted than its source has microbatches in flight, and one for arriving early."""
     case = data.draw(cases_of("1f1b"))
-    bounds = rules_of(case.graph, case.plan.microbatches).bounds
-    check(case.plan, case.graph, max_in_flight=bounds)
+    modules, bounds = case.graph.by_name, rules_of(case.graph, case.plan.microbatches).bounds
+    ahead = {edge.source for edge in case.graph.edges if handed_on(modules, edge)}
+    twice = dict.fromkeys(ahead, 2 * case.plan.microbatches)  # this step's, and the next one's
+    check(case.plan, case.graph, max_in_flight={**bounds, **twice})
     result = emulate(case.plan, case.graph)
     for rank in case.graph.ranks:
         stages = case.graph.role(rank).stages
         into = [edge for edge in case.graph.edges if edge.target in stages]
         back = [edge for edge in case.graph.edges if edge.source in stages and edge.gradient]
-        assert result.receive_buffers[rank] <= sum(bounds[edge.source] + 1 for edge in (*into, *back))
+        assert result.receive_buffers[rank] <= sum(
+            3 * modules[edge.target.module].batch_factor if handed_on(modules, edge) else bounds[edge.source] + 1
+            for edge in (*into, *back)
+        )
         assert result.in_flight[rank] <= sum(in_flight(case.plan)[stage] for stage in stages)
 
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
 from mimo.model import Stage
@@ -121,3 +122,37 @@ def test_registering_imports_no_torch() -> None:
     """Planning a layout with this encoder needs no torch."""
     code = "import sys, mimo_encoder_vision._plugin; assert not {'torch', 'PIL', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter and text
+
+
+def test_the_formula_counts_the_products_of_a_forward() -> None:
+    """Multiplications and weights by part are those that PyTorch counts, keys' missing biases and norms aside."""
+    sizes = [(8, 12), (4, 4)]
+    items = [{"pixels": torch.randn(1, *size)} for size in sizes]
+    module: Any = VIT.build(SMALL, 24)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(items)
+    by_operation = counter.get_flop_counts()["Global"]
+    assert VIT.flops is not None
+    found = VIT.flops(SMALL, 24, Stage(), "none", sizes)
+    assert list(found) == ["encoder", "projector"]
+    products = (count for operation, count in by_operation.items() if "attention" not in str(operation))
+    assert sum(work.weighted for work in found.values()) == sum(products)
+    for part, work in found.items():
+        prefixes = VIT.parts[part]
+        weights = sum(
+            parameter.numel() for name, parameter in module.named_parameters() if name.startswith(tuple(prefixes))
+        )
+        assert abs(weights - work.weights) <= (5 * SMALL.layers + 2) * SMALL.width
+
+
+def test_stages_of_the_formula_share_out_the_whole() -> None:
+    """What both stages take adds up, and recomputing keeps less."""
+    assert VIT.flops is not None
+    whole, *stages = (VIT.flops(SMALL, 24, stage, "none", [(8, 8)]) for stage in (Stage(), Stage(0, 2), Stage(1, 2)))
+    assert [list(stage) for stage in stages] == [["encoder"], ["encoder", "projector"]]
+    assert sum(stage["encoder"].forward for stage in stages) == whole["encoder"].forward
+    kept = [
+        VIT.flops(SMALL, 24, Stage(), recompute, [(8, 8)])["encoder"].split
+        for recompute in ("none", "selective", "full")
+    ]
+    assert kept == sorted(kept, reverse=True)

@@ -35,7 +35,8 @@ def encoder_work(
 def _layer(config: VitConfig, recompute: str, lengths: Sequence[int]) -> Work:
     rows, width = sum(lengths), config.width
     square = product(rows, width, width, bias=True)
-    layer = square + square + square + square + attention(lengths, width=width, causal=False)
+    shared = product(rows, width, width, bias=True, shared=True)
+    layer = square + square + shared + shared + attention(lengths, width=width, causal=False)
     layer += product(rows, width, config.intermediate, bias=True) + product(rows, config.intermediate, width, bias=True)
     # Kept: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; GELU's two ends.
     layer += Work(copied=4.0 * rows * width, split=rows * (4.0 * width + config.heads + 2.0 * config.intermediate))

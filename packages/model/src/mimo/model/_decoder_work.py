@@ -46,7 +46,8 @@ def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], 
     queries, keys = config.heads * config.head_width, config.key_value_heads * config.head_width
     bias = config.attention_bias
     mixing = product(rows, hidden, queries, bias=bias) + product(rows, queries, hidden, bias=bias)
-    mixing += product(rows, hidden, keys, bias=bias) + product(rows, hidden, keys, bias=bias)
+    key = product(rows, hidden, keys, bias=bias, shared=True)
+    mixing += key + key
     mixing += attention(lengths, width=queries, causal=True)
     # Kept: the rows and their norm; queries, keys and values turned, what they attend to and its log-sum.
     mixing += Work(copied=2.0 * rows * hidden, split=rows * (2.0 * queries + 2.0 * keys + config.heads))
@@ -72,9 +73,9 @@ def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], 
 
 
 def _mlp(rows: float, hidden: int, width: int, *, bias: bool) -> Work:
-    up = product(rows, hidden, width, bias=bias)
+    gate, up = (product(rows, hidden, width, bias=bias, shared=shared) for shared in (False, True))
     # Gate and up, the gate's SiLU and their product are kept.
-    return up + up + product(rows, width, hidden, bias=bias) + Work(split=4.0 * rows * width)
+    return gate + up + product(rows, width, hidden, bias=bias) + Work(split=4.0 * rows * width)
 
 
 def _experts(config: DecoderConfig, rows: float) -> Work:

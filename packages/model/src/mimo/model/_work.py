@@ -61,11 +61,19 @@ class Work:
         return self.weighted
 
 
-def product(rows: float, inputs: int, outputs: int, *, bias: bool = False) -> Work:
-    """Return what a product of ``rows`` rows with a weight takes that keeps nothing by itself."""
+def product(rows: float, inputs: int, outputs: int, *, bias: bool = False, shared: bool = False) -> Work:
+    """Return what a product of rows with a weight takes that keeps nothing by itself.
+
+    Args:
+        rows: how many.
+        inputs: columns of the rows.
+        outputs: columns of the product.
+        bias: whether one is added.
+        shared: whether the rows are those of another product, which are kept once for both.
+    """
     return Work(
         weighted=2.0 * rows * inputs * outputs,
-        operands=rows * (inputs + outputs),
+        operands=rows * (outputs if shared else inputs + outputs),
         weights=inputs * outputs + (outputs if bias else 0),
     )
 

@@ -10,7 +10,7 @@ from mimo.schedule._in_flight import in_flight
 from mimo.schedule._memory import ActorPeak, Peak, peak_activations
 from mimo.schedule._network import Peers
 from mimo.schedule._page import write_page
-from mimo.schedule._plan import Action, ActionKind, ActorPlan, Plan, ScheduleSpec, tied_edge
+from mimo.schedule._plan import Action, ActionKind, ActorPlan, Half, Plan, ScheduleSpec, tied_edge
 from mimo.schedule._routes import Cut, End, Piece, Route, boundary_route, pipeline_route
 from mimo.schedule._simulate import simulate
 from mimo.schedule._simulation import Simulation
@@ -34,6 +34,7 @@ __all__ = [
     "Cut",
     "EmulationResult",
     "End",
+    "Half",
     "Link",
     "Peak",
     "Peers",

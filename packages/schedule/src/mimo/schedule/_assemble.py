@@ -94,9 +94,7 @@ def _compute_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
             yield key, timed.action, holders[timed.stage] if timed.actors is None else timed.actors
 
 
-def _message_events(
-    graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders, wiring: Wiring
-) -> Iterator[_Event]:
+def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders, wiring: Wiring) -> Iterator[_Event]:
     """Yield rows down each edge as its source's forward ends, and gradients up as its target's backward ends.
 
     Each microbatch of a pass has a message of its own: the other end may take them in passes of another size.

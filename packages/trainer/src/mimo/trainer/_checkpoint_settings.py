@@ -11,7 +11,10 @@ from mimo.trainer._config import make_settings
 from mimo.trainer._resolve import Purpose
 from mimo.trainer._settings import Settings
 
-_LAYOUT = ("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel", "chunks", "batch_factor", "recompute")
+_LAYOUT = (
+    *("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel"),
+    *("chunks", "batch_factor", "prefetch", "recompute"),
+)
 
 
 def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -> Settings:

@@ -11,32 +11,23 @@ import torch
 import torch.distributed as dist
 
 from mimo.data import Dataset, StepSampler
-from mimo.hooks import DataError, EvaluationInfo, StateTree, StepInfo
+from mimo.hooks import EvaluationInfo, StateTree, StepInfo, UserError
 from mimo.model import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import Agreed, MimoOptimizer, ModuleOptimizer, Stepped, Tally, agree
-from mimo.schedule import Plan, Route
+from mimo.schedule import Half, Plan, Route
 from mimo.schedule.runtime import Boundary, Executor, Record, open_channels
 from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
 from mimo.trainer._edge_traffic import TrafficReport
+from mimo.trainer._lookout import Coming, Lookout
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
 from mimo.trainer._same_samples import check_length, difference, digest_of
 from mimo.trainer._step_data import StepData
 from mimo.trainer._tracing import Tracer
-
-
-@attrs.frozen(kw_only=True)
-class _Ahead:
-    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here."""
-
-    step: int
-    data: StepData
-    alike: bool = True
-    fault: DataError | None = None
 
 
 class Engine:
@@ -76,7 +67,14 @@ class Engine:
         self.written: list[Written] = []
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
-        self._ahead: _Ahead | None = None
+        self._prefetches = any(module.prefetch for module in job.graph.modules)
+        self._lookout = Lookout(
+            cut=self._cut, digest=self._digest, agree=self._agree, reach=1 + self._prefetches, last=run.steps
+        )
+        self._made: int | None = None
+        """The step of which the rows have been made ahead."""
+        self._half: Half = "both"
+        """What of the plan the last step has done."""
         self._routes = RouteCache()
         self._edges = {edge.name: edge for edge in job.graph.edges}
         self._training = Executor(job.graph, rank=rank, programs=programs, boundaries=boundaries)
@@ -88,7 +86,7 @@ class Engine:
         start = time.perf_counter()
         stepped = self.update(step, self.accumulate(step, record))
         took = time.perf_counter() - start
-        self._tracer.end(step, record)
+        self._tracer.end(step, record, self._half)
         rows = stepped.agreed.rows
         return StepInfo(
             step=step,
@@ -121,38 +119,61 @@ class Engine:
             record: takes down when each action was done.
 
         Returns:
-            This rank's share of what the step adds up to, with the digest of the next step's samples.
+            This rank's share of what the step adds up to, with the digest of a later step's samples.
 
         Raises:
             DataError: ranks do not hold the same samples, or they can't be read; nothing of the step has been sent.
         """
         job = self.job
         self.optimizer.zero_gradients()
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.step != step:
-            data = self._cut(step)
-            ahead = _Ahead(step=step, data=data, alike=self._agree(Tally(digest=self._digest(data))).alike)
-        if ahead.fault is not None:
-            raise ahead.fault
-        if not ahead.alike:
-            raise difference(job, ahead.data, where=f"step {step}", device=self.device)
-        tally = self._run(self._training, job.plan, ahead.data, judge=False, record=record)
-        if step == job.settings.run.steps:
-            return tally
-        data = self._cut(step + 1)
-        try:
-            digest = self._digest(data)
-        except DataError as fault:  # told when its step begins: this one is not lost for it
-            self._ahead = _Ahead(step=step + 1, data=data, fault=fault)
-            return tally
-        self._ahead = _Ahead(step=step + 1, data=data)
-        return tally + Tally(digest=digest)
+        now, following = self._lookout.of(step)
+        if now.fault is not None:
+            raise now.fault
+        if not now.alike:
+            raise difference(job, now.data, where=f"step {step}", device=self.device)
+        before = Tally()
+        if self._prefetches and self._made != step:
+            before = self._make_ahead(job.plan, now)
+            if (fault := self._fault()) is not None:
+                raise fault
+        tally = before + self._run_step(now, following, record)
+        return tally + Tally(digest=self._lookout.further(step))
+
+    def _make_ahead(self, plan: Plan, step: Coming) -> Tally:
+        """Make what a step finds made when it begins, and return only what that cost."""
+        self._made = None
+        tally = self._run(self._training, plan, step.data, judge=False, following=step.data, half="next")
+        self._made = step.step
+        return Tally(seconds=tally.seconds, told=tally.told)
+
+    def _run_step(self, now: Coming, following: Coming | None, record: Record | None) -> Tally:
+        """Run the plan of a step, and of the one that follows it what is made ahead, if that is known to begin."""
+        ahead = following if following is not None and following.is_sound else None
+        self._made, self._half = None, "this" if self._prefetches and ahead is None else "both"
+        tally = self._run(
+            self._training,
+            self.job.plan,
+            now.data,
+            judge=False,
+            record=record,
+            following=None if ahead is None else ahead.data,
+            half=self._half,
+        )
+        if ahead is not None:
+            self._made = ahead.step
+            if (fault := self._fault()) is not None:
+                self._lookout.blame(ahead.step, fault)
+        return tally
+
+    def _fault(self) -> UserError | None:
+        """Return why this rank could not make ahead what the following step needs."""
+        faults = (program.fault for program in self.programs if isinstance(program, EncoderProgram))
+        return next((fault for fault in faults if fault is not None), None)
 
     def update(self, step: int, tally: Tally) -> Stepped:
         """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
         stepped = self.optimizer.step(step, tally)
-        if self._ahead is not None:
-            self._ahead = attrs.evolve(self._ahead, alike=stepped.agreed.alike)
+        self._lookout.settle(alike=stepped.agreed.alike)
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
         if language.spec.experts is not None and not stepped.skipped:
@@ -196,10 +217,24 @@ class Engine:
             samples=agreed.counts["samples"],
         )
 
-    def measure(self, plan: Plan, data: StepData, record: Record) -> None:
-        """Run a plan over samples as `accumulate` does, only to see how long it takes; no gradient is left."""
+    def measure(self, plan: Plan, data: StepData, record: Record, *, first: bool = False) -> None:
+        """Run a plan over samples as `accumulate` does, only to see how long it takes; no gradient is left.
+
+        Args:
+            plan: of a step.
+            data: its samples, and the following step's.
+            record: takes down when each action was done.
+            first: whether the run before was of other samples.
+        """
         self.optimizer.zero_gradients()
-        self._run(self._training, plan, data, judge=False, record=record)
+        if self._prefetches and first:
+            self._run(self._training, plan, data, judge=False, following=data, half="next")
+        self._made = None
+        self._run(
+            self._training, plan, data, judge=False, record=record, following=data if self._prefetches else None
+        )
+        if (fault := self._fault()) is not None:
+            raise fault
         self.optimizer.zero_gradients()
 
     @property
@@ -238,15 +273,24 @@ class Engine:
         return agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
 
     def _run(
-        self, executor: Executor, plan: Plan, data: StepData, *, judge: bool, record: Record | None = None
+        self,
+        executor: Executor,
+        plan: Plan,
+        data: StepData,
+        *,
+        judge: bool,
+        record: Record | None = None,
+        following: StepData | None = None,
+        half: Half = "both",
     ) -> Tally:
         for program in self.programs:
-            program.begin(data, judge=judge)
+            program.begin(data, judge=judge, following=following)
+        microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
 
         def route(edge: str, microbatch: int) -> Route:
-            return data.microbatches[microbatch].route(self._edges[edge], self.rank)
+            return microbatches[microbatch].route(self._edges[edge], self.rank)
 
-        seconds = executor.run(plan, route, record)
+        seconds = executor.run(plan, route, record, half=half)
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
         return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
 
@@ -336,6 +380,7 @@ class Engine:
             self.job,
             module,
             self.model.parts[stage],
+            rank=self.rank,
             place=self._role.places[module.name],
             outputs=self.job.graph.outputs(stage),
             optimizer=self.optimizer,

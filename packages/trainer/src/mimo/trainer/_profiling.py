@@ -129,7 +129,7 @@ def _measure(engine: Engine, plan: Plan, data: StepData) -> Mapping[Key, float]:
     for step in range(_WARM_UP + _STEPS):
         record = _record(engine)
         dist.barrier()
-        engine.measure(plan, data, record)
+        engine.measure(plan, data, record, first=not step)
         for moment in record.moments if step >= _WARM_UP else ():
             found[_key(moment.action)].append(moment.ended - moment.ready)
     return _together(engine, plan, {key: statistics.median(values) for key, values in found.items()})
@@ -162,6 +162,7 @@ def _together(engine: Engine, plan: Plan, mine: Mapping[Key, float]) -> Mapping[
 
 def _kept(engine: Engine, plan: Plan, data: StepData) -> Mapping[StageId, Kept]:
     """Return what a microbatch keeps on the rank of each stage that keeps most."""
+    engine.measure(plan, data, Record(), first=True)
     record = Record()
     with KeptBytes(plan.actions_of(engine.rank), record) as counted:
         engine.measure(plan, data, record)

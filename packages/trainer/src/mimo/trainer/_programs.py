@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mimo.data import NO_LABEL, Packed, PlacedItem
-from mimo.hooks import PluginError, RunError
+from mimo.hooks import PluginError, RunError, UserError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import LanguageBatch, Ledger, Part
 from mimo.optimizer.runtime import MimoOptimizer, Tally
@@ -47,6 +47,7 @@ class Program(abc.ABC):
         job: the whole.
         module: the one of it that this is a stage of.
         part: its parameters and computation on this rank.
+        rank: this one.
         place: where this rank stands in the module's grid.
         outputs: edges that this stage feeds.
         optimizer: reduces its gradients; None where nothing trains.
@@ -59,6 +60,7 @@ class Program(abc.ABC):
         module: JobModule,
         part: Part,
         *,
+        rank: int,
         place: Coordinates,
         outputs: Sequence[Edge],
         optimizer: MimoOptimizer | None,
@@ -70,7 +72,8 @@ class Program(abc.ABC):
         self.part = part
         self.place = place
         self.device = device
-        self._ports = tuple(edge.name for edge in outputs)
+        self._rank = rank
+        self._edges = tuple(outputs)
         self._optimizer = optimizer
         self._context = context
         self._data: StepData | None = None
@@ -81,9 +84,16 @@ class Program(abc.ABC):
         assert self._data is not None
         return self._data
 
-    def begin(self, data: StepData, *, judge: bool) -> None:
-        """Take the samples of the step to come; ``judge`` also compares each label with the argmax."""
+    def begin(self, data: StepData, *, judge: bool, following: StepData | None = None) -> None:
+        """Take the samples of the step to come.
+
+        Args:
+            data: of the step.
+            judge: also compare each label with the argmax.
+            following: samples of the step after it, for what is made ahead.
+        """
         self._data = data
+        self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
         self._judge = judge
         self._losses: list[Tensor] = []
         self.written: list[Written] = []
@@ -125,15 +135,51 @@ class Program(abc.ABC):
         self._optimizer.reduce_tied(self.module.name)
 
     def _outputs(self, rows: Tensor) -> dict[str, Tensor]:
-        return dict.fromkeys(self._ports, rows)
+        return {edge.name: rows for edge in self._edges}
 
 
 class EncoderProgram(Program):
-    """A stage of an encoder: items in, rows out."""
+    """A stage of an encoder: items in, rows out.
+
+    Attributes:
+        fault: why items of the following step can't be encoded. It is for that step to raise, and until then zeros
+            stand for their rows.
+    """
+
+    fault: UserError | None = None
+
+    def begin(self, data: StepData, *, judge: bool, following: StepData | None = None) -> None:
+        """Take the samples of the step to come, as `Program.begin` says."""
+        super().begin(data, judge=judge, following=following)
+        self.fault = None
+        if self.job.graph.by_name[self.module.name].prefetch and not judge:
+            self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.microbatches)
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Encode the items of this lane."""
-        batches = [self.data.microbatches[microbatch] for microbatch in microbatches]
+        batches = [self._microbatches[microbatch] for microbatch in microbatches]
+        is_ahead = microbatches[0] >= len(self.data.microbatches)
+        try:
+            return self._encode(batches, inputs, is_ahead=is_ahead)
+        except UserError as fault:
+            if not is_ahead:
+                raise
+            self.fault = self.fault or fault
+            return {edge.name: self._nothing(edge, batches) for edge in self._edges}
+
+    def _nothing(self, edge: Edge, batches: Sequence[Microbatch]) -> Tensor:
+        """Return zeros in the place of what this rank would send."""
+        rows = sum(batch.route(edge, self._rank).held for batch in batches)
+        return torch.zeros((rows, self.job.width(edge)), device=self.device)
+
+    def _count(self, items: Sequence[PlacedItem]) -> int:
+        """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""
+        counts = self.part.stage.is_last and self.place.tp == 0 and self.place.cp == 0
+        return sum(item.rows for item in items) if counts else 0
+
+    def _encode(
+        self, batches: Sequence[Microbatch], inputs: Mapping[str, Tensor], *, is_ahead: bool
+    ) -> Mapping[str, Tensor]:
         items = [item for batch in batches for item in batch.items(self.module, self.place.dp)]
         prepared = []
         if self.part.stage.is_first:
@@ -146,8 +192,8 @@ class EncoderProgram(Program):
         rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
         if self.part.stage.is_last:
             rows = take_rows(self.job, self.module, items, rows, self.place)
-            if self.place.tp == 0 and self.place.cp == 0:
-                self._rows += sum(item.rows for item in items)
+        if not is_ahead:
+            self._rows += self._count(items)
         return self._outputs(rows)
 
 

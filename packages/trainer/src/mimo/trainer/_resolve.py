@@ -151,6 +151,7 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
                 chunks=module.chunks,
                 placement=placement,
                 batch_factor=module.batch_factor,
+                prefetch=module.prefetch and purpose == "train",
                 recompute=module.recompute,
             )
             for module in modules

@@ -41,6 +41,13 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
                 got=repr(table.batch_factor),
                 fix="Set run.micro_batch to change what the language model takes at once.",
             )
+        if table.prefetch:
+            raise ConfigError(
+                f"{where}.prefetch",
+                expected="false, as only an encoder's next step can be encoded during this one",
+                got="true",
+                fix="Leave it out.",
+            )
     else:
         spec = find(ENCODERS, table.plugin, f"{where}.plugin")
     module = JobModule(
@@ -51,6 +58,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         chunks=table.chunks,
         sequence_parallel=table.sequence_parallel,
         batch_factor=table.batch_factor,
+        prefetch=table.prefetch,
         recompute=table.recompute,
         frozen=table.frozen if isinstance(table.frozen, bool) else frozenset(table.frozen),
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,

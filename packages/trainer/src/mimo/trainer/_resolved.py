@@ -39,6 +39,7 @@ class JobModule:
         chunks: stages on each rank.
         sequence_parallel: whether rows are split over the tensor ranks between layers.
         batch_factor: microbatches that one pass serves.
+        prefetch: whether its next step is encoded during this one.
         recompute: what its backward computes again.
         frozen: parts that are not trained, True for the whole module.
         modality: what it reads; empty for the language model.
@@ -52,6 +53,7 @@ class JobModule:
     chunks: int
     sequence_parallel: bool
     batch_factor: int
+    prefetch: bool
     recompute: Recompute
     frozen: Frozen
     modality: str

@@ -75,6 +75,7 @@ class ModuleSettings:
     chunks: int = setting("pipeline stages on each rank", default=1, validator=[at_least(1)])
     sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
     batch_factor: int = setting("microbatches that one pass of an encoder serves", default=1, validator=[at_least(1)])
+    prefetch: bool = setting("encode the next step during this one; for an encoder that is frozen", default=False)
     recompute: Literal["none", "selective", "full"] = setting(
         "what backward computes again to save memory: none, selective or full", default="none"
     )

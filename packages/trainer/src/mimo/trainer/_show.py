@@ -35,7 +35,7 @@ LEGEND = (
     "F forward, B backward, I input gradient, W weight gradient, s send, r receive, each with its microbatch; "
     "R reduce gradients"
 )
-_PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "recompute": "none"}
+_PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "prefetch": False, "recompute": "none"}
 """Settings of modules that are shown where one differs from the default."""
 _WIDE = 160
 _MEBIBYTE = 2**20

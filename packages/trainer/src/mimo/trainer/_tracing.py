@@ -17,7 +17,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.schedule import Bar, Costs, Seconds, StageCost, Timeline
+from mimo.schedule import Bar, Costs, Half, Plan, Seconds, StageCost, Timeline
 from mimo.schedule.runtime import Moment, Record, measured
 from mimo.topology import ModuleGraph, StageId
 from mimo.trainer._costs import job_costs
@@ -54,11 +54,11 @@ class Tracer:
         self._clock = time.perf_counter()
         return Record()
 
-    def end(self, step: int, record: Record | None) -> None:
-        """Gather what the ranks took down of a traced step, and write it on rank 0."""
+    def end(self, step: int, record: Record | None, half: Half = "both") -> None:
+        """Gather what the ranks took down of a traced step, in which they did so much of the plan; write it on rank 0."""
         if record is None:
             return
-        plan = self._job.plan
+        plan = self._job.plan.half(half)
         longest = max(len(actor.actions) for actor in plan.actors)
         mine = torch.zeros(1 + longest, _TIMES, dtype=torch.float64)  # the first row is about the clock
         mine[0] = torch.tensor([_machine(), self._clock, 0.0], dtype=torch.float64)
@@ -71,12 +71,12 @@ class Tracer:
         all_times = [torch.zeros_like(mine) for _ in range(self._job.world)]
         dist.gather(mine, all_times, dst=0)
         moments = {
-            rank: _moments(self._job, rank, times)
+            rank: _moments(plan, rank, times)
             for rank, times in enumerate(_on_one_clock([times.cpu().tolist() for times in all_times]))
         }
-        self._write(step, moments)
+        self._write(step, plan, moments)
 
-    def _write(self, step: int, moments: Mapping[int, Sequence[Moment]]) -> None:
+    def _write(self, step: int, plan: Plan, moments: Mapping[int, Sequence[Moment]]) -> None:
         from mimo.schedule import simulate, write_page, write_trace
 
         job = self._job
@@ -86,7 +86,7 @@ class Tracer:
             costs, how = job_costs(job), f"by the profile {job.settings.schedule.profile}"
         else:
             costs, how = mean_costs(done, job.graph, job_costs(job)), f"with the mean times of step {step}"
-        timelines = [done, simulate(job.plan, job.graph, costs, f"{job.plan.schedule}, simulated {how}").timeline]
+        timelines = [done, simulate(plan, job.graph, costs, f"{plan.schedule}, simulated {how}").timeline]
         folder = job.directory / TRACES
         folder.mkdir(parents=True, exist_ok=True)
         write_trace(folder / f"step_{step:08d}.json", timelines)
@@ -144,8 +144,8 @@ def _on_one_clock(ranks: Sequence[list[list[float]]]) -> list[list[list[float]]]
     return found
 
 
-def _moments(job: Job, rank: int, times: Sequence[Sequence[float]]) -> list[Moment]:
-    actions = job.plan.actions_of(rank)
+def _moments(plan: Plan, rank: int, times: Sequence[Sequence[float]]) -> list[Moment]:
+    actions = plan.actions_of(rank)
     return [
         Moment(action=action, began=began, ready=ready, ended=ended)
         for action, (began, ready, ended) in zip(actions, times, strict=False)  # lists are filled up to the longest

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from mimo.schedule._plan import Action, Plan
+from mimo.schedule._plan import Action, Half, Plan
 from mimo.schedule._routes import Route
 from mimo.schedule.runtime._boundary import Boundary, Pending
 from mimo.schedule.runtime._kept import Kept, joined, split
@@ -37,7 +37,7 @@ class _Wiring:
 
 
 class Executor:
-    """Runs plans over one graph on one rank.
+    """Runs plans over one graph on one rank. Rows that a step makes for the next one are kept here in between.
 
     Args:
         graph: the graph for which the plans were made.
@@ -55,6 +55,7 @@ class Executor:
         boundaries: Mapping[str, Boundary],
     ) -> None:
         self._rank = rank
+        self._made_ahead: dict[_Message, Tensor] = {}
         self._wiring = _Wiring(
             programs=programs,
             boundaries=boundaries,
@@ -65,27 +66,34 @@ class Executor:
             trains={stage: graph.by_name[stage.module].trains[stage.stage] for stage in programs},
         )
 
-    def run(self, plan: Plan, route: RouteOf, record: Record | None = None) -> Mapping[str, float]:
+    def run(
+        self, plan: Plan, route: RouteOf, record: Record | None = None, *, half: Half = "both"
+    ) -> Mapping[str, float]:
         """Do this rank's actions of one step.
+
+        Where modules prefetch, ``half`` is "next" before the first step, with that one as the next, and "this" in the
+        last. "both" and "this" use up what was made for them; "next" begins anew.
 
         Args:
             plan: made for this executor's graph.
-            route: this rank's route for an edge and a microbatch.
+            route: this rank's route for an edge and a microbatch; the next step's count on from this one's.
             record: takes down when each action was done.
+            half: what is done.
 
         Returns:
             Seconds spent in each module's computations, waiting for their inputs included.
         """
         began = time.perf_counter()
-        step = _Step(self._wiring, route)
+        step = _Step(self._wiring, route, made_before={} if half == "next" else self._made_ahead)
+        self._made_ahead = {}  # so that what was sent is let go of
         seconds: dict[str, float] = {}
-        for action in plan.actions_of(self._rank):
+        for action in plan.half(half).actions_of(self._rank):
             moment = step.do(action)
             if action.kind not in ("send", "receive", "reduce"):
                 seconds[action.module] = seconds.get(action.module, 0.0) + moment.ended - moment.began
             if record is not None:
                 record.moments.append(moment)
-        step.end()
+        self._made_ahead = step.end(plan.microbatches)
         for boundary in self._wiring.boundaries.values():
             boundary.flush()
         if record is not None:
@@ -96,12 +104,12 @@ class Executor:
 class _Step:
     """One run of a plan: what is on its way, and what waits for its backward."""
 
-    def __init__(self, wiring: _Wiring, route: RouteOf) -> None:
+    def __init__(self, wiring: _Wiring, route: RouteOf, *, made_before: dict[_Message, Tensor]) -> None:
         self._wiring = wiring
         self._route = route
         self._arriving: dict[_Message, Pending] = {}
         self._arriving_gradients: dict[_Message, Pending] = {}
-        self._leaving: dict[_Message, Tensor] = {}
+        self._leaving = made_before
         self._leaving_gradients: dict[_Message, Tensor] = {}
         self._kept: dict[_Pass, Kept] = {}
         self._later: dict[_Pass, Callable[[], None]] = {}
@@ -137,12 +145,18 @@ class _Step:
                 (program.reduce_tied if action.edge else program.reduce_gradients)()
         return Moment(action=action, began=began, ready=ready, ended=time.perf_counter())
 
-    def end(self) -> None:
-        """Assert that nothing is left over: the plan was proved to use all that it makes."""
+    def end(self, microbatches: int) -> dict[_Message, Tensor]:
+        """Return what was made for the next step, by its own microbatches, of which this step had as many as given.
+
+        That nothing else is left over is asserted: the plan was proved to use all that it makes.
+        """
+        ahead = {(edge, at - microbatches): rows for (edge, at), rows in self._leaving.items() if at >= microbatches}
+        self._leaving = {(edge, at): rows for (edge, at), rows in self._leaving.items() if at < microbatches}
         assert not self._kept, f"passes without a backward: {list(self._kept)}"
         assert not self._later, f"weight gradients put off and never computed: {list(self._later)}"
         rest = (self._arriving, self._arriving_gradients, self._leaving, self._leaving_gradients)
         assert not any(rest), [list(found) for found in rest]
+        return ahead
 
     def _messages(self, action: Action) -> None:
         assert action.edge is not None
