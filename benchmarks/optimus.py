@@ -7,16 +7,21 @@ proved, and simulated with costs by formula. All that the formula knows, set bef
   in the encoder too), twice that backward (half for inputs, half for weights), and once more forward, as every layer is
   computed again before its backward. Embeddings, projector, vocabulary head and loss are left out.
 - GPUs reach half of their 989 TFLOP/s, whatever the shape.
-- Tensor ranks exchange a layer's rows four times forward (gather and scatter by halves, twice), as often backward and
-  when computing again, at 360 GB/s, with nothing computed meanwhile.
+- Tensor ranks exchange a layer's rows four times forward (gathered and scattered, twice), as often backward and when
+  computing again, at 360 GB/s, with nothing computed meanwhile. The paper hides encoder work there too (its fine
+  bubbles, inside layers); ours has no gap smaller than a pass of a stage, and counts these seconds as work.
 - Between nodes 50 GB/s for each GPU, after 10 microseconds; messages travel while their ends compute.
 - A stage's gradients are summed in fp32 and its weights gathered in bf16 over all its lanes, once a step, at the same
-  50 GB/s, with nothing computed meanwhile on these ranks. No optimizer, no data loading, no stragglers.
+  50 GB/s, with nothing computed meanwhile on these ranks, where the paper hides encoder work as well. No optimizer, no
+  data loading, no stragglers.
 - A layer keeps its input (2 bytes a value, cut over tensor ranks) until its backward; computing again brings 34 bytes a
   value; of a backward in two parts the second keeps 32. The budget of ``ahead`` is 16 GiB a rank.
 
-Ours: the language model on all ranks, pp 8, tp 8, 12 chunks; the encoder on the same ranks in a grid of its own, the best
-of a few. A pass of it serves as many microbatches as give each of its lanes whole samples.
+Ours: the language model on all ranks, pp 8, tp 8, 12 chunks; the encoder on the same ranks in a grid of its own, the
+best of a few. A pass of it serves as many microbatches as give each of its lanes whole samples. *Hidden* is the share of
+the encoder's work by which the step is not longer than that of the language model alone; *least* is a bound below which
+no plan in this model gets. With 12 chunks the language model alone has next to no bubbles that an encoder could fill, so
+the same is shown with 1 chunk too.
 
 Balanced: one pipeline of all 144 layers. *whole layers*: cut where the dearest stage is cheapest, the best number of
 chunks, interleaved. *even*: cut into 96 equal stages, fractions of layers if need be, which no real model allows.
@@ -27,18 +32,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import attrs
 
-from mimo.schedule import Costs, Link, Plan, Seconds, Simulation, StageCost, check, simulate
+from mimo.schedule import ActionKind, Costs, Link, Plan, Seconds, Simulation, StageCost, check, simulate
 from mimo.schedule._ahead import Ahead
 from mimo.schedule._ahead import generate as ahead
 from mimo.schedule._interleaved import Interleaved
 from mimo.schedule._interleaved import generate as interleaved
 from mimo.schedule._one_forward_one_backward import OneForwardOneBackward
 from mimo.schedule._one_forward_one_backward import generate as one_forward_one_backward
+from mimo.schedule._task_builder import tasks_of
 from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 TOKENS = 2048
@@ -112,16 +118,14 @@ VISION, LANGUAGE = Layer(width=6144), Layer(width=12288)
 MODEL = (VISION,) * 48 + (LANGUAGE,) * 96
 
 
-def stage_cost(layers: Mapping[Layer, float], samples: float, each: float, lanes: int) -> StageCost:
+def stage_cost(layers: Mapping[Layer, float], each: float, lanes: int) -> StageCost:
     """Return what a stage costs.
 
     Args:
         layers: how many of each kind it has.
-        samples: that the busiest lane has in a pass.
-        each: of these, how many for each microbatch of the pass.
+        each: samples that each lane has of a microbatch, whole ones only over a pass.
         lanes: that sum its gradients.
     """
-    assert samples > 0, samples
     compute = sum(count * layer.compute(each) for layer, count in layers.items())
     exchange = sum(count * layer.exchange(each) for layer, count in layers.items())
     values = sum(count * layer.values(each) for layer, count in layers.items())
@@ -139,7 +143,7 @@ def stage_cost(layers: Mapping[Layer, float], samples: float, each: float, lanes
 
 
 def costs_of(graph: ModuleGraph, stages: Mapping[StageId, StageCost], widths: Mapping[str, int]) -> Costs:
-    """Return the costs of a graph; ``widths`` has that of the rows of each module's edges, others are the language's."""
+    """Return the costs of a graph; ``widths`` has that of a module's rows where it is not the language model's."""
     sizes = {
         edge.name: math.ceil(2 * SAMPLES * TOKENS * widths.get(edge.source.module, LANGUAGE.width) / TP)
         for edge in graph.edges
@@ -159,14 +163,10 @@ def pipeline(row: Row, chunks: int, parts: Sequence[Mapping[Layer, float]]) -> S
     graph = ModuleGraph(modules=(Module(grid=grid, trains=(True,) * len(parts), chunks=chunks),), arrows=())
     costs = costs_of(
         graph,
-        {stage: stage_cost(part, SAMPLES, SAMPLES, row.lanes) for stage, part in zip(graph.stages, parts, strict=True)},
+        {stage: stage_cost(part, SAMPLES, row.lanes) for stage, part in zip(graph.stages, parts, strict=True)},
         {},
     )
-    if chunks == 1:
-        plan = one_forward_one_backward(graph, row.microbatches, OneForwardOneBackward(), costs)
-    else:
-        plan = interleaved(graph, row.microbatches, Interleaved(), costs)
-    return proved(plan, graph, costs)
+    return proved(usual(graph, row.microbatches, costs), graph, costs)
 
 
 def whole_layers(stages: int) -> list[Mapping[Layer, float]]:
@@ -175,11 +175,11 @@ def whole_layers(stages: int) -> list[Mapping[Layer, float]]:
     best: list[tuple[float, list[int]]] = [(ends[last], [last]) for last in range(len(MODEL) + 1)]
     for _ in range(stages - 1):
         best = [
-            min(((max(best[cut][0], ends[last] - ends[cut]), [*best[cut][1], last]) for cut in range(last + 1)))
+            min((max(best[cut][0], ends[last] - ends[cut]), [*best[cut][1], last]) for cut in range(last + 1))
             for last in range(len(MODEL) + 1)
         ]
     cuts = [0, *best[-1][1]]
-    runs = [MODEL[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+    runs = [MODEL[low:high] for low, high in pairwise(cuts)]
     return [{layer: run.count(layer) for layer in (VISION, LANGUAGE)} for run in runs]
 
 
@@ -209,45 +209,42 @@ class Encoder:
 
 
 def encoders(row: Row) -> Iterator[Encoder]:
-    """Yield the grids that are tried: all whose lanes have whole samples and whose passes are all of one size."""
+    """Yield the grids that are tried: 24 stages, and passes that give all lanes one sample or two each."""
     for pp in (1, 2, 4, 8):
-        for batch_factor in (1, 2, 4, 8):
-            lanes = row.gpus // TP // pp
-            samples = row.lanes * SAMPLES * batch_factor
-            if samples % lanes == 0 and row.microbatches % batch_factor == 0:
-                for stages in (12, 24):
-                    yield Encoder(pp=pp, chunks=stages // pp if stages > pp else 1, batch_factor=batch_factor)
+        for samples in (1, 2):
+            batch_factor, rest = divmod(samples * row.gpus // TP // pp, row.lanes * SAMPLES)
+            if not rest and row.microbatches % batch_factor == 0:
+                yield Encoder(pp=pp, chunks=24 // pp, batch_factor=batch_factor)
 
 
-def language_alone(row: Row, *, schedule: str) -> Simulation:
-    """Return the language model without an encoder."""
-    graph, costs = language_and(row, None)
-    if schedule == "ahead":
-        return proved(ahead(graph, row.microbatches, Ahead(budget=BUDGET), costs), graph, costs)
-    return proved(interleaved(graph, row.microbatches, Interleaved(), costs), graph, costs)
+def language_alone(row: Row, chunks: int) -> float:
+    """Return the seconds of the language model without an encoder, interleaved or where it has one chunk 1F1B."""
+    graph, costs = language_and(row, chunks, None)
+    return proved(usual(graph, row.microbatches, costs), graph, costs).seconds
 
 
-def language_and(row: Row, encoder: Encoder | None) -> tuple[ModuleGraph, Costs]:
+def usual(graph: ModuleGraph, microbatches: int, costs: Costs) -> Plan:
+    """Return the plan that one module would have in Megatron-LM."""
+    if graph.modules[0].chunks == 1:
+        return one_forward_one_backward(graph, microbatches, OneForwardOneBackward(), costs)
+    return interleaved(graph, microbatches, Interleaved(), costs)
+
+
+def language_and(row: Row, chunks: int, encoder: Encoder | None) -> tuple[ModuleGraph, Costs]:
     """Return the language model, with an encoder on the same ranks or none, and what they cost."""
     grid = Grid(name="language", ranks=range(row.gpus), pp=PP, tp=TP, dp=row.lanes)
-    language = Module(grid=grid, trains=(True,) * (PP * CHUNKS), chunks=CHUNKS)
-    each = {LANGUAGE: 96 / (PP * CHUNKS)}
-    stages = {
-        StageId("language", stage): stage_cost(each, SAMPLES, SAMPLES, row.lanes) for stage in range(PP * CHUNKS)
-    }
+    language = Module(grid=grid, trains=(True,) * (PP * chunks), chunks=chunks)
+    cost = stage_cost({LANGUAGE: 96 / (PP * chunks)}, SAMPLES, row.lanes)
+    stages = {StageId("language", stage): cost for stage in range(PP * chunks)}
     if encoder is None:
         graph = ModuleGraph(modules=(language,), arrows=())
         return graph, costs_of(graph, stages, {})
     lanes = row.gpus // TP // encoder.pp
     count = encoder.pp * encoder.chunks
     grid = Grid(name="vision", ranks=range(row.gpus), pp=encoder.pp, tp=TP, dp=lanes)
-    vision = Module(
-        grid=grid, trains=(True,) * count, chunks=encoder.chunks, batch_factor=encoder.batch_factor
-    )
-    samples = row.lanes * SAMPLES / lanes
-    for stage in range(count):
-        cost = stage_cost({VISION: 48 / count}, samples * encoder.batch_factor, samples, lanes)
-        stages[StageId("vision", stage)] = cost
+    vision = Module(grid=grid, trains=(True,) * count, chunks=encoder.chunks, batch_factor=encoder.batch_factor)
+    cost = stage_cost({VISION: 48 / count}, row.lanes * SAMPLES / lanes, lanes)
+    stages |= {StageId("vision", stage): cost for stage in range(count)}
     graph = ModuleGraph(modules=(vision, language), arrows=(("vision", "language"),))
     return graph, costs_of(graph, stages, {})
 
@@ -255,7 +252,7 @@ def language_and(row: Row, encoder: Encoder | None) -> tuple[ModuleGraph, Costs]
 def encoder_seconds(graph: ModuleGraph, costs: Costs, microbatches: int) -> float:
     """Return the seconds that a rank spends in encoder computations, those that are done again included."""
     module = graph.by_name["vision"]
-    kinds = ("forward", "backward")
+    kinds: tuple[ActionKind, ...] = ("forward", "backward")
     return sum(
         costs.seconds(kind, StageId("vision", stage), len(served))
         for stage in module.stages_at(0)
@@ -264,54 +261,90 @@ def encoder_seconds(graph: ModuleGraph, costs: Costs, microbatches: int) -> floa
     )
 
 
-def ours(row: Row) -> tuple[Encoder, Simulation, float]:
-    """Return the best encoder grid, its step, and the seconds of encoder work on each rank."""
+@attrs.frozen(kw_only=True)
+class Found:
+    """Our step of a row: with the best encoder grid, whose work takes so many seconds of each rank."""
+
+    encoder: Encoder
+    seconds: float
+    least: float
+    work: float
+    alone: float
+    peak: int
+
+    @property
+    def hidden(self) -> float:
+        """Share of the encoder's work that the step does not get longer by."""
+        return 1 - (self.seconds - self.alone) / self.work
+
+
+def ours(row: Row, chunks: int) -> Found:
+    """Return our step."""
+    alone = language_alone(row, chunks)
     found = []
     for encoder in encoders(row):
-        graph, costs = language_and(row, encoder)
-        plan = ahead(graph, row.microbatches, Ahead(budget=BUDGET), costs)
-        step = proved(plan, graph, costs)
-        work = encoder_seconds(graph, costs, row.microbatches)
-        print(f"  {row.gpus} GPUs, encoder {encoder}: {step.seconds:.3f} s, of these encoder work {work:.3f} s")
-        found.append((encoder, step, work))
-    return min(found, key=lambda one: one[1].seconds)
+        graph, costs = language_and(row, chunks, encoder)
+        step = proved(ahead(graph, row.microbatches, Ahead(budget=BUDGET), costs), graph, costs)
+        found.append(
+            Found(
+                encoder=encoder,
+                seconds=step.seconds,
+                least=tasks_of(graph, row.microbatches, costs).bound,
+                work=encoder_seconds(graph, costs, row.microbatches),
+                alone=alone,
+                peak=max(step.peak_total.values()),
+            )
+        )
+        print(f"  {row.gpus} GPUs, language in {chunks} chunks, encoder {encoder}: {step.seconds:.3f} s")
+    return min(found, key=lambda one: one.seconds)
+
+
+def balanced(row: Row) -> tuple[int, float, float]:
+    """Return the best number of chunks and the seconds of whole layers, and the seconds of even stages."""
+    whole = {chunks: pipeline(row, chunks, whole_layers(PP * chunks)).seconds for chunks in (1, 2, 3, 4, 6)}
+    chunks = min(whole, key=lambda count: whole[count])
+    return chunks, whole[chunks], pipeline(row, CHUNKS, even()).seconds
 
 
 def main() -> None:
     """Simulate the rows and print."""
     print(__doc__)
-    print(f"forward of a layer, one sample: ViT {VISION.compute(1) * 1e3:.3f} + {VISION.exchange(1) * 1e3:.3f} ms, "
-          f"GPT {LANGUAGE.compute(1) * 1e3:.3f} + {LANGUAGE.exchange(1) * 1e3:.3f} ms (computed + exchanged)")
+    print(
+        f"forward of a layer, one sample: ViT {VISION.compute(1) * 1e3:.3f} + {VISION.exchange(1) * 1e3:.3f} ms, "
+        f"GPT {LANGUAGE.compute(1) * 1e3:.3f} + {LANGUAGE.exchange(1) * 1e3:.3f} ms (computed + exchanged)"
+    )
     ratios: dict[str, float] = {}
     lines = []
     for row in ROWS:
-        whole = {chunks: pipeline(row, chunks, whole_layers(PP * chunks)).seconds for chunks in (1, 2, 3, 4, 6)}
-        chunks = min(whole, key=lambda count: whole[count])
-        smooth = pipeline(row, CHUNKS, even()).seconds
-        alone, tight = (language_alone(row, schedule=name).seconds for name in ("interleaved", "ahead"))
-        encoder, step, work = ours(row)
-        hidden, strict = (1 - (step.seconds - one) / work for one in (alone, tight))
-        peak = max(step.peak_total.values()) / 2**30
+        count, whole, smooth = balanced(row)
         lines.append(
-            f"{row.gpus:5} {row.microbatches:4} | {row.balanced:6.2f} {row.optimus:6.2f} {row.balanced / row.optimus:6.3f} "
-            f"{row.hidden[0]:6.1%} {row.hidden[1]:6.1%} | {whole[chunks]:6.2f} (V={chunks}) {smooth:6.2f} "
-            f"{step.seconds:6.2f} {smooth / step.seconds:6.3f} {whole[chunks] / step.seconds:6.3f} "
-            f"{alone:6.2f} {tight:6.2f} {work:6.2f} {hidden:6.1%} {strict:6.1%} {peak:5.1f} GiB | {encoder}"
+            f"{row.gpus} GPUs, {row.microbatches} microbatches. Paper: balanced {row.balanced:.2f} s, "
+            f"Optimus {row.optimus:.2f} s (balanced takes {row.balanced / row.optimus:.3f} times as long), "
+            f"encoder hidden {row.hidden[0]:.1%} coarse, {row.hidden[1]:.1%} fine.\n"
+            f"  ours, simulated: balanced in whole layers {whole:.2f} s ({count} chunks), evenly {smooth:.2f} s"
         )
         at = f"{row.gpus} GPUs"
         ratios |= {
-            f"seconds, balanced in whole layers, {at}": whole[chunks],
+            f"seconds, balanced in whole layers, {at}": whole,
             f"seconds, balanced evenly, {at}": smooth,
-            f"seconds, ahead, {at}": step.seconds,
-            f"balanced evenly over ahead, {at}": smooth / step.seconds,
-            f"balanced in whole layers over ahead, {at}": whole[chunks] / step.seconds,
             f"paper: balanced over Optimus, {at}": row.balanced / row.optimus,
-            f"share of encoder work hidden beside the interleaved language model, {at}": hidden,
-            f"share hidden beside the language model with its backward in parts, {at}": strict,
         }
-    print("                paper, seconds                    |  simulated, seconds")
-    print("GPUs  micro | balanced Optimus ratio coarse fine  | whole layers, even, ahead, even/ahead, whole/ahead, "
-          "language alone (interleaved, ahead), encoder work, hidden beside each, peak | encoder")
+        for chunks in (CHUNKS, 1):
+            found = ours(row, chunks)
+            lines.append(
+                f"  ahead, language in {chunks} chunks: {found.seconds:.2f} s (least {found.least:.2f}); whole layers "
+                f"take {whole / found.seconds:.3f}, even {smooth / found.seconds:.3f} times as long; language alone "
+                f"{found.alone:.2f} s, encoder work {found.work:.2f} s, hidden {found.hidden:.1%}; "
+                f"{found.peak / 2**30:.1f} GiB; encoder {found.encoder}"
+            )
+            which = f"{chunks} chunks, {at}"
+            ratios |= {
+                f"seconds, ahead, {which}": found.seconds,
+                f"ahead over the least possible, {which}": found.seconds / found.least,
+                f"balanced in whole layers over ahead, {which}": whole / found.seconds,
+                f"balanced evenly over ahead, {which}": smooth / found.seconds,
+                f"share of encoder work hidden, {which}": found.hidden,
+            }
     print("\n".join(lines))
     result = {"bench": "optimus", "ratios": ratios, "aims": {}, "runs": 1, "spread": {}}
     text = json.dumps(result)

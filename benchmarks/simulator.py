@@ -185,9 +185,10 @@ class Sleeper(Program):
         self._anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
         self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
 
-    def begin(self, data: StepData, *, judge: bool) -> None:
+    def begin(self, data: StepData, *, judge: bool, following: StepData | None = None) -> None:
         """Take the samples of the step to come."""
         assert not judge
+        assert following is None
         self._data = data
         self.written = []
 
@@ -280,7 +281,7 @@ def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[float]]:
     for step in range(WARM_UP + rounds):
         record = Record()
         dist.barrier()
-        engine.measure(job.plan, data, record)
+        engine.measure(job.plan, data, record, first=not step)
         # One clock for all processes of a machine. A rank without a module began when it ended.
         ends = torch.tensor([-record.began, record.ended], dtype=torch.float64)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)

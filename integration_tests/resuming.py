@@ -22,8 +22,24 @@ def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
     return run_steps(rank, settings, 1, 3, "", save=True)
 
 
-def run_steps(rank: int, settings: dict[str, Any], first: int, last: int, load: str, *, save: bool = False) -> Found:
+def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
+    """Train six steps with an evaluation after each; see `run_steps`."""
+    return run_steps(rank, settings, 1, 6, "", evaluate=True)
+
+
+def run_steps(  # noqa: PLR0913 -- what a run is
+    rank: int,
+    settings: dict[str, Any],
+    first: int,
+    last: int,
+    load: str,
+    *,
+    save: bool = False,
+    evaluate: bool = False,
+) -> Found:
     """Train steps ``first`` to ``last``, after loading a run directory if one is named; save the last if asked.
+
+    With ``evaluate`` there is an evaluation after each step.
 
     Returns:
         Loss, gradient norm and learning rate of each step, and every weight and moment at full shape by flat name.
@@ -31,7 +47,11 @@ def run_steps(rank: int, settings: dict[str, Any], first: int, last: int, load: 
     engine = Engine(make_job(settings), rank=rank, device=CPU)
     if load:
         resume(engine, [], step_folder(Path(load)))
-    infos = [engine.train(step) for step in range(first, last + 1)]
+    infos = []
+    for step in range(first, last + 1):
+        infos.append(engine.train(step))
+        if evaluate:
+            assert engine.evaluate(step) is not None
     if save:
         save_step(engine, [], last)
     moments: dict[str, Any] = {f"optimizer.{name}": tree for name, tree in engine.optimizer.state().items()}

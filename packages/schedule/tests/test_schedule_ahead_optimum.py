@@ -19,7 +19,7 @@ from ortools.sat.python import cp_model
 from mimo.schedule import Costs, Link, Seconds, StageCost, Timeline, check, emulate, peak_activations, simulate
 from mimo.schedule._ahead import Ahead, generate
 from mimo.schedule._budget import smallest_budget
-from mimo.schedule._tasks import TaskGraph
+from mimo.schedule._task_builder import tasks_of
 from mimo.topology import Edge, Grid, Module, ModuleGraph, StageId
 
 SECONDS = 4
@@ -74,7 +74,7 @@ def _draw_costs(choice: random.Random, graph: ModuleGraph) -> Costs:
 
 
 def _draw(seed: int) -> _Case:
-    """Draw one or two encoders on the language model's ranks, on others or on any, with a budget tight, loose or none."""
+    """Draw one or two encoders on the language model's ranks, on others or on any; a budget tight, loose or none."""
     choice = random.Random(f"ahead {seed}")
     world = choice.randint(2, 4)
     language = tuple(sorted(choice.sample(range(world), choice.randint(1, world))))
@@ -87,9 +87,9 @@ def _draw(seed: int) -> _Case:
     modules.append(_draw_module(choice, "language", language))
     graph = ModuleGraph(modules=tuple(modules), arrows=tuple((name, "language") for name in names))
     microbatches, costs = choice.randint(2, 6), _draw_costs(choice, graph)
-    while microbatches > 2 and len(TaskGraph.of(graph, microbatches, costs).tasks) > TASKS:
+    while microbatches > 2 and len(tasks_of(graph, microbatches, costs).tasks) > TASKS:
         microbatches -= 1
-    low = smallest_budget(TaskGraph.of(graph, microbatches, costs))
+    low = smallest_budget(tasks_of(graph, microbatches, costs))
     budget = choice.choice([0, low, low + choice.randint(1, 5), low * 3 // 2, low * 2])
     return _Case(graph=graph, microbatches=microbatches, costs=costs, budget=budget)
 
@@ -154,7 +154,6 @@ class _Model:
                     self.model.add(self.end >= self.ends[key])
 
     def _order(self, stage: StageId) -> None:
-        graph = self.case.graph
         for kind in self._kinds(stage):
             for number, served in enumerate(self._passes(stage)):
                 for actor in self._holders(stage):
@@ -164,13 +163,14 @@ class _Model:
                     before = {"input-gradient": "forward", "weight-gradient": "input-gradient"}.get(kind)
                     if before:
                         self.model.add(start >= self.ends[before, stage, number, actor])
-                    if kind == "forward":
-                        for edge in graph.inputs(stage):
-                            self._arrive(start, served, kind, edge.source, edge)
-                    if kind == "input-gradient":
-                        for edge in graph.outputs(stage):
-                            if edge.gradient:
-                                self._arrive(start, served, kind, edge.target, edge)
+                    for sender, edge in self._senders(kind, stage):
+                        self._arrive(start, served, kind, sender, edge)
+
+    def _senders(self, kind: str, stage: StageId) -> Iterator[tuple[StageId, Edge]]:
+        if kind == "forward":
+            yield from ((edge.source, edge) for edge in self.case.graph.inputs(stage))
+        if kind == "input-gradient":
+            yield from ((edge.target, edge) for edge in self.case.graph.outputs(stage) if edge.gradient)
 
     def _arrive(self, start: cp_model.IntVar, served: tuple[int, ...], kind: str, sender: StageId, edge: Edge) -> None:
         """Hold that a start waits for its messages, which follow each other on their way."""
@@ -257,7 +257,7 @@ def test_no_budget_below_the_smallest_one_works(seed: int) -> None:
         for stage, cost in case.costs.stages.items()
     }
     case = attrs.evolve(case, microbatches=2, costs=Costs(stages=stages).trained(case.graph))
-    tasks = TaskGraph.of(case.graph, case.microbatches, case.costs)
+    tasks = tasks_of(case.graph, case.microbatches, case.costs)
     low, work = smallest_budget(tasks), int(sum(task.seconds for task in tasks.tasks))
     assert _Model(attrs.evolve(case, budget=low), work).solve(SECONDS)[0] in {"OPTIMAL", "FEASIBLE"}
     assert _Model(attrs.evolve(case, budget=low - 1), work).solve(SECONDS)[0] == "INFEASIBLE"

@@ -1,4 +1,4 @@
-"""The ``ahead`` schedule: encoders run ahead of what they feed, and their work fills its gaps, within a budget of bytes.
+"""The ``ahead`` schedule: encoders run ahead of what they feed and their work fills its gaps, within a budget of bytes.
 
 Nothing in it knows encoders from language models: tasks of all stages compete for the actors that hold them, each
 backward in two parts where it has weight work, and actors that do not meet inside a stage work on it at times of their
@@ -17,6 +17,7 @@ from mimo.schedule._assemble import Timed, assemble
 from mimo.schedule._budget import smallest_budget
 from mimo.schedule._costs import Costs
 from mimo.schedule._plan import Plan, ScheduleSpec
+from mimo.schedule._task_builder import tasks_of
 from mimo.schedule._tasks import Placed, TaskGraph
 from mimo.topology import ModuleGraph
 
@@ -47,7 +48,7 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
         raise ConfigError("microbatches", expected="1 or more in a step", got=repr(microbatches))
     if config.budget < 0:
         raise ConfigError("schedule.budget", expected="bytes, or 0 for no limit", got=repr(config.budget))
-    tasks = TaskGraph.of(graph, microbatches, costs.trained(graph))
+    tasks = tasks_of(graph, microbatches, costs.trained(graph))
     if config.budget and (smallest := smallest_budget(tasks)) > config.budget:
         raise ConfigError(
             "schedule.budget",

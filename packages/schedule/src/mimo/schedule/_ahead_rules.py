@@ -66,7 +66,7 @@ def shortest(tasks: TaskGraph, budget: int) -> Placed:
 
 def _choices(tasks: TaskGraph) -> Iterator[tuple[Sequence[float], float, Mapping[StageId, int] | None]]:
     """Yield weights, patience and limits of the rules, those that keep less first."""
-    longest = max(tasks.tails)
+    longest = max(tasks.tails) or 1
     path = [1 - tail / longest for tail in tasks.tails]
     turn = [_TURN[task.kind] for task in tasks.tasks]
     place = [(task.microbatches or (tasks.microbatches,))[0] / tasks.microbatches for task in tasks.tasks]

@@ -1,8 +1,9 @@
 """Bytes of activations that actors keep, and which forwards may begin so that a budget never leaves them stuck.
 
-The one idea, from the banker's algorithm (Dijkstra, EWD 123): whatever has begun, the step must be able to end microbatch
-by microbatch, each forward through everything and back again, keeping no more than the budget. A forward begins early
-only if that stays true. So a budget works if and only if that order alone, from the start, fits into it.
+The one idea, from the banker's algorithm (Dijkstra, EWD 123): whatever has begun, the step must be able to end
+microbatch by microbatch, each forward through everything and back again, keeping no more than the budget. A forward
+begins early only if that stays true. So a budget works if that order alone, from the start, fits into it; and where all
+ends in one sink none below does, as when that has a microbatch's rows, everything else keeps the microbatch too.
 """
 
 from __future__ import annotations

@@ -133,8 +133,7 @@ class _Dispatch:
             self.until[actor] = finish
         for later, lag in self.after[number]:
             self.unstarted[later] -= 1
-            if finish + lag > self.arrival[later]:
-                self.arrival[later] = finish + lag
+            self.arrival[later] = max(self.arrival[later], finish + lag)
             if not self.unstarted[later] and self.patience:
                 for actor in self.all[later].actors:
                     self.coming[actor][later] = self.arrival[later]

@@ -9,8 +9,8 @@ Whether an order keeps to a budget shows in the order alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Set
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import chain, pairwise
 
 import attrs
 
@@ -89,7 +89,7 @@ class Improver:
                 self._left -= len(self._seconds)
         return self._tasks.placed(best.order)
 
-    def _step(self, now: _Times, orders: _Orders, best: float, tabu: Set[tuple[int, int]]) -> _Step | None:
+    def _step(self, now: _Times, orders: _Orders, best: float, tabu: set[tuple[int, int]]) -> _Step | None:
         """Return the best move of all, one that turns a pair back only if nothing was as good before."""
         found: _Step | None = None
         for actor, source, target in self._moves(now, orders):
@@ -112,10 +112,10 @@ class Improver:
         seconds, after = self._seconds, self._tasks.after
         self._left -= len(seconds)
         waits = list(self._waits)
-        following: list[tuple[int, ...]] = [()] * len(waits)
-        for order in orders:
-            for first, second in pairwise(order):
-                following[first] += (second,)
+        following: list[tuple[tuple[int, float], ...]] = [()] * len(waits)
+        for own in orders:
+            for first, second in pairwise(own):
+                following[first] += ((second, 0),)
                 waits[second] += 1
         starts: list[float] = [0] * len(waits)
         causes = [-1] * len(waits)
@@ -129,15 +129,9 @@ class Improver:
             finish = starts[number] + seconds[number]
             if finish > end:
                 end, last = finish, number
-            for later, lag in after[number]:
+            for later, lag in chain(after[number], following[number]):
                 if finish + lag > starts[later]:
                     starts[later], causes[later] = finish + lag, number
-                waits[later] -= 1
-                if not waits[later]:
-                    free.append(later)
-            for later in following[number]:
-                if finish > starts[later]:
-                    starts[later], causes[later] = finish, number
                 waits[later] -= 1
                 if not waits[later]:
                     free.append(later)

@@ -1,8 +1,7 @@
 """A profile: what the computations and messages of a job took on some machine, as the JSON that `mimo profile` writes.
 
 It holds for the layout that it was measured in, and is refused for any other. The size of a microbatch may differ:
-seconds of a pass are ``fixed`` and as many more for each sample of a language lane. README.md of this package explains
-every key.
+seconds of a pass are ``fixed`` and as many more for each sample of a language lane. All keys: docs/schedules.md.
 """
 
 from __future__ import annotations
