@@ -3,9 +3,9 @@
 ``nox -s bench -- optimus`` prints tables, and as its last line one JSON object. Nothing is run: plans are generated,
 proved, and simulated with costs by formula. All that the formula knows, set before the first run and never tuned:
 
-- A layer of width h computes 24 h² + 4 s h FLOPs for each token forward (MLP of 4 h, full attention over s = 2048 tokens,
-  in the encoder too), twice that backward (half for inputs, half for weights), and once more forward, as every layer is
-  computed again before its backward. Embeddings, projector, vocabulary head and loss are left out.
+- A layer of width h computes 24 h² + 4 s h FLOPs for each token forward (MLP of 4 h, full attention over s = 2048
+  tokens, in the encoder too), twice that backward (half for inputs, half for weights), and once more forward, as every
+  layer is computed again before its backward. Embeddings, projector, vocabulary head and loss are left out.
 - GPUs reach half of their 989 TFLOP/s, whatever the shape.
 - Tensor ranks exchange a layer's rows four times forward (gathered and scattered, twice), as often backward and when
   computing again, at 360 GB/s, with nothing computed meanwhile. The paper hides encoder work there too (its fine
@@ -18,10 +18,10 @@ proved, and simulated with costs by formula. All that the formula knows, set bef
   value; of a backward in two parts the second keeps 32. The budget of ``ahead`` is 16 GiB a rank.
 
 Ours: the language model on all ranks, pp 8, tp 8, 12 chunks; the encoder on the same ranks in a grid of its own, the
-best of a few. A pass of it serves as many microbatches as give each of its lanes whole samples. *Hidden* is the share of
-the encoder's work by which the step is not longer than that of the language model alone; *least* is a bound below which
-no plan in this model gets. With 12 chunks the language model alone has next to no bubbles that an encoder could fill, so
-the same is shown with 1 chunk too.
+best of a few. A pass of it serves as many microbatches as give each of its lanes whole samples. *Hidden* is the share
+of the encoder's work by which the step is not longer than that of the language model alone; *least* is a bound below
+which no plan in this model gets. With 12 chunks the language model alone has next to no bubbles that an encoder could
+fill, so the same is shown with 1 chunk too.
 
 Balanced: one pipeline of all 144 layers. *whole layers*: cut where the dearest stage is cheapest, the best number of
 chunks, interleaved. *even*: cut into 96 equal stages, fractions of layers if need be, which no real model allows.
@@ -142,12 +142,9 @@ def stage_cost(layers: Mapping[Layer, float], each: float, lanes: int) -> StageC
     )
 
 
-def costs_of(graph: ModuleGraph, stages: Mapping[StageId, StageCost], widths: Mapping[str, int]) -> Costs:
-    """Return the costs of a graph; ``widths`` has that of a module's rows where it is not the language model's."""
-    sizes = {
-        edge.name: math.ceil(2 * SAMPLES * TOKENS * widths.get(edge.source.module, LANGUAGE.width) / TP)
-        for edge in graph.edges
-    }
+def costs_of(graph: ModuleGraph, stages: Mapping[StageId, StageCost]) -> Costs:
+    """Return the costs of a graph; all messages are as large as the language model's rows, the encoder's own too."""
+    sizes = {edge.name: math.ceil(2 * SAMPLES * TOKENS * LANGUAGE.width / TP) for edge in graph.edges}
     return Costs(stages=stages, message_bytes=sizes, link=Link(LATENCY, BANDWIDTH))
 
 
@@ -164,7 +161,6 @@ def pipeline(row: Row, chunks: int, parts: Sequence[Mapping[Layer, float]]) -> S
     costs = costs_of(
         graph,
         {stage: stage_cost(part, SAMPLES, row.lanes) for stage, part in zip(graph.stages, parts, strict=True)},
-        {},
     )
     return proved(usual(graph, row.microbatches, costs), graph, costs)
 
@@ -238,7 +234,7 @@ def language_and(row: Row, chunks: int, encoder: Encoder | None) -> tuple[Module
     stages = {StageId("language", stage): cost for stage in range(PP * chunks)}
     if encoder is None:
         graph = ModuleGraph(modules=(language,), arrows=())
-        return graph, costs_of(graph, stages, {})
+        return graph, costs_of(graph, stages)
     lanes = row.gpus // TP // encoder.pp
     count = encoder.pp * encoder.chunks
     grid = Grid(name="vision", ranks=range(row.gpus), pp=encoder.pp, tp=TP, dp=lanes)
@@ -246,7 +242,7 @@ def language_and(row: Row, chunks: int, encoder: Encoder | None) -> tuple[Module
     cost = stage_cost({VISION: 48 / count}, row.lanes * SAMPLES / lanes, lanes)
     stages |= {StageId("vision", stage): cost for stage in range(count)}
     graph = ModuleGraph(modules=(vision, language), arrows=(("vision", "language"),))
-    return graph, costs_of(graph, stages, {})
+    return graph, costs_of(graph, stages)
 
 
 def encoder_seconds(graph: ModuleGraph, costs: Costs, microbatches: int) -> float:

@@ -45,7 +45,19 @@ step by nothing but its rounding noise; this keeps such steps small, so that wei
 GAP = 1e-4
 """Least distance between the last expert that a row chose and the first that it did not, for a case with experts to be
 one: nearer ones are chosen by rounding, in any layout."""
-AXES_KEYS = ("pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel", "chunks", "batch_factor", "recompute")
+AXES_KEYS = (
+    "pp",
+    "dp",
+    "cp",
+    "tp",
+    "ep",
+    "etp",
+    "sequence_parallel",
+    "chunks",
+    "batch_factor",
+    "recompute",
+    "prefetch",
+)
 """Keys of a module that say how it is split and passed through, and nothing of what it computes."""
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "1f1b": {"plugin": "1f1b"},

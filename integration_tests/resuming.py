@@ -27,7 +27,7 @@ def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
     return run_steps(rank, settings, 1, 6, "", evaluate=True)
 
 
-def run_steps(  # noqa: PLR0913 -- what a run is
+def run_steps(
     rank: int,
     settings: dict[str, Any],
     first: int,

@@ -44,7 +44,7 @@ def oracle(pool: Pool) -> Oracle:
 
 
 def prefetching(layout: str, *, factor: int = 1, pictures: str = "mixed", schedule: str = "1f1b") -> Table:
-    """Return settings of a layout whose encoders are frozen and work ahead, but for one that trains if it is so named."""
+    """Return settings of a layout with a frozen encoder that works ahead, and another if both do."""
     modules: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in LAYOUTS[layout].items()}
     for name, keys in modules.items():
         if name == "vision" or (name == "glyph" and "both" in layout):
@@ -167,7 +167,8 @@ def run_torn(rank: int, settings: Table, step: int) -> tuple[list[float], str]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "step"), [("alone", 1), *((layout, step) for layout in ("alone", "disjoint, language pp2") for step in (2, 3))]
+    ("layout", "step"),
+    [("alone", 1), *((layout, step) for layout in ("alone", "disjoint, language pp2") for step in (2, 3))],
 )
 def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: str, step: int, pool: Pool) -> None:
     """The step before, in which it was to be encoded, is done like any other."""
@@ -179,7 +180,7 @@ def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: st
 
 
 def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:
-    """Train up to a step whose samples differ on one rank or have a bad line on all; return what this rank then says."""
+    """Train up to a step whose samples differ on one rank or have a bad line on all; return what this rank says."""
     engine = Engine(make_job(settings), rank=rank, device=CPU)
     assert engine.job.train is not None
     if how == "unreadable":

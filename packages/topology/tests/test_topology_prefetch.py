@@ -40,7 +40,7 @@ def test_topology_a_module_that_trains_cannot_be_ahead() -> None:
 @pytest.mark.parametrize(
     ("trains", "text"),
     [
-        (True, r"^modules.vision.prefetch: expected that what feeds it is made ahead too, got sound, which trains. Lea"),
+        (True, r"^modules.vision.prefetch: expected that what feeds it is made ahead too, got sound, which trains"),
         (False, r"got sound, whose rows are made in their own step. Set modules.sound.prefetch = true too, or leave"),
     ],
 )

@@ -157,6 +157,24 @@ def test_a_modules_optimizer_is_merged_over_the_global_one(table: dict[str, Any]
     assert vision.learning_rate.lr_decay_steps == 10
 
 
+def test_what_is_encoded_ahead_is_so_in_training_alone(table: dict[str, Any]) -> None:
+    """The plan of a step encodes the next one's microbatches; that of an evaluation its own."""
+    job = resolved(table, "modules.vision.frozen=true", "modules.vision.prefetch=true")
+    for plan, graph, is_ahead in (
+        (job.plan, job.graph, True),
+        (job.evaluation_plan, job.evaluation_graph, False),
+    ):
+        assert graph.by_name["vision"].prefetch == is_ahead
+        encoded = {
+            microbatch >= plan.microbatches
+            for actor in plan.actors
+            for action in actor.actions
+            if (action.kind, action.module) == ("forward", "vision")
+            for microbatch in action.microbatches
+        }
+        assert encoded == {is_ahead}
+
+
 def test_chunks_passes_and_recomputation_come_into_the_graph(table: dict[str, Any]) -> None:
     """A module has as many stages as ranks hold together, laid out as the schedule says."""
     overrides = (
@@ -271,6 +289,14 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         (
             ["modules.language.batch_factor=2"],
             "modules.language.batch_factor: expected 1, as only passes of encoders serve several microbatches, got 2",
+        ),
+        (
+            ["modules.language.prefetch=true"],
+            "modules.language.prefetch: expected false, as only an encoder's next step can be encoded during this one",
+        ),
+        (
+            ['modules.vision.frozen=["trunk"]', "modules.vision.prefetch=true"],
+            "modules.vision.prefetch: expected a module of which nothing is trained, got one that trains. Freeze all",
         ),
         (["modules.language.recompute=all"], "modules.language.recompute: expected one of 'none', 'selective', 'full'"),
         (

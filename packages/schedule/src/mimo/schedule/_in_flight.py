@@ -31,9 +31,7 @@ def _peaks(actor: ActorPlan, microbatches: int) -> Mapping[StageId, int]:
         if action.kind in ("backward", "weight-gradient"):
             last.update(((action.stage_id, microbatch), index) for microbatch in action.microbatches)
     made_ahead = {
-        stage
-        for stage, microbatch in last
-        if microbatch < microbatches and (stage, microbatch + microbatches) in last
+        stage for stage, microbatch in last if microbatch < microbatches and (stage, microbatch + microbatches) in last
     }
     for stage in made_ahead:
         last.update(((stage, microbatch), len(actor.actions)) for microbatch in range(microbatches, 2 * microbatches))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
 Half = Literal["both", "next", "this"]
-"""What of a plan is done: all; only what is made for the next step, as before the first; or all but that, in the last."""
+"""What of a plan is done: all; only what is for the next step, as before the first; or all else, as in the last."""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ import attrs
 
 from mimo.schedule._costs import Costs
 from mimo.schedule._plan import ActionKind
-from mimo.schedule._tasks import Task, TaskGraph
+from mimo.schedule._tasks import Task, TaskGraph, is_made_ahead
 from mimo.schedule._wiring import Wiring
 from mimo.topology import Edge, ModuleGraph, StageId
 

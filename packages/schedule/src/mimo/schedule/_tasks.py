@@ -72,6 +72,19 @@ class TaskGraph:
     after: Sequence[Sequence[tuple[int, float]]]
 
     @cached_property
+    def made_ahead(self) -> Sequence[int]:
+        """Bytes by actor of what is made a step ahead: this step's until it is sent, and by and by the next one's.
+
+        Both are taken to be there all the time, so that these tasks need no bytes beside.
+        """
+        found = [0] * len(self.graph.actors)
+        for stage, numbers in self.holders.items():
+            if is_made_ahead(self.graph, stage):
+                for number in numbers:
+                    found[number] += 2 * self.microbatches * self.costs.stages[stage].activations
+        return found
+
+    @cached_property
     def sources_first(self) -> Sequence[int]:
         """All tasks, each behind those that it waits for."""
         waits = [len(before) for before in self.before]

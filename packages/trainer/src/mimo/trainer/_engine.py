@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import attrs
 import torch
 import torch.distributed as dist
 
@@ -230,9 +229,7 @@ class Engine:
         if self._prefetches and first:
             self._run(self._training, plan, data, judge=False, following=data, half="next")
         self._made = None
-        self._run(
-            self._training, plan, data, judge=False, record=record, following=data if self._prefetches else None
-        )
+        self._run(self._training, plan, data, judge=False, record=record, following=data if self._prefetches else None)
         if (fault := self._fault()) is not None:
             raise fault
         self.optimizer.zero_gradients()

@@ -73,7 +73,7 @@ class Lookout:
         return self._coming[0], self._coming[1] if self._reach > 1 and len(self._coming) > 1 else None
 
     def further(self, step: int) -> Digest:
-        """Look at one step more while ``step`` is done, and return what is to be compared; `settle` tells the result."""
+        """Look at one step more as ``step`` is done, and return what is to be compared; tell `settle` the result."""
         self._compares = step + self._reach <= self._last
         if not self._compares:
             return None

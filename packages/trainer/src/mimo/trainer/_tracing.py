@@ -55,7 +55,7 @@ class Tracer:
         return Record()
 
     def end(self, step: int, record: Record | None, half: Half = "both") -> None:
-        """Gather what the ranks took down of a traced step, in which they did so much of the plan; write it on rank 0."""
+        """Gather what the ranks took down of a traced step, which did ``half`` of the plan, and write it on rank 0."""
         if record is None:
             return
         plan = self._job.plan.half(half)
