@@ -1,27 +1,22 @@
-"""One rank of a job, assembled: its parts of the model, its optimizer, and the executors that run the plans."""
+"""What one rank of a job does: steps, evaluations, and measurements, by the plans."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from mimo.data import Dataset, StepSampler
 from mimo.hooks import EvaluationInfo, StateTree, StepInfo, UserError
-from mimo.model import EncoderSpec, LanguageModelSpec, Stage
-from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
-from mimo.optimizer import ModuleParameters
-from mimo.optimizer.runtime import Agreed, MimoOptimizer, ModuleOptimizer, Stepped, Tally, agree
+from mimo.model import LanguageModelSpec
+from mimo.optimizer.runtime import Agreed, Stepped, Tally, agree
 from mimo.schedule import Half, Plan, Route
-from mimo.schedule.runtime import Boundary, Executor, Record, open_channels
-from mimo.topology import ROW_AXES, Edge, Grid, StageId
-from mimo.topology.meshes import Meshes
+from mimo.schedule.runtime import Executor, Record
+from mimo.trainer._assembly import Assembly
 from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._lookout import Coming, Lookout
-from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program, Written
+from mimo.trainer._programs import COUNTS, EncoderProgram, Program, Written
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
 from mimo.trainer._same_samples import check_length, difference, digest_of
@@ -47,22 +42,17 @@ class Engine:
         self.job = job
         self.rank = rank
         self.device = device
-        self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
         self._role = job.graph.role(rank)
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._told = job.language.spec.tells(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._tracer = Tracer(job, rank=rank, device=device)
-        self.model = self._model()
-        self.optimizer = self._make_optimizer()
-        programs = {stage: self._program(stage) for stage in self._role.stages}
-        self.programs: tuple[Program, ...] = tuple(programs.values())
-        channels = open_channels(job.graph)
-        self._boundaries = boundaries = {
-            edge.name: self._boundary(edge, channels[edge.name])
-            for edge in job.graph.edges
-            if programs.keys() & {edge.source, edge.target}
-        }
+        told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
+        parts = Assembly(job, rank=rank, device=device, told=told)
+        self.model = parts.model
+        self.optimizer = parts.optimizer
+        self.programs: tuple[Program, ...] = tuple(parts.programs.values())
+        self._boundaries = parts.boundaries
         self.written: list[Written] = []
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
@@ -76,8 +66,10 @@ class Engine:
         """What of the plan the last step has done."""
         self._routes = RouteCache()
         self._edges = {edge.name: edge for edge in job.graph.edges}
-        self._training = Executor(job.graph, rank=rank, programs=programs, boundaries=boundaries)
-        self._evaluating = Executor(job.evaluation_graph, rank=rank, programs=programs, boundaries=boundaries)
+        self._training, self._evaluating = (
+            Executor(graph, rank=rank, programs=parts.programs, boundaries=parts.boundaries)
+            for graph in (job.graph, job.evaluation_graph)
+        )
 
     def train(self, step: int) -> StepInfo:
         """Do one step on every rank: forward, backward, reduction, agreement, update."""
@@ -290,116 +282,6 @@ class Engine:
         seconds = executor.run(plan, route, record, half=half)
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
         return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
-
-    def _model(self) -> MimoModel:
-        actions = self.job.plan.actions_of(self.rank)
-        split = {action.stage_id for action in actions if action.kind == "input-gradient"}
-        parts: dict[StageId, Part] = {}
-        for stage in self._role.stages:
-            first = parts.get(StageId(stage.module, 0))
-            parts[stage] = self._part(stage, first=first, splits_backward=stage in split)
-        return MimoModel(parts.values())
-
-    def _part(self, stage: StageId, *, first: Part | None, splits_backward: bool) -> Part:
-        module = self.job.module(stage.module)
-        axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
-        mixed = self.job.graph.by_name[module.name].experts
-        return build_part(
-            module.spec,
-            module.config,
-            grid=module.grid,
-            stage=Stage(stage.stage, self.job.graph.by_name[module.name].stages),
-            seed=self.job.settings.run.seed,
-            axis=axis,
-            mesh=self._meshes.tensor_mesh(module.grid),
-            device=self.device,
-            hidden=self.job.hidden,
-            frozen=module.frozen,
-            context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
-            experts=self._expert_axis(module.grid) if mixed else None,
-            expert_mesh=self._meshes.expert_mesh(module.grid) if mixed else None,
-            first=first,
-            recompute=module.recompute,
-            splits_backward=splits_backward,
-        )
-
-    def _expert_axis(self, grid: Grid) -> ExpertAxis:
-        return ExpertAxis.of(
-            grid,
-            self.rank,
-            group=self._meshes.axes_group(grid, ("ep", "etp")),
-            rows=self._meshes.axes_group(grid, ROW_AXES),
-        )
-
-    def _make_optimizer(self) -> MimoOptimizer:
-        job = self.job
-        modules = []
-        for name in self._role.places:
-            choice = job.module(name).optimizer
-            stages = {part.stage.index: self._parameters(part) for part in self.model.parts_of(name)}
-            modules.append(
-                ModuleOptimizer.build(
-                    stages,
-                    spec=choice.spec,
-                    config=choice.config,
-                    learning_rate=choice.learning_rate,
-                    meshes=self._meshes,
-                )
-            )
-        return MimoOptimizer(
-            modules,
-            names=[module.name for module in job.modules],
-            learning_rate=job.language.optimizer.learning_rate,
-            clip=job.settings.optimizer.clip,
-            counts=COUNTS,
-            told={**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told},
-            meshes=self._meshes,
-            device=self.device,
-        )
-
-    def _parameters(self, part: Part) -> ModuleParameters:
-        """Return what a stage trains."""
-        everything = ModuleParameters(
-            grid=self.job.module(part.name).grid,
-            rank=self.rank,
-            parameters=part.parameters,
-            summed=part.summed,
-            tied=part.tied,
-            experts=part.experts,
-        )
-        trains = self.job.graph.by_name[part.name].trains[part.stage.index]
-        return everything.only(name for name, value in part.parameters.items() if trains and value.requires_grad)
-
-    def _program(self, stage: StageId) -> Program:
-        module = self.job.module(stage.module)
-        kind = EncoderProgram if isinstance(module.spec, EncoderSpec) else LanguageProgram
-        return kind(
-            self.job,
-            module,
-            self.model.parts[stage],
-            rank=self.rank,
-            place=self._role.places[module.name],
-            outputs=self.job.graph.outputs(stage),
-            optimizer=self.optimizer,
-            context=self._meshes.axes_group(module.grid, ("cp",)),
-            device=self.device,
-        )
-
-    def _boundary(self, edge: Edge, channels: Any) -> Boundary:
-        return Boundary(
-            rank=self.rank,
-            width=self.job.width(edge),
-            dtype=torch.float32,
-            device=self.device,
-            channels=channels,
-            source_group=self._tensor_group(edge.source),
-            target_group=self._tensor_group(edge.target),
-        )
-
-    def _tensor_group(self, stage: StageId) -> dist.ProcessGroup | None:
-        if stage not in self._role.stages:
-            return None
-        return self._meshes.axes_group(self.job.module(stage.module).grid, ("tp",))
 
 
 def _batches(dataset: Dataset, size: int) -> Iterator[Sequence[int]]:

@@ -1,0 +1,162 @@
+"""One rank of a job, assembled: its stages of the model, their optimizer and programs, and the ends of their edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mimo.model import EncoderSpec, Stage
+from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
+from mimo.optimizer import ModuleParameters
+from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer
+from mimo.schedule.runtime import Boundary, open_channels
+from mimo.topology import ROW_AXES, Edge, Grid, StageId
+from mimo.topology.meshes import Meshes
+from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program
+from mimo.trainer._resolved import Job
+
+
+class Assembly:
+    """The parts of one rank. Make it on every rank of the world, since groups and channels are made by all.
+
+    Args:
+        job: the same on every rank.
+        rank: this process.
+        device: where this rank computes.
+        told: sums that travel with the ranks' agreement, by name with the number of their values.
+
+    Attributes:
+        model: this rank's stages.
+        optimizer: steps them together with all other ranks.
+        programs: what each of its stages does in a plan.
+        boundaries: by name, the edges that touch its stages.
+    """
+
+    def __init__(self, job: Job, *, rank: int, device: torch.device, told: Mapping[str, int]) -> None:
+        self._job = job
+        self._rank = rank
+        self._device = device
+        self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
+        self._role = job.graph.role(rank)
+        self.model = self._model()
+        self.optimizer = self._optimizer(told)
+        self.programs: dict[StageId, Program] = {stage: self._program(stage) for stage in self._role.stages}
+        channels = open_channels(job.graph)
+        self.boundaries = {
+            edge.name: self._boundary(edge, channels[edge.name])
+            for edge in job.graph.edges
+            if self.programs.keys() & {edge.source, edge.target}
+        }
+
+    def _model(self) -> MimoModel:
+        actions = self._job.plan.actions_of(self._rank)
+        split = {action.stage_id for action in actions if action.kind == "input-gradient"}
+        parts: dict[StageId, Part] = {}
+        for stage in self._role.stages:
+            first = parts.get(StageId(stage.module, 0))
+            parts[stage] = self._part(stage, first=first, splits_backward=stage in split)
+        return MimoModel(parts.values())
+
+    def _part(self, stage: StageId, *, first: Part | None, splits_backward: bool) -> Part:
+        module = self._job.module(stage.module)
+        axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
+        mixed = self._job.graph.by_name[module.name].experts
+        return build_part(
+            module.spec,
+            module.config,
+            grid=module.grid,
+            stage=Stage(stage.stage, self._job.graph.by_name[module.name].stages),
+            seed=self._job.settings.run.seed,
+            axis=axis,
+            mesh=self._meshes.tensor_mesh(module.grid),
+            device=self._device,
+            hidden=self._job.hidden,
+            frozen=module.frozen,
+            context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
+            experts=self._expert_axis(module.grid) if mixed else None,
+            expert_mesh=self._meshes.expert_mesh(module.grid) if mixed else None,
+            first=first,
+            recompute=module.recompute,
+            splits_backward=splits_backward,
+        )
+
+    def _expert_axis(self, grid: Grid) -> ExpertAxis:
+        return ExpertAxis.of(
+            grid,
+            self._rank,
+            group=self._meshes.axes_group(grid, ("ep", "etp")),
+            rows=self._meshes.axes_group(grid, ROW_AXES),
+        )
+
+    def _optimizer(self, told: Mapping[str, int]) -> MimoOptimizer:
+        job = self._job
+        modules = []
+        for name in self._role.places:
+            choice = job.module(name).optimizer
+            stages = {part.stage.index: self._parameters(part) for part in self.model.parts_of(name)}
+            modules.append(
+                ModuleOptimizer.build(
+                    stages,
+                    spec=choice.spec,
+                    config=choice.config,
+                    learning_rate=choice.learning_rate,
+                    meshes=self._meshes,
+                )
+            )
+        return MimoOptimizer(
+            modules,
+            names=[module.name for module in job.modules],
+            learning_rate=job.language.optimizer.learning_rate,
+            clip=job.settings.optimizer.clip,
+            counts=COUNTS,
+            told=told,
+            meshes=self._meshes,
+            device=self._device,
+        )
+
+    def _parameters(self, part: Part) -> ModuleParameters:
+        """Return what a stage trains."""
+        everything = ModuleParameters(
+            grid=self._job.module(part.name).grid,
+            rank=self._rank,
+            parameters=part.parameters,
+            summed=part.summed,
+            tied=part.tied,
+            experts=part.experts,
+        )
+        trains = self._job.graph.by_name[part.name].trains[part.stage.index]
+        return everything.only(name for name, value in part.parameters.items() if trains and value.requires_grad)
+
+    def _program(self, stage: StageId) -> Program:
+        module = self._job.module(stage.module)
+        kind = EncoderProgram if isinstance(module.spec, EncoderSpec) else LanguageProgram
+        return kind(
+            self._job,
+            module,
+            self.model.parts[stage],
+            rank=self._rank,
+            place=self._role.places[module.name],
+            outputs=self._job.graph.outputs(stage),
+            optimizer=self.optimizer,
+            context=self._meshes.axes_group(module.grid, ("cp",)),
+            device=self._device,
+        )
+
+    def _boundary(self, edge: Edge, channels: Any) -> Boundary:
+        return Boundary(
+            rank=self._rank,
+            width=self._job.width(edge),
+            dtype=torch.float32,
+            device=self._device,
+            channels=channels,
+            source_group=self._tensor_group(edge.source),
+            target_group=self._tensor_group(edge.target),
+        )
+
+    def _tensor_group(self, stage: StageId) -> dist.ProcessGroup | None:
+        if stage not in self._role.stages:
+            return None
+        return self._meshes.axes_group(self._job.module(stage.module).grid, ("tp",))
