@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+from cases import in_turn
 from oracle import CHUNKED, CPU, Oracle, Table, make_job, scheduled, table, world_of
 from pool import Pool
 from resuming import check_trajectory, run_and_evaluate, run_and_save, run_steps
@@ -52,8 +53,7 @@ def prefetching(layout: str, *, factor: int = 1, pictures: str = "mixed", schedu
     return scheduled(table(modules, microbatches=4, pictures=pictures), schedule)
 
 
-@pytest.mark.parametrize("factor", [1, 2])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "factor"), in_turn(LAYOUTS, [1, 2]))
 def test_rows_made_a_step_ahead_are_the_same_rows(layout: str, factor: int, oracle: Oracle) -> None:
     """Loss, gradients and weights after three steps equal one process, however the encoder lies and serves."""
     assert "\n".join(oracle.check(prefetching(layout, factor=factor))) == ""
@@ -76,8 +76,9 @@ def test_any_schedule_may_have_an_encoder_ahead(layout: str, schedule: str, orac
     assert "\n".join(oracle.check(prefetching(layout, factor=2, schedule=schedule))) == ""
 
 
-@pytest.mark.parametrize("pictures", ["first", "none"])
-@pytest.mark.parametrize("layout", ["disjoint, lanes 2 to 3", "overlapping, vision sp pp3"])
+@pytest.mark.parametrize(
+    ("layout", "pictures"), in_turn(["disjoint, lanes 2 to 3", "overlapping, vision sp pp3"], ["first", "none"])
+)
 def test_a_step_without_pictures_is_ordinary(layout: str, pictures: str, oracle: Oracle) -> None:
     """Some or all passes of the next step may be empty."""
     assert "\n".join(oracle.check(prefetching(layout, factor=2, pictures=pictures))) == ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from cases import in_turn
 from oracle import Oracle, Table, scheduled, table
 from pool import Pool
 from test_oracle import CLEAR_SEEDS, SP, Modules, found, on
@@ -47,15 +48,13 @@ def settings_of(
     return scheduled(table(keys, microbatches=count, **more), schedule)
 
 
-@pytest.mark.parametrize("recompute", WAYS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "recompute"), in_turn(LAYOUTS, WAYS))
 def test_recomputing_changes_nothing(layout: str, recompute: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process that keeps all."""
     assert found(settings_of(LAYOUTS[layout], recompute), oracle) == ""
 
 
-@pytest.mark.parametrize("pictures", ["none", "first"])
-@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize(("pictures", "recompute"), in_turn(["none", "first"], WAYS))
 @pytest.mark.parametrize("layout", ["language cp2", "vision cp2 tp2 sp pp2"])
 def test_ranks_without_rows_recompute_too(layout: str, recompute: str, pictures: str, oracle: Oracle) -> None:
     """Nobody waits in a repeated collective for a rank that has nothing to repeat."""
@@ -71,8 +70,7 @@ def test_experts_are_chosen_again_alike(layout: str, scores: str, recompute: str
     assert found(oracle.clear(settings), oracle) == ""
 
 
-@pytest.mark.parametrize("recompute", ["none", *WAYS])
-@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize(("recompute", "schedule"), in_turn(["none", *WAYS], ["zb-h1", "zb-v"]))
 @pytest.mark.parametrize("layout", ["language pp2", "language cp2 tp2 sp pp2"])
 def test_a_backward_may_be_split_too(layout: str, schedule: str, recompute: str, oracle: Oracle) -> None:
     """Weight gradients that come later add up to the same, also of rows that were computed again."""
