@@ -22,7 +22,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist")
-"""For tests that start processes, most of which wait for one at a time; how they are dealt out follows."""
+"""Tests run on all cores, many of them in processes that mostly wait; how they are dealt out follows."""
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -140,7 +140,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     ]
     session.run("python", "-c", "\n".join(guard))
     folder = member.folder / "tests"
-    how = [*((*SIDE_BY_SIDE, "worksteal") if with_torch else ()), *session.posargs]
+    how = [*SIDE_BY_SIDE, "worksteal", *session.posargs]
     if extra:
         session.run("pytest", str(folder / extra), *how)
     else:

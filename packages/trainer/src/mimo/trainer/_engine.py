@@ -19,6 +19,7 @@ from mimo.trainer._lookout import Coming, Lookout
 from mimo.trainer._programs import COUNTS, EncoderProgram, Program, Written
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
+from mimo.trainer._same_plan import check_plans
 from mimo.trainer._same_samples import check_length, difference, digest_of
 from mimo.trainer._step_data import StepData
 from mimo.trainer._tracing import Tracer
@@ -32,6 +33,9 @@ class Engine:
         rank: this process.
         device: where this rank computes.
 
+    Raises:
+        PlanError: ranks have made different plans.
+
     Attributes:
         model: this rank's modules.
         optimizer: steps them together with all other ranks.
@@ -42,6 +46,7 @@ class Engine:
         self.job = job
         self.rank = rank
         self.device = device
+        check_plans((job.plan, job.evaluation_plan), device=device)
         self._role = job.graph.role(rank)
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._told = job.language.spec.tells(job.language.config)

@@ -1,0 +1,35 @@
+"""Ranks whose plans differ are told so before anything is sent, instead of waiting for each other."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from oracle import CPU, Table, make_job, table
+from pool import Pool
+from test_oracle import on
+
+from mimo.hooks import PlanError
+from mimo.trainer._engine import Engine
+
+
+def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
+    """Return what this rank is told where the last one has made another plan."""
+    job = make_job(settings)
+    if rank == 2:
+        other = make_job({**settings, "schedule": {"plugin": "gpipe"}})
+        job = attrs.evolve(job, **{which: getattr(other, which)})
+        if which == "evaluation_plan":  # orders of forwards alone may be the same
+            job = attrs.evolve(job, evaluation_plan=attrs.evolve(job.evaluation_plan, schedule="other"))
+    with pytest.raises(PlanError) as told:
+        Engine(job, rank=rank, device=CPU)
+    return str(told.value)
+
+
+@pytest.mark.parametrize("which", ["plan", "evaluation_plan"])
+def test_other_plans_are_found_before_the_first_step(which: str, pool: Pool) -> None:
+    """Every rank names the same two ranks, and what may have been different."""
+    settings = table({"vision": on(0, 0), "language": on(1, 2, pp=2)}, microbatches=4)
+    told = pool.run(3, run_with_other_plan, settings, which)
+    assert len(set(told)) == 1
+    assert "schedule: expected the same plan on all ranks, got one on rank 0, and another on rank 2" in told[0]
+    assert "schedule.profile" in told[0]
