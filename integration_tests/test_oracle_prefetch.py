@@ -152,13 +152,17 @@ class Torn(Longer):
         return self.inner.raw(sample, index)
 
 
-def run_torn(rank: int, settings: Table, step: int) -> tuple[list[float], str]:
-    """Train up to a step of which a picture is torn; return losses, and what this rank says as that step begins."""
+def run_torn(rank: int, settings: Table, step: int, *, everywhere: bool = True) -> tuple[list[float], str]:
+    """Train up to a step of which a picture is torn; return losses, and what this rank says as that step begins.
+
+    It is torn ``everywhere``, or on the machine of rank 0 alone.
+    """
     engine = Engine(make_job(settings), rank=rank, device=CPU)
     assert engine.job.train is not None
     samples = engine._sampler.samples(step)  # type: ignore[union-attr]
     torn = next(sample for sample in samples if engine.job.train.infos(sample))
-    engine.job = attrs.evolve(engine.job, train=Torn(engine.job.train, torn))
+    if everywhere or rank == 0:
+        engine.job = attrs.evolve(engine.job, train=Torn(engine.job.train, torn))
     losses = [engine.train(before).loss for before in range(1, step)]
     if rank > 0:  # which waits for rank 0 in vain, as without prefetch
         return losses, ""
@@ -178,6 +182,20 @@ def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: st
     assert "torn.png: expected a picture, got half of one" in found[0][1]
     fine = pool.run(world_of(settings), run_steps, settings, 1, 3, "")
     assert found[0][0] == [loss for loss, _, _ in fine[0][0]][: step - 1]
+
+
+def run_torn_here(rank: int, settings: Table, step: int) -> tuple[list[float], str]:
+    """The same where rank 0 alone has a torn picture."""
+    return run_torn(rank, settings, step, everywhere=False)
+
+
+@pytest.mark.parametrize("layout", ["overlapping, vision tp2", "two encoders, one trains"])
+def test_no_rank_waits_for_one_that_cannot_decode(layout: str, pool: Pool) -> None:
+    """Ranks that encode together do so only if all have their pictures; the one that lacks its own says so."""
+    settings = prefetching(layout)
+    found = pool.run(world_of(settings), run_torn_here, settings, 3)
+    assert "torn.png: expected a picture, got half of one" in found[0][1]
+    assert len(found[1][0]) == 2
 
 
 def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:

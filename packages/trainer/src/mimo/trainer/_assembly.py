@@ -142,6 +142,7 @@ class Assembly:
             outputs=self._job.graph.outputs(stage),
             optimizer=self.optimizer,
             context=self._meshes.axes_group(module.grid, ("cp",)),
+            tensor=self._meshes.axes_group(module.grid, ("tp",)),
             device=self._device,
         )
 

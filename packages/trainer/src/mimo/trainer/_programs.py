@@ -29,6 +29,7 @@ COUNTS = ("truncated", "right", "samples")
 is the argmax, and all."""
 
 _ITEMS_SHOWN = 4
+_Item = Mapping[str, Tensor]
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +53,7 @@ class Program(abc.ABC):
         outputs: edges that this stage feeds.
         optimizer: reduces its gradients; None where nothing trains.
         context: group of the ranks that hold the rest of this rank's samples.
+        tensor: group of the ranks that share this rank's rows.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Program(abc.ABC):
         outputs: Sequence[Edge],
         optimizer: MimoOptimizer | None,
         context: dist.ProcessGroup,
+        tensor: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
         self.job = job
@@ -76,6 +79,7 @@ class Program(abc.ABC):
         self._edges = tuple(outputs)
         self._optimizer = optimizer
         self._context = context
+        self._tensor = tensor
         self._data: StepData | None = None
 
     @property
@@ -159,13 +163,31 @@ class EncoderProgram(Program):
         """Encode the items of this lane."""
         batches = [self._microbatches[microbatch] for microbatch in microbatches]
         is_ahead = microbatches[0] >= len(self.data.microbatches)
+        if not is_ahead:
+            rows, items = self._encode(batches, self._prepare(batches), inputs)
+            self._rows += self._count(items)
+            return self._outputs(rows)
+        prepared = None
         try:
-            return self._encode(batches, inputs, is_ahead=is_ahead)
+            prepared = self._prepare(batches)
         except UserError as fault:
-            if not is_ahead:
-                raise
             self.fault = self.fault or fault
-            return {edge.name: self._nothing(edge, batches) for edge in self._edges}
+        if self._all_have(prepared):
+            try:
+                return self._outputs(self._encode(batches, prepared or [], inputs)[0])
+            except UserError as fault:
+                self.fault = self.fault or fault
+        return {edge.name: self._nothing(edge, batches) for edge in self._edges}
+
+    def _all_have(self, prepared: Sequence[_Item] | None) -> bool:
+        """Tell whether every rank that computes with this one has its items, so that none waits for it inside."""
+        if not self.part.stage.is_first:
+            return True
+        lacks = torch.tensor([prepared is None], dtype=torch.int32, device=self.device)
+        for group in (self._tensor, self._context):
+            if group.size() > 1:
+                dist.all_reduce(lacks, op=dist.ReduceOp.MAX, group=group)
+        return not lacks.item()
 
     def _nothing(self, edge: Edge, batches: Sequence[Microbatch]) -> Tensor:
         """Return zeros in the place of what this rank would send."""
@@ -177,24 +199,26 @@ class EncoderProgram(Program):
         counts = self.part.stage.is_last and self.place.tp == 0 and self.place.cp == 0
         return sum(item.rows for item in items) if counts else 0
 
+    def _prepare(self, batches: Sequence[Microbatch]) -> list[_Item]:
+        """Decode the items of a pass, where they enter the encoder."""
+        if not self.part.stage.is_first:
+            return []
+        return [
+            {name: tensor.to(self.device) for name, tensor in item.items()}
+            for batch in batches
+            for item in batch.prepare(self.module, self.place.dp)
+        ]
+
     def _encode(
-        self, batches: Sequence[Microbatch], inputs: Mapping[str, Tensor], *, is_ahead: bool
-    ) -> Mapping[str, Tensor]:
+        self, batches: Sequence[Microbatch], prepared: Sequence[_Item], inputs: Mapping[str, Tensor]
+    ) -> tuple[Tensor, list[PlacedItem]]:
+        """Return this rank's rows of a pass, and the items that they are of."""
         items = [item for batch in batches for item in batch.items(self.module, self.place.dp)]
-        prepared = []
-        if self.part.stage.is_first:
-            prepared = [
-                {name: tensor.to(self.device) for name, tensor in item.items()}
-                for batch in batches
-                for item in batch.prepare(self.module, self.place.dp)
-            ]
         hidden = next(iter(inputs.values()), None)
         rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
         if self.part.stage.is_last:
             rows = take_rows(self.job, self.module, items, rows, self.place)
-        if not is_ahead:
-            self._rows += self._count(items)
-        return self._outputs(rows)
+        return rows, items
 
 
 class LanguageProgram(Program):
