@@ -130,13 +130,18 @@ def scheduled(settings: Table, schedule: str) -> Table:
         language["chunks"] = 2
     layers = stages * language.get("chunks", 1)
     found["modules"]["language"]["config"] = {**language["config"], "layers": layers * -(-3 // layers)}
-    least = {"zb-h2": 2 * stages - 1}.get(schedule, stages)
+    least = max(map(_least_of_h2, found["modules"].values())) if schedule == "zb-h2" else stages
     fitting = [count for count in (1, 2, 3, 4, 6, 8, 12, 24) if SAMPLES % (lanes * count) == 0]
     wanted = max(SAMPLES // (lanes * settings["run"]["micro_batch"]), least)
     multiple = stages if schedule == "interleaved" else 1
     count = next(count for count in fitting if count >= wanted and count % multiple == 0)
     found["run"]["micro_batch"] = SAMPLES // (lanes * count)
     return found
+
+
+def _least_of_h2(keys: Mapping[str, Any]) -> int:
+    """Return the fewest microbatches that make 2 x pp - 1 passes."""
+    return (2 * keys.get("pp", 1) - 2) * keys.get("batch_factor", 1) + 1
 
 
 def _modality(encoder: str) -> str:

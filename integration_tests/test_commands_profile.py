@@ -73,7 +73,11 @@ def test_what_is_measured_can_be_planned_with(settings: Path) -> None:
     assert refused.refused("schedule.profile", 'modules.vision.recompute is "none"', 'where it is "full"')
 
 
-def test_a_folder_that_is_not_there_is_told_before_anything_runs(settings: Path) -> None:
+def test_what_cannot_be_written_is_told_before_anything_runs(settings: Path) -> None:
     """Nobody measures for minutes to learn that the file can't be written."""
-    refused = mimo("profile", settings, "--out", settings.parent / "none" / "costs.json", cwd=settings.parent)
-    assert refused.refused("--out", "a folder that exists")
+    for out, text in (
+        (settings.parent / "none" / "costs.json", "a folder that exists"),
+        (settings.parent, "a file that can be written"),
+        (settings, "another file than the settings"),
+    ):
+        assert mimo("profile", settings, "--out", out, cwd=settings.parent).refused("--out", text)

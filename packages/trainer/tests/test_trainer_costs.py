@@ -252,14 +252,26 @@ def test_what_is_no_profile_is_refused(job: Callable[..., Job], tmp_path: Path, 
         job(f"schedule.profile={path}")
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", '"1"'])
-def test_a_profile_holds_finite_numbers_from_zero(job: Callable[..., Job], tmp_path: Path, value: str) -> None:
-    """A number that no time can be is refused by its path."""
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((("stages", 1, "reduce"), value) for value in ("NaN", "Infinity", "-1.0", '"1"', "1e308", "1" + 400 * "0")),
+        (("stages", 0, "activations"), "1e308"),
+        (("edges", 0, "bandwidth"), "0"),
+        (("edges", 0, "bandwidth"), "-5.0"),
+        (("edges", 0, "bandwidth"), "NaN"),
+    ],
+)
+def test_a_profile_holds_numbers_that_can_be(
+    job: Callable[..., Job], tmp_path: Path, key: tuple[str, int, str], value: str
+) -> None:
+    """A number that no time, size or speed can be is refused by its path."""
     path = tmp_path / "costs.json"
+    table, index, field = key
     content = json.loads(profile_of(job()).to_json())
-    content["stages"][1]["reduce"] = "HERE"
+    content[table][index][field] = "HERE"
     path.write_text(json.dumps(content).replace('"HERE"', value))
-    with pytest.raises(ConfigError, match=r"schedule\.profile\.stages\[1\]\.reduce: expected a"):
+    with pytest.raises(ConfigError, match=rf"schedule\.profile\.{table}\[{index}\]\.{field}: expected a"):
         job(f"schedule.profile={path}")
 
 

@@ -155,8 +155,7 @@ def profile(file: Path, /, *overrides: str, out: Path = Path("costs.json")) -> i
     from mimo.trainer._resolve import resolve
 
     settings = read_settings(file, (*overrides, 'schedule.profile=""'))
-    if not out.absolute().parent.is_dir():
-        raise ConfigError("--out", expected="a file in a folder that exists", got=repr(str(out)), fix="Make it first.")
+    _check_output(out, file)
     job = resolve(settings)
     check_world(job.world, with_slurm(os.environ))
 
@@ -167,6 +166,21 @@ def profile(file: Path, /, *overrides: str, out: Path = Path("costs.json")) -> i
     if not code:
         print(f"{out}: costs of {len(job.graph.stages)} stages; set schedule.profile to it")
     return code
+
+
+def _check_output(out: Path, file: Path) -> None:
+    """Refuse a file that could not be written, or would replace the settings, before anything is measured.
+
+    Raises:
+        ConfigError: why not.
+    """
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError("--out", expected="a file in a folder that exists", got=repr(str(out)), fix="Make it first.")
+    if out.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
+        raise ConfigError("--out", expected="a file that can be written", got=repr(str(out)))
+    if out.exists() and out.samefile(file):
+        raise ConfigError("--out", expected="another file than the settings", got=repr(str(out)))
 
 
 def evaluate(checkpoint: Path, /, *overrides: str) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import attrs
@@ -31,9 +31,19 @@ _LARGEST = 2**24
 _AGAIN = "Write one for this job with `mimo profile FILE`, or leave it out."
 
 
-def _number(_instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigError(attribute.name, expected="a finite number from 0", got=repr(value))
+_SHOWN_LETTERS = 80
+_MOST = 1e18
+"""No time, count or size of a step comes near it, and what is computed from less stays finite."""
+
+
+def _number(_instance: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    if value is not None and not 0 <= value < _MOST:
+        raise ConfigError(attribute.name, expected=f"a number from 0 and below {_MOST:g}", got=_shown(value))
+
+
+def _speed(_instance: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
+    if value is not None and not 0 < value < _MOST:
+        raise ConfigError(attribute.name, expected=f"a number above 0 and below {_MOST:g}", got=_shown(value))
 
 
 def _count(default: Any = attrs.NOTHING) -> Any:
@@ -57,10 +67,10 @@ class PassTimes:
     """What passes over ``samples`` samples of a language lane took, in seconds; None where there is no such thing."""
 
     samples: int = _count()
-    forward: float | None = None
-    backward: float | None = None
-    input_gradient: float | None = None
-    weight_gradient: float | None = None
+    forward: float | None = _count(None)
+    backward: float | None = _count(None)
+    input_gradient: float | None = _count(None)
+    weight_gradient: float | None = _count(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -103,7 +113,7 @@ class EdgeTimes:
     name: str
     bytes: float = _count()
     latency: float = _count(0.0)
-    bandwidth: float | None = None
+    bandwidth: float | None = attrs.field(default=None, validator=_speed)
 
 
 @attrs.frozen(kw_only=True)
@@ -279,4 +289,4 @@ def _deepest(what: str, here: Any, there: Any) -> tuple[str, Any, Any]:
 
 
 def _shown(value: Any) -> str:
-    return value if value == _ABSENT else json.dumps(value, default=str)
+    return value if value == _ABSENT else shorten(json.dumps(value, default=str), _SHOWN_LETTERS, placeholder="…")

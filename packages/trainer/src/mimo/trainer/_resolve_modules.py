@@ -15,8 +15,9 @@ from mimo.trainer._structure import structure
 
 RESERVED_NAMES = frozenset(
     {"checkpoint", "data", "logging", "model", "optimizer", "progress", "run", "schedule", "tokenizer"}
+    | {"drain", "peers", "transfer", "unknown"}
 )
-"""Names that a module cannot have, since checkpoints and metrics use them for something else."""
+"""Names that a module cannot have, since checkpoints, metrics and causes of waiting use them for something else."""
 
 
 def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:

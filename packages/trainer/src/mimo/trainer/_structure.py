@@ -147,7 +147,10 @@ def _plain(value: Any, kind: Any, where: str) -> Any:
     if kind is Any or kind is object:
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _mismatch(where, _noun(kind), "an integer too large for one") from None
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         try:
             return kind(value)

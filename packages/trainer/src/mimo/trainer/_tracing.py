@@ -41,6 +41,7 @@ class Tracer:
         self._job = job
         self._rank = rank
         self._device = device
+        self._costs = job_costs(job) if job.settings.logging.trace and rank == 0 else None  # by a profile as it is now
         self._steps = 0
         self._clock = 0.0
 
@@ -79,13 +80,14 @@ class Tracer:
     def _write(self, step: int, plan: Plan, moments: Mapping[int, Sequence[Moment]]) -> None:
         from mimo.schedule import simulate, write_page, write_trace
 
-        job = self._job
+        job, costs = self._job, self._costs
+        assert costs is not None, "traces are written on rank 0 alone"
         name = f"{job.plan.schedule}, measured in step {step}"
         done = measured(name, job.graph, range(job.world), moments)
         if job.settings.schedule.profile:
-            costs, how = job_costs(job), f"by the profile {job.settings.schedule.profile}"
+            how = f"by the profile {job.settings.schedule.profile}"
         else:
-            costs, how = mean_costs(done, job.graph, job_costs(job)), f"with the mean times of step {step}"
+            costs, how = mean_costs(done, job.graph, costs), f"with the mean times of step {step}"
         timelines = [done, simulate(plan, job.graph, costs, f"{plan.schedule}, simulated {how}").timeline]
         folder = job.directory / TRACES
         folder.mkdir(parents=True, exist_ok=True)
