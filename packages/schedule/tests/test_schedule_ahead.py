@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -31,6 +34,13 @@ from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 Cases = st.SearchStrategy[Any]
 few = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the schedule try few rules and search little, for laws that hold however good the plan is."""
+    monkeypatch.setattr("mimo.schedule._ahead_rules._PLACED", 3_000)
+    monkeypatch.setattr("mimo.schedule._ahead_rules._EFFORT", 20_000)
 
 
 def _module(name: str, ranks: Sequence[int], *, trains: bool = True, batch_factor: int = 1, **sizes: int) -> Module:
@@ -99,6 +109,7 @@ def test_a_backward_stays_whole_where_nothing_gains_by_its_parts() -> None:
     assert {kind for kind, _ in _computations(plan, 0, "l")} == {"forward", "backward"}
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("batch_factor", [1, 2])
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_budget_holds_and_a_larger_one_is_no_slower(trains: bool, batch_factor: int) -> None:
@@ -106,7 +117,7 @@ def test_a_budget_holds_and_a_larger_one_is_no_slower(trains: bool, batch_factor
     graph = _colocated(trains=trains, batch_factor=batch_factor)
     costs = _kept(graph, vision=30, language=10)
     seconds = []
-    for budget in (30 * batch_factor + 10, 150, 300, 0):
+    for budget in (30 * batch_factor + 10, 150, 0):
         plan = generate(graph, 6, Ahead(budget=budget), costs)
         check(plan, graph, max_bytes=dict.fromkeys(graph.ranks, budget) if budget else None, costs=costs)
         emulate(plan, graph)
@@ -114,7 +125,7 @@ def test_a_budget_holds_and_a_larger_one_is_no_slower(trains: bool, batch_factor
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_a_budget_that_nothing_fits_is_refused_with_the_smallest_that_works() -> None:
+def test_a_budget_that_is_too_small_is_refused_with_the_smallest_it_plans_with() -> None:
     """A pass of the encoder and a microbatch of the language model have to be there at once; recomputing adds to it."""
     graph = _colocated(batch_factor=2)
     costs = _kept(graph, vision=30, language=10)
@@ -127,6 +138,33 @@ def test_a_budget_that_nothing_fits_is_refused_with_the_smallest_that_works() ->
         generate(graph, 4, Ahead(budget=74), attrs.evolve(costs, stages=again))
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("budget", [0, 30, 31])
+@pytest.mark.parametrize("microbatches", [3, 4, 7])
+def test_a_source_runs_ahead_by_a_pass_of_what_it_feeds(microbatches: int, budget: int) -> None:
+    """Three microbatches of the first module are there for one pass of the second, in flight and within the budget."""
+    modules = (_module("a", (0,)), _module("b", (1,), batch_factor=3))
+    graph = ModuleGraph(modules=modules, arrows=(("a", "b"),))
+    costs = _kept(graph, a=10, b=1)
+    plan = generate(graph, microbatches, Ahead(budget=budget), costs)
+    check(plan, graph, max_bytes=dict.fromkeys(graph.ranks, budget) if budget else None, costs=costs)
+    emulate(plan, graph)
+    with pytest.raises(ConfigError, match=r"expected 30 bytes or more, which ahead reserves"):
+        generate(graph, microbatches, Ahead(budget=29), costs)
+
+
+def test_rows_of_a_frozen_stage_that_are_on_their_way_are_not_in_the_budget() -> None:
+    """A rank lets go of them when they are sent; the simulator counts them until they have arrived."""
+    graph = ModuleGraph(
+        modules=(_module("vision", (0,), trains=False), _module("language", (1,))), arrows=(("vision", "language"),)
+    )
+    edge = graph.edges[0].name
+    costs = attrs.evolve(_kept(graph, vision=10, language=1), message_bytes={edge: 1}, link=Link(latency=5))
+    plan = generate(graph, 3, Ahead(budget=10), costs)
+    assert peak_activations(plan, graph, costs)[0].bytes == 10
+    assert simulate(plan, graph, costs).peak_total[0] > 10
+
+
 def test_what_is_no_budget_is_refused() -> None:
     """Bytes are not negative, and a step has a microbatch."""
     graph = _colocated()
@@ -136,11 +174,35 @@ def test_what_is_no_budget_is_refused() -> None:
         generate(graph, 0, Ahead(), Costs.even(graph))
 
 
+_PLAN = """
+from mimo.schedule import Costs, _ahead_rules
+from mimo.schedule._ahead import Ahead, generate
+from mimo.topology import Grid, Module, ModuleGraph
+
+_ahead_rules._EFFORT = 20_000
+grids = (Grid(name="v", ranks=range(4), dp=4), Grid(name="a", ranks=(1, 2), dp=2), Grid(name="l", ranks=range(4), pp=4))
+graph = ModuleGraph(
+    modules=tuple(Module(grid=grid, trains=(True,) * grid.pp, batch_factor=2 - grid.pp // 4) for grid in grids),
+    arrows=(("v", "l"), ("a", "l")),
+)
+print(generate(graph, 4, Ahead(), Costs.even(graph)))
+"""
+
+
 def test_the_same_step_gets_the_same_plan() -> None:
-    """Neither clocks nor random seeds from outside have a say."""
-    graph = _colocated(batch_factor=2)
-    costs = _kept(graph, vision=30, language=10)
-    assert generate(graph, 5, Ahead(budget=80), costs) == generate(graph, 5, Ahead(budget=80), costs)
+    """Neither clocks nor random seeds from outside have a say, that of hashes included."""
+    plans = [
+        subprocess.run(  # noqa: S603 - our own interpreter and text
+            [sys.executable, "-c", _PLAN],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert "input-gradient" in plans[0]
+    assert len(set(plans)) == 1
 
 
 def test_slow_messages_are_worked_around() -> None:
@@ -150,7 +212,8 @@ def test_slow_messages_are_worked_around() -> None:
     assert simulate(generate(graph, 5, Ahead(), costs), graph, costs).seconds <= 5 * 3 + 3
 
 
-@few
+@pytest.mark.usefixtures("quick")
+@settings(few, max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 10**6), tight=st.booleans())
 def test_plans_of_random_graphs_are_proved_and_finish(
     data: st.DataObject, seed: int, tight: bool, cases: Cases
@@ -187,10 +250,11 @@ def test_stages_that_take_no_time_are_placed_too() -> None:
     emulate(plan, graph)
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_thousand_ranks_are_planned() -> None:
-    """64 microbatches over 1,024 ranks in 32 stages with an encoder on all of them come close to the work there is."""
+    """64 microbatches over 1,024 ranks in 16 stages with an encoder on all of them come close to the work there is."""
     graph = ModuleGraph(
-        modules=(_module("v", range(1024), dp=1024), _module("l", range(1024), pp=32, tp=8, dp=4)), arrows=(("v", "l"),)
+        modules=(_module("v", range(1024), dp=1024), _module("l", range(1024), pp=16, tp=8, dp=8)), arrows=(("v", "l"),)
     )
     costs = _kept(graph, v=2, l=1)
     plan = generate(graph, 64, Ahead(budget=100), costs)

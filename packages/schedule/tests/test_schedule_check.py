@@ -159,13 +159,31 @@ def test_a_split_backward_is_accepted() -> None:
     assert in_flight(plan)[StageId("l", 0)] == 2
 
 
-def test_one_action_may_serve_several_microbatches() -> None:
-    """An encoder pass over two microbatches feeds them one by one."""
-    plan = _edit(0, _replace("forward v.0 0", "forward v.0 0,1"))
-    actions = tuple(action for action in plan.actors[0].actions if action != _action("forward v.0 1"))
-    plan = attrs.evolve(plan, actors=(attrs.evolve(plan.actors[0], actions=actions), plan.actors[1]))
-    check(plan, _two_modules())
-    emulate(plan, _two_modules())
+def _bundled(kind: str, module: str, *served: tuple[int, ...]) -> Plan:
+    """Return the plan of two modules in which the actions of a kind serve these, wherever the first of them stood."""
+    number, texts = "vl".index(module), [f"{kind} {module}.0 {','.join(map(str, each))}" for each in served]
+
+    def edit(actions: Actions) -> None:
+        places = [at for at, action in enumerate(actions) if (action.kind, action.module) == (kind, module)]
+        for place in places[:0:-1]:
+            del actions[place]
+        actions[places[0] : places[0] + 1] = [_action(text) for text in texts]
+
+    return _edit(number, edit)
+
+
+@pytest.mark.parametrize(("kind", "module"), [("forward", "v"), ("forward", "l"), ("backward", "v"), ("backward", "l")])
+def test_microbatches_of_other_passes_together_are_refused(kind: str, module: str) -> None:
+    """A pass serves as many as the module's ``batch_factor`` says: so its data come, and its activations are kept."""
+    plan = _bundled(kind, module, (0, 1))
+    with pytest.raises(
+        PlanError,
+        match=rf"\({kind} of {module}.0, microbatches 0, 1\): expected a whole pass of {module}, microbatch 0, "
+        r"got microbatches 0, 1\.$",
+    ):
+        check(plan, _two_modules())
+    with pytest.raises(PlanError):
+        emulate(plan, _two_modules())
 
 
 def test_work_for_a_frozen_module_is_refused() -> None:

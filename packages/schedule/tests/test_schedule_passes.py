@@ -71,14 +71,20 @@ def test_a_pass_feeds_and_is_fed_message_by_message() -> None:
     [
         ("ranks_0", "R:v0:1:v->l ", "", r"rank 0: expected receive on v->l by v.0, microbatch 1, once"),
         ("ranks_0", "R:v0:1:v->l B:v0:0,1", "B:v0:0,1 R:v0:1:v->l", r"after receive on v->l by v.0, microbatch 1, got"),
+        ("ranks_0", "B:v0:0,1", "B:v0:0", r"expected a whole pass of v, microbatches 0, 1, got microbatch 0\.$"),
+        ("ranks_0", "B:v0:0,1", "B:v0:1 B:v0:0", r"expected a whole pass of v, microbatches 0, 1, got microbatch 1"),
+        ("ranks_0", "B:v0:0,1", "B:v0:1,0", r"a whole pass of v, microbatches 0, 1, got microbatches 1, 0\.$"),
+        ("ranks_0", "B:v0:0,1", "I:v0:0,1 W:v0:0 W:v0:1", r"\(weight-gradient of v.0, microbatch 0\): expected a who"),
+        ("ranks_0", "B:v0:0,1", "I:v0:0 I:v0:1 W:v0:0,1", r"\(input-gradient of v.0, microbatch 0\): expected a whol"),
+        ("ranks_0", "F:v0:0,1", "F:v0:0 F:v0:1", r"\(forward of v.0, microbatch 0\): expected a whole pass of v, mic"),
+        ("ranks_0", "B:v0:0,1", "", r"rank 0: expected backward of v.0, microbatch 0, once in the list, got none"),
+        ("ranks_0", "B:v0:0,1", "B:v0:0,1,1", r"expected each microbatch once, from 0 to 1, got microbatches 0, 1, 1"),
         (
             "ranks_0",
             "B:v0:0,1",
-            "B:v0:0",
-            r"rank 0: expected backward of v.0, microbatch 1, once in the list, got none",
+            "B:v0:0,1 B:v0:0,1",
+            r"\(backward of v.0, microbatches 0, 1\): expected it once in the list",
         ),
-        ("ranks_0", "B:v0:0,1", "B:v0:0,1,1", r"expected each microbatch once, from 0 to 1, got microbatches 0, 1, 1"),
-        ("ranks_0", "B:v0:0,1", "B:v0:0,1 B:v0:1", r"\(backward of v.0, microbatch 1\): expected it once in the list"),
         ("ranks_0", "S:v0:0:v->l S:v0:1:v->l", "S:v0:0,1:v->l", r"expected the order of rank 0, .* microbatches 0, 1"),
         ("ranks_0", "S:v0:0:v->l S:v0:1:v->l", "S:v0:1:v->l S:v0:0:v->l", r"expected the order of rank 0, which here"),
     ],
@@ -89,9 +95,40 @@ def test_a_fault_in_a_pass_is_named(list_of: str, old: str, new: str, text: str)
         check(_plan(2, **{**FED, list_of: FED[list_of].replace(old, new)}), _fed())
 
 
+@pytest.mark.parametrize(
+    ("new", "text"),
+    [
+        ("B:v0:0 B:v0:1", r"\(backward of v.0, microbatch 0\): expected forward of just these microbatches before it"),
+        ("B:v0:1,0", r"\(backward of v.0, microbatches 1, 0\): expected forward of just these microbatches before it"),
+        ("I:v0:0 I:v0:1 W:v0:0,1", r"\(input-gradient of v.0, microbatch 0\): expected forward of just these"),
+        ("I:v0:0,1 W:v0:0 W:v0:1", r"\(weight-gradient of v.0, microbatch 0\): expected input-gradient of just these"),
+    ],
+)
+def test_the_emulator_finds_what_a_pass_left_by_its_microbatches(new: str, text: str) -> None:
+    """As a rank does: what is kept for one backward does not serve two, nor what two kept one."""
+    lists = {**FED, "ranks_0": FED["ranks_0"].replace("B:v0:0,1", new)}
+    with pytest.raises(PlanError, match=text):
+        emulate(_plan(2, **lists), _fed())
+
+
+def test_the_emulator_has_data_by_the_passes_of_the_module() -> None:
+    """A forward of part of a pass, or of two together, would take samples that do not come so."""
+    parts = {**FED, "ranks_0": FED["ranks_0"].replace("F:v0:0,1", "F:v0:0 F:v0:1").replace("B:v0:0,1", "B:v0:0 B:v0:1")}
+    for lists, factor, got in ((parts, 2, "microbatch 0"), (FED, 1, "microbatches 0, 1")):
+        with pytest.raises(PlanError, match=rf"expected microbatches that come as one pass of v, got {got}\.$"):
+            emulate(_plan(2, **lists), _fed(batch_factor=factor))
+    emulate(_plan(2, **parts), _fed(batch_factor=1))
+
+
 def test_a_pass_that_waits_for_what_waits_for_it_is_refused() -> None:
     """The consumer's backward of the first microbatch must not wait for rows of a pass behind that backward."""
-    graph = _fed(batch_factor=1)
+    graph = ModuleGraph(
+        modules=(
+            Module(grid=Grid(name="v", ranks=(0,)), trains=(True,)),
+            Module(grid=Grid(name="l", ranks=(1,)), trains=(True,), batch_factor=2),
+        ),
+        arrows=(("v", "l"),),
+    )
     lists = {
         "ranks_0": "F:v0:0 S:v0:0:v->l R:v0:0:v->l B:v0:0 F:v0:1 S:v0:1:v->l R:v0:1:v->l B:v0:1 +:v0",
         "ranks_1": "R:l0:0:v->l R:l0:1:v->l F:l0:0,1 B:l0:0,1 S:l0:0:v->l S:l0:1:v->l +:l0",
@@ -107,7 +144,7 @@ def _tensor_ranks(*, recompute: Any = "none") -> ModuleGraph:
     """Return ``l`` over two tensor ranks, which have lists of their own as rank 1 has ``c`` too."""
     return ModuleGraph(
         modules=(
-            Module(grid=Grid(name="c", ranks=(1,)), trains=(False,)),
+            Module(grid=Grid(name="c", ranks=(1,)), trains=(False,), batch_factor=2),
             Module(grid=Grid(name="l", ranks=(0, 1), tp=2), trains=(True,), recompute=recompute),
         ),
         arrows=(),
@@ -144,7 +181,6 @@ def test_what_is_recomputed_meets_in_the_input_gradient(recompute: Any) -> None:
     ("texts", "text"),
     [
         ("F:l0:0 F:l0:1 I:l0:0 W:l0:0 B:l0:1 +:l0", None),
-        ("F:l0:0,1 I:l0:0,1 W:l0:0,1 +:l0", None),
         ("F:l0:0 F:l0:1 I:l0:0 W:l0:0 W:l0:1 I:l0:1 +:l0", r"after input-gradient of l.0, microbatch 1, got .* 5"),
         (
             "F:l0:0 F:l0:1 B:l0:0 I:l0:1 +:l0 W:l0:1",
@@ -176,11 +212,19 @@ def test_backwards_are_whole_or_in_two_parts(texts: str, text: str | None) -> No
         emulate(plan, graph)
 
 
+def test_a_pass_may_go_back_in_two_parts() -> None:
+    """Over several microbatches, too, with others whole; the last pass is of what is left."""
+    graph = ModuleGraph(modules=(Module(grid=Grid(name="l", ranks=(0,)), trains=(True,), batch_factor=2),), arrows=())
+    plan = _plan(3, ranks_0="F:l0:0,1 F:l0:2 I:l0:0,1 B:l0:2 W:l0:0,1 +:l0")
+    check(plan, graph)
+    emulate(plan, graph)
+
+
 def test_chunks_of_a_group_share_its_order() -> None:
     """Tensor ranks that come to different chunks at a time mix them up: the group is the same."""
     graph = ModuleGraph(
         modules=(
-            Module(grid=Grid(name="c", ranks=(1,)), trains=(False,)),
+            Module(grid=Grid(name="c", ranks=(1,)), trains=(False,), batch_factor=2),
             Module(grid=Grid(name="l", ranks=(0, 1), tp=2), trains=(False, False), chunks=2),
         ),
         arrows=(),

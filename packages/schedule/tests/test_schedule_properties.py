@@ -209,6 +209,45 @@ def test_any_action_too_few_or_too_many_is_refused(data: st.DataObject, double: 
         check(_with(case.plan, number, broken), case.graph)
 
 
+@many
+@given(data=st.data())
+def test_other_microbatches_of_an_action_are_refused(data: st.DataObject, cases: Cases) -> None:
+    """With one more, one less, others, or in another order, whatever the action and wherever the others went."""
+    case = data.draw(cases)
+    number, index = _pick(data, _places(case.plan, "forward", *BACKWARDS, "send", "receive"))
+    actions = list(case.plan.actors[number].actions)
+    served = actions[index].microbatches
+    other = tuple(data.draw(st.lists(st.integers(-1, 2 * case.plan.microbatches), max_size=len(served) + 1)))
+    assume(other != served)
+    actions[index] = attrs.evolve(actions[index], microbatches=other)
+    with pytest.raises(PlanError):
+        check(_with(case.plan, number, actions), case.graph)
+
+
+@many
+@given(data=st.data())
+def test_passes_that_are_cut_or_joined_are_refused(data: st.DataObject, cases: Cases) -> None:
+    """Though each microbatch is served once, in order: neither data nor what is kept lie so."""
+    case = data.draw(cases)
+    number, index = _pick(data, _places(case.plan, "forward", *BACKWARDS))
+    actions = list(case.plan.actors[number].actions)
+    chosen = actions[index]
+    alike = [
+        at
+        for at, action in enumerate(actions)
+        if at > index and (action.kind, action.stage_id) == (chosen.kind, chosen.stage_id)
+    ]
+    if len(chosen.microbatches) > 1 and data.draw(st.booleans()):
+        cut = data.draw(st.integers(1, len(chosen.microbatches) - 1))
+        parts = (chosen.microbatches[:cut], chosen.microbatches[cut:])
+        actions[index : index + 1] = [attrs.evolve(chosen, microbatches=part) for part in parts]
+    else:
+        assume(alike)
+        joined = actions.pop(alike[0])
+        actions[index] = attrs.evolve(chosen, microbatches=chosen.microbatches + joined.microbatches)
+    assert_refused(_with(case.plan, number, actions), case.graph, checked=r"expected a whole pass of ")
+
+
 def _shared_groups(graph: ModuleGraph) -> list[tuple[StageId, int]]:
     """Return the stages with a tensor or context group that ranks of several actors form, with one of these actors."""
     found = []

@@ -300,6 +300,8 @@ KEEPING = StageCost(
 def test_memory_is_kept_until_the_backward(texts: str, moments: list[tuple[float, int]], seconds: float) -> None:
     """From each forward to its backward; what is recomputed during that, what the weight gradient needs until then."""
     graph = _modules(frozen=False, l=(0,))
+    if "0,1" in texts:
+        graph = attrs.evolve(graph, modules=(attrs.evolve(graph.modules[0], batch_factor=2),))
     plan = _plan(2 if "1" in texts else 1, ranks_0=texts)
     check(plan, graph)
     costs = Costs(stages={StageId("l", 0): KEEPING})

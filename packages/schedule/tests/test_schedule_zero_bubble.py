@@ -15,6 +15,10 @@ from mimo.schedule._one_forward_one_backward import generate as one_forward_one_
 from mimo.schedule._zero_bubble import Form, ZeroBubble, generate, placement
 from mimo.topology import Grid, Module, ModuleGraph, Placement, StageId
 
+THREE_CHUNKS = (
+    r"^modules\.l\.chunks: expected 2 with schedule\.form = 'v', got 3\. "
+    r"Set it to 2, or choose schedule\.plugin = 'interleaved'\.$"
+)
 LETTERS = {"forward": "F", "input-gradient": "I", "weight-gradient": "W", "backward": "B"}
 
 
@@ -181,16 +185,20 @@ def test_too_few_microbatches_for_h2_are_refused() -> None:
     graph = ModuleGraph(
         modules=(_module("v", range(3), pp=3, batch_factor=3), _module("l", range(4, 8), pp=4)), arrows=(("v", "l"),)
     )
-    with pytest.raises(ConfigError, match=r"2 x modules\.v\.pp - 1 = 5 or more.*got 4\. The smallest that works is 7;"):
-        _plan(graph, 4, "h2")
-    _plan(graph, 7, "h2")
+    with pytest.raises(
+        ConfigError,
+        match=r"^microbatches: expected 2 x modules\.v\.pp - 1 = 5 or more passes of 3 microbatches in a step, "
+        r"got 12\. The smallest that works is 13; a step",
+    ):
+        _plan(graph, 12, "h2")
+    _plan(graph, 13, "h2")
 
 
 def test_other_chunks_than_a_form_has_are_refused() -> None:
     """A V needs two in some module and no more in any; the others do with one."""
     with pytest.raises(ConfigError, match=r"^modules\.l\.chunks: expected 2 with schedule\.form = 'v'.*got 1\."):
         _plan(_pipeline(2), 4, "v")
-    with pytest.raises(ConfigError, match=r"^modules\.l\.chunks: expected 2 with schedule\.form = 'v', got 3\."):
+    with pytest.raises(ConfigError, match=THREE_CHUNKS):
         _plan(_pipeline(2, chunks=3), 4, "v")
     with pytest.raises(ConfigError, match=r"^modules\.l\.chunks: expected 1 with schedule\.form = 'h1', got 2\."):
         _plan(_pipeline(2, chunks=2), 4, "h1")

@@ -28,6 +28,9 @@ class Ahead:
 
     Args:
         budget: bytes of activations that a rank may keep at once, those of all its modules together; 0 sets no limit.
+            They are counted along the rank's list, where rows of a stage without backward are let go when they are
+            sent. `simulate` counts them until their message has arrived, and so may show more than the budget: by the
+            rows of frozen stages that are on their way at one moment.
     """
 
     budget: int = 0
@@ -36,12 +39,14 @@ class Ahead:
 def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs) -> Plan:
     """Return a short plan of ``microbatches`` microbatches over ``graph`` within the budget.
 
-    Activations count as the simulator counts them: from the start of a forward to the end of its backward, the part
-    that a weight gradient needs to the end of that, and what is recomputed while the first part of a backward runs.
+    Activations count as `peak_activations` counts them: from the start of a forward to the end of its backward, the
+    part that a weight gradient needs to the end of that, and what is recomputed while the first part of a backward
+    runs; where there is no backward, until it is sent. For a module with ``prefetch`` the rows of two steps are
+    reserved throughout, up to twice what is kept at any time.
 
     Raises:
-        ConfigError: there is no microbatch, or the budget is too small for any order of work; the text then says which
-            would do.
+        ConfigError: there is no microbatch, or the budget is less than what this schedule reserves for microbatches
+            that go in turn; the text then says how much that is. Another order might do with less.
     """
     assert isinstance(config, Ahead), config
     if microbatches < 1:
@@ -52,7 +57,7 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
     if config.budget and (smallest := smallest_budget(tasks)) > config.budget:
         raise ConfigError(
             "schedule.budget",
-            expected=f"{smallest} bytes or more, which a rank keeps even if microbatches go one after the other",
+            expected=f"{smallest} bytes or more, which ahead reserves on a rank for microbatches that go in turn",
             got=repr(config.budget),
             fix=f"Set it to {smallest} or more, or to 0 for no limit.",
         )

@@ -14,7 +14,9 @@ from operator import attrgetter, itemgetter
 
 import attrs
 
+from mimo.hooks import PlanError
 from mimo.schedule._plan import Action, ActionKind, ActorPlan, Plan, tied_edge
+from mimo.schedule._texts import action_text
 from mimo.schedule._wiring import Wiring
 from mimo.topology import Edge, ModuleGraph, StageId
 
@@ -58,9 +60,20 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
         microbatches: number of microbatches in the step.
         computations: every computation of the step. Two on one actor do not overlap in time, each starts no earlier
             than what it needs has finished, and those of one stage and kind are, on each actor, in the order of their
-            microbatches.
+            microbatches. Each takes some time, however little: at one moment what is made moves on before anything
+            begins.
+
+    Raises:
+        PlanError: a computation does not finish after its start.
     """
     placed = list(computations)
+    for timed in placed:
+        if timed.kind in COMPUTATIONS and not timed.finish > timed.start:
+            raise PlanError(
+                f"computations, {action_text(timed.action)}",
+                expected="a finish after its start",
+                got=f"start {timed.start}, finish {timed.finish}",
+            )
     holders: dict[StageId, list[int]] = {}
     for index, actor in enumerate(graph.actors):
         for stage in actor.stages:

@@ -1,18 +1,20 @@
 """Bytes of activations that actors keep, and which forwards may begin so that a budget never leaves them stuck.
 
 The one idea, from the banker's algorithm (Dijkstra, EWD 123): whatever has begun, the step must be able to end
-microbatch by microbatch, each forward through everything and back again, keeping no more than the budget. A forward
-begins early only if that stays true. So a budget works if that order alone, from the start, fits into it; and where all
-ends in one sink none below does, as when that has a microbatch's rows, everything else keeps the microbatch too.
+microbatch by microbatch (`_ahead_turns`), keeping no more than the budget. A forward begins early only if that stays
+true. So a budget works if that order alone, from the start, fits into it. That it is refused otherwise is prudence:
+where frozen stages share actors with others, or are made a step ahead, some other order may keep less.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 import attrs
 
+from mimo.schedule._ahead_turns import Turns, turns_of
 from mimo.schedule._tasks import Task, TaskGraph, is_made_ahead
 from mimo.topology import StageId
 
@@ -27,20 +29,23 @@ class _Slot:
     activations: int
     recomputed: int
     factor: int
-    microbatches: int
+    turns: Turns
     backward: bool
     limit: int
     forwards: int = 0
     backwards: int = 0
     freed: int = 0
 
-    def first(self, microbatch: int) -> int:
-        """Return the first microbatch of the pass of a microbatch."""
-        return microbatch // self.factor * self.factor
+    @property
+    def done(self) -> int:
+        """How many microbatches keep nothing any more but what a weight gradient needs."""
+        return self.backwards if self.backward else self.forwards
 
-    def end(self, microbatch: int) -> int:
-        """Return the microbatch after the pass of a microbatch."""
-        return min(self.first(microbatch) + self.factor, self.microbatches)
+    @property
+    def turn(self) -> int:
+        """The first turn in which something is left to do."""
+        turns = bisect_right(self.turns.begun, self.forwards)
+        return min(turns, bisect_right(self.turns.ended, self.done)) - 1
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -57,32 +62,37 @@ class _Actor:
     kept: int = 0
     held: int = 0
 
-    def peak(self, microbatch: int) -> int:
-        """Return the most bytes kept from now until ``microbatch`` is done, if all before it are and it comes next."""
+    def peak(self, turn: int) -> int:
+        """Return the most bytes kept during a turn, if all before it have been and no more has begun than now."""
         now = highest = self.always
         for slot in self.slots:
             if slot.backward:
-                first = max(slot.first(microbatch), slot.backwards)
-                now += slot.activations * max(0, slot.forwards - first)
+                ended = max(slot.backwards, slot.turns.ended[turn])
+                now += slot.activations * (max(slot.forwards, slot.turns.begun[turn]) - ended)
+        for slot in self.slots:  # those without backward first: what they feed comes later, and they let go at once
+            if not slot.backward:
+                count = slot.turns.begun[turn + 1] - max(slot.forwards, slot.turns.begun[turn])
+                highest = max(highest, now + slot.activations * min(count, slot.factor))
         for slot in self.slots:
-            if slot.forwards <= microbatch:
-                bytes_ = slot.activations * (slot.end(microbatch) - max(slot.first(microbatch), slot.forwards))
-                highest = max(highest, now + bytes_)
-                now += bytes_ if slot.backward else 0
+            if slot.backward:
+                count = slot.turns.begun[turn + 1] - max(slot.forwards, slot.turns.begun[turn])
+                now += slot.activations * max(0, count)
         highest = max(highest, now)
         for slot in reversed(self.slots):
-            end = slot.end(microbatch)
-            if slot.backward and slot.backwards <= microbatch == end - 1:
-                count = end - slot.first(microbatch)
-                highest = max(highest, now + slot.recomputed * count)
-                now -= slot.activations * count
+            if slot.backward:
+                last = slot.turns.ended[turn + 1]
+                for first in range(max(slot.backwards, slot.turns.ended[turn]), last, slot.factor):
+                    count = min(slot.factor, last - first)
+                    highest = max(highest, now + slot.recomputed * count)
+                    now -= slot.activations * count
         return highest
 
     def fits(self, budget: int) -> bool:
-        """Tell whether the step can end from here, one microbatch after the other."""
-        done = [slot.backwards if slot.backward else slot.forwards for slot in self.slots]
-        last = min(max(done) + self.period, self.slots[0].microbatches)  # what comes later keeps no more
-        return all(self.peak(microbatch) <= budget for microbatch in range(min(done), last))
+        """Tell whether the step can end from here, one turn after the other."""
+        first = min(slot.turn for slot in self.slots)
+        last = max(bisect_left(slot.turns.ended, slot.done) for slot in self.slots) + self.period
+        last = min(last, len(self.slots[0].turns.ended) - 1)  # what comes later keeps no more
+        return all(self.peak(turn) <= budget for turn in range(first, last))
 
 
 class Ledger:
@@ -91,7 +101,7 @@ class Ledger:
     Args:
         tasks: of the step.
         budget: bytes that each actor may keep at most, 0 for any.
-        limits: for some stages, how many microbatches may be in flight, beyond those of one pass.
+        limits: for some stages, how many microbatches may be in flight; where turns need more, as many as these.
     """
 
     def __init__(self, tasks: TaskGraph, budget: int, limits: Mapping[StageId, int] | None = None) -> None:
@@ -100,27 +110,29 @@ class Ledger:
         self._limited = limits is not None
         self._actors = [_Actor(always=always, kept=always, held=always) for always in tasks.made_ahead]
         self._slots: dict[tuple[StageId, int], _Slot] = {}
+        turns = turns_of(graph, tasks.microbatches)
+        period = min(math.lcm(*(module.batch_factor for module in graph.modules)), tasks.microbatches)
         for stage in graph.stages:
-            cost, factor = tasks.costs.stages[stage], graph.by_name[stage.module].batch_factor
+            cost = tasks.costs.stages[stage]
             limit = (limits or {}).get(stage, tasks.microbatches)
             for number in tasks.holders[stage]:
                 slot = _Slot(
                     activations=0 if is_made_ahead(graph, stage) else cost.activations,
                     recomputed=cost.recomputed,
-                    factor=factor,
-                    microbatches=tasks.microbatches,
+                    factor=graph.by_name[stage.module].batch_factor,
+                    turns=turns[stage],
                     backward=graph.runs_backward(stage),
-                    limit=max(limit, factor),
+                    limit=max(limit, turns[stage].most),
                 )
                 self._actors[number].slots.append(slot)
                 self._slots[stage, number] = slot
         for actor in self._actors:
-            actor.period = math.lcm(*(slot.factor for slot in actor.slots))
-            actor.most = max(map(actor.peak, range(min(actor.period, tasks.microbatches))))
+            actor.period = period
+            actor.most = max(map(actor.peak, range(period)))
 
     @property
     def smallest(self) -> int:
-        """The smallest budget with which the step can end, if it has not begun yet."""
+        """The smallest budget with which the step can end in turns, if it has not begun yet."""
         return max(actor.most for actor in self._actors)
 
     def allows(self, task: Task) -> bool:
@@ -173,7 +185,7 @@ class Ledger:
 
 
 def smallest_budget(tasks: TaskGraph) -> int:
-    """Return the fewest bytes within which every actor can do its part of the step."""
+    """Return the fewest bytes within which every actor can do its part of the step in turns."""
     return Ledger(tasks, 0).smallest
 
 

@@ -33,12 +33,13 @@ def check(
     """Prove that ``plan`` does one whole step of ``graph`` and that no circle of waiting can arise in it.
 
     Proved are: every stage's forward, and backward where it runs one (as ``backward``, or as ``input-gradient`` and
-    ``weight-gradient``), once for each microbatch on every actor that holds the stage and on no other; every message
-    sent and received once by each actor at its ends; every action behind what it needs; a reduction of each stage
-    that trains, behind its last backward; one order at all ends of a channel and for all members of a collective; and
-    progress, where a send waits for the receives of all its receivers, a computation for the sends of all that it
-    receives, and a collective for all its members, while a receive is posted without waiting. What a backward computes
-    again, with its collectives, lies inside it, or inside its input gradient; a weight gradient has no collectives.
+    ``weight-gradient``), once for each pass of its module on every actor that holds the stage and on no other; every
+    message sent and received once by each actor at its ends; every action behind what it needs; a reduction of each
+    stage that trains, behind its last backward; one order at all ends of a channel and for all members of a
+    collective; and progress, where a send waits for the receives of all its receivers, a computation for the sends of
+    all that it receives, and a collective for all its members, while a receive is posted without waiting. What a
+    backward computes again, with its collectives, lies inside it, or inside its input gradient; a weight gradient has
+    no collectives.
 
     Of a module with ``prefetch`` the microbatches are the next step's, while the rows of this step's that it sends are
     there from the start. Progress is then proved of each half alone too (`Plan.half`), as the steps at either end of a

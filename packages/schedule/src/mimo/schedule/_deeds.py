@@ -25,6 +25,7 @@ _Deed = tuple[ActionKind, str, int, str | None]
 Which microbatches these are, of this step or of the next one, is the deed's to say (`_List.first`).
 """
 _NOWHERE = -1
+_Passes = frozenset[tuple[int, ...]]
 
 
 def check_deeds(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, wiring: Wiring) -> None:
@@ -71,6 +72,7 @@ class _List:
     def find_places(self) -> None:
         """Find where each deed is done; refuse what is none of this actor's, or done twice."""
         firsts: dict[_Deed, int] = {}
+        passes: dict[_Deed, _Passes | None] = {}
         for index, action in enumerate(self.actor.actions):
             deed = (action.kind, action.module, action.stage, action.edge)
             places = self.places.get(deed)
@@ -80,14 +82,28 @@ class _List:
                     raise self._refusal(index, *misfit)
                 places = self.places[deed] = [_NOWHERE] * (1 if action.kind == "reduce" else self.microbatches)
                 first = firsts[deed] = self.first(deed)
-            served = action.microbatches
-            is_usual = len(served) == 1 and 0 <= served[0] - first < len(places) and action.kind != "reduce"
-            if not is_usual and (misfit := _misfit_microbatches(action, first, self.microbatches)):
+                passes[deed] = self._passes(action)
+            served, whole = action.microbatches, passes[deed]
+            if whole is None:
+                is_usual = len(served) == 1 and 0 <= served[0] - first < len(places) and action.kind != "reduce"
+            else:
+                is_usual = served in whole
+            if not is_usual and (misfit := _misfit_microbatches(action, first, self.microbatches, whole)):
                 raise self._refusal(index, *misfit)
             for place in served or (0,):
                 if places[place - first] != _NOWHERE:
                     raise self._refusal(index, "it once in the list", f"two: {places[place - first]} too")
                 places[place - first] = index
+
+    def _passes(self, action: Action) -> _Passes | None:
+        """Return the passes of a computation, which are those of its module; messages take microbatches as they like.
+
+        A pass is looked up by its microbatches: its samples, what it keeps for its backward, and what that keeps for
+        its second part. So forward and backward alike must serve exactly those of a pass.
+        """
+        if action.kind in ("send", "receive", "reduce"):
+            return None
+        return frozenset(self.wiring.passes(action.module, self.microbatches))
 
     def first(self, deed: _Deed) -> int:
         """Return the first microbatch of a deed: the next step's count on from this one's.
@@ -182,8 +198,10 @@ def _misfit(action: Action, stages: Sequence[StageId], wiring: Wiring) -> tuple[
     return None
 
 
-def _misfit_microbatches(action: Action, first: int, microbatches: int) -> tuple[str, str] | None:
-    """Return the same where it serves none of the microbatches that it has to, or others."""
+def _misfit_microbatches(
+    action: Action, first: int, microbatches: int, passes: _Passes | None
+) -> tuple[str, str] | None:
+    """Return the same where it serves none of the microbatches that it has to, or others, or those of no pass."""
     served = action.microbatches
     if action.kind == "reduce":
         return ("a reduction without microbatches", microbatches_text(served)) if served else None
@@ -192,6 +210,9 @@ def _misfit_microbatches(action: Action, first: int, microbatches: int) -> tuple
         return f"microbatches from {first} to {last}", "none"
     if min(served) < first or max(served) > last or (len(served) > 1 and max(Counter(served).values()) > 1):
         return f"each microbatch once, from {first} to {last}", microbatches_text(served)
+    if passes is not None and served not in passes:
+        whole = next(each for each in passes if served[0] in each)
+        return f"a whole pass of {action.module}, {microbatches_text(whole)}", microbatches_text(served)
     return None
 
 

@@ -24,7 +24,8 @@ class Rule:
     Args:
         keys: for each task its place in the order of choice, the lowest first, all different.
         patience: a task is put off if one with a lower key comes within this share of its time.
-        limits: of some stages, the microbatches in flight, weight gradients that are still to come included.
+        limits: of some stages, the microbatches in flight, weight gradients that are still to come included; where a
+            step done in turns (`_ahead_turns`) has more, as many as that.
     """
 
     keys: Sequence[int]

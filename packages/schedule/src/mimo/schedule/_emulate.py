@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 import attrs
 
 from mimo.hooks import PlanError
+from mimo.schedule._emulated_passes import EmulatedPasses
 from mimo.schedule._network import Buffer, Network, Peers, Token
 from mimo.schedule._plan import Action, Plan
 from mimo.schedule._texts import action_text, place_text, ranks_text, stage_text
@@ -52,8 +53,8 @@ def emulate(plan: Plan, graph: ModuleGraph, *, seed: int = 0, peers: Peers | Non
             equal place on a module's own edges. A pair left out is sent nothing.
 
     Raises:
-        PlanError: a computation sees other rows than those of its microbatch, something is left out, or no rank can
-            move any more; its text says at which rank, or who waits for whom.
+        PlanError: a computation sees other rows than those of its microbatch, or serves others than its pass does;
+            something is left out; or no rank can move any more. Its text says at which rank, or who waits for whom.
     """
     emulation = _Emulation.of(plan, graph, peers or _default_peers(graph))
     emulation.run(random.Random(seed))
@@ -124,6 +125,7 @@ class _Emulation:
     microbatches: int
     network: Network
     ranks: Mapping[int, _Rank]
+    passes: EmulatedPasses
     meetings: dict[tuple[object, ...], dict[int, Action]] = attrs.field(factory=dict)
 
     @classmethod
@@ -148,6 +150,7 @@ class _Emulation:
             microbatches=plan.microbatches,
             network=Network(edges=edges, peers=peers),
             ranks=ranks,
+            passes=EmulatedPasses.of(graph, plan.microbatches),
         )
 
     def run(self, choice: random.Random) -> None:
@@ -266,6 +269,7 @@ class _Emulation:
                 if token in rank.made:
                     raise rank.error(expected="each microbatch once", got=f"{token} again")
                 rank.made.add(token)
+        self._take_pass(rank)
         if action.kind == "reduce":
             self._require(rank, [Token("weights", stage, number, m) for m in range(self.microbatches)])
             rank.reduced.append((stage, action.edge))
@@ -276,6 +280,10 @@ class _Emulation:
             self._release_sent(rank)
         elif action.kind != "input-gradient":
             rank.present -= {(stage, microbatch) for microbatch in action.microbatches}
+
+    def _take_pass(self, rank: _Rank) -> None:
+        if misfit := self.passes.misfit(rank.action, rank.number):
+            raise rank.error(expected=misfit[0], got=misfit[1])
 
     def _release_sent(self, rank: _Rank) -> None:
         """Let go of what the present action made or sent, if nobody needs it for a backward and all is sent."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import attrs
 import cattrs
 
+from mimo.schedule._reading import Found
 from mimo.topology import ModuleGraph, Placement, StageId
 
 if TYPE_CHECKING:
@@ -90,8 +91,37 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Return the plan that `to_json` wrote."""
-        return cattrs.structure(json.loads(text), cls)
+        """Return the plan that `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no JSON, or a value is missing, unknown or of another type; it says where.
+        """
+        found = Found.of(text, "plan").fields(cls)
+        return cls(
+            schedule=found["schedule"].text(),
+            microbatches=found["microbatches"].integer(),
+            actors=tuple(map(_read_actor, found["actors"].items())),
+        )
+
+
+def _read_actor(found: Found) -> ActorPlan:
+    fields = found.fields(ActorPlan)
+    return ActorPlan(ranks=fields["ranks"].integers(), actions=tuple(map(_read_action, fields["actions"].items())))
+
+
+def _read_action(found: Found) -> Action:
+    fields = found.fields(Action)
+    kind = fields["kind"].text()
+    if kind not in get_args(ActionKind):
+        raise fields["kind"].wrong(f"one of {', '.join(get_args(ActionKind))}")
+    edge = fields.get("edge")
+    return Action(
+        kind=cast("ActionKind", kind),
+        module=fields["module"].text(),
+        stage=fields["stage"].integer(),
+        microbatches=fields["microbatches"].integers() if "microbatches" in fields else (),
+        edge=None if edge is None or edge.value is None else edge.text(),
+    )
 
 
 def tied_edge(module: str) -> str:

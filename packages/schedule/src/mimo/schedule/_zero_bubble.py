@@ -15,7 +15,7 @@ import attrs
 
 from mimo.hooks import ConfigError, hookimpl
 from mimo.schedule._costs import Costs
-from mimo.schedule._demands import demand_microbatches, longest_pipeline, trains
+from mimo.schedule._demands import demand_microbatches, longest_pipeline, passes_text, trains
 from mimo.schedule._named import MakeOrder, OrderOf, Pipeline, planned
 from mimo.schedule._orders import Step, one_after_one, to_and_fro
 from mimo.schedule._plan import Plan, ScheduleSpec
@@ -64,7 +64,7 @@ def _demand_chunks(graph: ModuleGraph, form: Form) -> None:
                 f"modules.{module.name}.chunks",
                 expected=f"{most} with schedule.form = {form!r}",
                 got=repr(module.chunks),
-                fix=""
+                fix="Set it to 2, or choose schedule.plugin = 'interleaved'."
                 if form == "v"
                 else "With 2, choose schedule.form = 'v'; with more, schedule.plugin = 'interleaved'.",
             )
@@ -81,8 +81,8 @@ def _demand_microbatches(graph: ModuleGraph, microbatches: int) -> None:
     demand_microbatches(
         graph,
         microbatches,
-        lambda module, count: module.grid.pp == 1 or count >= 2 * module.grid.pp - 1,
-        lambda module: f"2 x modules.{module.name}.pp - 1 = {2 * module.grid.pp - 1} or more",
+        lambda module, count: module.grid.pp == 1 or len(module.passes(count)) >= 2 * module.grid.pp - 1,
+        lambda module: f"2 x modules.{module.name}.pp - 1 = {2 * module.grid.pp - 1} or more{passes_text(module)}",
     )
 
 
