@@ -13,6 +13,7 @@ import math
 import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -120,6 +121,9 @@ def scheduled(settings: Table, schedule: str) -> Table:
     """Return settings with one of `SCHEDULES`, and what it needs: chunks, layers for them, microbatches enough.
 
     Where nothing is pipelined, a schedule that needs chunks is not for these settings.
+
+    Raises:
+        LookupError: the samples of a step don't make as many microbatches as it needs.
     """
     found = copy.deepcopy(settings)
     found["schedule"] = dict(SCHEDULES[schedule])
@@ -134,14 +138,17 @@ def scheduled(settings: Table, schedule: str) -> Table:
     fitting = [count for count in (1, 2, 3, 4, 6, 8, 12, 24) if SAMPLES % (lanes * count) == 0]
     wanted = max(SAMPLES // (lanes * settings["run"]["micro_batch"]), least)
     multiple = stages if schedule == "interleaved" else 1
-    count = next(count for count in fitting if count >= wanted and count % multiple == 0)
+    enough = [count for count in fitting if count >= wanted and count % multiple == 0]
+    if not enough:
+        raise LookupError(schedule)
+    count = enough[0]
     found["run"]["micro_batch"] = SAMPLES // (lanes * count)
     return found
 
 
 def _least_of_h2(keys: Mapping[str, Any]) -> int:
     """Return the fewest microbatches that make 2 x pp - 1 passes."""
-    return (2 * keys.get("pp", 1) - 2) * keys.get("batch_factor", 1) + 1
+    return int((2 * keys.get("pp", 1) - 2) * keys.get("batch_factor", 1) + 1)
 
 
 def _modality(encoder: str) -> str:
@@ -386,7 +393,11 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
         seed=rng.randrange(1000),
     )
     schedules = [name for name in SCHEDULES if name not in CHUNKED or keys["pp"] > 1]
-    return scheduled(settings, rng.choice(schedules))
+    rng.shuffle(schedules)
+    for schedule in schedules:
+        with suppress(LookupError):
+            return scheduled(settings, schedule)
+    raise AssertionError(settings)
 
 
 def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
