@@ -56,9 +56,9 @@ class StepInfo:
     ``loss`` is per label token over the global batch; ``rows`` counts each module's rows in the step; ``norms`` are
     per-module gradient norms before clipping; ``seconds`` is the wall time of the step on this rank;
     ``module_seconds`` are those of each module's computations, waiting for their rows included, as a mean over its
-    ranks (what is encoded ahead counts where it is done). ``losses`` are further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else the model
-    counts, such as the rows that each expert took. ``edges`` is what was sent on each edge, where ``logging.edges``
-    asks for it.
+    ranks (what is encoded ahead counts where it is done). ``losses`` are further losses that are trained on beside
+    ``loss``, per label token like it; ``counts`` is what else the model counts, such as the rows that each expert took.
+    ``edges`` is what was sent on each edge, where ``logging.edges`` asks for it.
     """
 
     step: int
