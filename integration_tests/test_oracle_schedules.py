@@ -104,7 +104,7 @@ def every_case() -> Iterator[Case]:
 
 
 def cover(cases: Sequence[Case]) -> set[Case]:
-    """Return cases in which every pair of features occurs that occurs in any, and each layout with two schedules."""
+    """Return cases in which every pair of features occurs that occurs in any, and each layout."""
     order = random.Random(0).sample(cases, len(cases))
     numbers: dict[str, int] = {}
     features = {case: [numbers.setdefault(one, len(numbers)) for one in case.features] for case in order}
@@ -119,11 +119,10 @@ def cover(cases: Sequence[Case]) -> set[Case]:
             if (pairs[case] & missing).bit_count() >= least:
                 missing &= ~pairs[case]
                 chosen.add(case)
-    schedules: dict[tuple[str, str], set[str]] = {}
-    for case in (*chosen, *order):
-        seen = schedules.setdefault((case.group, case.layout), set())
-        if case in chosen or len(seen) < 2:
-            seen.add(case.schedule)
+    seen = {(case.group, case.layout) for case in chosen}
+    for case in order:
+        if (case.group, case.layout) not in seen:
+            seen.add((case.group, case.layout))
             chosen.add(case)
     return chosen
 
