@@ -24,12 +24,14 @@ import torch.distributed as dist
 from _forked import in_ranks
 from _tiled import WORDS, find
 from torch import Tensor
+from typing_extensions import override
 
 from mimo.model.runtime import Deferral, Part
 from mimo.optimizer.runtime import Tally
 from mimo.schedule import Costs, Link, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
+from mimo.trainer._assembly import Assembly
 from mimo.trainer._config import make_settings
 from mimo.trainer._costs import formula_costs
 from mimo.trainer._engine import Engine
@@ -174,14 +176,14 @@ class _Sleep(torch.autograd.Function):
 class Sleeper(Program):
     """A stage that computes nothing for as long as its computations take."""
 
-    def __init__(self, engine: SleepingEngine, stage: StageId, cost: StageCost) -> None:
-        job = engine.job
+    def __init__(self, assembly: Assembly, stage: StageId, cost: StageCost) -> None:
+        job = assembly.job
         self.module = job.module(stage.module)
-        self.part: Part = engine.model.parts[stage]
+        self.part: Part = assembly.model.parts[stage]
         self.cost = cost
         self.deferral = Deferral()
         self._outputs_of = job.graph.outputs(stage)
-        self._rank = engine.rank
+        self._rank = assembly.rank
         self._anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
         self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
 
@@ -219,15 +221,15 @@ class Sleeper(Program):
         time.sleep(self.cost.reduce_tied)
 
 
-class SleepingEngine(Engine):
-    """An engine whose stages sleep."""
+def sleeping(costs: Costs) -> type[Assembly]:
+    """Return what is like any other rank's parts, but that its stages sleep as long as they cost."""
 
-    def __init__(self, job: Job, *, rank: int, costs: Costs) -> None:
-        self._costs = costs
-        super().__init__(job, rank=rank, device=torch.device("cpu"))
+    class Sleeping(Assembly):
+        @override
+        def program(self, stage: StageId) -> Program:
+            return Sleeper(self, stage, costs.stages[stage])
 
-    def _program(self, stage: StageId) -> Program:
-        return Sleeper(self, stage, self._costs.stages[stage])
+    return Sleeping
 
 
 def stretched(costs: Costs) -> Costs:
@@ -269,7 +271,7 @@ def prepare(case: Case, rank: int) -> tuple[Engine, Costs]:
             name: Link(times.latency, times.bandwidth) for name, times in edges.items() if times.bandwidth is not None
         },
     )
-    return SleepingEngine(job, rank=rank, costs=costs), costs
+    return Engine(job, rank=rank, device=torch.device("cpu"), assembly=sleeping(costs)), costs
 
 
 def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[float]]:

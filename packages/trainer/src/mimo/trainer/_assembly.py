@@ -36,14 +36,14 @@ class Assembly:
     """
 
     def __init__(self, job: Job, *, rank: int, device: torch.device, told: Mapping[str, int]) -> None:
-        self._job = job
-        self._rank = rank
+        self.job = job
+        self.rank = rank
         self._device = device
         self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
         self._role = job.graph.role(rank)
         self.model = self._model()
         self.optimizer = self._optimizer(told)
-        self.programs: dict[StageId, Program] = {stage: self._program(stage) for stage in self._role.stages}
+        self.programs: dict[StageId, Program] = {stage: self.program(stage) for stage in self._role.stages}
         channels = open_channels(job.graph)
         self.boundaries = {
             edge.name: self._boundary(edge, channels[edge.name])
@@ -52,7 +52,7 @@ class Assembly:
         }
 
     def _model(self) -> MimoModel:
-        actions = self._job.plan.actions_of(self._rank)
+        actions = self.job.plan.actions_of(self.rank)
         split = {action.stage_id for action in actions if action.kind == "input-gradient"}
         parts: dict[StageId, Part] = {}
         for stage in self._role.stages:
@@ -61,19 +61,19 @@ class Assembly:
         return MimoModel(parts.values())
 
     def _part(self, stage: StageId, *, first: Part | None, splits_backward: bool) -> Part:
-        module = self._job.module(stage.module)
+        module = self.job.module(stage.module)
         axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
-        mixed = self._job.graph.by_name[module.name].experts
+        mixed = self.job.graph.by_name[module.name].experts
         return build_part(
             module.spec,
             module.config,
             grid=module.grid,
-            stage=Stage(stage.stage, self._job.graph.by_name[module.name].stages),
-            seed=self._job.settings.run.seed,
+            stage=Stage(stage.stage, self.job.graph.by_name[module.name].stages),
+            seed=self.job.settings.run.seed,
             axis=axis,
             mesh=self._meshes.tensor_mesh(module.grid),
             device=self._device,
-            hidden=self._job.hidden,
+            hidden=self.job.hidden,
             frozen=module.frozen,
             context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
             experts=self._expert_axis(module.grid) if mixed else None,
@@ -86,13 +86,13 @@ class Assembly:
     def _expert_axis(self, grid: Grid) -> ExpertAxis:
         return ExpertAxis.of(
             grid,
-            self._rank,
+            self.rank,
             group=self._meshes.axes_group(grid, ("ep", "etp")),
             rows=self._meshes.axes_group(grid, ROW_AXES),
         )
 
     def _optimizer(self, told: Mapping[str, int]) -> MimoOptimizer:
-        job = self._job
+        job = self.job
         modules = []
         for name in self._role.places:
             choice = job.module(name).optimizer
@@ -120,26 +120,27 @@ class Assembly:
     def _parameters(self, part: Part) -> ModuleParameters:
         """Return what a stage trains."""
         everything = ModuleParameters(
-            grid=self._job.module(part.name).grid,
-            rank=self._rank,
+            grid=self.job.module(part.name).grid,
+            rank=self.rank,
             parameters=part.parameters,
             summed=part.summed,
             tied=part.tied,
             experts=part.experts,
         )
-        trains = self._job.graph.by_name[part.name].trains[part.stage.index]
+        trains = self.job.graph.by_name[part.name].trains[part.stage.index]
         return everything.only(name for name, value in part.parameters.items() if trains and value.requires_grad)
 
-    def _program(self, stage: StageId) -> Program:
-        module = self._job.module(stage.module)
+    def program(self, stage: StageId) -> Program:
+        """Return what one of this rank's stages does; the model and the optimizer stand by then."""
+        module = self.job.module(stage.module)
         kind = EncoderProgram if isinstance(module.spec, EncoderSpec) else LanguageProgram
         return kind(
-            self._job,
+            self.job,
             module,
             self.model.parts[stage],
-            rank=self._rank,
+            rank=self.rank,
             place=self._role.places[module.name],
-            outputs=self._job.graph.outputs(stage),
+            outputs=self.job.graph.outputs(stage),
             optimizer=self.optimizer,
             context=self._meshes.axes_group(module.grid, ("cp",)),
             tensor=self._meshes.axes_group(module.grid, ("tp",)),
@@ -148,8 +149,8 @@ class Assembly:
 
     def _boundary(self, edge: Edge, channels: Any) -> Boundary:
         return Boundary(
-            rank=self._rank,
-            width=self._job.width(edge),
+            rank=self.rank,
+            width=self.job.width(edge),
             dtype=torch.float32,
             device=self._device,
             channels=channels,
@@ -160,4 +161,4 @@ class Assembly:
     def _tensor_group(self, stage: StageId) -> dist.ProcessGroup | None:
         if stage not in self._role.stages:
             return None
-        return self._meshes.axes_group(self._job.module(stage.module).grid, ("tp",))
+        return self._meshes.axes_group(self.job.module(stage.module).grid, ("tp",))

@@ -32,6 +32,7 @@ class Engine:
         job: the same on every rank.
         rank: this process.
         device: where this rank computes.
+        assembly: makes what it is made of.
 
     Raises:
         PlanError: ranks have made different plans.
@@ -42,7 +43,7 @@ class Engine:
         written: what the last evaluation wrote for the samples that this rank judged.
     """
 
-    def __init__(self, job: Job, *, rank: int, device: torch.device) -> None:
+    def __init__(self, job: Job, *, rank: int, device: torch.device, assembly: type[Assembly] = Assembly) -> None:
         self.job = job
         self.rank = rank
         self.device = device
@@ -53,7 +54,7 @@ class Engine:
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._tracer = Tracer(job, rank=rank, device=device)
         told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
-        parts = Assembly(job, rank=rank, device=device, told=told)
+        parts = assembly(job, rank=rank, device=device, told=told)
         self.model = parts.model
         self.optimizer = parts.optimizer
         self.programs: tuple[Program, ...] = tuple(parts.programs.values())

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import SupportsIndex, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import attrs
 import torch
@@ -113,10 +113,6 @@ class _Waiting(list[Moment]):
         """Wait for the device, then take down when that was."""
         torch.accelerator.synchronize()
         super().append(attrs.evolve(moment, ended=time.perf_counter()))
-
-    def insert(self, _index: SupportsIndex, moment: Moment, /) -> None:
-        """Refuse: moments come one after the other."""
-        raise NotImplementedError(moment)
 
 
 def _record(engine: Engine) -> Record:
