@@ -1,8 +1,8 @@
 """The simulator beside reality: seconds of a step as simulated, over the median of steps that were run.
 
-*compute*: two processes train a small model; what things cost is measured first, as `mimo profile` does. *sleep*: four
-to eight processes, more than there are cores, whose computations and reductions sleep as long as the formula says,
-stretched to tens of milliseconds; plans, data, boundaries, sends and receives are real, and links are measured first.
+What things cost is measured first, as `mimo profile` does. *compute*: two processes train a small model. *sleep*: four
+to eight processes, more than there are cores, whose computations and reductions sleep as long as they took in the
+profile, stretched to tens of milliseconds; plans, data, boundaries, sends and receives are real.
 A step runs from when all ranks begin until the last is done; agreement and update are left out, on either side.
 ``nox -s bench -- simulator [--rounds N]`` prints a table, and as its last line one JSON object.
 """
@@ -28,23 +28,24 @@ from typing_extensions import override
 
 from mimo.model.runtime import Deferral, Part
 from mimo.optimizer.runtime import Tally
-from mimo.schedule import Costs, Link, Seconds, StageCost, simulate
+from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
 from mimo.trainer._assembly import Assembly
 from mimo.trainer._config import make_settings
-from mimo.trainer._costs import formula_costs
 from mimo.trainer._engine import Engine
 from mimo.trainer._place import Place
-from mimo.trainer._profiling import edge_times, measure_job, samples
+from mimo.trainer._profiling import measure_job, samples
 from mimo.trainer._programs import Program
 from mimo.trainer._resolve import resolve
 from mimo.trainer._resolved import Job
 from mimo.trainer._step_data import StepData
 
 WARM_UP = 3
+PROFILES = {"compute": 3, "sleep": 1}
+"""How often a case is profiled and run in turn: the speed of computing changes from one minute to the next."""
 MEAN_SECONDS = 0.03
-"""What the formula's forwards are stretched to on average where ranks sleep."""
+"""What the profile's forwards are stretched to on average where ranks sleep."""
 WITHIN = 0.1
 
 Ran: TypeAlias = Literal["compute", "sleep"]
@@ -140,6 +141,11 @@ CASES: dict[str, Case] = {
             "language": {"ranks": "2-3", "pp": 2},
         },
         modalities=("image", "scan"),
+    ),
+    "4 ranks: vision on all of them, language pp 4, ahead": Case(
+        ran="sleep",
+        schedule=_schedule("ahead"),
+        modules={"vision": {"ranks": "0-3"}, "language": {"ranks": "0-3", "pp": 4}},
     ),
     "6 ranks: frozen vision dp 2, language pp 4, 1f1b": Case(
         ran="sleep",
@@ -259,23 +265,20 @@ def prepare(case: Case, rank: int) -> tuple[Engine, Costs]:
     """Return what runs a case, and what it costs."""
     job = case.job()
     place = Place(rank=rank, world=job.world, local_rank=rank, device="cpu")
+    measured = measure_job(job, place).costs(job.settings.run.micro_batch).trained(job.graph)
     if case.ran == "compute":
-        costs = measure_job(job, place).costs(job.settings.run.micro_batch)
-        return Engine(job, rank=rank, device=torch.device("cpu")), costs.trained(job.graph)
-    edges = {edge.name: edge_times(job, edge, place) for edge in job.graph.edges}
-    micro = job.settings.run.micro_batch
-    costs = attrs.evolve(
-        stretched(formula_costs(job).trained(job.graph)),
-        message_bytes={name: round(times.bytes * micro) for name, times in edges.items()},
-        links={
-            name: Link(times.latency, times.bandwidth) for name, times in edges.items() if times.bandwidth is not None
-        },
-    )
+        return Engine(job, rank=rank, device=torch.device("cpu")), measured
+    costs = stretched(measured)
     return Engine(job, rank=rank, device=torch.device("cpu"), assembly=sleeping(costs)), costs
 
 
-def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[float]]:
-    """Return simulated seconds of a step, and those of each step that was run."""
+def measure(case: Case, rank: int, rounds: int) -> list[tuple[float, list[float]]]:
+    """Return, several times, simulated seconds of a step, and those of each step that was run thereafter."""
+    return [measure_once(case, rank, rounds) for _ in range(PROFILES[case.ran])]
+
+
+def measure_once(case: Case, rank: int, rounds: int) -> tuple[float, list[float]]:
+    """Measure what things cost, and then steps."""
     engine, costs = prepare(case, rank)
     job = engine.job
     data = samples(job, job.settings.run.micro_batch)
@@ -302,7 +305,9 @@ def cases(name: str, ran: str) -> Iterator[tuple[str, Case]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="steps of each case, of which the median counts")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="steps of a case after each of its profiles; the median of all counts"
+    )
     parser.add_argument("--case", default="", help="only cases with this in their name")
     parser.add_argument("--ran", default="", choices=("", "compute", "sleep"), help="only those that are run so")
     arguments = parser.parse_args()
@@ -310,11 +315,13 @@ def main() -> None:
     print(f"{'layout and schedule':<66} {'ran':<8} {'measured':>10} {'simulated':>10} {'ratio':>6}")
     for name, case in cases(arguments.case, arguments.ran):
         world = case.job().world
-        simulated, steps = in_ranks(partial(measure, case), world=world, rounds=arguments.rounds)
-        measured = statistics.median(steps)
+        pairs = in_ranks(partial(measure, case), world=world, rounds=arguments.rounds)
+        simulated = statistics.median(seconds for seconds, _ in pairs)
+        measured = statistics.median(seconds for _, steps in pairs for seconds in steps)
         what = f"simulated / measured, {case.ran}, {name}"
         ratios[what] = simulated / measured
-        spread[what] = [simulated / max(steps), simulated / min(steps)]
+        each = [seconds / statistics.median(steps) for seconds, steps in pairs]
+        spread[what] = [min(each), max(each)]
         print(
             f"{name:<66} {case.ran:<8} {measured * 1e3:>7.1f} ms {simulated * 1e3:>7.1f} ms {ratios[what]:>6.3f}",
             flush=True,
