@@ -124,6 +124,13 @@ class Program:
         """Put weight gradients off."""
         return self.deferral.open()
 
+    def computing(self, _phase: str) -> contextlib.AbstractContextManager[None]:
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+    def gradients_added(self) -> None:
+        """Do nothing."""
+
     def reduce_gradients(self) -> None:
         """Nobody shares them."""
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mimo.model.runtime import Deferral, Part
+from mimo.optimizer import Phase
 from mimo.optimizer.runtime import Tally
 from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
@@ -217,6 +218,14 @@ class Sleeper(Program):
     def weights_later(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Put the weights' share off."""
         return self.deferral.open()
+
+    @override
+    def computing(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+    def gradients_added(self) -> None:
+        """Do nothing."""
 
     def reduce_gradients(self) -> None:
         """Sleep."""

@@ -12,20 +12,22 @@ import copy
 import math
 import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import attrs
 import synthetic
 import torch
+from plain_rules import PlainRules
 from pool import Pool
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo.data import DATASETS, StepSampler
 from mimo.hooks import Kind
-from mimo.model import LanguageModelSpec
+from mimo.model import ENCODERS, LanguageModelSpec
 from mimo.model.runtime import Choices, Router, local
 from mimo.schedule import SCHEDULES as SCHEDULES_KIND
 from mimo.trainer._config import make_settings
@@ -60,6 +62,8 @@ AXES_KEYS = (
     "prefetch",
 )
 """Keys of a module that say how it is split and passed through, and nothing of what it computes."""
+SHARD_KEYS = ("shard", "shard_lanes")
+"""Keys of an optimizer that say how what it steps is spread over lanes, likewise."""
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "1f1b": {"plugin": "1f1b"},
     "gpipe": {"plugin": "gpipe"},
@@ -169,16 +173,47 @@ def alone(settings: Table) -> Table:
         for axis in AXES_KEYS:
             keys.pop(axis, None)
         keys["ranks"] = [0]
+    for keys in (found, *found["modules"].values()):
+        if "optimizer" in keys:
+            keys["optimizer"] = _replicated(keys["optimizer"])
     return found
 
 
+def _replicated(optimizer: Mapping[str, Any]) -> Table:
+    """Return an optimizer's keys with nothing spread over lanes."""
+    kept = {key: value for key, value in optimizer.items() if key not in SHARD_KEYS}
+    if kept.get("plugin") == "distributed":
+        kept["plugin"] = "adamw"
+    return kept
+
+
 def find(kind: Kind[Any], name: str, where: str) -> Any:
-    """Find installed plugins, the synthetic dataset, and ``1f1b-v``, which lays the chunks of ``1f1b`` in a V."""
+    """Find installed plugins and some of ours.
+
+    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and ``shy-vit``, which runs
+    no layer and gives rows without a graph where it has no picture, as a stranger's encoder may.
+    """
     if kind is DATASETS and name == "synthetic":
         return synthetic.mimo_register_datasets()[0]
     if kind is SCHEDULES_KIND and name == "1f1b-v":
         return attrs.evolve(find_installed(kind, "1f1b", where), name=name, placement=lambda _config: "v")
+    if kind is ENCODERS and name == "shy-vit":
+        spec = find_installed(kind, "vit", where)
+        return attrs.evolve(
+            spec, name=name, build=partial(_shy, spec.build), tensor=None, stages=None, context=None, recompute={}
+        )
     return find_installed(kind, name, where)
+
+
+def _shy(build: Callable[[Any, int], nn.Module], config: Any, hidden: int) -> nn.Module:
+    module = build(config, hidden)
+    run = type(module).forward
+
+    def forward(self: nn.Module, items: Sequence[Any]) -> Tensor:
+        return cast("Tensor", run(self, items)) if items else torch.zeros(0, hidden)
+
+    module.__class__ = type("Shy", (type(module),), {"forward": forward})
+    return module
 
 
 def make_job(settings: Table) -> Job:
@@ -211,10 +246,8 @@ def run_plain(_rank: int, settings: Table) -> Outcome:
     parts = {part.name: part for part in engine.model.parts.values()}
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
     trained = {name: value for name, value in weights.items() if value.requires_grad}
-    choice = job.language.optimizer
-    optimizer = torch.optim.AdamW(
-        trained.values(), lr=RATE, betas=choice.config.betas, eps=choice.config.eps, weight_decay=0.1, foreach=False
-    )
+    rules = PlainRules(settings, trained)
+    optimizer = rules.make_adamw()
     assert job.train is not None
     sampler = StepSampler(len(job.train), SAMPLES, job.settings.run.seed)
     losses, norms, gradients = [], [], {}
@@ -239,10 +272,8 @@ def run_plain(_rank: int, settings: Table) -> Outcome:
         norms.append(_norm(trained.values()))
         if step == 1:
             gradients = {name: _full(value.grad) for name, value in trained.items() if value.grad is not None}
-        if norms[-1] > CLIP:
-            for value in trained.values():
-                if value.grad is not None:
-                    value.grad *= CLIP / norms[-1]
+        rules.clip()
+        rules.set_rates(optimizer, step)
         optimizer.step()
         assert isinstance(job.language.spec, LanguageModelSpec)
         if job.language.spec.experts is not None:
@@ -296,7 +327,8 @@ def run_layout(rank: int, settings: Table) -> Outcome:
             gradients = {name: value / stepped.agreed.label_tokens for name, value in summed.items()}
         losses.append(stepped.loss)
         norms.append(stepped.norm)
-    weights = {name: _full(value) for name, value in engine.model.parameters_by_name.items()}
+    held = {name: value for weights in engine.optimizer.weights().values() for name, value in weights.items()}
+    weights = {name: _full(value) for name, value in held.items()}
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=weights)
 
 
@@ -396,8 +428,20 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     rng.shuffle(schedules)
     for schedule in schedules:
         with suppress(LookupError):
-            return scheduled(settings, schedule)
+            return _draw_spread(rng, scheduled(settings, schedule))
     raise AssertionError(settings)
+
+
+def _draw_spread(rng: random.Random, settings: Table) -> Table:
+    """Draw what is spread over data lanes, and over how many of them."""
+    shard = rng.choice(("", "", "", "optimizer", "gradients", "full"))
+    if not shard:
+        return settings
+    for keys in settings["modules"].values():
+        lanes = _lanes(keys) * keys.get("cp", 1)
+        among = rng.choice([0, 0, *(count for count in range(1, lanes) if lanes % count == 0)])
+        keys["optimizer"] = {"shard_lanes": among}
+    return {**settings, "optimizer": {**settings["optimizer"], "plugin": "distributed", "shard": shard}}
 
 
 def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
@@ -435,7 +479,7 @@ def _draw_grid(rng: random.Random, world: int, *, lanes: Sequence[int] | range) 
 
 def describe(settings: Table) -> str:
     """Return a layout in a line."""
-    keys = ("ranks", *AXES_KEYS, "frozen")
+    keys = ("ranks", *AXES_KEYS, "frozen", "optimizer")
     parts = [
         name + "(" + ", ".join(f"{key} {module[key]}" for key in keys if module.get(key, 1) != 1) + ")"
         for name, module in settings["modules"].items()
@@ -447,6 +491,7 @@ def describe(settings: Table) -> str:
         " ".join(parts)
         + f", tied {decoder.get('tied', False)}, kv_heads {decoder['kv_heads']}"
         + (f", experts {decoder['experts']}" if "experts" in decoder else "")
+        + (f", spread {settings['optimizer']['shard']}" if "shard" in settings["optimizer"] else "")
     )
 
 

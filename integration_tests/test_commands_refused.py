@@ -34,6 +34,13 @@ EXAMPLE = "examples/digits.toml"
             ["modules.vision: expected sizes that multiply to its 2 ranks, got pp 1 x dp 3 x cp 1 x tp 1 = 3."],
         ),
         (
+            ['optimizer.patterns."*.nrom.*".lr=1'],
+            [
+                'optimizer.patterns."*.nrom.*": expected a pattern that matches trained parameters, got one that',
+                ".norm.",
+            ],
+        ),
+        (
             ["modules.language.ranks=0-2"],
             ["modules.language: expected sizes that multiply to its 3 ranks, got pp 1 x dp 1 x cp 1 x tp 2 = 2."],
         ),

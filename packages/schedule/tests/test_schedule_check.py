@@ -315,6 +315,33 @@ def test_a_tied_parameter_reduced_too_late_is_refused() -> None:
         check(attrs.evolve(plan, actors=(late, plan.actors[1])), graph)
 
 
+@pytest.mark.parametrize("gathers", [False, True])
+def test_weight_gradients_that_lanes_complete_together_have_one_order(*, gathers: bool) -> None:
+    """Where lanes share gradients after each backward, they meet in the part that was put off; else they need not."""
+    graph = ModuleGraph(
+        modules=(
+            Module(grid=Grid(name="v", ranks=(0, 1), dp=2), trains=(True,), gathers=gathers),
+            Module(grid=Grid(name="l", ranks=(1,)), trains=(True,)),
+        ),
+        arrows=(),
+    )
+
+    def steps(module: str, *later: int) -> list[str]:
+        both = [f"{kind} {module}.0 {number}" for kind in ("forward", "input-gradient") for number in (0, 1)]
+        return [*both, *(f"weight-gradient {module}.0 {number}" for number in later), f"reduce {module}.0"]
+
+    plan = _plan(2, ranks_0=steps("v", 0, 1), ranks_1=[*steps("v", 1, 0), *steps("l", 0, 1)])
+    if not gathers:
+        check(plan, graph)
+        emulate(plan, graph)
+        return
+    with pytest.raises(PlanError, match=r"expected the order of rank 0, which here list weight-gradient of v.0"):
+        check(plan, graph)
+    same = _plan(2, ranks_0=steps("v", 1, 0), ranks_1=[*steps("v", 1, 0), *steps("l", 0, 1)])
+    check(same, graph)
+    emulate(same, graph)
+
+
 @pytest.mark.parametrize(
     ("texts", "peak"),
     [

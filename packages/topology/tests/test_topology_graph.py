@@ -79,3 +79,21 @@ def test_topology_meeting_ranks_are_linked_by_lanes_and_experts() -> None:
     assert Module(grid=grid, trains=(True,)).meeting_size == 3
     assert Module(grid=grid, trains=(True,), experts=True).meeting_size == 6
     assert Module(grid=Grid(name="m", ranks=range(4), dp=4), trains=(True,), experts=True).meeting_size == 1
+
+
+def test_topology_all_ranks_of_a_stage_meet_where_parameters_are_gathered() -> None:
+    """Over lanes, context and tensor ranks, whatever else they share."""
+    grid = Grid(name="m", ranks=range(24), pp=2, dp=2, cp=3, tp=2)
+    assert Module(grid=grid, trains=(True, True)).meeting_size == 6
+    assert Module(grid=grid, trains=(True, True), gathers=True).meeting_size == 12
+
+
+@pytest.mark.parametrize("shard_lanes", [-1, 4])
+def test_topology_copies_are_spread_over_whole_shares_of_lanes(shard_lanes: int) -> None:
+    """Six lanes don't fall into fours."""
+    text = (
+        r"^modules.m.optimizer.shard_lanes: expected a divisor of its 6 data lanes \(dp 2 x cp 3\), or 0 for all, got "
+        rf"{shard_lanes}. Set optimizer.shard_lanes, or that of modules.m.optimizer, to one that divides them.$"
+    )
+    with pytest.raises(ConfigError, match=text):
+        Module(grid=Grid(name="m", ranks=range(6), dp=2, cp=3), trains=(True,), shard_lanes=shard_lanes)

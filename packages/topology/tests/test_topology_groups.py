@@ -69,3 +69,30 @@ def test_topology_every_rank_finds_its_groups_among_those_that_are_made() -> Non
         for rank in module.grid.ranks:
             group = module.grid.group_of(rank, axes)
             assert len(group) == 1 or not (module.experts or axes in along[:4]) or group in needed
+
+
+def test_topology_copies_spread_over_some_lanes_need_groups_of_their_own() -> None:
+    """Four lanes in twos: each two hold a copy together, and those that hold the same half make another group."""
+    grid = Grid(name="vision", ranks=range(4), dp=4)
+
+    def needed(shard_lanes: int) -> tuple[tuple[int, ...], ...]:
+        module = Module(grid=grid, trains=(True,), shard_lanes=shard_lanes)
+        return needed_groups(ModuleGraph(modules=(module,), arrows=()))
+
+    assert needed(1) == needed(0) == needed(4) == ((0, 1, 2, 3),)
+    assert needed(2) == ((0, 1, 2, 3), (0, 1), (2, 3), (0, 2), (1, 3))
+
+
+def test_topology_experts_are_spread_over_as_many_of_their_lanes_as_divide_both() -> None:
+    """Eight ranks in copies of four lanes; experts that lie over two of them have four lanes, over all of them one."""
+
+    def needed(ep: int, shard_lanes: int) -> list[tuple[int, ...]]:
+        grid = Grid(name="language", ranks=range(8), dp=8, ep=ep)
+        modules = [Module(grid=grid, trains=(True,), experts=True, shard_lanes=lanes) for lanes in (1, shard_lanes)]
+        without, found = (needed_groups(ModuleGraph(modules=(module,), arrows=())) for module in modules)
+        return [group for group in found if group not in without]
+
+    # In twos: the other halves of the lanes are the expert groups that there are anyway.
+    assert needed(2, 2) == [*((0, 2), (4, 6), (0, 4), (2, 6)), *((1, 3), (5, 7), (1, 5), (3, 7))]
+    # In fours, of which experts have one lane and so nothing of their own.
+    assert needed(8, 4) == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 4), (1, 5), (2, 6), (3, 7)]

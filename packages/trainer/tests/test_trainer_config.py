@@ -53,9 +53,18 @@ def test_overrides_are_set_over_the_file_in_their_order() -> None:
     assert TABLE["run"]["steps"] == 2
 
 
+def test_a_key_with_dots_stands_in_quotes() -> None:
+    """As in TOML; whatever stands between them is one key."""
+    settings = make_settings(TABLE, ['optimizer.patterns."vision.*".lr=0.5', 'optimizer.patterns."*".betas=[0, 0]'])
+    assert settings.optimizer.patterns == {"vision.*": {"lr": 0.5}, "*": {"betas": [0, 0]}}
+
+
 @pytest.mark.parametrize(
     ("override", "text"),
     [
+        ('optimizer.patterns."a.lr=1', r"'optimizer.patterns.\"a.lr=1': expected key=value"),
+        ("optimizer.patterns.x=1", r"optimizer.patterns.x: expected a table, got 1."),
+        ('optimizer.patterns."a.*"=1', r'optimizer.patterns."a.\*": expected a table, got 1.'),
         ("steps", r"'steps': expected key=value, got something else. For example: run.steps=50."),
         ("steps=50", r"steps: expected a key with its section, got one without. Write run.steps=50."),
         ("interval=5", r"interval: expected .* Write checkpoint.interval=5 or logging.interval=5."),
@@ -67,7 +76,8 @@ def test_overrides_are_set_over_the_file_in_their_order() -> None:
         ("run.steps=0", r"run.steps: expected 1 or more, got 0."),
         ("run.name=7", r'run.name: expected text, got 7. Write it in quotes: "7".'),
         ("run.name=a/b", r"run.name: expected a name that can be a folder's, got 'a/b'."),
-        ("run.precision=bf16", r"run.precision: expected 'fp32', got 'bf16'."),
+        ("run.precision=fp8", r"run.precision: expected one of 'fp32', 'bf16', 'fp16', got 'fp8'."),
+        ("run.loss_scale=-1", r"run.loss_scale: expected 0 or more, got -1.0."),
         ("run.device=gpu", r"run.device: expected one of 'auto', 'cpu', 'cuda', got 'gpu'."),
         ("optimizer.lr=nan", r"optimizer.lr: expected 0 or more, got nan."),
         ("modules.language.ranks=0-x", r"modules.language.ranks: expected ranks, got '0-x'. Write \"0-3\""),

@@ -82,6 +82,26 @@ def test_metrics_tell_of_edges_experts_and_further_losses_only_where_there_are_a
     }
 
 
+def test_metrics_tell_of_the_loss_scale_where_there_is_one(tmp_path: Path) -> None:
+    """A run in another precision than fp16 has none."""
+    run = make_run(tmp_path)
+    for info in (STEP, attrs.evolve(STEP, loss_scale=1024.0)):
+        Metrics().mimo_step_end(run, info)
+    plain, scaled = read_lines(tmp_path / "metrics.jsonl")
+    assert "loss_scale" not in plain
+    assert scaled["loss_scale"] == 1024.0
+
+
+def test_metrics_tell_of_named_clip_groups_and_zero_gradients_where_asked(tmp_path: Path) -> None:
+    """Otherwise they have no keys for them."""
+    run = make_run(tmp_path)
+    for info in (STEP, attrs.evolve(STEP, group_norms={"heads": 0.5}, zero_gradients={"vision": 3})):
+        Metrics().mimo_step_end(run, info)
+    plain, told = read_lines(tmp_path / "metrics.jsonl")
+    assert told.keys() - plain.keys() == {"group_norms", "zero_gradients"}
+    assert (told["group_norms"], told["zero_gradients"]) == ({"heads": 0.5}, {"vision": 3})
+
+
 def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
     """JSON has no NaN: null stands for it, and the loss curve leaves it out."""
     caller, run = lifecycle([Metrics(), Pictures()], entry_points=()), make_run(tmp_path)

@@ -13,7 +13,7 @@ from mimo.data import PlacedItem
 from mimo.hooks import ItemInfo, PluginError, RunError
 from mimo.model import DECODER, Told
 from mimo.model.runtime import Ledger
-from mimo.trainer._programs import LanguageProgram, take_rows
+from mimo.trainer._programs import LanguageProgram, on_device, take_rows
 
 JOB: Any = SimpleNamespace(hidden=4)
 EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(name="tiles"))
@@ -27,10 +27,36 @@ def items(*samples: int) -> list[PlacedItem]:
     ]
 
 
-def test_rows_of_any_precision_are_taken_in_one() -> None:
-    """They travel as fp32."""
-    rows = torch.ones(12, 4, dtype=torch.bfloat16)
-    assert torch.equal(take_rows(JOB, EYE, items(3, 8), rows), torch.ones(12, 4))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_any_type_travel_as_one(dtype: torch.dtype) -> None:
+    """That of the run's precision, on every edge."""
+    program: Any = SimpleNamespace(_dtype=dtype, _edges=(SimpleNamespace(name="a"), SimpleNamespace(name="b")))
+    rows = torch.ones(12, 4, dtype=torch.float64)
+    for found in LanguageProgram._outputs(program, take_rows(JOB, EYE, items(3, 8), rows)).values():
+        assert found.dtype == dtype
+        assert torch.equal(found, torch.ones(12, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtypes"),
+    [
+        ("fp32", (torch.float32, torch.float64, torch.int64)),
+        ("bf16", (torch.bfloat16, torch.bfloat16, torch.int64)),
+        ("fp16", (torch.float16, torch.float16, torch.int64)),
+    ],
+)
+def test_items_enter_in_what_layers_compute_in(precision: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Floating numbers do; fp32 leaves an author's own types as they are."""
+    item = {"pixels": torch.ones(2), "times": torch.ones(2, dtype=torch.float64), "ids": torch.ones(2).long()}
+    job: Any = SimpleNamespace(settings=SimpleNamespace(run=SimpleNamespace(precision=precision)))
+    assert tuple(tensor.dtype for tensor in on_device(item, job, torch.device("cpu")).values()) == dtypes
+
+
+@pytest.mark.parametrize(("optimizer", "loss"), [(None, 3.0), (SimpleNamespace(loss_scale=8.0), 24.0)])
+def test_the_loss_is_scaled_where_the_optimizer_says_so(optimizer: object, loss: float) -> None:
+    """Without one that trains, it is the loss."""
+    program: Any = SimpleNamespace(_optimizer=optimizer)
+    assert LanguageProgram._scaled(program, torch.tensor(3.0)).item() == loss
 
 
 @pytest.mark.parametrize(("shape", "samples"), [((11, 4), (3, 8)), ((13, 4), (3, 8)), ((12, 5), (3, 8)), ((1, 4), ())])

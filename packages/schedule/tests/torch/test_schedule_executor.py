@@ -9,7 +9,7 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import attrs
@@ -63,6 +63,7 @@ class Program:
     data: Sequence[Tensor] = ()
     later: list[Any] = attrs.field(factory=list)
     calls: list[str] = attrs.field(factory=list)
+    phases: list[str] = attrs.field(factory=list)
     products: list[weakref.ref[Any]] = attrs.field(factory=list)
     live: list[int] = attrs.field(factory=list)
 
@@ -92,6 +93,17 @@ class Program:
         finally:
             taken += self.later[1:]
             self.later.clear()
+
+    @contextmanager
+    def computing(self, phase: str) -> Iterator[None]:
+        """Note it."""
+        self.phases += [phase, ""]
+        yield
+        self.phases[-1] = "over"
+
+    def gradients_added(self) -> None:
+        """Note it."""
+        self.phases.append("added")
 
     def reduce_gradients(self) -> None:
         """Note it."""
@@ -320,6 +332,18 @@ def test_schedule_executor_keeps_nothing_of_what_is_frozen() -> None:
     assert programs[VISION].live == [0] * len(ROWS)
 
 
+@pytest.mark.parametrize("backward", [("backward",), SPLIT], ids=["whole", "split"])
+def test_schedule_executor_tells_when_a_stage_computes_and_has_added(backward: tuple[ActionKind, ...]) -> None:
+    """Each forward and backward has its bounds, a pass without rows too; what is put off is added after all of them."""
+    graph = graph_of()
+    programs = programs_of(graph)
+    executor_of(graph, programs).run(in_turn(graph, steps_of(graph, backward)), at_home)
+    one = ["backward", "over", "added"] if len(backward) == 1 else ["backward", "over"]
+    later = [] if len(backward) == 1 else ["added"]
+    times = len(ROWS)
+    assert programs[VISION].phases == ["forward", "over"] * times + one * times + later * times
+
+
 @attrs.define(eq=False)
 class Ends:
     """A stage whose backward needs neither its input's values nor its output's; it watches the storage of both."""
@@ -342,6 +366,13 @@ class Ends:
         rows = x + self.weight
         self.made.append(weakref.ref(rows.untyped_storage()))
         return {LOSS: rows.sum()} if self.port is None else {self.port: rows}
+
+    def computing(self, _phase: str) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def gradients_added(self) -> None:
+        """Do nothing."""
 
 
 def apart(rank: int, counts: Sequence[int] = ROWS) -> Callable[[str, int], Route]:

@@ -44,3 +44,34 @@ def test_topology_groups_of_overlapping_grids_work_together(run_ranks: Callable[
         ([111.0, 100.0, 100.0, 110.0], 1),
         ([], 0),
     ]
+
+
+def _pieces(rank: int, shard_lanes: int) -> dict[bool, tuple[tuple[str, ...], list[int], list[float]]]:
+    """Return axes of the mesh of parameters, this rank's place in it, and sums of 10**rank along each of them.
+
+    By whether it is that of experts.
+    """
+    grid = Grid(name="language", ranks=range(1, 9), dp=4, tp=2, ep=2)
+    graph = ModuleGraph(modules=(Module(grid=grid, trains=(True,), experts=True, shard_lanes=shard_lanes),), arrows=())
+    meshes = Meshes(graph, rank=rank, device_type="cpu")
+    found = {}
+    for experts in (False, True) if rank else ():
+        mesh, sums = meshes.parameter_mesh(grid, experts=experts), []
+        for axis in range(mesh.ndim):
+            value = torch.tensor(float(10**rank), dtype=torch.float64)
+            dist.all_reduce(value, group=mesh.get_group(axis))
+            sums.append(value.item())
+        assert meshes.shard_mesh(grid, experts=experts).get_group().size() == mesh.size(mesh.ndim - 1)
+        found[experts] = (mesh.mesh_dim_names or (), list(mesh.get_coordinate() or ()), sums)
+    return found
+
+
+def test_topology_parameters_are_cut_over_tensor_ranks_before_lanes(run_ranks: Callable[..., list[Any]]) -> None:
+    """Places and groups of a mesh agree, with all lanes in one and with copies, for experts too."""
+    in_one, in_twos = run_ranks(9, _pieces, 0)[4], run_ranks(9, _pieces, 2)[6]
+    # Rank 4 is the second tensor rank of lane 1, and holds the second half of the experts, as second of their lanes.
+    assert in_one[False] == (("tp", "data"), [1, 1], [11e3, 101010100.0])
+    assert in_one[True] == (("ep", "etp", "data"), [1, 0, 1], [11e3, 1e4, 101010100.0])
+    # Rank 6 is the second tensor rank of lane 2: the first of the second two.
+    assert in_twos[False] == (("replica", "tp", "data"), [1, 1, 0], [1000100.0, 11e5, 101e6])
+    assert in_twos[True] == (("replica", "ep", "etp", "data"), [1, 1, 0, 0], [1000100.0, 11e5, 1e6, 101e6])

@@ -49,6 +49,19 @@ class EdgeTraffic:
     gradient_bytes_sent: tuple[int, ...]
 
 
+@attrs.frozen
+class OptimizerBytes:
+    """Memory of a module's optimizers, state and what they need to step it, in host and device memory.
+
+    ``promised`` is what they said before they took any.
+    """
+
+    host: int
+    device: int
+    host_promised: int
+    device_promised: int
+
+
 @attrs.frozen(kw_only=True)
 class StepInfo:
     """What happened in one training step, equal on every rank, times excepted.
@@ -58,7 +71,11 @@ class StepInfo:
     ``module_seconds`` are those of each module's computations, waiting for their rows included, as a mean over its
     ranks (what is encoded ahead counts where it is done). ``losses`` are further losses that are trained on beside
     ``loss``, per label token like it; ``counts`` is what else the model counts, such as the rows that each expert took.
-    ``edges`` is what was sent on each edge, where ``logging.edges`` asks for it.
+    ``edges`` is what was sent on each edge, where ``logging.edges`` asks for it. ``loss_scale`` is what fp16 multiplied
+    the loss by in this step; None in other precisions. ``group_norms`` are those of clip groups that have a name of
+    their own; ``zero_gradients`` counts the numbers of each module's gradients that are exactly zero, where
+    ``logging.zero_gradients`` asks for it. ``optimizer_bytes`` is what optimizers hold that can say so, by module, on
+    all its ranks together.
     """
 
     step: int
@@ -76,6 +93,10 @@ class StepInfo:
     losses: Mapping[str, float] = attrs.field(factory=dict)
     counts: Mapping[str, Sequence[int]] = attrs.field(factory=dict)
     edges: Mapping[str, EdgeTraffic] = attrs.field(factory=dict)
+    loss_scale: float | None = None
+    group_norms: Mapping[str, float] = attrs.field(factory=dict)
+    zero_gradients: Mapping[str, int] = attrs.field(factory=dict)
+    optimizer_bytes: Mapping[str, OptimizerBytes] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

@@ -2,7 +2,7 @@
 
 from mimo.hooks import Kind
 from mimo.model import hookspecs
-from mimo.model._checks import Frozen, check_module, stage_trains
+from mimo.model._checks import Frozen, check_module, is_frozen, stage_trains
 from mimo.model._decoder_spec import DECODER, DecoderConfig
 from mimo.model._specs import (
     ContextSupport,
@@ -44,6 +44,7 @@ __all__ = [
     "Work",
     "attention",
     "check_module",
+    "is_frozen",
     "product",
     "stage_trains",
 ]

@@ -2,11 +2,39 @@
 
 from mimo.hooks import Kind
 from mimo.optimizer import hookspecs
+from mimo.optimizer._adamw import AdamWConfig
+from mimo.optimizer._check_patterns import check_patterns
 from mimo.optimizer._learning_rate import LearningRate
-from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
+from mimo.optimizer._rules import Pattern, Rule, Rules
+from mimo.optimizer._specs import (
+    GRADIENT_SCALE,
+    LOSS_SCALES,
+    ModuleParameters,
+    OptimizerSpec,
+    Phase,
+    Precision,
+    Prepared,
+)
+from mimo.topology import DATA
 
 OPTIMIZERS = Kind(
     group="mimo.optimizers", noun="optimizer", hook="mimo_register_optimizers", hookspecs=hookspecs, spec=OptimizerSpec
 )
 
-__all__ = ["OPTIMIZERS", "LearningRate", "ModuleParameters", "OptimizerSpec", "Prepared"]
+__all__ = [
+    "DATA",
+    "GRADIENT_SCALE",
+    "LOSS_SCALES",
+    "OPTIMIZERS",
+    "AdamWConfig",
+    "LearningRate",
+    "ModuleParameters",
+    "OptimizerSpec",
+    "Pattern",
+    "Phase",
+    "Precision",
+    "Prepared",
+    "Rule",
+    "Rules",
+    "check_patterns",
+]

@@ -35,7 +35,7 @@ class LearningRate:
     lr_warmup_steps: int = attrs.field(default=0, validator=_at_least_zero)
     lr_decay_steps: int = attrs.field(default=0, validator=_at_least_zero)
     lr_min: float = attrs.field(default=0.0, validator=_at_least_zero)
-    where: str = attrs.field(default="optimizer", repr=False)
+    where: str = attrs.field(default="optimizer", repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no schedule can follow."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
+from mimo.hooks import OptimizerBytes
 from mimo.topology import Coordinates, ExpertCoordinates, Grid
 
 if TYPE_CHECKING:
@@ -14,6 +16,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mimo.topology.meshes import Meshes
+
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Phase: TypeAlias = Literal["forward", "backward"]
+GRADIENT_SCALE = "gradient_scale"
+"""Key of an optimizer's parameter groups: what it multiplies gradients by itself as it steps; see `OptimizerSpec`."""
+LOSS_SCALES = (2.0**-16, 2.0**32)
+"""Least and largest scale of fp16's loss. Below, what is not finite is so by itself; above, gradients are zero."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,19 +33,28 @@ class ModuleParameters:
         grid: the module's grid; its name is the module's.
         rank: this process.
         parameters: DTensors on the module's tensor mesh, or its expert mesh, by full name, in the same order on every
-            rank that holds the same stages.
+            rank that holds the same stages. In fp32, whatever the layers compute in.
+        frozen: the others, likewise.
+        modules: the stages that hold them.
+        precision: what the layers compute in: ``fp32``, ``bf16`` or ``fp16``.
         summed: names of which each tensor rank computes only part of the gradient.
         tied: names of which the first and the last stage each hold a copy; stage 0 owns and counts them.
         experts: names of those on the expert mesh ``(ep, etp)``, of which each rank along ``edp`` holds a copy and only
             part of the gradient.
+        whole: names of those that are not trained and that other code than layers changes between steps: they stay
+            whole on every lane, and fp32.
     """
 
     grid: Grid
     rank: int
     parameters: Mapping[str, nn.Parameter]
+    frozen: Mapping[str, nn.Parameter] = attrs.field(factory=dict)
+    modules: tuple[nn.Module, ...] = ()
+    precision: Precision = "fp32"
     summed: frozenset[str] = frozenset()
     tied: frozenset[str] = frozenset()
     experts: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
     @property
     def place(self) -> Coordinates:
@@ -50,27 +68,56 @@ class ModuleParameters:
 
     def only(self, names: Iterable[str]) -> ModuleParameters:
         """Return those of ``names`` alone."""
-        kept = {name: self.parameters[name] for name in names}
+        names = list(names)
+        kept = {name: self.parameters[name] for name in names if name in self.parameters}
+        frozen = {name: self.frozen[name] for name in names if name in self.frozen}
         return attrs.evolve(
             self,
             parameters=kept,
+            frozen=frozen,
             summed=self.summed & kept.keys(),
             tied=self.tied & kept.keys(),
-            experts=self.experts & kept.keys(),
+            experts=self.experts & (kept.keys() | frozen.keys()),
+            whole=self.whole & frozen.keys(),
         )
 
-    def is_counted(self, name: str) -> bool:
-        """Tell whether this lane and this stage, and not another with a copy, count the parameter."""
-        if name in self.experts:
-            return self.expert_place.edp == 0
-        return self.place.dp == self.place.cp == 0 and (name not in self.tied or self.place.pp == 0)
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _no_bounds(_phase: Phase) -> AbstractContextManager[None]:
+    """Return a context in which nothing is done."""
+    return nullcontext()
 
 
 @attrs.frozen
 class Prepared:
-    """How gradients lie over the data lanes: ``reduce()`` leaves each one summed over the whole step."""
+    """How parameters and gradients lie over the data lanes.
+
+    Args:
+        reduce: leaves the gradient of each of ``parameters`` summed over the whole step, in fp32.
+        parameters: what the optimizer steps, by full name: None for the given ones, or this rank's pieces of them as
+            DTensors of the whole shape, whose mesh has an axis `mimo.topology.DATA` beside the axes of the given one.
+        frozen: the same for those that are not trained.
+        gather: is called on all lanes alike whenever stages are to run: begins to gather what they compute with.
+        computing: gives the context of each forward and backward of a stage, of the part of a backward that is not put
+            off likewise; entered and left on all lanes in the same order.
+        gradients_added: is called whenever a backward of a stage has added all that it adds.
+        before_tied: is called before gradients of tied parameters are added up over stages, which is before ``reduce``:
+            leaves those that are not of the given parameters where ``reduce`` would.
+        settle: is called before values of the parameters are read or changed from outside the layers; what layers have
+            gathered of them is then out of date, or given back.
+    """
 
     reduce: Callable[[], None]
+    parameters: Mapping[str, nn.Parameter] | None = None
+    frozen: Mapping[str, nn.Parameter] | None = None
+    gather: Callable[[], None] = _nothing
+    computing: Callable[[Phase], AbstractContextManager[None]] = _no_bounds
+    gradients_added: Callable[[], None] = _nothing
+    before_tied: Callable[[], None] = _nothing
+    settle: Callable[[], None] = _nothing
 
 
 @attrs.frozen(kw_only=True)
@@ -80,15 +127,30 @@ class OptimizerSpec:
     Args:
         name: what users write as ``optimizer.plugin``.
         config: attrs class of its own settings; learning rate, schedule and clipping are `MimoOptimizer`'s.
-        rendezvous: whether a forward or backward under this config gathers parameters over the data lanes.
+        rendezvous: whether a forward or backward under this config waits for the other data lanes, to gather parameters
+            or to reduce gradients.
+        shard_lanes: over how many neighbouring data lanes a copy of a parameter is spread under this config: 1 for a
+            copy on each, 0 for all.
+        precisions: what layers may compute in under this plugin, while parameters, their gradients once reduced, and
+            state stay fp32.
+        lays: keys of its config that say how parameters lie, which `prepare` and ``rendezvous`` read. A module has
+            them, and not some of its parameters: those that follow a pattern lie as their module's others do.
         prepare: decides how parameters and gradients lie over the data lanes, before the first step. Called once for
             each stage of a module, whose gradients are reduced together, and for what several stages here share.
-        build: makes the optimizer of one module, over all its stages here; its state is scalars, and tensors or
-            DTensors shaped like the parameter, all present from the start.
+        build: makes the optimizer of parameters of one module, over all its stages here: once for each set of
+            settings that some of them have, laid out by this plugin's `prepare` or by another's. Its state is scalars,
+            and tensors or DTensors shaped like the parameter, all present from the start. Gradients are scaled in place
+            before it steps, unless its ``defaults`` hold the key `GRADIENT_SCALE`: then each parameter group is given
+            the scale, for it to multiply by itself.
+        memory: tells what an optimizer that `build` has made holds, for the metrics; None if that is nothing special.
     """
 
     name: str
     config: type
     rendezvous: Callable[[Any], bool]
+    shard_lanes: Callable[[Any], int] = lambda _config: 1
+    precisions: frozenset[Precision] = frozenset({"fp32"})
+    lays: frozenset[str] = frozenset()
     prepare: Callable[[ModuleParameters, Meshes, Any], Prepared]
     build: Callable[[Mapping[str, nn.Parameter], Any, Meshes], torch.optim.Optimizer]
+    memory: Callable[[Any], OptimizerBytes] | None = None

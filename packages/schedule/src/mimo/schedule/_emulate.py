@@ -234,7 +234,7 @@ class _Emulation:
         """Return a name for the group that the present computation or reduction meets in, and its ranks."""
         action, module = rank.action, self.graph.by_name[rank.action.module]
         grid = module.grid
-        if action.kind == "weight-gradient":  # a product of what its rank holds already
+        if action.kind == "weight-gradient" and not module.gathers:  # a product of what its rank holds already
             return (action.module, action.stage, rank.number), (rank.number,)
         if action.kind != "reduce":
             ranks = module.stage_ranks(action.stage)

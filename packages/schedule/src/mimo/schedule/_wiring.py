@@ -90,12 +90,14 @@ class Wiring:
     def gathers(self, action: Action) -> bool:
         """Tell whether a computation has collectives inside: tensor, context or expert ranks share it.
 
-        A weight gradient never has: it multiplies what its input gradient left it. What backward computes again, and
-        all its collectives with it, lies inside the backward, or where that is split inside the input gradient.
+        A weight gradient multiplies what its input gradient left it, and has some only where data lanes share the
+        gradients that it completes. What backward computes again, and all its collectives with it, lies inside the
+        backward, or where that is split inside the input gradient.
         """
-        if action.kind in ("forward", "backward", "input-gradient"):
-            return self.graph.by_name[action.module].meeting_size > 1
-        return False
+        module = self.graph.by_name[action.module]
+        if action.kind == "weight-gradient":
+            return module.gathers and module.meeting_size > 1
+        return action.kind in ("forward", "backward", "input-gradient") and module.meeting_size > 1
 
     def meeting(self, stage: StageId, actor: int) -> tuple[int, ...]:
         """Return the actors that an actor meets inside the computations of ``stage``, itself included."""

@@ -3,13 +3,15 @@
 from mimo.topology._context import context_spans
 from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, Placement, RankRole, Recompute, StageId
 from mimo.topology._grid import AXES, EXPERT_AXES, Coordinates, ExpertCoordinates, Grid
-from mimo.topology._groups import DATA_AXES, ROW_AXES, needed_groups, tied_pairs
+from mimo.topology._groups import DATA, DATA_AXES, REPLICA, ROW_AXES, needed_groups, tied_pairs
 from mimo.topology._ownership import Ownership, count_microbatches
 
 __all__ = [
     "AXES",
+    "DATA",
     "DATA_AXES",
     "EXPERT_AXES",
+    "REPLICA",
     "ROW_AXES",
     "Actor",
     "Coordinates",

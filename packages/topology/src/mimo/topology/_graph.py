@@ -40,9 +40,13 @@ class Module:
         batch_factor: neighbouring microbatches that one pass serves.
         recompute: what its backward computes again, collectives included.
         prefetch: its rows of a step are made during the step before, so that nobody waits for them.
+        gathers: its computations gather parameters over the data lanes, so that all ranks of a stage wait for each
+            other inside.
+        shard_lanes: neighbouring data lanes (``dp x cp``) over which a copy of its parameters is spread; 0 for all.
 
     Raises:
-        ConfigError: a count is below 1, or what is made ahead of its step trains.
+        ConfigError: a count is below 1, ``shard_lanes`` does not divide the lanes, or what is made ahead of its step
+            trains.
     """
 
     grid: Grid
@@ -54,13 +58,23 @@ class Module:
     batch_factor: int = 1
     recompute: Recompute = "none"
     prefetch: bool = False
+    gathers: bool = False
+    shard_lanes: int = 1
 
     def __attrs_post_init__(self) -> None:
-        """Refuse counts below 1, and to make ahead what a step would change."""
+        """Refuse counts below 1, a part of a lane, and to make ahead what a step would change."""
         for key, count in (("chunks", self.chunks), ("batch_factor", self.batch_factor)):
             if count < 1:
                 raise ConfigError(f"modules.{self.name}.{key}", expected="1 or more", got=repr(count))
         assert len(self.trains) == self.stages, (self.name, self.trains)
+        lanes = self.grid.dp * self.grid.cp
+        if self.shard_lanes < 0 or (self.shard_lanes and lanes % self.shard_lanes):
+            raise ConfigError(
+                f"modules.{self.name}.optimizer.shard_lanes",
+                expected=f"a divisor of its {lanes} data lanes (dp {self.grid.dp} x cp {self.grid.cp}), or 0 for all",
+                got=repr(self.shard_lanes),
+                fix=f"Set optimizer.shard_lanes, or that of modules.{self.name}.optimizer, to one that divides them.",
+            )
         if self.prefetch and any(self.trains):
             raise _prefetch_refused(self.name, "a module of which nothing is trained", "one that trains", _FREEZE)
 
@@ -112,9 +126,11 @@ class Module:
         """How many neighbouring ranks of a stage wait for each other inside each of its computations.
 
         The context and tensor ranks of a lane do, and the ranks that share all experts; where groups of the two kinds
-        overlap, all that they link.
+        overlap, all that they link. All do where parameters are gathered over the data lanes.
         """
         grid = self.grid
+        if self.gathers:
+            return grid.dp * grid.cp * grid.tp
         return math.lcm(grid.cp * grid.tp, grid.ep * grid.etp if self.experts else 1)
 
 

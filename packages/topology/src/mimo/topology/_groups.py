@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mimo.topology._graph import ModuleGraph
 from mimo.topology._grid import Grid
 
@@ -9,14 +11,17 @@ DATA_AXES = ("dp", "cp")
 """Axes along which every parameter is replicated while the work is not."""
 ROW_AXES = ("cp", "tp")
 """Axes over which the rows of one lane may be split."""
+DATA, REPLICA = "data", "replica"
+"""Names of mesh axes: of the lanes over which a copy of a parameter is spread, and of those that hold its copies."""
 
 
 def needed_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
     """Return the rank sets, of two ranks or more, that a graph needs a group for: each once, in one order.
 
     Those are, for each grid, its tensor groups, its context groups, its data groups, data and tensor ranks together
-    (gradients of which a tensor rank computes only a part), for a tied module the pairs of first and last stage, and
-    for one with experts the ranks that share the rows of a lane, and the groups of the expert view.
+    (gradients of which a tensor rank computes only a part), for a tied module the pairs of first and last stage, for
+    one with experts the ranks that share the rows of a lane, and the groups of the expert view, and where a copy of a
+    parameter is spread over some of its lanes only, these and the ranks that hold copies.
     """
     found: dict[tuple[int, ...], None] = {}
     for module in graph.modules:
@@ -27,6 +32,10 @@ def needed_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
             found.update(dict.fromkeys(module.grid.groups(along)))
         if module.tied_stages:
             found.update(dict.fromkeys(tied_pairs(module.grid)))
+        for lanes in (DATA_AXES, ("edp",))[: 1 + module.experts]:
+            for group in module.grid.groups(lanes):
+                for split in spread(group, module.shard_lanes):
+                    found.update(dict.fromkeys(split))
     return tuple(group for group in found if len(group) > 1)
 
 
@@ -34,3 +43,16 @@ def tied_pairs(grid: Grid) -> tuple[tuple[int, ...], ...]:
     """Return, for each place within a stage, its rank at the first and at the last place along ``pp``."""
     first, last = grid.stage_ranks(0), grid.stage_ranks(grid.pp - 1)
     return tuple((one, other) if one != other else (one,) for one, other in zip(first, last, strict=True))
+
+
+def spread(lanes: tuple[int, ...], shard_lanes: int) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Return the groups over which copies of a parameter are spread, and those that hold copies of the same piece.
+
+    Args:
+        lanes: ranks that differ in their data lane alone.
+        shard_lanes: over how many neighbours a copy is to be spread, 0 for all; where it does not divide them, which
+            only experts allow, over as many as divide both.
+    """
+    size = math.gcd(len(lanes), shard_lanes)
+    pieces = tuple(lanes[first : first + size] for first in range(0, len(lanes), size))
+    return pieces, tuple(zip(*pieces, strict=True))

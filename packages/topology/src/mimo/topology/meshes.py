@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.topology._graph import ModuleGraph
 from mimo.topology._grid import Grid
-from mimo.topology._groups import DATA_AXES, ROW_AXES, needed_groups, tied_pairs
+from mimo.topology._groups import DATA, DATA_AXES, REPLICA, ROW_AXES, needed_groups, spread, tied_pairs
 
 __all__ = ["DATA_AXES", "ROW_AXES", "Meshes", "needed_groups", "tied_pairs"]
 
@@ -31,6 +31,7 @@ class Meshes:
     def __init__(self, graph: ModuleGraph, *, rank: int, device_type: str) -> None:
         self.rank = rank
         self.device_type = device_type
+        self._shard_lanes = {module.name: module.shard_lanes for module in graph.modules}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {
             ranks: dist.new_group(list(ranks)) for ranks in needed_groups(graph)
         }
@@ -62,3 +63,36 @@ class Meshes:
             mesh=torch.tensor(ranks).view(grid.ep, grid.etp),
             mesh_dim_names=("ep", "etp"),
         )
+
+    def shard_group(self, grid: Grid, *, experts: bool = False) -> dist.ProcessGroup:
+        """Return the data lanes over which this rank's copy of a parameter, or of its experts, is spread."""
+        return self.group(next(group for group in self._spread(grid, experts=experts)[0] if self.rank in group))
+
+    def copies_group(self, grid: Grid, *, experts: bool = False) -> dist.ProcessGroup:
+        """Return the data lanes that hold copies of this rank's piece of such a copy."""
+        return self.group(next(group for group in self._spread(grid, experts=experts)[1] if self.rank in group))
+
+    def shard_mesh(self, grid: Grid, *, experts: bool = False) -> DeviceMesh:
+        """Return the one-dimensional mesh, axis `mimo.topology.DATA`, of `shard_group`."""
+        return DeviceMesh.from_group(self.shard_group(grid, experts=experts), self.device_type, mesh_dim_names=(DATA,))
+
+    def parameter_mesh(self, grid: Grid, *, experts: bool = False) -> DeviceMesh:
+        """Return the mesh on which this rank's pieces of parameters lie that are spread over data lanes.
+
+        Its axes are `mimo.topology.REPLICA` where there are copies, those of `tensor_mesh` or `expert_mesh`, and last
+        `mimo.topology.DATA`: the piece of a tensor rank is cut once more.
+        """
+        held = {"ep": grid.ep, "etp": grid.etp} if experts else {"tp": grid.tp}
+        groups = [self.axes_group(grid, (axis,)) for axis in held]
+        copies, pieces = self.copies_group(grid, experts=experts), self.shard_group(grid, experts=experts)
+        stage = torch.tensor(grid.stage_ranks(grid.coordinates(self.rank).pp))
+        ranks = stage.view(copies.size(), pieces.size(), *held.values()).movedim(1, -1)
+        names = (REPLICA, *held, DATA)
+        groups = [copies, *groups, pieces]
+        if copies.size() == 1:
+            ranks, names, groups = ranks[0], names[1:], groups[1:]
+        return DeviceMesh.from_group(groups, self.device_type, mesh=ranks.contiguous(), mesh_dim_names=names)
+
+    def _spread(self, grid: Grid, *, experts: bool) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+        lanes = grid.group_of(self.rank, ("edp",) if experts else DATA_AXES)
+        return spread(lanes, self._shard_lanes[grid.name])

@@ -15,6 +15,8 @@ from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer
 from mimo.schedule.runtime import Boundary, open_channels
 from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
+from mimo.trainer._parameter_names import check_patterns_of
+from mimo.trainer._precision import compute_dtype, make_scaling
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program
 from mimo.trainer._resolved import Job
 
@@ -36,6 +38,8 @@ class Assembly:
     """
 
     def __init__(self, job: Job, *, rank: int, device: torch.device, told: Mapping[str, int]) -> None:
+        if job.train is not None:
+            check_patterns_of(job)
         self.job = job
         self.rank = rank
         self._device = device
@@ -104,6 +108,8 @@ class Assembly:
                     config=choice.config,
                     learning_rate=choice.learning_rate,
                     meshes=self._meshes,
+                    clip_group=choice.clip_group,
+                    patterns=choice.patterns,
                 )
             )
         return MimoOptimizer(
@@ -111,24 +117,31 @@ class Assembly:
             names=[module.name for module in job.modules],
             learning_rate=job.language.optimizer.learning_rate,
             clip=job.settings.optimizer.clip,
+            clip_groups={module.name: module.optimizer.rules.clip_groups for module in job.modules},
             counts=COUNTS,
             told=told,
+            counts_zeros=job.settings.logging.zero_gradients,
+            scaling=make_scaling(job.settings.run),
             meshes=self._meshes,
             device=self._device,
         )
 
     def _parameters(self, part: Part) -> ModuleParameters:
-        """Return what a stage trains."""
-        everything = ModuleParameters(
+        """Return what a stage trains, and what it does not."""
+        trains = self.job.graph.by_name[part.name].trains[part.stage.index]
+        trained = {name: value for name, value in part.parameters.items() if trains and value.requires_grad}
+        return ModuleParameters(
             grid=self.job.module(part.name).grid,
             rank=self.rank,
-            parameters=part.parameters,
-            summed=part.summed,
-            tied=part.tied,
+            parameters=trained,
+            frozen={name: value for name, value in part.parameters.items() if name not in trained},
+            modules=(part.module,),
+            precision=self.job.settings.run.precision,
+            summed=part.summed & trained.keys(),
+            tied=part.tied & trained.keys(),
             experts=part.experts,
+            whole=part.whole,
         )
-        trains = self.job.graph.by_name[part.name].trains[part.stage.index]
-        return everything.only(name for name, value in part.parameters.items() if trains and value.requires_grad)
 
     def program(self, stage: StageId) -> Program:
         """Return what one of this rank's stages does; the model and the optimizer stand by then."""
@@ -151,7 +164,7 @@ class Assembly:
         return Boundary(
             rank=self.rank,
             width=self.job.width(edge),
-            dtype=torch.float32,
+            dtype=compute_dtype(self.job.settings.run.precision),
             device=self._device,
             channels=channels,
             source_group=self._tensor_group(edge.source),

@@ -87,8 +87,10 @@ def train(file: Path, /, *overrides: str) -> int:
     check_world(job.world, environ)
 
     from mimo.trainer import _train
+    from mimo.trainer._parameter_names import check_patterns_of
     from mimo.trainer._tasks import run_job
 
+    check_patterns_of(job, computes=False)
     return run_job(job, _train.train, purpose="train", directory=job.directory)
 
 
@@ -110,8 +112,10 @@ def check(file: Path, /, *overrides: str) -> None:
 
     from mimo.trainer._edge_traffic import expect_traffic
     from mimo.trainer._estimate import estimate_bytes
+    from mimo.trainer._parameter_names import check_patterns_of, followers
 
-    show_job(make_console(), job, estimate_bytes(job), expect_traffic(job, 1))
+    check_patterns_of(job)
+    show_job(make_console(), job, estimate_bytes(job), expect_traffic(job, 1), followers=dict(followers(job)))
 
 
 def simulate(

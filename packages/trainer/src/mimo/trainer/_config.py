@@ -57,12 +57,14 @@ def read_table(path: Path) -> Mapping[str, Any]:
 def override_key(table: Mapping[str, Any], override: str) -> Mapping[str, Any]:
     """Return ``table`` with one ``key=value`` set, tables on the way made where they are missing.
 
+    A key that holds dots stands in quotes, as in TOML: ``optimizer.patterns."vision.*".lr=1e-4``.
+
     Raises:
         ConfigError: there is no ``=``, or the way leads through something that is no table.
     """
     path, equals, text = override.partition("=")
-    keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
+    keys = _keys(path)
+    if not equals or not keys or not all(keys):
         raise ConfigError(repr(override), expected="key=value", got="something else", fix="For example: run.steps=50.")
     return _set(table, keys, parse_value(text), "")
 
@@ -83,6 +85,21 @@ def parse_value(text: str) -> Any:
 def write_config(table: Mapping[str, Any], path: Path) -> None:
     """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings."""
     path.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def _keys(path: str) -> list[str]:
+    """Return the keys on a path, none of one that TOML cannot read; without quotes anything goes between dots."""
+    if '"' not in path:
+        return [key.strip() for key in path.split(".")]
+    try:
+        found: Any = tomllib.loads(f"{path} = 0")
+    except tomllib.TOMLDecodeError:
+        return []
+    keys = []
+    while isinstance(found, dict):
+        ((key, found),) = found.items()
+        keys.append(key)
+    return keys
 
 
 def _why(path: Path, error: Exception) -> str:

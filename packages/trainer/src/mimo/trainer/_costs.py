@@ -15,11 +15,13 @@ import attrs
 from mimo.model import EncoderSpec, LanguageModelSpec, Stage, Work
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
+from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._profile import read_profile
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._typical import Typical
 
-_NUMBER_BYTES = 4
+_GRADIENT_BYTES = 4
+"""Of a gradient that is reduced, whatever layers compute in."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,8 +72,9 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
     grid = module.grid
     lane = _share(job, module, typical)
     seconds = lane / (grid.cp * grid.tp) / speed.operations
-    split = lane * _NUMBER_BYTES / (grid.cp * grid.tp)
-    copied = lane * _NUMBER_BYTES / (grid.cp * (grid.tp if module.sequence_parallel else 1))
+    number = NUMBER_BYTES[job.settings.run.precision]
+    split = lane * number / (grid.cp * grid.tp)
+    copied = lane * number / (grid.cp * (grid.tp if module.sequence_parallel else 1))
     forward = inputs = weights = repeated = kept = recomputed = operands = numbers = 0.0
     reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
     for part, work in works(job, stage, typical).items():
@@ -88,7 +91,7 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
             kept += work.split * split + work.copied * copied
             recomputed = max(recomputed, work.recomputed * split)
     replicas = grid.dp * grid.cp
-    reduced = 2 * (replicas - 1) / replicas * numbers * _NUMBER_BYTES
+    reduced = 2 * (replicas - 1) / replicas * numbers * _GRADIENT_BYTES
     return StageCost(
         forward=Seconds(each=forward * seconds),
         input_gradient=Seconds(each=inputs * seconds),
@@ -138,7 +141,7 @@ def _message_bytes(job: Job, edge: Edge, typical: Typical) -> int:
     cuts = _cuts(source) if source is target else max(end.grid.cp * end.grid.tp for end in ends)
     samples = job.settings.run.micro_batch * job.language.grid.dp / len(typical.lengths)
     rows = _rows(edge, source, typical) * samples / lanes / cuts
-    return round(rows * job.width(edge) * _NUMBER_BYTES)
+    return round(rows * job.width(edge) * NUMBER_BYTES[job.settings.run.precision])
 
 
 def _cuts(module: JobModule) -> int:

@@ -12,11 +12,11 @@ from mimo.data import StepSampler
 from mimo.hooks import EdgeTraffic
 from mimo.schedule import Route, Traffic
 from mimo.topology import Edge
+from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._resolved import Job
 from mimo.trainer._step_data import StepData
 
 _KEYS = tuple(field.name for field in attrs.fields(Traffic))
-_NUMBER_BYTES = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -47,7 +47,7 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
         routes = [(rank, batch.route(edge, rank)) for rank in job.edge_ranks(edge) for batch in data.microbatches]
         by_rank = [Traffic() for _ in range(job.world)]
         for rank, route in routes:
-            row_bytes = job.width(edge) * _NUMBER_BYTES
+            row_bytes = job.width(edge) * NUMBER_BYTES[run.precision]
             by_rank[rank] += Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient)
         least = None
         if edge.is_boundary:

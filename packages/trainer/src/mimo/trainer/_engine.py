@@ -16,6 +16,7 @@ from mimo.schedule.runtime import Executor, Record
 from mimo.trainer._assembly import Assembly
 from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._lookout import Coming, Lookout
+from mimo.trainer._memory_report import MemoryReport
 from mimo.trainer._programs import COUNTS, EncoderProgram, Program, Written
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
@@ -53,10 +54,17 @@ class Engine:
         self._told = job.language.spec.tells(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._tracer = Tracer(job, rank=rank, device=device)
-        told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
+        self._memory = MemoryReport(job, device=device)
+        told = {
+            **dict.fromkeys(self._told.losses, 1),
+            **self._told.counts,
+            **self._traffic.told,
+            **self._memory.told,
+        }
         parts = assembly(job, rank=rank, device=device, told=told)
         self.model = parts.model
         self.optimizer = parts.optimizer
+        self._named_groups = _named_groups(job)
         self.programs: tuple[Program, ...] = tuple(parts.programs.values())
         self._boundaries = parts.boundaries
         self.written: list[Written] = []
@@ -106,6 +114,10 @@ class Engine:
             },
             counts={name: stepped.agreed.told[name].long().tolist() for name in self._told.counts},
             edges=self._traffic.read(stepped.agreed.told),
+            loss_scale=stepped.loss_scale,
+            group_norms={group: stepped.group_norms[group] for group in self._named_groups},
+            optimizer_bytes=self._memory.read(stepped.agreed.told),
+            zero_gradients=dict(stepped.agreed.zeros) if self.job.settings.logging.zero_gradients else {},
         )
 
     def accumulate(self, step: int, record: Record | None = None) -> Tally:
@@ -169,7 +181,7 @@ class Engine:
 
     def update(self, step: int, tally: Tally) -> Stepped:
         """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
-        stepped = self.optimizer.step(step, tally)
+        stepped = self.optimizer.step(step, tally + Tally(told=self._memory.tell(self.optimizer)))
         self._lookout.settle(alike=stepped.agreed.alike)
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
@@ -244,12 +256,8 @@ class Engine:
     def model_state(self) -> dict[str, StateTree]:
         """Return the parameters by module and path."""
         return {
-            name: {
-                path: parameter.detach()
-                for part in self.model.parts_of(name)
-                for path, parameter in part.module.named_parameters()
-            }
-            for name in self._role.places
+            module: {name.removeprefix(f"{module}."): value.detach() for name, value in weights.items()}
+            for module, weights in self.optimizer.weights().items()
         }
 
     def _cut(self, step: int) -> StepData:
@@ -285,9 +293,16 @@ class Engine:
         def route(edge: str, microbatch: int) -> Route:
             return microbatches[microbatch].route(self._edges[edge], self.rank)
 
+        self.optimizer.gather()
         seconds = executor.run(plan, route, record, half=half)
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
         return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
+
+
+def _named_groups(job: Job) -> tuple[str, ...]:
+    """Return the clip groups that settings name; norms of the others are those of modules, or of all."""
+    found = {group for module in job.modules for group in module.optimizer.rules.clip_groups}
+    return tuple(sorted(found - {"", *(module.name for module in job.modules)}))
 
 
 def _batches(dataset: Dataset, size: int) -> Iterator[Sequence[int]]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from mimo.model import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime import ExpertAxis, Split, TensorAxis
+from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._resolved import Job, JobModule
 
 _WEIGHT_BYTES = 4
@@ -19,7 +20,8 @@ _TRAINED_BYTES = 4 + 8
 def estimate_bytes(job: Job) -> Mapping[int, int]:
     """Return for each rank that holds a module the bytes of its weights, gradients and optimizer.
 
-    Activations are not counted, and a stage counts as trained as a whole.
+    In reduced precision what layers compute with is a copy of the weights. Activations are not counted, nothing counts
+    as split over data lanes, and a stage counts as trained as a whole.
     """
     return {rank: sum(_bytes(job, rank, name) for name in job.graph.role(rank).places) for rank in job.graph.ranks}
 
@@ -27,9 +29,11 @@ def estimate_bytes(job: Job) -> Mapping[int, int]:
 def _bytes(job: Job, rank: int, name: str) -> int:
     """Return the bytes of a module on a rank; what two of its stages here share counts once."""
     module = job.graph.by_name[name]
+    precision = job.settings.run.precision
+    held = _WEIGHT_BYTES + (0 if precision == "fp32" else NUMBER_BYTES[precision])
     found: dict[str, int] = {}
     for stage in module.stages_at(module.grid.coordinates(rank).pp):
-        each = _WEIGHT_BYTES + (_TRAINED_BYTES if module.trains[stage] else 0)
+        each = held + (_TRAINED_BYTES if module.trains[stage] else 0)
         counts = _counts(job.module(name), rank, Stage(stage, module.stages), job.hidden)
         found |= {path: each * count for path, count in counts.items()}
     return sum(found.values())

@@ -16,7 +16,8 @@ from mimo.hooks import ConfigError, EvaluationInfo, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.trainer._engine import Engine
 from mimo.trainer._place import Place
-from mimo.trainer._programs import language_batch, take_rows
+from mimo.trainer._precision import compute_dtype
+from mimo.trainer._programs import language_batch, on_device, take_rows
 from mimo.trainer._resolved import Job
 
 
@@ -101,15 +102,16 @@ def generate(engine: Engine, prompt: Prompt, *, max_tokens: int, told: Callable[
             expected=f"1 to data.max_tokens = {job.settings.data.max_tokens} tokens, image rows included",
             got="none" if not len(layout.tokens) else "more",
         )
+    engine.optimizer.gather()
     encoded = {}
     for module in job.encoders:
         assert isinstance(module.spec, EncoderSpec)
         items = [item for item in layout.items if item.info.modality == module.modality]
         prepared = [module.spec.prepare(module.config, prompt.raw(0, item.info.index)) for item in items]
-        on_device = [{name: value.to(engine.device) for name, value in item.items()} for item in prepared]
+        given = [on_device(item, job, engine.device) for item in prepared]
         (part,) = engine.model.parts_of(module.name)
-        found = part.encode(on_device, [item.info.size for item in items])
-        encoded[module.name] = take_rows(job, module, items, found)
+        found = part.encode(given, [item.info.size for item in items])
+        encoded[module.name] = take_rows(job, module, items, found).to(compute_dtype(job.settings.run.precision))
     (part,) = engine.model.parts_of(job.language.name)
     language = part.language
     written: list[int] = []

@@ -5,7 +5,7 @@ Its values are those of a small run that works: the digit reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -48,6 +48,8 @@ EXAMPLE: Mapping[str, Any] = {
 }
 
 _WIDTH = 44
+_EXAMPLES: Mapping[str, Sequence[str]] = {"patterns": ('# "*norm*" = { weight_decay = 0.0 }',)}
+"""Lines that show what may stand in a table that is empty."""
 
 
 def example_text(find: Find = find_installed) -> str:
@@ -77,6 +79,7 @@ def example_text(find: Find = find_installed) -> str:
         if section.name in kinds:
             extra = {key: value for key, value in table.items() if key not in own_keys(section_type)}
             lines += _plugin_keys(kinds[section.name], table["plugin"], extra, find)
+        lines += _tables(section.name, section_type, table)
     return "\n".join(lines) + "\n"
 
 
@@ -95,8 +98,15 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:
     for field in attrs.fields(cls):
-        if not field.metadata.get(REST) and field.name in table:
+        if not field.metadata.get(REST) and field.name in table and not isinstance(table[field.name], Mapping):
             yield f"{_line(field.name, table[field.name]):<{_WIDTH}}  # {field.metadata[COMMENT]}"
+
+
+def _tables(section: str, cls: type, table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tables inside a section, which TOML wants after its keys, each with an example that is a comment."""
+    for name in own_keys(cls):
+        if isinstance(table[name], Mapping):
+            yield from ("", f"# {_comment_of(cls, name)}", f"[{section}.{name}]", *_EXAMPLES[name])
 
 
 def _plugin_keys(kind: Kind[Any], plugin: str, given: Mapping[str, Any], find: Find) -> Iterator[str]:

@@ -213,6 +213,7 @@ def fitting(job: Job) -> Mapping[str, Mapping[str, Any]]:
             "chunks": cuts[module.name].chunks,
             "placement": cuts[module.name].placement,
             "recompute": cuts[module.name].recompute,
+            "precision": job.settings.run.precision,
             "frozen": module.frozen if isinstance(module.frozen, bool) else sorted(module.frozen),
         }
         for module in job.modules

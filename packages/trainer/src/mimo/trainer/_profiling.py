@@ -25,6 +25,7 @@ from mimo.topology import Edge, StageId
 from mimo.trainer._engine import Engine
 from mimo.trainer._kept_bytes import Kept, KeptBytes
 from mimo.trainer._place import Place
+from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._profile import VERSION, EdgeTimes, Line, PassTimes, Profile, StageTimes, digest, fitting, machine
 from mimo.trainer._resolved import Job
 from mimo.trainer._step_data import StepData
@@ -35,7 +36,6 @@ _STEPS = 7
 _MESSAGES = 20
 _SMALL, _LARGE = 2**10, 2**20
 """Bytes of the two messages that tell latency and bandwidth."""
-_NUMBER_BYTES = 4
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[StageId, ActionKind, tuple[int, ...], bool]
@@ -221,7 +221,8 @@ def _sent_bytes(job: Job, edge: Edge) -> float:
         )
         for batch in data.microbatches
     ]
-    return statistics.mean(most) * job.width(edge) * _NUMBER_BYTES / job.settings.run.micro_batch
+    row_bytes = job.width(edge) * NUMBER_BYTES[job.settings.run.precision]
+    return statistics.mean(most) * row_bytes / job.settings.run.micro_batch
 
 
 def _stage(job: Job, stage: StageId, seconds: Mapping[int, Mapping[Key, float]], kept: Kept) -> StageTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import attrs
 import numpy as np
@@ -17,9 +18,11 @@ from mimo.data import NO_LABEL, Packed, PlacedItem
 from mimo.hooks import PluginError, RunError, UserError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import LanguageBatch, Ledger, Part
+from mimo.optimizer import Phase
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
 from mimo.topology import Coordinates, Edge
+from mimo.trainer._precision import compute_dtype
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._row_layout import held_rows
 from mimo.trainer._step_data import Microbatch, StepData
@@ -29,7 +32,8 @@ COUNTS = ("truncated", "right", "samples")
 is the argmax, and all."""
 
 _ITEMS_SHOWN = 4
-_Item = Mapping[str, Tensor]
+Item: TypeAlias = Mapping[str, Tensor]
+"""What an encoder plugin prepares of an item: tensors by name."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,6 +79,7 @@ class Program(abc.ABC):
         self.part = part
         self.place = place
         self.device = device
+        self._dtype = compute_dtype(job.settings.run.precision)
         self._rank = rank
         self._edges = tuple(outputs)
         self._optimizer = optimizer
@@ -128,6 +133,16 @@ class Program(abc.ABC):
         """Put off weight gradients, as `StageProgram` says."""
         return self.part.weights_later()
 
+    def computing(self, phase: Phase) -> AbstractContextManager[None]:
+        """Tell the optimizer of a forward or backward, as `StageProgram` says."""
+        assert self._optimizer is not None
+        return self._optimizer.computing(self.module.name, self.part.stage.index, phase)
+
+    def gradients_added(self) -> None:
+        """Let the optimizer take what a backward has added, as `StageProgram` says."""
+        assert self._optimizer is not None
+        self._optimizer.gradients_added(self.module.name, self.part.stage.index)
+
     def reduce_gradients(self) -> None:
         """Sum the gradients over the ranks that share the parameters."""
         assert self._optimizer is not None
@@ -139,6 +154,8 @@ class Program(abc.ABC):
         self._optimizer.reduce_tied(self.module.name)
 
     def _outputs(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return rows by edge, in the precision in which they travel."""
+        rows = rows.to(self._dtype)
         return {edge.name: rows for edge in self._edges}
 
 
@@ -179,7 +196,7 @@ class EncoderProgram(Program):
                 self.fault = self.fault or fault
         return {edge.name: self._nothing(edge, batches) for edge in self._edges}
 
-    def _all_have(self, prepared: Sequence[_Item] | None) -> bool:
+    def _all_have(self, prepared: Sequence[Item] | None) -> bool:
         """Tell whether every rank that computes with this one has its items, so that none waits for it inside."""
         if not self.part.stage.is_first:
             return True
@@ -192,25 +209,22 @@ class EncoderProgram(Program):
     def _nothing(self, edge: Edge, batches: Sequence[Microbatch]) -> Tensor:
         """Return zeros in the place of what this rank would send."""
         rows = sum(batch.route(edge, self._rank).held for batch in batches)
-        return torch.zeros((rows, self.job.width(edge)), device=self.device)
+        return torch.zeros((rows, self.job.width(edge)), dtype=self._dtype, device=self.device)
 
     def _count(self, items: Sequence[PlacedItem]) -> int:
         """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""
         counts = self.part.stage.is_last and self.place.tp == 0 and self.place.cp == 0
         return sum(item.rows for item in items) if counts else 0
 
-    def _prepare(self, batches: Sequence[Microbatch]) -> list[_Item]:
+    def _prepare(self, batches: Sequence[Microbatch]) -> list[Item]:
         """Decode the items of a pass, where they enter the encoder."""
         if not self.part.stage.is_first:
             return []
-        return [
-            {name: tensor.to(self.device) for name, tensor in item.items()}
-            for batch in batches
-            for item in batch.prepare(self.module, self.place.dp)
-        ]
+        items = (item for batch in batches for item in batch.prepare(self.module, self.place.dp))
+        return [on_device(item, self.job, self.device) for item in items]
 
     def _encode(
-        self, batches: Sequence[Microbatch], prepared: Sequence[_Item], inputs: Mapping[str, Tensor]
+        self, batches: Sequence[Microbatch], prepared: Sequence[Item], inputs: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[PlacedItem]]:
         """Return this rank's rows of a pass, and the items that they are of."""
         items = [item for batch in batches for item in batch.items(self.module, self.place.dp)]
@@ -246,9 +260,14 @@ class LanguageProgram(Program):
         if self.part.stage.is_last:
             losses.append(self._read(step, packed, hidden, batch))
         if losses:
-            outputs[LOSS] = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+            outputs[LOSS] = self._scaled(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
         self._enter(batch.ledger)
         return outputs
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss of which the gradient is taken; the optimizer divides by the scale."""
+        scale = 1.0 if self._optimizer is None else self._optimizer.loss_scale
+        return loss if scale == 1.0 else loss * scale
 
     def _enter(self, ledger: Ledger) -> None:
         """Add what a forward told to the step's.
@@ -301,7 +320,7 @@ class LanguageProgram(Program):
 def take_rows(
     job: Job, module: JobModule, items: Sequence[PlacedItem], rows: Tensor, place: Coordinates | None = None
 ) -> Tensor:
-    """Return an encoder's rows in the precision in which they travel, without padding.
+    """Return an encoder's rows without padding.
 
     Args:
         job: the whole.
@@ -327,7 +346,14 @@ def take_rows(
             got=f"a tensor of shape {tuple(rows.shape)} from its forward()",
             fix="Make them agree.",
         )
-    return rows[: len(held)].to(torch.float32)
+    return rows[: len(held)]
+
+
+def on_device(item: Item, job: Job, device: torch.device) -> Item:
+    """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
+    precision = job.settings.run.precision
+    dtype = None if precision == "fp32" else compute_dtype(precision)
+    return {name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in item.items()}
 
 
 def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBatch:

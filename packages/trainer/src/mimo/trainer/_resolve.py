@@ -5,6 +5,7 @@ Torch stays out, so that `mimo check` and refusals are quick.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import attrs
@@ -17,6 +18,7 @@ from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microba
 from mimo.trainer._costs import job_costs
 from mimo.trainer._fields import own_keys
 from mimo.trainer._plugins import Find, find_installed
+from mimo.trainer._precision import check_precision
 from mimo.trainer._resolve_modules import resolve_module, stages_that_train
 from mimo.trainer._resolve_optimizer import resolve_optimizer
 from mimo.trainer._resolved import Job, JobModule, plain_settings
@@ -42,6 +44,7 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     _check_language(settings)
     optimizer = resolve_optimizer(settings, find)
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
+    check_precision(settings.run, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
     modules = tuple(_with_vocabulary(module, tokenizer) for module in written)
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
@@ -153,6 +156,8 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
                 batch_factor=module.batch_factor,
                 prefetch=module.prefetch and purpose == "train",
                 recompute=module.recompute,
+                gathers=module.optimizer.spec.rendezvous(module.optimizer.config),
+                shard_lanes=_shard_lanes(module, purpose),
             )
             for module in modules
         ),
@@ -175,6 +180,12 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
                 fix="Leave it out.",
             )
     return graph
+
+
+def _shard_lanes(module: JobModule, purpose: Purpose) -> int:
+    """Return over how many lanes copies are spread: where nothing trains, as many of the training's as these allow."""
+    wanted = module.optimizer.spec.shard_lanes(module.optimizer.config)
+    return wanted if purpose == "train" else math.gcd(module.grid.dp * module.grid.cp, wanted)
 
 
 def _world(settings: Settings, graph: ModuleGraph) -> int:

@@ -10,7 +10,7 @@ import attrs
 
 from mimo.data import Dataset, Tokenizer
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec
-from mimo.optimizer import LearningRate, OptimizerSpec
+from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
 from mimo.topology import Edge, Grid, ModuleGraph, Recompute
 from mimo.trainer._settings import LANGUAGE, OptimizerSettings, Settings
@@ -19,12 +19,29 @@ from mimo.trainer._structure import unstructure
 
 @attrs.frozen(kw_only=True)
 class OptimizerChoice:
-    """One module's optimizer: the plugin, its own settings, and what all optimizers share, the module's merged in."""
+    """One module's optimizer: the plugin, its own settings, and what all optimizers share, the module's merged in.
+
+    Args:
+        spec: the plugin.
+        config: its settings.
+        settings: what all optimizers share.
+        learning_rate: of each step.
+        clip_group: parameters of one group share one norm.
+        patterns: what other parameters follow; the first that matches counts.
+    """
 
     spec: OptimizerSpec
     config: Any
     settings: OptimizerSettings
     learning_rate: LearningRate
+    clip_group: str = ""
+    patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def rules(self) -> Rules:
+        """How each parameter is stepped."""
+        base = Rule(spec=self.spec, config=self.config, learning_rate=self.learning_rate, clip_group=self.clip_group)
+        return Rules(base=base, patterns=self.patterns)
 
 
 @attrs.frozen(kw_only=True)

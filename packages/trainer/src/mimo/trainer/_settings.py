@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
+from mimo.optimizer import Precision
 from mimo.trainer._fields import Ranks, at_least, not_empty, one_folder, own_keys, rest, setting
 
 LANGUAGE = "language"
@@ -27,7 +28,15 @@ class RunSettings:
     steps: int = setting("updates of the weights", validator=[at_least(1)])
     global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1)])
     micro_batch: int = setting("samples of a microbatch for each language lane", default=1, validator=[at_least(1)])
-    precision: Literal["fp32"] = setting("number format of weights and computation; only fp32 for now", default="fp32")
+    precision: Precision = setting(  # noqa: RUF009 -- declares a field, as all do
+        "what layers compute in: fp32, bf16 or fp16; weights stay fp32", default="fp32"
+    )
+    loss_scale: float = setting(
+        "what fp16 multiplies the loss by at first; 0: 65536", default=0.0, validator=[at_least(0)]
+    )
+    loss_scale_steps: int = setting(
+        "steps without an overflow after which that doubles; 0: 2000", default=0, validator=[at_least(0)]
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto, cpu or cuda; auto takes GPUs if enough", default="auto")
     directory: str = setting("run directory; empty: runs/<name>", default="")
     world: int = setting("processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0)])
@@ -97,7 +106,12 @@ class OptimizerSettings:
     lr_warmup_steps: int = setting("steps over which it climbs to lr", default=0, validator=[at_least(0)])
     lr_decay_steps: int = setting("step at which it reaches lr_min; 0: run.steps", default=0, validator=[at_least(0)])
     lr_min: float = setting("where linear and cosine end", default=0.0, validator=[at_least(0)])
-    clip: float = setting("largest norm of all gradients together; 0: off", default=0.0, validator=[at_least(0)])
+    clip: float = setting("largest norm of the gradients of a clip group; 0: off", default=0.0, validator=[at_least(0)])
+    clip_by: Literal["global", "module"] = setting("one clip group over all, or one for each module", default="global")
+    clip_group: str = setting("name of the clip group; of modules and patterns, empty: by clip_by", default="")
+    patterns: Mapping[str, Mapping[str, Any]] = setting(
+        "by pattern of names, keys that differ for the parameters that match", default=attrs.Factory(dict)
+    )
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 
@@ -131,6 +145,7 @@ class LoggingSettings:
     tensorboard: bool = setting("event files in <run directory>/tensorboard", default=False)
     interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
     edges: bool = setting("rows and bytes sent on each edge by each rank, in metrics.jsonl", default=False)
+    zero_gradients: bool = setting("numbers of gradients that are exactly zero, in metrics.jsonl", default=False)
     trace: bool = setting(
         "what ranks did when, beside the simulation, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",
         default=False,
@@ -161,8 +176,8 @@ class Settings:
         return self.run.evaluation_batch or self.run.global_batch
 
 
-GLOBAL_ONLY = frozenset({"clip"})
-"""Keys of [optimizer] that no module can have for itself: there is one norm over the whole model."""
+GLOBAL_ONLY = frozenset({"clip", "clip_by"})
+"""Keys of [optimizer] that no module can have for itself."""
 
 SHARED_OPTIMIZER_KEYS = own_keys(OptimizerSettings)
 """Keys of [optimizer] that are not the plugin's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,6 +22,7 @@ from mimo.trainer._resolved import Job
 if TYPE_CHECKING:
     from mimo.checkpoint import Manifest
     from mimo.trainer._edge_traffic import ExpectedTraffic
+    from mimo.trainer._parameter_names import Followers
 
 _LETTERS: Mapping[str, str] = {
     "forward": "F",
@@ -48,11 +50,21 @@ def make_console() -> Console:
 
 
 def show_job(
-    console: Console, job: Job, bytes_by_rank: Mapping[int, int], traffic: Iterable[ExpectedTraffic] = ()
+    console: Console,
+    job: Job,
+    bytes_by_rank: Mapping[int, int],
+    traffic: Iterable[ExpectedTraffic] = (),
+    *,
+    followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
 
-    Traffic is taken last: it needs data, which may be unreadable, and the rest does not.
+    Args:
+        console: where to.
+        job: which.
+        bytes_by_rank: what each rank will hold.
+        traffic: what ranks send; taken last, as it needs data, which may be unreadable, and the rest does not.
+        followers: what follows which pattern of the optimizer, of each module that has any.
     """
     run = job.settings.run
     held = " (it holds a run)" if _holds_run(job.directory) else ""
@@ -74,6 +86,9 @@ def show_job(
     console.print()
     console.print(_modules(job))
     console.print()
+    if followers:
+        console.print(_patterns(job, followers))
+        console.print()
     console.print(_ranks(job, bytes_by_rank))
     console.print()
     console.print(f"plan of a step ({LEGEND})", markup=False)
@@ -157,6 +172,23 @@ def _modules(job: Job) -> Table:
             "all" if module.frozen is True else ", ".join(parts) or "-",
             module.optimizer.spec.name,
         )
+    return table
+
+
+def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("module", "parameters of", "optimizer", "lr", "clip group"):
+        table.add_column(heading)
+    for heading in ("parameters", "numbers"):
+        table.add_column(heading, justify="right")
+    for name, found in followers.items():
+        rules = job.module(name).optimizer.rules
+        for where, rule in [*((one.where, one.rule) for one in rules.patterns), ("", rules.base)]:
+            if where in found:
+                group = rule.clip_group or "-"
+                counts = (f"{found[where].parameters:,}", f"{found[where].numbers:,}")
+                cells = (name, where or "no pattern", rule.spec.name, f"{rule.learning_rate.lr:g}", group, *counts)
+                table.add_row(*map(Text, cells))
     return table
 
 

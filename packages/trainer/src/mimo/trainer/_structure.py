@@ -230,7 +230,8 @@ def _mismatch(where: str, expected: str, got: Any, suggest_from: Sequence[Any] =
 
 
 def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
+    written = key if re.fullmatch(r"[\w-]*", key) else f'"{key}"'  # as TOML asks for
+    return f"{where}.{written}" if where else written
 
 
 def _place(where: str, told: str, own: Sequence[str]) -> str:

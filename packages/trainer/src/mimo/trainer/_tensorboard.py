@@ -37,8 +37,10 @@ class TensorBoard:
                 "training/lr": info.lr,
                 "training/tokens_per_second": info.tokens_per_second,
                 **{f"training/{name}": loss for name, loss in info.losses.items()},
-                **{f"grad_norm/{name}": norm for name, norm in info.norms.items()},
+                **{f"grad_norm/{name}": norm for name, norm in (*info.norms.items(), *info.group_norms.items())},
+                **{f"zero_gradients/{name}": float(count) for name, count in info.zero_gradients.items()},
                 **{f"rows/{name}": float(rows) for name, rows in info.rows.items()},
+                **({} if info.loss_scale is None else {"training/loss_scale": info.loss_scale}),
             },
         )
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mimo.checkpoint import latest, load, read_manifest, save
 from mimo.hooks import CheckpointError, Common, ConfigError, PluginError, RunInfo, Stateful, StateTree, lifecycle
+from mimo.optimizer.runtime import SCALING
 from mimo.topology import AXES, Grid
 from mimo.trainer._captions import save_captions
 from mimo.trainer._engine import Engine
@@ -134,9 +135,15 @@ def save_step(engine: Engine, parts: Iterable[Stateful], step: int) -> Path:
 
 
 def resume(engine: Engine, parts: Iterable[Stateful], folder: Path) -> None:
-    """Take back what `save_step` saved, in this layout or another."""
+    """Take back what `save_step` saved, in this layout or another, this precision or another.
+
+    A run in fp16 that goes on with one in another precision begins with the loss scale of a first step.
+    """
     parts = list(parts)
-    loaded = load(folder, {**engine.state(), **_others(engine, parts, 0)})
+    state = engine.state()
+    if not any(name.startswith(f"optimizer.{SCALING}.") for name in read_manifest(folder).names):
+        state["optimizer"] = {name: tree for name, tree in state["optimizer"].items() if name != SCALING}
+    loaded = load(folder, {**state, **_others(engine, parts, 0)})
     engine.optimizer.load(loaded["optimizer"])
     for part in parts:
         part.load(loaded[part.name])

@@ -125,6 +125,7 @@ def build_part(
         staged=isinstance(spec, EncoderSpec) and spec.stages is not None,
         splits={f"{grid.name}.{path}": splits[path] for path, _ in module.named_parameters()},
         tied=tied,
+        whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),
         deferral=_attached(module) if splits_backward else Deferral(),
     )
 
@@ -188,6 +189,11 @@ def _plan(
             fix="Return only names of the module that the plan is given, a stage of it included.",
         )
     return {path: planned.get(path, Split()) for path in paths}
+
+
+def _is_changed(spec: EncoderSpec | LanguageModelSpec) -> bool:
+    """Tell whether other code than layers may change parameters: what follows the load of experts."""
+    return isinstance(spec, LanguageModelSpec) and spec.experts is not None
 
 
 def _attached(module: nn.Module) -> Deferral:

@@ -28,6 +28,8 @@ class Part:
         splits: how each parameter lies over tensor or expert ranks, by full name.
         tied: full names of parameters that the first and the last stage both hold, on those two; stage 0 owns them.
             A rank that holds both stages holds them once.
+        whole: full names of parameters that no gradient trains, whatever is frozen, and that other code than layers
+            changes between steps.
         deferral: where its layers put off weight gradients.
     """
 
@@ -37,6 +39,7 @@ class Part:
     staged: bool
     splits: Mapping[str, Split]
     tied: frozenset[str]
+    whole: frozenset[str] = frozenset()
     deferral: Deferral = attrs.field(factory=Deferral)
 
     @property

@@ -2,23 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
+
+from mimo.optimizer._specs import GRADIENT_SCALE
 
 
 def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
+    # Not `to_local`, which makes a new view of a parameter each time.
+    return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+
+
+@attrs.frozen(kw_only=True)
+class _Pieces:
+    """What the kernel works on, found once: this rank's pieces of the parameters of a group, and of their state.
+
+    ``steps`` are the single numbers of ``count``, if there is one, so that one addition counts them all.
+    """
+
+    parameters: list[Tensor]
+    averages: list[Tensor]
+    squares: list[Tensor]
+    steps: list[Tensor]
+    count: Tensor | None
+
+    def only(self, places: Sequence[int]) -> _Pieces:
+        """Return those at some places."""
+        lists = (self.parameters, self.averages, self.squares, self.steps)
+        parameters, averages, squares, steps = ([one[place] for place in places] for one in lists)
+        return _Pieces(parameters=parameters, averages=averages, squares=squares, steps=steps, count=None)
+
+    def add_step(self) -> None:
+        """Count one step."""
+        if self.count is None:
+            torch._foreach_add_(self.steps, 1)
+        else:
+            self.count.add_(1)
+
+
+def fused_adamw(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    averages: list[Tensor],
+    squares: list[Tensor],
+    steps: list[Tensor],
+    settings: Mapping[str, Any],
+) -> None:
+    """Step local fp32 tensors of one device in place by torch's fused AdamW, which scales gradients as it goes.
+
+    Args:
+        parameters: any number of them.
+        gradients: theirs; changed to what they are after scaling.
+        averages: of gradients.
+        squares: averages of their squares.
+        steps: which one this is of each, from 1, as scalar tensors.
+        settings: ``lr``, ``betas``, ``weight_decay``, ``eps`` and `mimo.optimizer.GRADIENT_SCALE`.
+    """
+    if not parameters:
+        return
+    scale = settings[GRADIENT_SCALE]
+    # The kernel divides. Left out at 1, it reads and writes less.
+    divisor = None if scale == 1 else torch.full((), 1 / scale, device=parameters[0].device)
+    torch._fused_adamw_(
+        parameters,
+        gradients,
+        averages,
+        squares,
+        [],
+        steps,
+        lr=settings["lr"],
+        beta1=settings["betas"][0],
+        beta2=settings["betas"][1],
+        weight_decay=settings["weight_decay"],
+        eps=settings["eps"],
+        amsgrad=False,
+        maximize=False,
+        grad_scale=divisor,
+    )
 
 
 class LocalAdamW(torch.optim.Optimizer):
-    """`torch.optim.AdamW`, fused, for plain tensors and DTensors alike.
+    """`torch.optim.AdamW`, fused, for plain tensors and DTensors alike, all on one device.
 
-    State is there from the start: ``exp_avg`` and ``exp_avg_sq`` like the parameter, ``step`` a scalar tensor.
+    State is there from the start and stays where it is: ``exp_avg`` and ``exp_avg_sq`` like the parameter, ``step`` a
+    scalar tensor. Gradients are multiplied by `mimo.optimizer.GRADIENT_SCALE` of their group.
     """
 
     def __init__(
@@ -30,35 +102,43 @@ class LocalAdamW(torch.optim.Optimizer):
         eps: float,
         weight_decay: float,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-                }
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, GRADIENT_SCALE: 1.0}
+        super().__init__(params, settings)
+        self._pieces = [self._begin(group["params"]) for group in self.param_groups]
+
+    def _begin(self, parameters: Sequence[nn.Parameter]) -> _Pieces:
+        """Make the state of the parameters of a group."""
+        count = torch.zeros(len(parameters), device=parameters[0].device)
+        for parameter, step in zip(parameters, count.unbind(), strict=True):
+            self.state[parameter] = {
+                "step": step,
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
+        states = [self.state[parameter] for parameter in parameters]
+        return _Pieces(
+            parameters=[_local(parameter) for parameter in parameters],
+            averages=[_local(state["exp_avg"]) for state in states],
+            squares=[_local(state["exp_avg_sq"]) for state in states],
+            steps=[state["step"] for state in states],
+            count=count,
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step every parameter that has a gradient."""
         assert closure is None, "closures are not supported"
-        for group in self.param_groups:
-            live = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] for parameter in live]
-            adamw(
-                [_local(parameter) for parameter in live],
-                [_local(parameter.grad) for parameter in live],
-                [_local(state["exp_avg"]) for state in states],
-                [_local(state["exp_avg_sq"]) for state in states],
-                [],
-                [state["step"] for state in states],
-                fused=True,
-                amsgrad=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
+        for group, pieces in zip(self.param_groups, self._pieces, strict=True):
+            places = [place for place, one in enumerate(group["params"]) if one.grad is not None]
+            if not places:
+                continue
+            live = pieces if len(places) == len(pieces.steps) else pieces.only(places)
+            live.add_step()
+            fused_adamw(
+                live.parameters,
+                [_local(group["params"][place].grad) for place in places],
+                live.averages,
+                live.squares,
+                live.steps,
+                group,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import attrs
 import torch
@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 N = TypeVar("N", int, float, Tensor)
+
+Bin: TypeAlias = tuple[str, str]
+"""A module, and a clip group of it: what squares of gradients are summed by."""
 
 WORDS, WORD_BITS = 4, 18
 """Of a digest: so short that float64 adds up the squares of 100,000 ranks' words exactly."""
@@ -27,6 +30,7 @@ class Tally:
         rows: rows that each module ran, by module name.
         seconds: time spent in each module, by module name.
         counts: further sums by name (samples cut, samples right).
+        zeros: numbers of gradients that are exactly zero, by module name.
         told: further sums of several values each by name, what models tell beside their rows: float64, on any device.
         digest: what this rank takes the samples of the coming step to be, as `WORDS` numbers below ``2**WORD_BITS``;
             None where it does not look at them.
@@ -37,6 +41,7 @@ class Tally:
     rows: Mapping[str, int] = attrs.field(factory=dict)
     seconds: Mapping[str, float] = attrs.field(factory=dict)
     counts: Mapping[str, int] = attrs.field(factory=dict)
+    zeros: Mapping[str, int] = attrs.field(factory=dict)
     told: Mapping[str, Tensor] = attrs.field(factory=dict)
     digest: tuple[int, ...] | None = None
 
@@ -48,6 +53,7 @@ class Tally:
             rows=_add(self.rows, other.rows),
             seconds=_add(self.seconds, other.seconds),
             counts=_add(self.counts, other.counts),
+            zeros=_add(self.zeros, other.zeros),
             told=_add(self.told, other.told),
             digest=self.digest or other.digest,
         )
@@ -55,9 +61,9 @@ class Tally:
 
 @attrs.frozen(kw_only=True)
 class Agreed:
-    """The same on every rank: sums over the step, and squared gradient norms by module, before any scaling.
+    """The same on every rank: sums over the step, and squared gradient norms by module and clip group.
 
-    ``alike`` says whether all ranks that gave a digest gave the same one.
+    Gradients are as they are before any scaling. ``alike`` says whether all ranks that gave a digest gave the same one.
     """
 
     loss: float
@@ -65,8 +71,9 @@ class Agreed:
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
     counts: Mapping[str, int]
+    zeros: Mapping[str, int]
     told: Mapping[str, Tensor]
-    squares: Mapping[str, float]
+    squares: Mapping[Bin, float]
     alike: bool
 
     @property
@@ -78,7 +85,8 @@ class Agreed:
 def agree(
     tally: Tally,
     *,
-    squares: Mapping[str, float],
+    squares: Mapping[Bin, float],
+    bins: Sequence[Bin] = (),
     modules: Sequence[str],
     counts: Sequence[str],
     told: Mapping[str, int] | None = None,
@@ -88,15 +96,17 @@ def agree(
 
     Args:
         tally: this rank's share.
-        squares: this rank's share of each module's squared gradient norm.
-        modules: names of all modules, in an order that all ranks share.
+        squares: this rank's share of the squared gradient norms.
+        bins: all modules and clip groups that have one, in an order that all ranks share.
+        modules: names of all modules, likewise.
         counts: names of all further sums, likewise.
         told: names of all sums of several values, likewise, and how many values each has.
         device: where the process group works.
     """
-    named = [(tally.rows, modules), (tally.seconds, modules), (squares, modules), (tally.counts, counts)]
     mine = [tally.loss, tally.label_tokens, *_digest_terms(tally.digest)]
+    named = [(tally.rows, modules), (tally.seconds, modules), (tally.zeros, modules), (tally.counts, counts)]
     mine += [values.get(name, 0) for values, names in named for name in names]
+    mine += [squares.get(one, 0.0) for one in bins]
     vector = torch.tensor(mine, dtype=torch.float64, device=device)
     sizes = dict(told or {})
     if sizes:
@@ -107,14 +117,15 @@ def agree(
     loss, label_tokens, *rest = vector[: len(mine)].tolist()
     sums = iter(rest)
     alike = _all_alike([next(sums) for _ in range(1 + 2 * WORDS)])
-    rows, seconds, norms, others = ({name: next(sums) for name in names} for _, names in named)
+    rows, seconds, zeros, others = ({name: next(sums) for name in names} for _, names in named)
     return Agreed(
         loss=loss,
         label_tokens=round(label_tokens),
         rows={name: round(value) for name, value in rows.items()},
         seconds=seconds,
-        squares=norms,
+        squares={one: next(sums) for one in bins},
         counts={name: round(value) for name, value in others.items()},
+        zeros={name: round(value) for name, value in zeros.items()},
         told=dict(zip(sizes, torch.split(vector[len(mine) :], list(sizes.values())), strict=True)) if sizes else {},
         alike=alike,
     )

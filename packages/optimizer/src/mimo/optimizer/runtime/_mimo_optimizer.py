@@ -1,117 +1,49 @@
-"""One optimizer over modules with different grids: one norm, one clip, one decision to skip, one set of state names."""
+"""One optimizer over modules with different grids: one agreement, one decision to skip, one set of state names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
 
-from mimo.hooks import Common, StateTree
+from mimo.hooks import StateTree
 from mimo.optimizer._learning_rate import LearningRate
-from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
-from mimo.optimizer.runtime._agreement import Agreed, Tally, agree
-from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied
-from mimo.topology import Coordinates
+from mimo.optimizer._specs import Phase
+from mimo.optimizer.runtime._agreement import Agreed, Bin, Tally, agree
+from mimo.optimizer.runtime._gradients import Gradients
+from mimo.optimizer.runtime._module_optimizer import ModuleOptimizer
+from mimo.optimizer.runtime._replicate import reduce_tied
+from mimo.optimizer.runtime._scaling import SCALING, LossScale
 from mimo.topology.meshes import Meshes
 
 
 @attrs.frozen(kw_only=True)
-class ModuleOptimizer:
-    """One module's parameters on this rank with the plugin that steps them.
+class Stepped:
+    """What one optimizer step did, equal on all ranks.
 
     Args:
-        part: the parameters of all its stages here.
-        learning_rate: the module's.
-        prepared: how gradients are reduced, by the stages that hold the parameters: each stage's own, and those that
-            several share.
-        optimizer: None where nothing trains.
+        agreed: what all ranks added up.
+        loss: a label token.
+        norm: of the mean gradient, before clipping.
+        norms: the same of each module.
+        group_norms: the same of each clip group, of which there may be one alone.
+        lr: of the run.
+        skipped: whether nothing was stepped.
+        loss_scale: what the loss had been multiplied by, None where nothing scales it.
     """
-
-    part: ModuleParameters
-    learning_rate: LearningRate
-    prepared: Mapping[frozenset[int], Prepared]
-    optimizer: torch.optim.Optimizer | None
-
-    @classmethod
-    def build(
-        cls,
-        stages: Mapping[int, ModuleParameters],
-        *,
-        spec: OptimizerSpec,
-        config: object,
-        learning_rate: LearningRate,
-        meshes: Meshes,
-    ) -> ModuleOptimizer:
-        """Prepare and build ``spec`` for a module; a module in which nothing trains gets no optimizer.
-
-        Args:
-            stages: the parameters of each stage of the module that this rank holds; one that two stages share stands
-                in both.
-            spec: the plugin.
-            config: its settings.
-            learning_rate: the module's.
-            meshes: the groups of this rank.
-        """
-        holders: dict[str, frozenset[int]] = {}
-        for stage, part in stages.items():
-            for name in part.parameters:
-                holders[name] = holders.get(name, frozenset()) | {stage}
-        shared = {name for name, held_by in holders.items() if len(held_by) > 1}
-        whole = ModuleParameters(
-            grid=next(iter(stages.values())).grid,
-            rank=next(iter(stages.values())).rank,
-            parameters={name: value for part in stages.values() for name, value in part.parameters.items()},
-            summed=frozenset[str]().union(*(part.summed for part in stages.values())),
-            tied=frozenset[str]().union(*(part.tied for part in stages.values())) - shared,
-            experts=frozenset[str]().union(*(part.experts for part in stages.values())),
-        )
-        groups = {
-            held_by: whole.only(name for name, other in holders.items() if other == held_by)
-            for held_by in dict.fromkeys(holders.values())
-        }
-        return cls(
-            part=whole,
-            learning_rate=learning_rate,
-            prepared={held_by: spec.prepare(group, meshes, config) for held_by, group in groups.items()},
-            optimizer=spec.build(whole.parameters, config, meshes) if whole.parameters else None,
-        )
-
-    def counted_square(self) -> float:
-        """Return this rank's share of the squared gradient norm: each shard counts on one rank only.
-
-        A gradient that is not finite on any rank makes it so too, whoever counts the parameter.
-        """
-        if not self.part.parameters:
-            return 0.0
-        gradients = [local_gradient(parameter) for parameter in self.part.parameters.values()]
-        norms = torch._foreach_norm(gradients)  # noqa: SLF001  # what torch.nn.utils calls too
-        squares = torch.stack(norms).double().square()
-        counted = torch.tensor(
-            [
-                self.part.is_counted(name) and _is_first_copy(parameter, self.part.place)
-                for name, parameter in self.part.parameters.items()
-            ],
-            device=squares.device,
-        )
-        # What is counted elsewhere adds nothing, unless it is not finite: zero times that is not a number.
-        return float((squares * counted).sum())
-
-
-@attrs.frozen(kw_only=True)
-class Stepped:
-    """What one optimizer step did, equal on all ranks; ``norm`` is that of the mean gradient, before clipping."""
 
     agreed: Agreed
     loss: float
     norm: float
     norms: Mapping[str, float]
+    group_norms: Mapping[str, float]
     lr: float
     skipped: bool
+    loss_scale: float | None = None
 
 
 class MimoOptimizer:
@@ -121,9 +53,12 @@ class MimoOptimizer:
         modules: this rank's modules.
         names: names of all modules of the run, in one order on every rank.
         learning_rate: the global schedule, which is reported; each module has its own.
-        clip: largest global gradient norm; 0 for none.
+        clip: largest gradient norm of a clip group; 0 for none.
+        clip_groups: those of each module of the run, alike on every rank; one for all by default.
         counts: names of further sums that a `Tally` may carry.
         told: names of its sums of several values, and how many each has.
+        counts_zeros: whether to count the numbers of gradients that are exactly zero.
+        scaling: of the loss that gradients are of; None for none.
         meshes: the groups of this rank.
         device: where the process group works.
     """
@@ -135,21 +70,37 @@ class MimoOptimizer:
         names: Sequence[str],
         learning_rate: LearningRate,
         clip: float,
+        clip_groups: Mapping[str, Sequence[str]] | None = None,
         counts: Sequence[str] = (),
         told: Mapping[str, int] | None = None,
+        counts_zeros: bool = False,
+        scaling: LossScale | None = None,
         meshes: Meshes,
         device: torch.device,
     ) -> None:
         self.name = "optimizer"
-        self.modules = {module.part.grid.name: module for module in modules}
+        self.modules = {module.name: module for module in modules}
         self._names = tuple(names)
         self._learning_rate = learning_rate
         self._clip = clip
+        groups = clip_groups or dict.fromkeys(names, ("",))
+        self._bins: tuple[Bin, ...] = tuple((name, group) for name in names for group in groups[name])
         self._counts = tuple(counts)
         self._told = dict(told or {})
+        self._counts_zeros = counts_zeros
+        self._scaling = scaling
         self._meshes = meshes
         self._device = device
         self._reduced: dict[tuple[str, frozenset[int]], set[int]] = {}
+        self._gradients = Gradients(
+            [module.part for module in modules],
+            {name: one for module in modules for name, one in module.bins.items()},
+        )
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is to be multiplied by before its backward."""
+        return 1.0 if self._scaling is None else self._scaling.scale
 
     def zero_gradients(self) -> None:
         """Forget all gradients, so that none of an earlier step is ever applied again."""
@@ -171,9 +122,43 @@ class MimoOptimizer:
                     prepared.reduce()
                     done.clear()
 
+    def gather(self) -> None:
+        """Begin to gather what the stages compute with; on all ranks alike, before any of them computes."""
+        for module in self.modules.values():
+            for prepared in module.prepared.values():
+                prepared.gather()
+
+    @contextmanager
+    def computing(self, module: str, stage: int, phase: Phase) -> Iterator[None]:
+        """Be told of the beginning and the end of a forward or backward of a stage."""
+        with ExitStack() as bounds:
+            for stages, prepared in self.modules[module].prepared.items():
+                if stage in stages:
+                    bounds.enter_context(prepared.computing(phase))
+            yield
+
+    def gradients_added(self, module: str, stage: int) -> None:
+        """Be told that a backward of a stage has added all its gradients."""
+        for stages, prepared in self.modules[module].prepared.items():
+            if stage in stages:
+                prepared.gradients_added()
+
+    def settle(self) -> None:
+        """Make the parameters what a reader or writer of their values takes them for."""
+        for module in self.modules.values():
+            for prepared in module.prepared.values():
+                prepared.settle()
+
+    def weights(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Return all parameters of each module, frozen ones too, by full name, as they lie on this rank."""
+        self.settle()
+        return {name: {**module.part.parameters, **module.part.frozen} for name, module in self.modules.items()}
+
     def reduce_tied(self, module: str) -> None:
         """Add up the two gradients of a parameter tied over stages, on both stages."""
         part = self.modules[module].part
+        for prepared in self.modules[module].prepared.values():
+            prepared.before_tied()
         for name in sorted(part.tied):
             reduce_tied(part.parameters[name], part, self._meshes)
 
@@ -181,74 +166,75 @@ class MimoOptimizer:
     def step(self, step: int, tally: Tally) -> Stepped:
         """Agree with all ranks, then scale, clip and step every module, or skip on all ranks alike.
 
-        The gradient is divided by the label tokens of the whole step. A step without any, or with a loss or gradient
-        that is not finite, is skipped; a module that saw no rows is left untouched.
+        The gradient is divided by the label tokens of the whole step, and by the loss scale. A step without any, or
+        with a loss or gradient that is not finite, is skipped; a module that saw no rows is left untouched.
         """
-        squares = {name: module.counted_square() for name, module in self.modules.items()}
-        agreed = agree(
-            tally, squares=squares, modules=self._names, counts=self._counts, told=self._told, device=self._device
-        )
+        gradients = self._gradients.read()
+        agreed = self._agree(tally, gradients)
         tokens = max(agreed.label_tokens, 1)
-        norm = math.sqrt(sum(agreed.squares.values())) / tokens if agreed.finite else math.nan
+        loss_scale = self.loss_scale
+        divisor = tokens * loss_scale
+        norm = math.sqrt(sum(agreed.squares.values())) / divisor if agreed.finite else math.nan
+        group_norms = {group: _norm(agreed, group=group) / divisor for _, group in self._bins}
         skipped = agreed.label_tokens == 0 or not math.isfinite(norm)
+        self.settle()
         if not skipped:
-            scale = 1 / tokens
-            if self._clip and norm > self._clip:
-                scale *= self._clip / norm
+            factors = {group: self._clipping(norm) / divisor for group, norm in group_norms.items()}
             for name, module in self.modules.items():
-                if module.optimizer is not None and agreed.rows[name]:
-                    gradients = [local_gradient(parameter) for parameter in module.part.parameters.values()]
-                    torch._foreach_mul_(gradients, scale)
-                    for group in module.optimizer.param_groups:
-                        group["lr"] = module.learning_rate.at(step)
-                    module.optimizer.step()
+                if agreed.rows[name]:
+                    for stepper in module.steppers:
+                        stepper.step(step, gradients, factors[stepper.rule.clip_group])
+        if self._scaling is not None and agreed.label_tokens:
+            self._scaling.update(finite=agreed.finite)
         return Stepped(
             agreed=agreed,
             loss=agreed.loss / tokens,
             norm=norm,
-            norms={name: math.sqrt(square) / tokens for name, square in agreed.squares.items()},
+            norms={name: _norm(agreed, module=name) / divisor for name in self._names},
+            group_norms=group_norms,
             lr=self._learning_rate.at(step),
             skipped=skipped,
+            loss_scale=None if self._scaling is None else loss_scale,
         )
 
+    def _agree(self, tally: Tally, gradients: Mapping[str, Tensor]) -> Agreed:
+        """Add up over all ranks what they found in their steps and gradients."""
+        if self._counts_zeros:
+            tally = attrs.evolve(tally, zeros=self._gradients.zeros(gradients))
+        return agree(
+            tally,
+            squares=self._gradients.squares(gradients),
+            bins=self._bins,
+            modules=self._names,
+            counts=self._counts,
+            told=self._told,
+            device=self._device,
+        )
+
+    def _clipping(self, norm: float) -> float:
+        """Return what a gradient of this norm is multiplied by to be no longer than it may."""
+        return self._clip / norm if self._clip and norm > self._clip else 1.0
+
     def state(self) -> StateTree:
-        """Return ``{module: {"<parameter>.<state>": value}}``; both stages give a tied parameter's, bitwise alike."""
-        return {
-            name: {
-                f"{parameter.removeprefix(f'{name}.')}.{key}": value if isinstance(value, Tensor) else Common(value)
-                for parameter, key, value in _states(module)
-            }
-            for name, module in self.modules.items()
-        }
+        """Return ``{module: {"<parameter>.<state>": value}}``; both stages give a tied parameter's, bitwise alike.
+
+        The loss scale, if there is one, stands beside the modules.
+        """
+        scaling = {} if self._scaling is None else {SCALING: self._scaling.state()}
+        return scaling | {name: module.state() for name, module in self.modules.items()}
 
     @torch.no_grad()
     def load(self, tree: StateTree) -> None:
-        """Take back what `state` gave; tensors that were filled in place are there already."""
+        """Take back what `state` gave; tensors that were filled in place are there already.
+
+        A loss scale that ``tree`` lacks, that of a run without one, stays as it is.
+        """
+        if self._scaling is not None and SCALING in tree:
+            self._scaling.load(tree[SCALING])
         for name, module in self.modules.items():
-            for parameter, key, value in _states(module):
-                loaded: Any = tree[name][f"{parameter.removeprefix(f'{name}.')}.{key}"]
-                if not isinstance(value, Tensor):
-                    assert module.optimizer is not None
-                    module.optimizer.state[module.part.parameters[parameter]][key] = loaded
-                elif loaded is not value:
-                    value.copy_(loaded)
+            module.load(tree[name])
 
 
-def _is_first_copy(parameter: nn.Parameter, place: Coordinates) -> bool:
-    """Tell whether this rank is the first of those of the parameter's mesh that hold the same piece."""
-    if not isinstance(parameter, DTensor):
-        return place.tp == 0
-    coordinate = parameter.device_mesh.get_coordinate()
-    assert coordinate is not None
-    return all(isinstance(one, Shard) or at == 0 for one, at in zip(parameter.placements, coordinate, strict=True))
-
-
-def _states(module: ModuleOptimizer) -> list[tuple[str, str, object]]:
-    """List (parameter, state name, value) of a module."""
-    if module.optimizer is None:
-        return []
-    return [
-        (name, key, value)
-        for name, parameter in module.part.parameters.items()
-        for key, value in module.optimizer.state[parameter].items()
-    ]
+def _norm(agreed: Agreed, *, module: str | None = None, group: str | None = None) -> float:
+    """Return the norm of the summed gradients of a module, or of a clip group."""
+    return math.sqrt(sum(square for bin_, square in agreed.squares.items() if module == bin_[0] or group == bin_[1]))

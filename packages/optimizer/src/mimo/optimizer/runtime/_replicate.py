@@ -23,10 +23,11 @@ def local_gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     gradient = parameter.grad
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    # Not `to_local`, which looks at more than it needs to, for each parameter in each step.
+    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient  # noqa: SLF001
 
 
-def _sum(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+def sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
     """Sum ``gradients`` over ``group`` in place, those of one dtype in one message."""
     if group.size() == 1:
         return
@@ -54,11 +55,11 @@ def replicate(part: ModuleParameters, meshes: Meshes) -> Prepared:
     def reduce() -> None:
         # In a message of their own, of one length on both stages: the sum is then made in one order, and the copies
         # stay the same to the bit.
-        _sum([local_gradient(parameter) for parameter in tied], shared)
-        _sum([local_gradient(parameter) for parameter in split], shared)
-        _sum([local_gradient(parameter) for parameter in summed], with_tensor)
+        sum_over(shared, [local_gradient(parameter) for parameter in tied])
+        sum_over(shared, [local_gradient(parameter) for parameter in split])
+        sum_over(with_tensor, [local_gradient(parameter) for parameter in summed])
         if copies is not None:
-            _sum([local_gradient(parameter) for parameter in experts], copies)
+            sum_over(copies, [local_gradient(parameter) for parameter in experts])
 
     return Prepared(reduce)
 
@@ -67,4 +68,4 @@ def replicate(part: ModuleParameters, meshes: Meshes) -> Prepared:
 def reduce_tied(parameter: nn.Parameter, part: ModuleParameters, meshes: Meshes) -> None:
     """Add up the gradients of a parameter that the first and the last stage both hold, on both."""
     pair = next(pair for pair in tied_pairs(part.grid) if part.rank in pair)
-    _sum([local_gradient(parameter)], meshes.group(pair))
+    sum_over(meshes.group(pair), [local_gradient(parameter)])

@@ -127,6 +127,7 @@ class _Step:
                 gradients = self._gradients(*done)
                 ready = time.perf_counter()
                 self._backward(*done, gradients)
+                self._added(action.stage_id)
             case "input-gradient":
                 gradients = self._gradients(*done)
                 ready = time.perf_counter()
@@ -138,6 +139,7 @@ class _Step:
             case "weight-gradient":
                 if self._wiring.trains[action.stage_id]:
                     self._later.pop(done)()
+                    self._added(action.stage_id)
             case "send" | "receive":
                 self._messages(action)
                 ready = time.perf_counter()
@@ -157,6 +159,10 @@ class _Step:
         rest = (self._arriving, self._arriving_gradients, self._leaving, self._leaving_gradients)
         assert not any(rest), [list(found) for found in rest]
         return ahead
+
+    def _added(self, stage: StageId) -> None:
+        if self._wiring.trains[stage]:
+            self._wiring.programs[stage].gradients_added()
 
     def _messages(self, action: Action) -> None:
         assert action.edge is not None
@@ -192,11 +198,12 @@ class _Step:
 
     def _forward(self, stage: StageId, microbatches: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
         kept, backward = Kept(), self._wiring.backward[stage]
-        with torch.set_grad_enabled(backward):
+        program = self._wiring.programs[stage]
+        with torch.set_grad_enabled(backward), program.computing("forward"):
             for edge in self._wiring.inputs[stage]:
                 if edge.gradient:
                     inputs[edge.name] = kept.enter(edge.name, inputs[edge.name])
-            outputs = self._wiring.programs[stage].forward(microbatches, inputs)
+            outputs = program.forward(microbatches, inputs)
         if backward:
             kept.leave(outputs)
             self._kept[stage, microbatches] = kept
@@ -207,7 +214,8 @@ class _Step:
 
     def _backward(self, stage: StageId, microbatches: tuple[int, ...], gradients: Mapping[str, Tensor]) -> None:
         kept = self._kept.pop((stage, microbatches))
-        kept.backward(gradients)
+        with self._wiring.programs[stage].computing("backward"):
+            kept.backward(gradients)
         for edge in self._wiring.inputs[stage]:
             if edge.gradient:
                 counts = [self._route(edge.name, microbatch).wanted for microbatch in microbatches]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -27,6 +27,12 @@ class StageProgram(Protocol):
             Rows by the name of the edge, in the same order, and `LOSS`, the sum over the microbatches.
         """
 
+    def computing(self, phase: Literal["forward", "backward"]) -> AbstractContextManager[None]:
+        """Return the context of a forward, or of a backward but for what of it is put off.
+
+        It is entered and left whether or not there is anything to compute, on the ranks of a stage in the same order.
+        """
+
     def weights_later(self) -> AbstractContextManager[Callable[[], None]]:
         """Put off weight gradients.
 
@@ -34,6 +40,9 @@ class StageProgram(Protocol):
         off. Calling what the context gives, once and after it, computes the rest and adds it up. It must need no other
         rank for that.
         """
+
+    def gradients_added(self) -> None:
+        """Be told that a backward has added all that it adds to the stage's gradients, what was put off included."""
 
     def reduce_gradients(self) -> None:
         """Sum the stage's gradients over the ranks that share its parameters."""

@@ -1,0 +1,167 @@
+"""What a run computes in: refused where a module's optimizer can't, told in bytes of messages and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from torch import nn
+
+from mimo.hooks import ConfigError, Kind
+from mimo.model import ENCODERS, EncoderSpec
+from mimo.optimizer import OPTIMIZERS
+from mimo.optimizer.runtime import LossScale
+from mimo.trainer import _precision
+from mimo.trainer._config import make_settings
+from mimo.trainer._costs import formula_costs
+from mimo.trainer._edge_traffic import expect_traffic
+from mimo.trainer._estimate import estimate_bytes
+from mimo.trainer._plugins import find_installed
+from mimo.trainer._precision import make_scaling
+from mimo.trainer._profile import fitting
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+from mimo.trainer._settings import RunSettings
+
+
+@attrs.frozen(kw_only=True)
+class EyeConfig:
+    """Settings of an encoder of one product."""
+
+    width: int = 8
+
+
+def _unused(*_arguments: Any) -> Any:
+    raise AssertionError(_arguments)
+
+
+EYE = EncoderSpec(
+    name="eye",
+    config=EyeConfig,
+    measure=_unused,
+    rows=lambda _config, _size: 1,
+    prepare=_unused,
+    build=lambda config, hidden: nn.Linear(config.width, hidden),
+)
+
+
+def find_halves(kind: Kind[Any], name: str, where: str) -> Any:
+    """Find an optimizer ``halves`` that takes bf16, ``any`` that takes all, and otherwise what is installed."""
+    if kind is ENCODERS:
+        return EYE
+    if kind is not OPTIMIZERS or name not in {"halves", "any"}:
+        return find_installed(kind, name, where)
+    precisions = frozenset({"fp32", "bf16"} if name == "halves" else {"fp32", "bf16", "fp16"})
+    return attrs.evolve(find_installed(kind, "adamw", where), name=name, precisions=precisions)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Callable[..., Job]:
+    """Resolve a language model of two stages with overrides."""
+    lines = tmp_path / "train.jsonl"
+    lines.write_text('{"text": "hello"}\n' * 8)
+    table = {
+        "run": {"name": "r", "steps": 10, "global_batch": 8, "micro_batch": 2},
+        "data": {"plugin": "jsonl", "path": str(lines)},
+        "tokenizer": {"plugin": "byte"},
+        "modules": {
+            "vision": {"plugin": "eye", "ranks": "0"},
+            "language": {"plugin": "decoder", "ranks": "0-1", "pp": 2, "config": {"hidden": 32, "layers": 2}},
+        },
+    }
+    return lambda *overrides: resolve(make_settings(table, overrides), find=find_halves)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "able", "text"),
+    [
+        (
+            ("run.precision=bf16",),
+            ["halves", "others"],
+            (
+                "run.precision: expected 'fp32', as the optimizer of vision ('adamw') and language ('adamw') allows "
+                "nothing else, got 'bf16'. Set optimizer.plugin to one that allows it: 'halves' or 'others'."
+            ),
+        ),
+        (
+            ("run.precision=fp16", "optimizer.plugin=any", "modules.vision.optimizer.plugin=halves"),
+            [],
+            (
+                "run.precision: expected 'fp32' or 'bf16', as the optimizer of vision ('halves') allows nothing else, "
+                "got 'fp16'. None that is installed allows it."
+            ),
+        ),
+        (
+            ("run.precision=bf16", "optimizer.plugin=any", "run.loss_scale=8"),
+            [],
+            (
+                "run.loss_scale: expected 0, as only fp16 scales its loss and run.precision is 'bf16', got 8.0. "
+                "Leave it out."
+            ),
+        ),
+        (
+            ("run.loss_scale_steps=8",),
+            [],
+            (
+                "run.loss_scale_steps: expected 0, as only fp16 scales its loss and run.precision is 'fp32', got 8. "
+                "Leave it out."
+            ),
+        ),
+        (
+            ("run.precision=fp16", "optimizer.plugin=any", "run.loss_scale=inf"),
+            [],
+            (
+                "run.loss_scale: expected 0, or a number from 2^-16 to 2^32, got inf. "
+                "Leave it out: steps find the right one."
+            ),
+        ),
+    ],
+)
+def test_what_an_optimizer_has_no_weights_for_is_refused(
+    overrides: tuple[str, ...],
+    able: list[str],
+    text: str,
+    job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Modules and those plugins that could do it are named; so is a loss scale that nothing would use."""
+    spec = find_halves(OPTIMIZERS, "any", "")
+    installed = {name: attrs.evolve(spec, name=name) for name in able}
+    monkeypatch.setattr(_precision, "discover", lambda _kind, where: installed)
+    with pytest.raises(ConfigError) as raised:
+        job(*overrides)
+    assert str(raised.value) == text
+
+
+def test_bytes_follow_what_layers_compute_in(job: Callable[..., Job]) -> None:
+    """Messages and activations halve; reductions are of fp32; weights are there in fp32 and as layers take them."""
+    full, half = job(), job("run.precision=bf16", "optimizer.plugin=any")
+    costs, halved = formula_costs(full), formula_costs(half)
+    assert halved.message_bytes == {name: size // 2 for name, size in costs.message_bytes.items()}
+    assert any(costs.message_bytes.values())
+    for stage, cost in costs.stages.items():
+        assert halved.stages[stage].activations == pytest.approx(cost.activations / 2, abs=1)
+        assert halved.stages[stage].reduce == cost.reduce
+    for one, other in zip(expect_traffic(full, 1), expect_traffic(half, 1), strict=True):
+        assert [size // 2 for size in one.traffic.bytes_sent] == list(other.traffic.bytes_sent)
+    before, after = estimate_bytes(full), estimate_bytes(half)
+    assert {rank: 18 * size // 16 for rank, size in before.items()} == dict(after)
+
+
+def test_a_profile_is_of_one_precision(job: Callable[..., Job]) -> None:
+    """Seconds and bytes of another would be others."""
+    assert fitting(job())["vision"]["precision"] == "fp32"
+    assert fitting(job("run.precision=bf16", "optimizer.plugin=any"))["vision"]["precision"] == "bf16"
+
+
+def test_only_fp16_scales_its_loss() -> None:
+    """It begins at 2^16 and doubles after 2,000 steps, or as the settings say."""
+    run = RunSettings(name="r", steps=1, global_batch=1)
+    assert make_scaling(run) is None
+    assert make_scaling(attrs.evolve(run, precision="bf16")) is None
+    assert make_scaling(attrs.evolve(run, precision="fp16")) == LossScale(scale=65536.0, growth_steps=2000)
+    own = attrs.evolve(run, precision="fp16", loss_scale=8.0, loss_scale_steps=5)
+    assert make_scaling(own) == LossScale(scale=8.0, growth_steps=5)
