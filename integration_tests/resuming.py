@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle import CPU, RATE, make_job
+from oracle import CPU, RATE, find, make_job
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
+from mimo.trainer._resolve import resolve
 from mimo.trainer._train import resume, save_step, step_folder
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Tensor]]
@@ -25,6 +27,14 @@ def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
 def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
     """Train six steps with an evaluation after each; see `run_steps`."""
     return run_steps(rank, settings, 1, 6, "", evaluate=True)
+
+
+def evaluation_loss(rank: int, settings: dict[str, Any]) -> float:
+    """Evaluate what nobody has trained, as `mimo evaluate` does, and return the loss."""
+    engine = Engine(resolve(make_settings(settings), purpose="evaluate", find=find), rank=rank, device=CPU)
+    found = engine.evaluate(0)
+    assert found is not None
+    return found.loss
 
 
 def run_steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,12 @@ CLEAR_SEED = 62
 
 def settings(layout: str, directory: Path) -> dict[str, Any]:
     """Return a run of six steps with a falling learning rate in ``directory``."""
-    modules = {name: dict(keys) for name, keys in LAYOUTS[layout].items()}
+    return settings_of(LAYOUTS[layout], directory)
+
+
+def settings_of(layout: Mapping[str, Mapping[str, Any]], directory: Path) -> dict[str, Any]:
+    """Return the same in any layout."""
+    modules = {name: dict(keys) for name, keys in layout.items()}
     for keys in modules.values():
         keys["dp"] = len(keys["ranks"]) // math.prod(keys.get(axis, 1) for axis in ("pp", "cp", "tp"))
     # The vocabulary is large enough for gloo to sum in chunks, in another order for messages of other lengths.

@@ -1,0 +1,302 @@
+"""Runs in bf16 and fp16: losses near one process in fp32, one loss scale for all ranks, checkpoints that stay fp32."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from cases import in_turn
+from oracle import CPU, STEPS, Table, alone, find, make_job, table, world_of
+from pool import Pool
+from test_oracle import SP, Modules, on
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mimo.checkpoint import read_manifest
+from mimo.hooks import Kind, StepInfo
+from mimo.model import ENCODERS, EncoderSpec
+from mimo.trainer._config import make_settings
+from mimo.trainer._engine import Engine
+from mimo.trainer._inference import generate, prompt_of
+from mimo.trainer._resolve import resolve
+from mimo.trainer._train import resume, save_step, step_folder
+
+SHARDS = ("optimizer", "gradients", "full")
+NEAR = 1e-2
+LAYOUTS: dict[str, Modules] = {
+    "alone": {"vision": on(0, 0), "language": on(0, 0)},
+    "lanes 2 to 1": {"vision": on(0, 1), "language": on(2, 2)},
+    "lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
+    "colocated, vision dp4, language tp2 dp2": {"vision": on(0, 3), "language": on(0, 3, tp=2)},
+    "tp2 sp pp2 dp2": {"vision": on(0, 1, tp=2, **SP), "language": on(0, 7, tp=2, pp=2, **SP)},
+    "cp2 dp2, vision pp2": {"vision": on(0, 1, pp=2), "language": on(2, 5, cp=2)},
+}
+EXPERTS: dict[str, Any] = {
+    "experts": 4,
+    "experts_per_token": 2,
+    "dense_layers": 1,
+    "shared_intermediate": 11,
+    "balance_loss": 0.05,
+    "z_loss": 0.01,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Ran:
+    """What a rank saw of a few steps, and what it held after them: weights and moments at full shape by flat name."""
+
+    steps: list[StepInfo]
+    held: dict[str, Tensor]
+    evaluated: float
+
+
+def in_precision(settings: Table, precision: str, *, shard: str = "optimizer", **run: Any) -> Table:
+    """Return settings whose layers compute in ``precision``, over pieces of the weights."""
+    found = copy.deepcopy(settings)
+    found["run"] |= {"precision": precision, **run}
+    found["optimizer"] |= {"plugin": "distributed", "shard": shard}
+    return found
+
+
+def held(engine: Engine) -> dict[str, Tensor]:
+    """Return a copy of all weights and moments at full shape; every rank of a module must ask."""
+    state = engine.optimizer.state()
+    trees: dict[str, Mapping[str, Any]] = {
+        **engine.model_state(),
+        **{f"optimizer.{name}": state[name] for name in engine.optimizer.modules},
+    }
+    return {
+        f"{tree}.{name}": (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+        for tree, values in trees.items()
+        for name, value in values.items()
+    }
+
+
+def run_and_save(rank: int, settings: Table) -> Ran:
+    """Train the first steps and save the last of them."""
+    return run_steps(rank, settings, save=True)
+
+
+def run_steps(
+    rank: int, settings: Table, first: int = 1, last: int = STEPS, load: str = "", *, save: bool = False
+) -> Ran:
+    """Train as `mimo train` does, after loading a run directory if one is named; evaluate, and save if asked."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    if load:
+        resume(engine, [], step_folder(Path(load)))
+    steps = [engine.train(step) for step in range(first, last + 1)]
+    evaluation = engine.evaluate(last)
+    assert evaluation is not None
+    if save:
+        save_step(engine, [], last)
+    return Ran(steps=steps, held=held(engine), evaluated=evaluation.loss)
+
+
+def check_near(found: list[Ran], truth: Ran) -> None:
+    """Refuse losses that are not near one process in fp32, or not the same on all ranks."""
+    for ran in found:
+        for step, expected, first in zip(ran.steps, truth.steps, found[0].steps, strict=True):
+            assert math.isclose(step.loss, expected.loss, rel_tol=NEAR), (step.step, step.loss, expected.loss)
+            assert math.isclose(step.grad_norm, expected.grad_norm, rel_tol=0.1), (step.grad_norm, expected.grad_norm)
+            assert (step.loss, step.grad_norm, step.skipped) == (first.loss, first.grad_norm, False)
+        assert math.isclose(ran.evaluated, truth.evaluated, rel_tol=NEAR)
+        assert all(value.dtype == torch.float32 for value in ran.held.values())
+
+
+@pytest.mark.parametrize(("layout", "shard"), in_turn(LAYOUTS, SHARDS))
+def test_bf16_losses_of_any_layout_are_near_one_process(layout: str, shard: str, pool: Pool) -> None:
+    """Three steps of training and an evaluation, against fp32; weights and moments stay fp32."""
+    settings = table(LAYOUTS[layout], microbatches=2)
+    (truth,) = pool.run(1, run_steps, alone(settings))
+    found = pool.run(world_of(settings), run_steps, in_precision(settings, "bf16", shard=shard))
+    check_near(found, truth)
+    assert all(step.loss_scale is None for ran in found for step in ran.steps)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_bf16_losses_of_lanes_that_hold_copies(lanes: int, pool: Pool) -> None:
+    """Whole fp32 weights on each lane, or on each pair of lanes, beside what layers compute with."""
+    settings = table({"vision": on(0, 3), "language": on(2, 5, tp=2)}, microbatches=2)
+    (truth,) = pool.run(1, run_steps, alone(settings))
+    copied = in_precision(settings, "bf16", shard="gradients")
+    copied["optimizer"] |= {"shard_lanes": lanes}
+    check_near(pool.run(6, run_steps, copied), truth)
+
+
+@pytest.mark.parametrize(("recompute", "shard"), in_turn(["none", "selective", "full"], SHARDS))
+def test_bf16_losses_where_backward_is_split_and_repeated(recompute: str, shard: str, pool: Pool) -> None:
+    """Weight gradients that come later, and what is computed again, read what was gathered."""
+    modules = {"vision": on(0, 1, recompute=recompute), "language": on(0, 3, pp=2, recompute=recompute)}
+    settings = {**table(modules, microbatches=4), "schedule": {"plugin": "zero-bubble", "form": "h1"}}
+    (truth,) = pool.run(1, run_steps, alone(settings))
+    check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_bf16_losses_of_experts(shard: str, pool: Pool) -> None:
+    """Rows go to their experts in bf16, chosen in fp32."""
+    modules = {"vision": on(0, 1), "language": on(0, 3, tp=2, ep=2, **SP)}
+    settings = table(modules, microbatches=2, language=EXPERTS)
+    (truth,) = pool.run(1, run_steps, alone(settings))
+    check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
+
+
+def test_bf16_rows_that_are_made_ahead(pool: Pool) -> None:
+    """A frozen encoder's rows of the next step wait in bf16, those of two microbatches at once."""
+    vision = on(0, 1, frozen=True, prefetch=True, batch_factor=2)
+    settings = table({"vision": vision, "language": on(2, 3)}, microbatches=4)
+    (truth,) = pool.run(1, run_steps, alone(settings))
+    check_near(pool.run(4, run_steps, in_precision(settings, "bf16")), truth)
+
+
+class Strange(nn.Module):
+    """A stranger's encoder of PyTorch's own layers: a row for each picture, of the mean of what its pixels become."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 12, 1)
+        self.norm = nn.LayerNorm(12)
+        self.last = nn.Linear(12, hidden)
+
+    def forward(self, items: list[dict[str, Tensor]]) -> Tensor:
+        """Return [items, hidden]."""
+        means = [self.first(item["pixels"]).mean((1, 2)) for item in items]
+        rows = torch.stack(means) if means else self.last.weight.new_zeros(0, 12)
+        found: Tensor = self.last(nn.functional.gelu(self.norm(rows)))
+        return found
+
+
+def run_strange(rank: int, settings: Table) -> list[float]:
+    """Train with the stranger's encoder; return the losses."""
+
+    def find_strange(kind: Kind[Any], name: str, where: str) -> Any:
+        found = find(kind, name, where)
+        if kind is not ENCODERS:
+            return found
+        assert isinstance(found, EncoderSpec)
+        build = lambda _config, hidden: Strange(hidden)  # noqa: E731  # of this one case
+        plain = attrs.evolve(found, build=build, rows=lambda *_: 1, parts={}, stages=None, tensor=None)
+        return attrs.evolve(plain, context=None, recompute={}, flops=None)
+
+    engine = Engine(resolve(make_settings(settings), find=find_strange), rank=rank, device=CPU)
+    return [engine.train(step).loss for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_bf16_reaches_an_encoder_that_knows_nothing_of_it(shard: str, pool: Pool) -> None:
+    """Its weights and pictures come in bf16; layers of PyTorch do the rest."""
+    settings = table({"vision": on(0, 1), "language": on(1, 2)}, microbatches=2)
+    (truth,) = pool.run(1, run_strange, alone(settings))
+    for found in pool.run(3, run_strange, in_precision(settings, "bf16", shard=shard)):
+        assert found == pytest.approx(truth, rel=NEAR)
+
+
+def run_prompt(_rank: int, settings: Table) -> str:
+    """Write on from a prompt."""
+    job = make_job(settings)
+    return generate(Engine(job, rank=0, device=CPU), prompt_of(job, "w1 w2", []), max_tokens=2)
+
+
+def test_one_process_writes_in_bf16(pool: Pool) -> None:
+    """What a run in bf16 has saved is read and used like any other."""
+    (text,) = pool.run(1, run_prompt, in_precision(table(LAYOUTS["alone"]), "bf16"))
+    assert len(text.split()) <= 2
+
+
+def test_fp16_losses_are_near_one_process_and_the_scale_is_told(pool: Pool) -> None:
+    """With a scale that fits, no step is skipped; it doubles on every rank after as many steps as the settings say."""
+    settings = table({"vision": on(0, 1), "language": on(1, 3, pp=3)}, microbatches=3)
+    (truth,) = pool.run(1, run_steps, alone(settings))
+    found = pool.run(4, run_steps, in_precision(settings, "fp16", loss_scale=64.0, loss_scale_steps=2))
+    check_near(found, truth)
+    assert [[step.loss_scale for step in ran.steps] for ran in found] == [[64.0, 64.0, 128.0]] * 4
+
+
+def test_fp16_finds_its_scale(pool: Pool) -> None:
+    """One that is too large is halved by every step that overflows, all of which are skipped, until one is finite."""
+    settings = table({"vision": on(0, 1), "language": on(1, 2, tp=2)})
+    found = pool.run(3, run_steps, in_precision(settings, "fp16", loss_scale=2.0**24, steps=24), 1, 24)
+    steps = found[0].steps
+    assert [step.loss_scale for step in steps[:3]] == [2.0**24, 2.0**23, 2.0**22]
+    overflowed = [step.skipped for step in steps]
+    first = overflowed.index(False)
+    assert 3 <= first < 20
+    assert steps[first].loss_scale == 2.0 ** (24 - first)
+    for ran in found:
+        assert [(step.loss_scale, step.skipped, step.loss) for step in ran.steps] == [
+            (step.loss_scale, step.skipped, step.loss) for step in steps
+        ]
+
+
+def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo], bool, bool]:
+    """Train a step, one with a gradient that is not finite on one rank of the encoder, and another; compare weights."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    steps = [engine.train(1)]
+    before = held(engine)
+    tally = engine.accumulate(2)
+    if rank == broken:
+        parameter = next(
+            value for value in engine.optimizer.modules["vision"].part.parameters.values() if value.grad is not None
+        )
+        gradient = parameter.grad
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        assert local is not None
+        local.view(-1)[:1] = math.nan
+    stepped = engine.update(2, tally)
+    after = held(engine)
+    same = before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
+    steps.append(engine.train(3))
+    assert stepped.loss_scale is not None
+    return steps, stepped.skipped, same
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_fp16_one_rank_that_is_not_finite_skips_all(broken: int, pool: Pool) -> None:
+    """A gradient that only one rank of one module holds is enough; the scale halves, and nothing else changes."""
+    settings = table({"vision": on(0, 1), "language": on(2, 3, tp=2)}, microbatches=2)
+    for steps, skipped, same in pool.run(4, run_broken, in_precision(settings, "fp16", loss_scale=64.0), broken):
+        assert skipped
+        assert same
+        assert [(step.loss_scale, step.skipped) for step in steps] == [(64.0, False), (32.0, False)]
+
+
+def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Tensor], float]:
+    """Load a run directory; return what is held, and what the loss would be multiplied by."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    resume(engine, [], step_folder(Path(load)))
+    return held(engine), engine.optimizer.loss_scale
+
+
+@pytest.mark.parametrize(("before", "after"), [("bf16", "fp16"), ("fp16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32")])
+def test_a_checkpoint_is_fp32_and_goes_on_in_another_precision(
+    before: str, after: str, tmp_path: Path, pool: Pool
+) -> None:
+    """Weights and moments are the saved ones to the bit, in another layout; the scale is too, from fp16 to fp16."""
+    modules = {"vision": on(0, 1), "language": on(1, 2)}
+    settings = table(modules, microbatches=2, language={"tied": True})
+    settings["run"] |= {"directory": str(tmp_path), "steps": 2 * STEPS}
+    scale: dict[str, Any] = {"loss_scale": 64.0, "loss_scale_steps": 2} if before == "fp16" else {}
+    saved = pool.run(3, run_and_save, in_precision(settings, before, **scale))
+    manifest = read_manifest(step_folder(tmp_path))
+    assert {entry.dtype for entry in manifest.tensors.values()} == {"F32"}
+    assert {"optimizer.loss_scale.scale", "optimizer.loss_scale.good_steps"} <= manifest.names or before != "fp16"
+    assert manifest.tensors.keys() == {name for ran in saved for name in ran.held}
+
+    other = table({"vision": on(0, 0), "language": on(1, 2, pp=2)}, microbatches=2, language={"tied": True})
+    other["run"] |= {"directory": str(tmp_path), "steps": 2 * STEPS}
+    if after != "fp32":  # else by the plain AdamW, whose names and meanings are the same
+        other = in_precision(other, after, shard="full", loss_scale=32.0 if after == "fp16" else 0.0)
+    written = {name: value for ran in saved for name, value in ran.held.items()}
+    scales = {"fp32": 1.0, "bf16": 1.0, "fp16": 128.0 if before == "fp16" else 32.0}
+    for found, loss_scale in pool.run(3, run_loaded, other, str(tmp_path)):
+        assert loss_scale == scales[after]
+        assert all(torch.equal(value, written[name]) for name, value in found.items())
+    (straight,) = pool.run(1, run_steps, alone(settings), 1, 2 * STEPS)
+    truth = attrs.evolve(straight, steps=straight.steps[STEPS:])
+    check_near(pool.run(3, run_steps, other, STEPS + 1, 2 * STEPS, str(tmp_path)), truth)

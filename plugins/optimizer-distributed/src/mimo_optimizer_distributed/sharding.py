@@ -1,0 +1,94 @@
+"""How parameters, gradients and optimizer state are spread over data lanes: a piece that any optimizer plugin can use.
+
+A plugin's config inherits from `Sharding`, and its `OptimizerSpec` takes `shard` as ``prepare``, `gathers_inside` as
+``rendezvous``, `lanes_of` as ``shard_lanes``, `PRECISIONS` as ``precisions`` and `LAYS` as ``lays``. What it steps are
+then this rank's pieces of the parameters: fp32 DTensors of the whole shape, whose local tensors are all that an
+elementwise optimizer needs. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+
+from mimo.hooks import ConfigError
+
+if TYPE_CHECKING:
+    from mimo.optimizer import ModuleParameters, Precision, Prepared
+    from mimo.topology.meshes import Meshes
+
+Shard: TypeAlias = Literal["optimizer", "gradients", "full"]
+"""What each data lane holds only its piece of: optimizer state (with the fp32 parameters); gradients as well; gathered
+parameters as well, which it then has whole only while a layer uses them."""
+
+PRECISIONS: frozenset[Precision] = frozenset({"fp32", "bf16", "fp16"})
+"""What layers may compute in: their parameters are gathered in it, from pieces that stay fp32."""
+
+LAYS = frozenset({"shard", "shard_lanes"})
+"""Settings that say how parameters lie, and so are a module's and not a single parameter's."""
+
+
+def _not_negative(_instance: Sharding, attribute: attrs.Attribute[int], value: int) -> None:
+    if value < 0:
+        raise ConfigError(
+            f"optimizer.{attribute.name}",
+            expected="1 or more data lanes, or 0 for all of a module's",
+            got=repr(value),
+            fix="Leave it out for all.",
+        )
+
+
+@attrs.frozen(kw_only=True, slots=False)  # without slots, so that a config can inherit from this and from another one
+class Sharding:
+    """Settings of a plugin whose parameters are spread over data lanes.
+
+    Args:
+        shard: what is spread. ``optimizer``: parameters are gathered and gradients reduced once a step. ``gradients``:
+            gradients are reduced after every backward, and each lane keeps its piece. ``full``: layers' parameters are
+            gathered for each forward and backward and let go of after it.
+        shard_lanes: neighbouring data lanes (``dp x cp``) over which one copy is spread; the others hold copies of it.
+            0 for all, 1 for a copy on each lane. Experts are spread over as many of their own lanes (``edp``) as
+            divide both numbers.
+    """
+
+    shard: Shard = "optimizer"
+    shard_lanes: int = attrs.field(default=0, validator=_not_negative)
+
+
+def gathers_inside(config: Sharding) -> bool:
+    """Tell whether a forward or backward waits for the other data lanes."""
+    return config.shard != "optimizer" and config.shard_lanes != 1
+
+
+def lanes_of(config: Sharding) -> int:
+    """Return how many data lanes one copy is spread over, 0 for all."""
+    return config.shard_lanes
+
+
+def shard(
+    part: ModuleParameters,
+    meshes: Meshes,
+    config: Sharding,
+    *,
+    before_gather: Callable[[Collection[str]], None] = lambda _names: None,
+) -> Prepared:
+    """Spread the parameters of a part of a module over its data lanes.
+
+    The stages' modules compute with whole tensors of their tensor rank, in ``part.precision``. `Prepared.parameters`
+    and `Prepared.frozen` are this rank's fp32 pieces of them, DTensors of the whole shape on a mesh of the axes
+    ``replica`` (where there are copies), ``tp`` (or ``ep`` and ``etp``) and `mimo.optimizer.DATA`, cut from left to
+    right as `torch.chunk` does along dim 0; pieces may be uneven and empty. Their gradients are there after
+    `Prepared.reduce`, of the same layout. Where nothing is to be spread, neither over lanes nor into another
+    precision, they are the given ones.
+
+    Args:
+        part: the parameters, and the modules that hold them.
+        meshes: the groups of this rank, for a graph whose modules know their `mimo.topology.Module.shard_lanes`.
+        config: the plugin's.
+        before_gather: is called with the full names of what is about to be gathered, whose pieces are then read.
+    """
+    from mimo_optimizer_distributed._prepare import prepare
+
+    return prepare(part, meshes, config, before_gather)

@@ -1,0 +1,272 @@
+"""Parameters, gradients and updates of a small stage that is spread over lanes, beside one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mimo.hooks import PluginError
+from mimo.optimizer import DATA, ModuleParameters, Precision
+from mimo.topology import REPLICA, Grid, Module, ModuleGraph
+from mimo.topology.meshes import Meshes
+from mimo_optimizer_distributed import DISTRIBUTED, DistributedConfig
+
+ROWS = (3, 5, 7)
+"""Width in, inside and out: no number of lanes divides them."""
+
+
+class Block(nn.Module):
+    """A layer with a bias of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(ROWS[1], ROWS[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(x, torch.tanh(self.inner(x)))
+
+
+class Stage(nn.Module):
+    """A stranger's module: where it gets no rows it runs no layer, and what it returns has no graph."""
+
+    def __init__(self, *, order: Sequence[int] = (0, 1, 2)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(ROWS[0], ROWS[1])
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.leave = nn.Linear(ROWS[1], ROWS[2])
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_zeros(0, ROWS[2])
+        x = self.enter(x)
+        for index in self.order:
+            x = self.layers[index](x)
+        return torch.mul(self.leave(x), self.scale)
+
+
+def rows_of(lane: int, microbatch: int) -> Tensor:
+    """Return what a lane reads."""
+    return torch.randn(2, ROWS[0], generator=torch.Generator().manual_seed(7 * lane + microbatch))
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """Which lanes have rows in which microbatch, and how the stage is spread over them."""
+
+    lanes: int
+    config: DistributedConfig
+    full: Sequence[frozenset[int]]
+    precision: Precision = "fp32"
+    frozen: str = ""
+
+
+def _lay_out(rank: int, case: Case, stage: nn.Module) -> tuple[ModuleParameters, Meshes]:
+    grid = Grid(name="vision", ranks=range(case.lanes), dp=case.lanes)
+    module = Module(grid=grid, trains=(True,), shard_lanes=case.config.shard_lanes)
+    meshes = Meshes(ModuleGraph(modules=(module,), arrows=()), rank=rank, device_type="cpu")
+    named = {f"vision.{path}": value for path, value in stage.named_parameters()}
+    for name, value in named.items():
+        value.requires_grad_(not (case.frozen and case.frozen in name))
+    part = ModuleParameters(
+        grid=grid,
+        rank=rank,
+        parameters={name: value for name, value in named.items() if value.requires_grad},
+        frozen={name: value for name, value in named.items() if not value.requires_grad},
+        modules=(stage,),
+        precision=case.precision,
+    )
+    return part, meshes
+
+
+def _run(rank: int, case: Case) -> dict[str, dict[str, Tensor]]:
+    """Return gradients and weights after each of two steps, at full shape."""
+    stage = Stage()
+    part, meshes = _lay_out(rank, case, stage)
+    prepared = DISTRIBUTED.prepare(part, meshes, case.config)
+    pieces = {**part.parameters, **(prepared.parameters or {})}
+    assert list(prepared.parameters or {}) == [name for name in part.parameters if name != "vision.scale"]
+    optimizer = DISTRIBUTED.build(pieces, case.config, meshes)
+    optimizer.param_groups[0]["lr"] = 0.1
+    found = {}
+    for step in (1, 2):
+        for piece in pieces.values():
+            piece.grad = None
+        prepared.gather()
+        for microbatch, filled in enumerate(case.full):
+            x = rows_of(rank, microbatch) if rank in filled else torch.zeros(0, ROWS[0])
+            x = x.to({"fp32": torch.float32, "bf16": torch.bfloat16}[case.precision])
+            with prepared.computing("forward"):
+                y = stage(x)
+            with prepared.computing("backward"):
+                if y.requires_grad:
+                    (y.float().square().sum() / y.shape[1]).backward()
+            prepared.gradients_added()
+        prepared.reduce()
+        found[f"gradients {step}"] = {name: _full(piece.grad) for name, piece in pieces.items()}
+        prepared.settle()
+        optimizer.step()
+        found[f"weights {step}"] = {name: _full(piece) for name, piece in pieces.items()}
+    return found
+
+
+def _full(value: Tensor | None) -> Tensor:
+    assert value is not None
+    assert value.dtype == torch.float32
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def _alone(case: Case) -> dict[str, dict[str, Tensor]]:
+    """Return the same of one process without any plugin."""
+    stage = Stage()
+    named = {f"vision.{path}": value for path, value in stage.named_parameters()}
+    trained = {name: value for name, value in named.items() if not (case.frozen and case.frozen in name)}
+    optimizer = torch.optim.AdamW(
+        trained.values(), lr=0.1, betas=case.config.betas, eps=case.config.eps, weight_decay=case.config.weight_decay
+    )
+    x = torch.cat(
+        [
+            rows_of(lane, microbatch)
+            for microbatch, filled in enumerate(case.full)
+            for lane in range(case.lanes)
+            if lane in filled
+        ]
+    )
+    found = {}
+    for step in (1, 2):
+        optimizer.zero_grad()
+        (stage(x).square().sum() / ROWS[2]).backward()
+        found[f"gradients {step}"] = {name: _full(value.grad) for name, value in trained.items()}
+        optimizer.step()
+        found[f"weights {step}"] = {name: _full(value) for name, value in trained.items()}
+    return found
+
+
+SHARDS = ("optimizer", "gradients", "full")
+EVERYBODY = frozenset(range(4))
+
+
+def _config(shard: Any, shard_lanes: int = 0) -> DistributedConfig:
+    return DistributedConfig(shard=shard, shard_lanes=shard_lanes, eps=1e-4)
+
+
+def _agree(found: Mapping[str, Mapping[str, Tensor]], true: Mapping[str, Mapping[str, Tensor]], rtol: float) -> None:
+    assert found.keys() == true.keys()
+    for what, values in true.items():
+        for name, value in values.items():
+            torch.testing.assert_close({name: found[what][name]}, {name: value}, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(
+    ("lanes", "shard_lanes", "full"),
+    [
+        (2, 0, (EVERYBODY, EVERYBODY)),
+        (3, 0, (EVERYBODY, frozenset({1}))),
+        (3, 0, (frozenset({0, 2}), frozenset({0}))),
+        (4, 2, (EVERYBODY, frozenset({3}))),
+    ],
+)
+def test_distributed_steps_are_those_of_one_process(
+    shard: str, lanes: int, shard_lanes: int, full: Any, run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Lanes that run no layer take part, in the last microbatch too; pieces are uneven, and some are empty."""
+    case = Case(lanes=lanes, config=_config(shard, shard_lanes), full=full)
+    found = run_ranks(lanes, _run, case)
+    (true,) = run_ranks(1, lambda _rank: _alone(case))
+    for outcome in found:
+        _agree(outcome, true, 1e-5)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(("lanes", "shard_lanes"), [(1, 0), (2, 0), (2, 1)])
+def test_distributed_layers_compute_in_bf16_and_masters_stay_fp32(
+    shard: str, lanes: int, shard_lanes: int, run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Also where nothing is spread, on one lane or in copies: gradients of all microbatches add up in fp32."""
+    case = Case(
+        lanes=lanes, config=_config(shard, shard_lanes), full=(EVERYBODY, EVERYBODY, frozenset({0})), precision="bf16"
+    )
+    found = run_ranks(lanes, _run, case)
+    (true,) = run_ranks(1, lambda _rank: _alone(case))
+    for outcome in found:
+        _agree({"gradients 1": outcome["gradients 1"]}, {"gradients 1": true["gradients 1"]}, 0.05)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_distributed_frozen_parameters_are_spread_too(shard: str, run_ranks: Callable[..., list[Any]]) -> None:
+    """They have no gradient, and those of the others are what they would be."""
+    case = Case(lanes=2, config=_config(shard), full=(EVERYBODY,), frozen="layers.1")
+    found = run_ranks(2, _run, case)
+    (true,) = run_ranks(1, lambda _rank: _alone(case))
+    for outcome in found:
+        _agree(outcome, true, 1e-5)
+
+
+def _pieces(rank: int, case: Case) -> dict[str, Any]:
+    stage = Stage()
+    whole = copy.deepcopy(stage).state_dict()
+    part, meshes = _lay_out(rank, case, stage)
+    prepared = DISTRIBUTED.prepare(part, meshes, case.config)
+    assert prepared.parameters is not None
+    weight = prepared.parameters["vision.leave.weight"]
+    assert isinstance(weight, DTensor)
+    held: dict[str, Any] = {"names": weight.device_mesh.mesh_dim_names, "rows": weight.to_local().tolist()}
+    stage.leave.register_forward_hook(
+        lambda leave, _given, _output: held.update(inside=bool((leave.weight == whole["leave.weight"]).all()))
+    )
+    prepared.gather()
+    with prepared.computing("forward"):
+        stage(torch.zeros(1, 3))
+    prepared.settle()
+    after = stage.leave.weight
+    assert isinstance(after, DTensor)
+    held["after"] = tuple(after.to_local().shape)
+    return held
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_distributed_pieces_are_those_of_chunk(shard: str, run_ranks: Callable[..., list[Any]]) -> None:
+    """Seven rows over two of four lanes are four and three, twice; settling gives back what was gathered."""
+    found = run_ranks(4, _pieces, Case(lanes=4, config=_config(shard, 2), full=()))
+    rows = Stage().leave.weight.tolist()
+    assert [held["rows"] for held in found] == [rows[:4], rows[4:]] * 2
+    assert found[0]["names"] == (REPLICA, "tp", DATA)
+    assert all(held["inside"] for held in found)
+    assert [held["after"] for held in found] == [(4, 5), (3, 5)] * 2
+
+
+def _wrong_order(rank: int, order: Sequence[int]) -> None:
+    stage = Stage(order=order)
+    part, meshes = _lay_out(rank, Case(lanes=2, config=_config("full"), full=()), stage)
+    prepared = DISTRIBUTED.prepare(part, meshes, _config("full"))
+    with prepared.computing("forward"):
+        stage(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 0, 1, 2)])
+def test_distributed_full_refuses_layers_in_another_order(
+    order: Sequence[int], run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Another lane might run them in another order still, and would wait for other layers than this one."""
+
+    def refused(rank: int) -> str:
+        with pytest.raises(PluginError) as error:
+            _wrong_order(rank, order)
+        return str(error.value)
+
+    for text in run_ranks(2, refused):
+        assert text == (
+            "modules.vision.plugin: expected layers that each run once in a forward, in the order in which they stand "
+            "in their list, as optimizer.shard = 'full' gathers them in that order, got a Block again, or after one "
+            "that stands behind it. Set optimizer.shard = 'gradients' for this module."
+        )
