@@ -1,0 +1,267 @@
+"""Muon in the oracle's layouts: each matrix moves as torch's own Muon moves it in one process.
+
+Fed the same gradients they agree closely. With gradients of their own they cannot: the iteration runs in bf16, where
+numbers that differ by rounding alone may be two that are 0.4 percent apart, and it raises small singular values most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from cases import in_turn
+from oracle import CPU, RATE, STEPS, Table, alone, make_job, table, world_of
+from pool import Pool
+from resuming import check_trajectory, run_and_save, run_steps, same_bits
+from test_oracle import CLEAR_SEEDS, SP, Modules, on
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from mimo.trainer._engine import Engine
+
+SAME_GRADIENTS = 1e-5
+"""Of an update, relative to its norm, in the first step."""
+OWN_GRADIENTS, OF_ONE_MATRIX = 2e-2, 2e-1
+"""The same in the second step, of all matrices together and of each. What another microbatch size alone does to torch's
+Muon in one process was measured: up to 0.07 in one of 37 matrices, and no less in wider models."""
+INPUTS_AND_OUTPUTS = ("vision.patch.weight", "language.embedding.weight", "language.head.weight")
+"""Matrices that AdamW steps."""
+SHARDS = ("optimizer", "gradients", "full")
+LAYOUTS: dict[str, Modules] = {
+    "alone": {"vision": on(0, 0), "language": on(0, 0)},
+    "colocated lanes": {"vision": on(0, 3), "language": on(0, 3)},
+    "lanes 3 to 2": {"vision": on(0, 2), "language": on(3, 4)},
+    "vision tp3, language tp2": {"vision": on(0, 5, tp=3), "language": on(2, 5, tp=2)},
+    "pipelines in both": {"vision": on(0, 1, pp=2), "language": on(2, 5, pp=2)},
+    "language tp3 sp, keys on several ranks": {"vision": on(0, 1), "language": on(2, 7, tp=3, **SP)},
+    "language cp2 pp2 tp2 sp, colocated": {"vision": on(0, 7), "language": on(0, 7, cp=2, pp=2, tp=2, **SP)},
+}
+EXPERTS: dict[str, Modules] = {
+    "experts on one rank": {"vision": on(0, 0), "language": on(1, 1)},
+    "experts over lanes": {"vision": on(0, 1), "language": on(0, 3, ep=2)},
+    "experts over tensor ranks, cut too": {"vision": on(0, 0), "language": on(0, 7, tp=2, ep=2, etp=2, **SP)},
+}
+TIED: dict[str, Modules] = {
+    "tied stages of two lanes": {"vision": on(0, 0), "language": on(1, 4, pp=2)},
+    "tied stages, cut": {"vision": on(0, 0), "language": on(1, 4, pp=2, tp=2)},
+}
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What some steps came to: the loss of each, and by how much each of the first two moved what trains.
+
+    All tensors are of full shape. The truth tells the gradients of the first step too.
+    """
+
+    losses: list[float]
+    updates: list[dict[str, Tensor]]
+    gradients: dict[str, Tensor] = attrs.field(factory=dict)
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return a copy of a parameter or gradient at full shape."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def trained(engine: Engine) -> dict[str, nn.Parameter]:
+    """Return what the optimizer steps on this rank, by full name."""
+    modules = engine.optimizer.modules.values()
+    return {name: value for module in modules for name, value in module.part.parameters.items()}
+
+
+def run_layout(rank: int, settings: Table, gradients: Mapping[str, Tensor]) -> Outcome:
+    """Train on this rank as `mimo train` does, but for gradients that are given for the first step."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    losses, updates = [], []
+    for step in range(1, STEPS + 1):
+        before = {name: whole(value) for name, value in trained(engine).items()}
+        tally = engine.accumulate(step)
+        if step == 1:
+            for name, value in trained(engine).items():
+                give(value, gradients[name])
+        losses.append(engine.update(step, tally).loss)
+        updates.append({name: whole(value) - before[name] for name, value in trained(engine).items()})
+    return Outcome(losses=losses, updates=updates[:2])
+
+
+def give(parameter: Tensor, gradient: Tensor) -> None:
+    """Put this rank's piece of a gradient where its own one is."""
+    own = parameter.grad
+    assert isinstance(own, DTensor)
+    place = own.device_mesh.get_coordinate()
+    assert place is not None
+    for axis, (placement, at) in enumerate(zip(own.placements, place, strict=True)):
+        if isinstance(placement, Shard) and len(gradient):
+            pieces = gradient.chunk(own.device_mesh.size(axis), placement.dim)
+            gradient = pieces[at] if at < len(pieces) else gradient.narrow(placement.dim, 0, 0)
+    own.to_local().copy_(gradient)
+
+
+def run_torch(_rank: int, settings: Table) -> Outcome:
+    """Train one process with all the samples at once, and step what it had in the beginning by torch's optimizers."""
+    engine = Engine(make_job(alone(settings)), rank=0, device=CPU)
+    followers = {name: Follower.of(name, whole(value), settings) for name, value in trained(engine).items()}
+    losses, updates, gradients = [], [], []
+    for step in range(1, STEPS + 1):
+        tally = engine.accumulate(step)
+        gradients.append({name: whole(value.grad) for name, value in trained(engine).items() if value.grad is not None})
+        stepped = engine.update(step, tally)
+        losses.append(stepped.loss)
+        scale = 1 / stepped.agreed.label_tokens
+        updates.append(
+            {
+                name: follower.step(gradients[-1][name] * scale)
+                if stepped.agreed.rows[name.partition(".")[0]]
+                else torch.zeros_like(gradients[-1][name])
+                for name, follower in followers.items()
+            }
+        )
+    return Outcome(losses=losses, updates=updates[:2], gradients=gradients[0])
+
+
+@attrs.frozen
+class Follower:
+    """A parameter that torch's Muon or AdamW steps, each expert of a stack as a matrix of its own."""
+
+    pieces: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def of(cls, name: str, value: Tensor, settings: Table) -> Follower:
+        """Return one that begins with ``value``."""
+        pieces = [nn.Parameter(piece.clone()) for piece in matrices(name, value)]
+        decay, eps = settings["optimizer"]["weight_decay"], settings["optimizer"]["eps"]
+        if is_for_muon(name, value):
+            return cls(pieces, torch.optim.Muon(pieces, lr=RATE, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        return cls(pieces, torch.optim.AdamW(pieces, lr=RATE, weight_decay=decay, betas=(0.9, 0.95), eps=eps))
+
+    def step(self, gradient: Tensor) -> Tensor:
+        """Return the update that a gradient makes."""
+        before = [piece.detach().clone() for piece in self.pieces]
+        for piece, one in zip(self.pieces, gradient.view(len(self.pieces), *before[0].shape), strict=True):
+            piece.grad = one.clone()
+        self.optimizer.step()
+        moved = [piece.detach() - old for piece, old in zip(self.pieces, before, strict=True)]
+        return torch.stack(moved).view_as(gradient)
+
+
+def is_for_muon(name: str, value: Tensor) -> bool:
+    """Tell which parameters Muon steps."""
+    return value.ndim > 1 and name not in INPUTS_AND_OUTPUTS
+
+
+def matrices(name: str, value: Tensor) -> Sequence[Tensor]:
+    """Return the matrices of a stack of experts, or a parameter alone."""
+    return value.unbind(0) if ".experts." in name else (value,)
+
+
+def differences(truth: Outcome, found: Sequence[Outcome]) -> Iterator[str]:
+    """Yield every way in which a layout differs from the truth, on any rank."""
+    for rank, outcome in enumerate(found):
+        for step, (loss, expected) in enumerate(zip(outcome.losses, truth.losses, strict=True), 1):
+            if abs(loss - expected) > (1e-6 if step == 1 else 1e-4) * expected:
+                yield f"rank {rank}: loss {loss!r} of step {step}, expected {expected!r}"
+        first, second = zip(outcome.updates, truth.updates, strict=True)
+        yield from (f"rank {rank}: {line} in step 1" for line in _differences(*first, allowed=SAME_GRADIENTS))
+        yield from (f"rank {rank}: {line} in step 2" for line in _differences(*second, allowed=OF_ONE_MATRIX))
+    errors, norms = [], []
+    for name, expected_update in truth.updates[1].items():
+        own = [outcome.updates[1][name] for outcome in found if name in outcome.updates[1]]
+        if not own:
+            yield f"no rank has {name}"
+        elif is_for_muon(name, expected_update):
+            errors.append(max(float((value - expected_update).square().sum()) for value in own))
+            norms.append(float(expected_update.square().sum()))
+    if sum(errors) > OWN_GRADIENTS**2 * sum(norms):
+        yield f"updates of all matrices off by {(sum(errors) / sum(norms)) ** 0.5:.3g} of their norm in step 2"
+
+
+def _differences(found: Mapping[str, Tensor], truth: Mapping[str, Tensor], *, allowed: float) -> Iterator[str]:
+    """Yield where an update differs, by more than allowed of a matrix, or by what the first law allows of others."""
+    for name, value in found.items():
+        of_muon = is_for_muon(name, value)
+        for piece, right in zip(matrices(name, value), matrices(name, truth[name]), strict=True):
+            error, norm = float((piece - right).norm()), float(right.norm())
+            bound = allowed * norm if of_muon else 1e-5 * max(norm, 3 * RATE * right.numel() ** 0.5)
+            if error > bound:
+                yield f"update of {name} off by {error:.3g}, allowed {bound:.3g}, norm {norm:.3g}"
+
+
+def settings_of(modules: Modules, shard: str, **more: Any) -> Table:
+    """Return settings in which Muon steps all modules, without clipping: a norm is no input of the same gradients."""
+    found = table(modules, microbatches=2, **more)
+    found["optimizer"] |= {"plugin": "muon", "shard": shard, "clip": 0.0}
+    return found
+
+
+class Truths:
+    """Compares layouts with torch in one process, in the processes of a pool; each truth is computed once."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._known: dict[str, Outcome] = {}
+
+    def check(self, settings: Table) -> str:
+        """Return the differences from torch in one process, a line each."""
+        key = repr(alone(settings))
+        if key not in self._known:
+            (self._known[key],) = self._pool.run(1, run_torch, settings)
+        truth = self._known[key]
+        return "\n".join(differences(truth, self._pool.run(world_of(settings), run_layout, settings, truth.gradients)))
+
+
+@pytest.fixture(scope="module")
+def truths(pool: Pool) -> Truths:
+    """One for all tests here."""
+    return Truths(pool)
+
+
+@pytest.mark.parametrize(("layout", "shard"), in_turn(LAYOUTS, SHARDS))
+def test_muon_moves_matrices_as_torch_does(layout: str, shard: str, truths: Truths) -> None:
+    """Wherever the pieces of a matrix lie, its update is that of torch's Muon on the whole; all else is AdamW's."""
+    assert truths.check(settings_of(LAYOUTS[layout], shard)) == ""
+
+
+@pytest.mark.parametrize(("pictures", "shard"), in_turn(["first", "none"], SHARDS))
+def test_muon_takes_ranks_without_pictures_along(pictures: str, shard: str, truths: Truths) -> None:
+    """A step in which lanes have no picture, or none has, is an ordinary one."""
+    modules = LAYOUTS["vision tp3, language tp2"]
+    assert truths.check(settings_of(modules, shard, pictures=pictures)) == ""
+
+
+@pytest.mark.parametrize(("layout", "shard"), in_turn(EXPERTS, SHARDS))
+def test_muon_takes_each_expert_for_a_matrix(layout: str, shard: str, truths: Truths) -> None:
+    """Experts move as torch's Muon moves each one's matrices, and the router as any other matrix."""
+    language, seed = CLEAR_SEEDS["softmax"]
+    assert truths.check(settings_of(EXPERTS[layout], shard, language=language, seed=seed)) == ""
+
+
+@pytest.mark.parametrize(("layout", "shard"), in_turn(TIED, SHARDS))
+def test_muon_leaves_tied_embeddings_alike(layout: str, shard: str, truths: Truths) -> None:
+    """Both stages that hold the embeddings step them as AdamW does."""
+    assert truths.check(settings_of(TIED[layout], shard, language={"tied": True})) == ""
+
+
+def test_muon_goes_on_from_a_checkpoint_in_any_layout(tmp_path: Path, pool: Pool) -> None:
+    """The same layout goes on to the bit; another one takes over weights, momentum and moments to the bit."""
+    language, seed = CLEAR_SEEDS["softmax"]
+    first, second = (
+        settings_of(EXPERTS[layout], shard, language=language, seed=seed)
+        for layout, shard in (("experts over tensor ranks, cut too", "optimizer"), ("experts over lanes", "full"))
+    )
+    for settings in (first, second):
+        settings["run"] |= {"steps": 6, "directory": str(tmp_path)}
+    (_, saved), *_ = pool.run(world_of(first), run_and_save, first)
+    went_on = pool.run(world_of(first), run_steps, first, 4, 6, str(tmp_path))
+    straight = pool.run(world_of(first), run_steps, first, 1, 6, "")
+    check_trajectory(went_on, straight, exactly=True)
+    loaded: dict[str, Tensor] = {}
+    for _, state in pool.run(world_of(second), run_steps, second, 4, 3, str(tmp_path)):
+        loaded |= state
+    assert same_bits(loaded, saved)
+    assert "optimizer.language.layers.1.mlp.experts.up.weight.momentum_buffer" in saved
