@@ -16,7 +16,7 @@ from mimo.schedule.runtime import Executor, Record
 from mimo.trainer._assembly import Assembly
 from mimo.trainer._edge_traffic import TrafficReport
 from mimo.trainer._lookout import Coming, Lookout
-from mimo.trainer._memory_report import MemoryReport
+from mimo.trainer._memory_report import add_up_memory
 from mimo.trainer._programs import COUNTS, EncoderProgram, Program, Written
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
@@ -54,16 +54,11 @@ class Engine:
         self._told = job.language.spec.tells(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._tracer = Tracer(job, rank=rank, device=device)
-        self._memory = MemoryReport(job, device=device)
-        told = {
-            **dict.fromkeys(self._told.losses, 1),
-            **self._told.counts,
-            **self._traffic.told,
-            **self._memory.told,
-        }
+        told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
         parts = assembly(job, rank=rank, device=device, told=told)
         self.model = parts.model
         self.optimizer = parts.optimizer
+        self._optimizer_bytes = add_up_memory(job, self.optimizer, device=device)
         self._named_groups = _named_groups(job)
         self.programs: tuple[Program, ...] = tuple(parts.programs.values())
         self._boundaries = parts.boundaries
@@ -116,7 +111,7 @@ class Engine:
             edges=self._traffic.read(stepped.agreed.told),
             loss_scale=stepped.loss_scale,
             group_norms={group: stepped.group_norms[group] for group in self._named_groups},
-            optimizer_bytes=self._memory.read(stepped.agreed.told),
+            optimizer_bytes=self._optimizer_bytes,
             zero_gradients=dict(stepped.agreed.zeros) if self.job.settings.logging.zero_gradients else {},
         )
 
@@ -181,7 +176,7 @@ class Engine:
 
     def update(self, step: int, tally: Tally) -> Stepped:
         """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
-        stepped = self.optimizer.step(step, tally + Tally(told=self._memory.tell(self.optimizer)))
+        stepped = self.optimizer.step(step, tally)
         self._lookout.settle(alike=stepped.agreed.alike)
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)

@@ -6,49 +6,38 @@ from collections.abc import Mapping
 
 import attrs
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
 from mimo.hooks import OptimizerBytes
 from mimo.optimizer.runtime import MimoOptimizer
 from mimo.trainer._resolved import Job
 
 
-class MemoryReport:
-    """Puts what each rank's optimizers hold into the step's one message, and reads there what those of all ranks do.
+def add_up_memory(job: Job, optimizer: MimoOptimizer, *, device: torch.device) -> Mapping[str, OptimizerBytes]:
+    """Return what a module's optimizers hold on all its ranks together, by module; called on all ranks alike.
+
+    It does not travel with the ranks' agreement on each step: a longer message would be summed in another order, and
+    the norm in it be another one in its last bit.
 
     Args:
-        job: the job.
-        device: where the message is made up.
+        job: the same on every rank.
+        optimizer: this rank's, as it was made: what it holds then it keeps.
+        device: where the process group works.
     """
-
-    def __init__(self, job: Job, *, device: torch.device) -> None:
-        self._device = device
-        choices = {module.name: module.optimizer for module in job.modules}
-        self._names = {
-            name: f"bytes.{name}"
-            for name, choice in choices.items()
-            if any(spec.memory for spec in (choice.spec, *(pattern.rule.spec for pattern in choice.patterns)))
-        }
-
-    @property
-    def told(self) -> Mapping[str, int]:
-        """Names of the sums, and how many values each has; none where no optimizer says what it holds."""
-        return dict.fromkeys(self._names.values(), len(attrs.fields(OptimizerBytes)))
-
-    def tell(self, optimizer: MimoOptimizer) -> Mapping[str, Tensor]:
-        """Return this rank's part of the sums."""
-        found = {}
-        for module, name in self._names.items():
-            steppers = optimizer.modules[module].steppers if module in optimizer.modules else ()
-            held = [
-                attrs.astuple(stepper.rule.spec.memory(stepper.optimizer))
-                for stepper in steppers
-                if stepper.rule.spec.memory is not None
-            ]
-            if held:
-                found[name] = torch.tensor(held, dtype=torch.float64, device=self._device).sum(dim=0)
-        return found
-
-    def read(self, told: Mapping[str, Tensor]) -> Mapping[str, OptimizerBytes]:
-        """Return the sums of all ranks by module."""
-        return {module: OptimizerBytes(*told[name].long().tolist()) for module, name in self._names.items()}
+    choices = {module.name: module.optimizer for module in job.modules}
+    names = [
+        name
+        for name, choice in choices.items()
+        if any(spec.memory for spec in (choice.spec, *(pattern.rule.spec for pattern in choice.patterns)))
+    ]
+    if not names:
+        return {}
+    found = torch.zeros(len(names), len(attrs.fields(OptimizerBytes)), dtype=torch.int64)
+    for row, name in zip(found, names, strict=True):
+        for stepper in optimizer.modules[name].steppers if name in optimizer.modules else ():
+            if stepper.rule.spec.memory is not None:
+                row.add_(torch.tensor(attrs.astuple(stepper.rule.spec.memory(stepper.optimizer))))
+    found = found.to(device)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(found)
+    return {name: OptimizerBytes(*row) for name, row in zip(names, found.tolist(), strict=True)}

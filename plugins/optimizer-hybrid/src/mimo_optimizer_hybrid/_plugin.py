@@ -1,0 +1,87 @@
+"""The optimizer ``hybrid``: its settings, and how it registers. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from mimo.hooks import ConfigError, OptimizerBytes, hookimpl
+from mimo.optimizer import AdamWConfig, ModuleParameters, OptimizerSpec, Prepared
+from mimo_optimizer_distributed.sharding import LAYS, PRECISIONS, Sharding, gathers_inside, lanes_of, shard
+from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
+
+
+def _share(_instance: HybridConfig, _attribute: object, fraction: float | Literal["auto"]) -> None:
+    check_fraction(fraction)
+
+
+def _bytes(least: int) -> Callable[[HybridConfig, attrs.Attribute[int], int], None]:
+    def check(_config: HybridConfig, attribute: attrs.Attribute[int], value: int) -> None:
+        if value < least:
+            raise ConfigError(f"optimizer.{attribute.name}", expected=f"{least} bytes or more", got=repr(value))
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class HybridConfig(AdamWConfig, Sharding):
+    """Settings of AdamW with a part of its state in host memory, and how its parameters are spread.
+
+    Args:
+        fraction: share of each module's state that the host holds and steps, in whole buckets, on each rank; ``auto``
+            makes both halves take equally long, by trial steps as the run begins.
+        bucket_bytes: of parameters that are stepped, sent up and waited for together.
+        staging_bytes: host memory for gradients on their way down, at least two buckets.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    fraction: float | Literal["auto"] = attrs.field(default=1.0, validator=_share)
+    bucket_bytes: int = attrs.field(default=BUCKET_BYTES, validator=_bytes(64))
+    staging_bytes: int = attrs.field(default=STAGING_BYTES, validator=_bytes(0))
+
+
+def _prepare(part: ModuleParameters, meshes: Any, config: HybridConfig) -> Prepared:
+    from mimo_optimizer_hybrid._readers import Readers
+
+    readers = Readers(part)
+    return readers.prepared(shard(part, meshes, config, before_gather=readers.wait))
+
+
+def _build(parameters: Mapping[str, nn.Parameter], config: HybridConfig, _meshes: Any) -> torch.optim.Optimizer:
+    from mimo_optimizer_hybrid._readers import build
+
+    return build(parameters, config)
+
+
+def _memory(optimizer: HybridDeviceOptimizer) -> OptimizerBytes:
+    held, promised = optimizer.held, optimizer.promised
+    return OptimizerBytes(held.host, held.device, promised.host, promised.device)
+
+
+HYBRID = OptimizerSpec(
+    name="hybrid",
+    config=HybridConfig,
+    rendezvous=gathers_inside,
+    shard_lanes=lanes_of,
+    precisions=PRECISIONS,
+    lays=LAYS,
+    prepare=_prepare,
+    build=_build,
+    memory=_memory,
+)
+
+
+@hookimpl
+def mimo_register_optimizers() -> list[OptimizerSpec]:
+    """Register ``hybrid``."""
+    return [HYBRID]

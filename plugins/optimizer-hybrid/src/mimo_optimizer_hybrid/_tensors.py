@@ -1,0 +1,64 @@
+"""What both halves of the optimizer need to know of a tensor, and with what they step it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import attrs
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mimo.optimizer import GRADIENT_SCALE
+
+NUMBER_BYTES = 4
+"""Of fp32."""
+
+
+def local(value: Tensor) -> Tensor:
+    """Return this rank's part, the tensor itself."""
+    # Not `to_local`, which makes a new view of a parameter each time.
+    return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+
+
+def shaped_like(value: Tensor, flat: Tensor) -> Tensor:
+    """Return the numbers of ``flat`` in the shape of ``value``, a DTensor if it is one, wherever ``flat`` lies."""
+    own = flat.view(local(value).shape)
+    if not isinstance(value, DTensor):
+        return own
+    # `DTensor.from_local` would move it to the device of the mesh.
+    return DTensor(own, value._spec, requires_grad=False)  # noqa: SLF001  # as FSDP2 does for what it offloads
+
+
+def sight(value: Tensor) -> tuple[int, int, int]:
+    """Return what differs as soon as torch has written to ``value``, or it has other storage."""
+    own = local(value)
+    return own.data_ptr(), value._version, own._version  # noqa: SLF001  # what autograd itself relies on
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """With what a parameter is stepped, as its group said when the step began."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    scale: float
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Self:
+        """Return those of a parameter group."""
+        return cls(
+            lr=float(group["lr"]),
+            betas=tuple(group["betas"]),
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            scale=float(group[GRADIENT_SCALE]),
+        )
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """As a parameter group has them."""
+        kept = {"lr": self.lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+        return {**kept, GRADIENT_SCALE: self.scale}
