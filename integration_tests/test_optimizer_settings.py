@@ -130,6 +130,12 @@ def test_patterns_read_back_as_the_same_job(file: Path) -> None:
             "nothing, as nothing is clipped: optimizer.clip is 0, got 'x'.",
         ),
         (
+            ["optimizer.clip=1", f"optimizer.patterns.{NORMS}.clip_group=vision"],
+            f"optimizer.patterns.{NORMS}.clip_group",
+            "a name that no module has, got 'vision'. Call the group otherwise; optimizer.clip_by = 'module' makes one",
+        ),
+        (["optimizer.weight_decay=inf"], "optimizer.weight_decay", "a finite number of 0 or more, got inf."),
+        (
             ['optimizer.patterns."visoin.*".lr=1'],
             'optimizer.patterns."visoin.*"',
             "a pattern of full names, which begin with vision or language, got one that matches none. Did you mean '",

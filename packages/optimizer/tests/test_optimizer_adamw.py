@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
 from mimo.optimizer.runtime import LocalAdamW
 
@@ -76,3 +78,43 @@ def test_optimizer_adamw_scales_gradients_itself() -> None:
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-6, atol=0.0)
+
+
+def test_optimizer_adamw_goes_on_from_what_was_saved() -> None:
+    """Its own state or torch's, into the memory that it works on."""
+    parameters = make()
+    before = torch.optim.AdamW(parameters, **SETTINGS, fused=True)
+    for step in (1, 2):
+        give(parameters, step)
+        before.step()
+    ours = [nn.Parameter(value.detach().clone()) for value in parameters]
+    optimizer = LocalAdamW(ours, **{**SETTINGS, "lr": 0.0})
+    optimizer.load_state_dict(copy.deepcopy(before.state_dict()))
+    for step in (3, 4):
+        for values, stepper in ((ours, optimizer), (parameters, before)):
+            give(values, step)
+            stepper.step()
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, parameters, strict=True))
+    again = LocalAdamW(ours, **SETTINGS)
+    again.load_state_dict(optimizer.state_dict())
+    assert torch.equal(again.state[ours[0]]["exp_avg"], optimizer.state[ours[0]]["exp_avg"])
+
+
+def test_optimizer_adamw_refuses_the_state_of_others() -> None:
+    """And keeps its own."""
+    parameters = make()
+    optimizer = LocalAdamW(parameters, **SETTINGS)
+    give(parameters, 1)
+    optimizer.step()
+    kept = copy.deepcopy(optimizer.state_dict())
+    wrong = copy.deepcopy(kept)
+    wrong["state"][4]["exp_avg"] = torch.zeros(1)
+    with pytest.raises(RunError) as error:
+        optimizer.load_state_dict(wrong)
+    assert str(error.value) == (
+        "LocalAdamW.load_state_dict: expected exp_avg of shape (40, 40) for parameter 4, got one of shape (1,). Load "
+        "what was saved with the same parameters, after a step."
+    )
+    with pytest.raises(RunError, match="expected step of shape \\(\\) for parameter 0, got none"):
+        optimizer.load_state_dict(torch.optim.AdamW(make(), **SETTINGS).state_dict())
+    assert torch.equal(kept["state"][0]["exp_avg"], optimizer.state[parameters[0]]["exp_avg"])

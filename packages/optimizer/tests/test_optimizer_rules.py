@@ -136,6 +136,9 @@ def test_optimizer_patterns_after_one_that_takes_all_are_refused() -> None:
         'modules.vision.optimizer.patterns."patch.*": expected a trained parameter that matches it and none of the '
         'patterns before it, got only such as match "*.weight". Put it before that one, or remove it.'
     )
+    partly = refused([own("layers.0.*"), of_all("vision.*"), of_all("*.layers.*")], [])
+    assert partly.startswith('optimizer.patterns."*.layers.*": ')
+    assert partly.endswith('got only such as match "vision.*". Put it before that one, or remove it.')
 
 
 def test_optimizer_patterns_of_layers_are_refused_with_the_name_of_one_layer() -> None:

@@ -50,7 +50,7 @@ def test_distributed_tells_where_lanes_wait_for_each_other(keys: dict[str, objec
                 "Leave it out for all."
             ),
         ),
-        ({"eps": -1.0}, "optimizer.eps: expected 0 or more, got -1.0."),
+        ({"eps": -1.0}, "optimizer.eps: expected a finite number of 0 or more, got -1.0."),
     ],
 )
 def test_distributed_refuses_settings_by_their_path(keys: dict[str, object], text: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import attrs
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from mimo.hooks import PluginError
 from mimo.optimizer import DATA, ModuleParameters, Precision
@@ -29,29 +31,84 @@ class Block(nn.Module):
         super().__init__()
         self.inner = nn.Linear(ROWS[1], ROWS[1])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return torch.add(x, torch.tanh(self.inner(x)))
+
+
+class View(Block):
+    """A layer whose output is a view, to which its stage writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(x, torch.tanh(self.inner(x))).view(-1, ROWS[1])
+
+
+class Idle(Block):
+    """A layer that returns no rows as they came."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(x, torch.tanh(self.inner(x))) if len(x) else x
+
+
+class Named(NamedTuple):
+    """Rows by name, and something beside them."""
+
+    rows: Mapping[str, Tensor]
+    number: int
+
+
+class Structure(Block):
+    """A layer whose output stands inside of something."""
+
+    def forward(self, x: Tensor) -> Named:
+        return Named({"rows": torch.add(x, torch.tanh(self.inner(x)))}, len(x))
+
+
+@attrs.frozen
+class Wrapped:
+    """What nobody can look into."""
+
+    rows: Tensor
+
+
+class Opaque(Block):
+    """A layer that returns such."""
+
+    def forward(self, x: Tensor) -> Wrapped:
+        return Wrapped(torch.tanh(self.inner(x)))
 
 
 class Stage(nn.Module):
     """A stranger's module: where it gets no rows it runs no layer, and what it returns has no graph."""
 
-    def __init__(self, *, order: Sequence[int] = (0, 1, 2)) -> None:
+    def __init__(self, *, order: Sequence[int] = (0, 1, 2), layer: type[Block] = Block, way: str = "call") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.enter = nn.Linear(ROWS[0], ROWS[1])
-        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.layers = nn.ModuleList(layer() for _ in range(3))
+        self.way = way
         self.leave = nn.Linear(ROWS[1], ROWS[2])
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
-        if not len(x):
+        if not len(x) and self.way != "always":
             return x.new_zeros(0, ROWS[2])
         x = self.enter(x)
-        for index in self.order:
-            x = self.layers[index](x)
+        if self.way == "two checkpointed":
+            x = checkpoint(lambda rows: self.layers[1](self.layers[0](rows)), x, use_reentrant=False)
+        for index in self.order[2 if self.way == "two checkpointed" else 0 :]:
+            x = self._run(self.layers[index], x)
         return torch.mul(self.leave(x), self.scale)
+
+    def _run(self, layer: nn.Module, x: Tensor) -> Tensor:
+        if self.way == "method":
+            return cast("Tensor", type(layer).forward(layer, x))
+        if self.way == "checkpointed":
+            return cast("Tensor", checkpoint(layer, x, use_reentrant=False))
+        found = layer(x)
+        if isinstance(found, Named):
+            return found.rows["rows"]
+        return found.mul_(0.5) if isinstance(layer, View) else cast("Tensor", found)
 
 
 def rows_of(lane: int, microbatch: int) -> Tensor:
@@ -68,6 +125,7 @@ class Case:
     full: Sequence[frozenset[int]]
     precision: Precision = "fp32"
     frozen: str = ""
+    stage: Callable[[], Stage] = Stage
 
 
 def _lay_out(rank: int, case: Case, stage: nn.Module) -> tuple[ModuleParameters, Meshes]:
@@ -90,7 +148,7 @@ def _lay_out(rank: int, case: Case, stage: nn.Module) -> tuple[ModuleParameters,
 
 def _run(rank: int, case: Case) -> dict[str, dict[str, Tensor]]:
     """Return gradients and weights after each of two steps, at full shape."""
-    stage = Stage()
+    stage = case.stage()
     part, meshes = _lay_out(rank, case, stage)
     prepared = DISTRIBUTED.prepare(part, meshes, case.config)
     pieces = {**part.parameters, **(prepared.parameters or {})}
@@ -127,7 +185,7 @@ def _full(value: Tensor | None) -> Tensor:
 
 def _alone(case: Case) -> dict[str, dict[str, Tensor]]:
     """Return the same of one process without any plugin."""
-    stage = Stage()
+    stage = case.stage()
     named = {f"vision.{path}": value for path, value in stage.named_parameters()}
     trained = {name: value for name, value in named.items() if not (case.frozen and case.frozen in name)}
     optimizer = torch.optim.AdamW(
@@ -270,3 +328,85 @@ def test_distributed_full_refuses_layers_in_another_order(
             "in their list, as optimizer.shard = 'full' gathers them in that order, got a Block again, or after one "
             "that stands behind it. Set optimizer.shard = 'gradients' for this module."
         )
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize(
+    ("layer", "way"), [(View, "call"), (Structure, "call"), (Idle, "always"), (Block, "checkpointed")]
+)
+def test_distributed_layers_may_return_much_and_be_computed_again(
+    shard: str, layer: type[Block], way: str, run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Views, to which their stage may write, structures, and what they were given."""
+    full = (EVERYBODY, frozenset({0}))
+    case = Case(lanes=2, config=_config(shard), full=full, stage=partial(Stage, layer=layer, way=way))
+    for found in run_ranks(2, _run, case):
+        _agree(found, _alone(case), 2e-6)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_distributed_a_layer_need_not_be_called_itself(shard: str, run_ranks: Callable[..., list[Any]]) -> None:
+    """What is inside of it waits for what is gathered too."""
+    case = Case(lanes=2, config=_config(shard), full=(EVERYBODY,), stage=partial(Stage, way="method"))
+    for found in run_ranks(2, _run, case):
+        _agree(found, _alone(case), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected", "got"),
+    [
+        (
+            partial(Stage, layer=Opaque),
+            "layers that return tensors, or tuples, lists and dicts of them, as optimizer.shard = 'full' follows their",
+            "a Opaque that returns a Wrapped",
+        ),
+        (
+            partial(Stage, way="two checkpointed"),
+            "layers that are computed again one at a time, each when its own gradients come, as optimizer.shard",
+            "a Block that is computed again before that",
+        ),
+    ],
+)
+def test_distributed_full_refuses_what_it_cannot_follow(
+    stage: Callable[[], Stage], expected: str, got: str, run_ranks: Callable[..., list[Any]]
+) -> None:
+    """Rather than compute with parameters that are not there."""
+    case = Case(lanes=2, config=_config("full"), full=(EVERYBODY,), stage=stage)
+
+    def refused(rank: int) -> str:
+        with pytest.raises(PluginError) as error:
+            _run(rank, case)
+        return str(error.value)
+
+    for told in run_ranks(2, refused):
+        assert told.startswith(f"modules.vision.plugin: expected {expected}")
+        assert told.endswith(f", got {got}. Set optimizer.shard = 'gradients' for this module.")
+
+
+def _sums(_rank: int) -> list[Tensor]:
+    """Return the gradients that two microbatches add one by one, and both before what was put off is added."""
+    stage, config = Stage(), _config("optimizer")
+    part, meshes = _lay_out(0, Case(lanes=1, config=config, full=(), precision="bf16"), stage)
+    prepared = DISTRIBUTED.prepare(part, meshes, config)
+    found = []
+    for microbatches in ((0,), (1,), (0, 1)):
+        prepared.gather()
+        for microbatch in microbatches:
+            with prepared.computing("forward"):
+                y = stage(rows_of(0, microbatch).bfloat16())
+            with prepared.computing("backward"):
+                y.float().square().sum().backward()
+        prepared.gradients_added()
+        prepared.reduce()
+        found.append(torch.cat([_full(piece.grad).flatten() for piece in (prepared.parameters or {}).values()]))
+        for piece in (prepared.parameters or {}).values():
+            piece.grad = None
+        prepared.settle()
+    return found
+
+
+def test_distributed_gradients_of_microbatches_are_added_in_fp32(run_ranks: Callable[..., list[Any]]) -> None:
+    """Those too that are there before the backward's weight gradients, which a schedule may put off."""
+    ((one, other, both),) = run_ranks(1, _sums)
+    assert not torch.equal(one + other, (one + other).bfloat16().float())
+    assert torch.equal(both, one + other)

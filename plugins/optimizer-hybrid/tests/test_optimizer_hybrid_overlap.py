@@ -157,6 +157,31 @@ def test_overlapping_steps_equal_a_plain_loop_to_the_bit() -> None:
     assert setup.reduced == ["reduced"] * 6
 
 
+def test_masters_are_read_anew_only_where_others_may_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in a step of an optimizer of several stages, each of which settles once."""
+    parts = []
+    for name in ("first", "second"):
+        torch.manual_seed(1)
+        model = Model()
+        parameters = {f"{name}.{path}": value for path, value in model.named_parameters()}
+        part = ModuleParameters(grid=Grid(name=name, ranks=(0,)), rank=0, parameters=parameters, modules=(model,))
+        parts.append((model, parameters, Readers(part).prepared(Prepared(lambda: None))))
+    optimizer = build({**parts[0][1], **parts[1][1]}, HybridConfig(bucket_bytes=192, **SETTINGS))
+    told = list[str]()
+    monkeypatch.setattr(optimizer, "distrust", lambda: told.append("distrust"))
+    for step in range(2):
+        optimizer.zero_grad()
+        torch.stack([loss(model, step) for model, _, _ in parts]).sum().backward()
+        for _, _, prepared in parts:
+            prepared.reduce()
+        for _, _, prepared in parts:
+            prepared.settle()
+        optimizer.step()
+    assert not told
+    parts[1][2].settle()
+    assert told == ["distrust"]
+
+
 def test_a_layer_waits_for_its_own_parameters_only(gate: Gate) -> None:
     """Each opens the gate for the one behind it: if one waited for more than its own, nobody would."""
     setup = make(frozen=True)

@@ -276,3 +276,34 @@ def missing(rank: int) -> list[bool]:
 def test_muon_missing_gradients_are_zero(run_ranks: Callable[..., list[Any]]) -> None:
     """A rank without a gradient for its piece takes part all the same: nobody waits in vain."""
     assert run_ranks(2, missing) == [[True, True]] * 2
+
+
+def test_muon_goes_on_from_what_was_saved() -> None:
+    """Matrices and all else, into the memory that it works on; a learning rate set after it reaches both."""
+
+    def make(values: Mapping[str, Tensor]) -> tuple[dict[str, nn.Parameter], torch.optim.Optimizer]:
+        parameters = {name: nn.Parameter(value.detach().clone()) for name, value in values.items()}
+        optimizer = MUON.build(parameters, CONFIG, None)  # type: ignore[arg-type]  # plain tensors lie on no mesh
+        for group in optimizer.param_groups:
+            group["lr"] = RATE
+        return parameters, optimizer
+
+    def step(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        for parameter in parameters.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+
+    generator = torch.Generator().manual_seed(0)
+    first, before = make({name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()})
+    step(first, before, 1)
+    second, after = make(first)
+    after.load_state_dict(before.state_dict())
+    for number in (2, 3):
+        step(first, before, number)
+        step(second, after, number)
+    assert all(torch.equal(first[name], second[name]) for name in SHAPES)
+    for group in after.param_groups:
+        group["lr"] = 0.0
+    step(second, after, 4)
+    assert all(torch.equal(first[name], second[name]) for name in SHAPES)

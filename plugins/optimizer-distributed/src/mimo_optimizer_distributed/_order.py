@@ -7,10 +7,12 @@ a layer first gathers, and lets go of, all those before it that it has passed by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from mimo.hooks import PluginError
@@ -57,15 +59,11 @@ class Order:
     def _enter(self, layer: nn.Module) -> None:
         """Gather a layer whose turn has come, and let go of those before it."""
         groups = self._layers[layer]
-        if all(group.is_gathered for group in groups) and layer in self._order[: self._next]:
-            return  # its forward is computed again within its backward
         if layer in self._order[: self._next]:
-            raise PluginError(
-                f"modules.{self._name}.plugin",
-                expected="layers that each run once in a forward, in the order in which they stand in their list, as "
+            raise self._refused(
+                "layers that each run once in a forward, in the order in which they stand in their list, as "
                 "optimizer.shard = 'full' gathers them in that order",
-                got=f"a {type(layer).__name__} again, or after one that stands behind it",
-                fix="Set optimizer.shard = 'gradients' for this module.",
+                f"a {type(layer).__name__} again, or after one that stands behind it",
             )
         while self._order[self._next] is not layer:
             self._pass_by()
@@ -75,6 +73,14 @@ class Order:
         if self._next < len(self._order):
             for group in self._layers[self._order[self._next]]:
                 group.gather()
+
+    def _refused(self, expected: str, got: str) -> PluginError:
+        return PluginError(
+            f"modules.{self._name}.plugin",
+            expected=expected,
+            got=got,
+            fix="Set optimizer.shard = 'gradients' for this module.",
+        )
 
     def _pass_by(self) -> None:
         groups = self._layers[self._order[self._next]]
@@ -90,13 +96,31 @@ class Order:
         assert self._phase is not None, "parameters are gathered for computations of a stage only"
         if self._phase == "forward":
             self._enter(layer)
+        elif self._order[self._next - 1 : self._next] != (layer,):
+            raise self._refused(
+                "layers that are computed again one at a time, each when its own gradients come, as optimizer.shard = "
+                "'full' has gathered no other",
+                f"a {type(layer).__name__} that is computed again before that",
+            )
 
-    def _after(self, layer: nn.Module, _given: Any, output: Any) -> None:
-        if self._phase == "forward":
-            _release(self._layers[layer])
-            for tensor in _tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _gradient: self._enter_backward(layer))
+    def _after(self, layer: nn.Module, _given: Any, output: Any) -> Any:
+        if self._phase != "forward":
+            return output
+        _release(self._layers[layer])
+
+        def leave(rows: Tensor) -> Tensor:
+            if not rows.requires_grad:
+                return rows
+            return cast("Tensor", _Leave.apply(partial(self._enter_backward, layer), rows))  # type: ignore[no-untyped-call]
+
+        try:
+            return _each_tensor(output, leave)
+        except TypeError as error:
+            raise self._refused(
+                "layers that return tensors, or tuples, lists and dicts of them, as optimizer.shard = 'full' follows "
+                "their gradients back",
+                f"a {type(layer).__name__} that returns a {error}",
+            ) from error
 
     def _enter_backward(self, layer: nn.Module) -> None:
         """Gather a layer before the first of its outputs' gradients goes back through it."""
@@ -117,13 +141,37 @@ def _release(groups: Sequence[Group]) -> None:
             group.release()
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a layer's output."""
+class _Leave(torch.autograd.Function):
+    """Tells when the first gradient comes back to a layer, by a node that is the layer's alone.
+
+    A hook of the tensor would be another layer's too where one returns what it was given, and gone once the tensor, a
+    view, is written to.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tell: Callable[[], None], rows: Tensor) -> Tensor:
+        ctx.tell = tell
+        return rows.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        ctx.tell()
+        return None, gradient
+
+
+def _each_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return what a layer has returned, with every tensor changed.
+
+    Raises:
+        TypeError: it is nothing in which tensors can be found.
+    """
     if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for one in output.values():
-            yield from _tensors(one)
-    elif isinstance(output, (tuple, list)):
-        for one in output:
-            yield from _tensors(one)
+        return change(output)
+    if isinstance(output, dict):
+        return {key: _each_tensor(one, change) for key, one in output.items()}
+    if isinstance(output, (tuple, list)):
+        values = [_each_tensor(one, change) for one in output]
+        return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+    if output is None or isinstance(output, (bool, int, float, str)):
+        return output
+    raise TypeError(type(output).__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from mimo.optimizer import ModuleParameters, Prepared
+from mimo.optimizer import ModuleParameters, Phase, Prepared
 from mimo.optimizer.runtime import replicate, sum_over
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed._fsdp import Group
@@ -77,22 +77,31 @@ class Spread:
             for module in part.modules:
                 _wait_before(module, self._around)
             for layer, groups in self._layers.items():
-                _wait_before(layer, groups)
+                for inner in layer.modules():  # a stage may use what is in a layer without calling the layer
+                    _wait_before(inner, groups)
 
     @property
     def prepared(self) -> Prepared:
         """What to do when."""
-        order, part = self._order, self._part
+        part = self._part
         return Prepared(
             self._reduce,
             parameters={name: piece for name, piece in self._pieces.items() if name in part.parameters},
             frozen={name: piece for name, piece in self._pieces.items() if name in part.frozen},
             gather=self._gather,
-            computing=(lambda _phase: nullcontext()) if order is None else order.computing,
+            computing=self._computing,
             gradients_added=self._added,
             before_tied=self._reduce_tied,
             settle=self._settle,
         )
+
+    @contextmanager
+    def _computing(self, phase: Phase) -> Iterator[None]:
+        with nullcontext() if self._order is None else self._order.computing(phase):
+            yield
+        if phase == "backward":  # in fp32 at once, what is not put off too, before the next one adds to it
+            for group in self._groups:
+                group.add()
 
     @property
     def _groups(self) -> Iterator[Group]:

@@ -16,7 +16,7 @@ def check_fraction(fraction: float | Literal["auto"]) -> None:
     Raises:
         ConfigError: it is neither a number from 0 to 1 nor ``auto``.
     """
-    if fraction != "auto" and not 0 <= fraction <= 1:
+    if fraction != "auto" and not (isinstance(fraction, int | float) and 0 <= fraction <= 1):
         raise ConfigError(
             "optimizer.fraction",
             expected="the share of the optimizer's state that the host holds, from 0 to 1, or 'auto'",

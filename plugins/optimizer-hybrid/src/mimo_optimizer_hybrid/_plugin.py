@@ -40,6 +40,7 @@ class HybridConfig(AdamWConfig, Sharding):
             makes both halves take equally long, by trial steps as the run begins.
         bucket_bytes: of parameters that are stepped, sent up and waited for together.
         staging_bytes: host memory for gradients on their way down, at least two buckets.
+        overlap: whether the next step's layers run while the host still steps, each waiting for its own parameters.
 
     Raises:
         ConfigError: a value is out of range.
@@ -48,6 +49,7 @@ class HybridConfig(AdamWConfig, Sharding):
     fraction: float | Literal["auto"] = attrs.field(default=1.0, validator=_share)
     bucket_bytes: int = attrs.field(default=BUCKET_BYTES, validator=_bytes(64))
     staging_bytes: int = attrs.field(default=STAGING_BYTES, validator=_bytes(0))
+    overlap: bool = True
 
 
 def _prepare(part: ModuleParameters, meshes: Any, config: HybridConfig) -> Prepared:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import nn
 
+from mimo.hooks import ConfigError
 from mimo.optimizer import ModuleParameters, Phase, Prepared
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
@@ -40,7 +41,8 @@ class _Reader:
 class Readers:
     """The layers of stages, which are members of lists of modules, and the stages, which read all other parameters.
 
-    Make it before parameters are laid out: they are then still the modules' own.
+    Make it before parameters are laid out: they are then still the modules' own. Those of a layer may be read only
+    inside its own call, or, if it is never called, by anybody in its stage.
 
     Args:
         part: the stages, and which of their parameters train.
@@ -56,6 +58,7 @@ class Readers:
             self._stages.append((_Reader(module, rest), [layer for layer in layers if layer.names]))
         self._parameters = part.parameters
         self._optimizers: list[HybridDeviceOptimizer] = []
+        self._is_reduced = False
         self._waits: dict[tuple[str, ...], list[Callable[[], None]]] = {}
 
     def prepared(self, inner: Prepared) -> Prepared:
@@ -96,13 +99,18 @@ class Readers:
             inner.reduce()
             for optimizer in self._optimizers:
                 optimizer.gradients_final(self._parameters)
+            self._is_reduced = True
 
         return reduce
 
     def _settling(self, inner: Prepared) -> Callable[[], None]:
         def settle() -> None:
+            # One call after a reduction is the step's own. Around any other, values may have been written.
             for optimizer in self._optimizers:
-                optimizer.settle()
+                optimizer.wait_all()
+                if not self._is_reduced:
+                    optimizer.distrust()
+            self._is_reduced = False
             inner.settle()
 
         return settle
@@ -129,6 +137,9 @@ def build(parameters: Mapping[str, nn.Parameter], config: HybridConfig) -> Hybri
     Args:
         parameters: by full name; those that another plugin has laid out are known to nobody.
         config: the plugin's.
+
+    Raises:
+        ConfigError: host memory cannot hold the module's share.
     """
     known: dict[Readers, None] = {}
     for parameter in parameters.values():
@@ -137,16 +148,22 @@ def build(parameters: Mapping[str, nn.Parameter], config: HybridConfig) -> Hybri
             known[readers] = None
     order = [name for readers in known for name in readers.order if name in parameters]
     names = dict.fromkeys([*order, *parameters])
-    optimizer = HybridDeviceOptimizer(
-        {name: parameters[name] for name in names},
-        fraction=config.fraction,
-        bucket_bytes=config.bucket_bytes,
-        staging_bytes=config.staging_bytes,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        overlaps=set(order) == parameters.keys(),
-    )
+    try:
+        optimizer = HybridDeviceOptimizer(
+            {name: parameters[name] for name in names},
+            fraction=config.fraction,
+            bucket_bytes=config.bucket_bytes,
+            staging_bytes=config.staging_bytes,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            overlaps=config.overlap and set(order) == parameters.keys(),
+        )
+    except ConfigError as error:
+        module = next(iter(parameters)).partition(".")[0]
+        raise ConfigError(
+            f"modules.{module}.optimizer.fraction", expected=error.expected, got=error.got, fix=error.fix
+        ) from error
     for readers in known:
         readers.attach(optimizer)
     return optimizer

@@ -10,7 +10,7 @@ from torch import nn
 
 from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
-from mimo.optimizer.runtime import fused_adamw
+from mimo.optimizer.runtime import fused_adamw, load_in_place
 from mimo_optimizer_hybrid._balance import balanced_fraction
 from mimo_optimizer_hybrid._buckets import bucket_numbers, cut_buckets, cut_pieces, first_host_bucket
 from mimo_optimizer_hybrid._host_half import STATE_BYTES, HostHalf
@@ -252,7 +252,6 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         self.wait_all()
         return super().state_dict()
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave, this one's or another AdamW's, into the memory that is there.
 
@@ -260,21 +259,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
             RunError: it is of other parameters.
         """
         self.settle()
-        groups = state_dict["param_groups"]
-        numbers = [number for group in groups for number in group["params"]]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in self.param_groups]:
-            raise RunError(
-                "HybridDeviceOptimizer.load_state_dict",
-                expected=f"the state of {len(parameters)} parameters in {len(self.param_groups)} groups",
-                got=f"that of {len(numbers)} in {len(groups)}",
-                fix="Load what was saved with the same parameters.",
-            )
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for key, value in self.state[parameter].items():
-                value.copy_(state_dict["state"][number][key])
-        for own, group in zip(self.param_groups, groups, strict=True):
-            own.update({key: value for key, value in group.items() if key != "params" and key in own})
+        load_in_place(self, state_dict)
 
 
 def _device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:

@@ -23,7 +23,7 @@ from torch.optim._muon import (  # torch offers its formulas under no public nam
     _zeropower_via_newtonschulz,
 )
 
-from mimo.optimizer.runtime import LocalAdamW, local_gradient
+from mimo.optimizer.runtime import LocalAdamW, load_in_place, local_gradient
 from mimo_optimizer_muon._exchange import Exchange
 from mimo_optimizer_muon._matrices import Matrix, Shape, piece_shape, share_out
 
@@ -114,6 +114,10 @@ class ShardedMuon(torch.optim.Optimizer):
         if self._adamw is not None:
             self.state.update(self._adamw.state)
         self._buckets = _make_buckets(matrices)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, into the memory that is there, as `load_in_place` does."""
+        load_in_place(self, state_dict)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

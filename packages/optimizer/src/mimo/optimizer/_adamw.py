@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def _not_negative(_instance: AdamWConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not value >= 0:
-        raise ConfigError(f"optimizer.{attribute.name}", expected="0 or more", got=repr(value))
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"optimizer.{attribute.name}", expected="a finite number of 0 or more", got=repr(value))
 
 
 def _below_one(_instance: AdamWConfig, _attribute: object, betas: tuple[float, float]) -> None:

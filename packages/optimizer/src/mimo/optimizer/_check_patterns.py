@@ -61,13 +61,14 @@ def _check(
         for name in names
         if pattern.matches(name) and (taker := rules[module].pattern_of(name)) is not None
     ]
-    if any(taker.table != pattern.table for taker in takers):
+    own = [taker for taker in takers if taker.table == pattern.table]
+    if takers and not own:
         return
-    if takers:
+    if own:
         raise ConfigError(
             pattern.where,
             expected="a trained parameter that matches it and none of the patterns before it",
-            got=f'only such as match "{takers[0].glob}"',
+            got=f'only such as match "{own[0].glob}"',
             fix="Put it before that one, or remove it.",
         )
     still = any(pattern.matches(name) for names in frozen.values() for name in names)

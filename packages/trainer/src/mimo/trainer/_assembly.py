@@ -128,7 +128,7 @@ class Assembly:
 
     def _parameters(self, part: Part) -> ModuleParameters:
         """Return what a stage trains, and what it does not."""
-        trains = self.job.graph.by_name[part.name].trains[part.stage.index]
+        trains = self.job.train is not None and self.job.graph.by_name[part.name].trains[part.stage.index]
         trained = {name: value for name, value in part.parameters.items() if trains and value.requires_grad}
         return ModuleParameters(
             grid=self.job.module(part.name).grid,

@@ -157,6 +157,13 @@ def _choose(own: OptimizerSettings, settings: Settings, where: str, find: Find) 
             got=repr(own.clip_group),
             fix="Set optimizer.clip, or leave it out.",
         )
+    if own.clip_group in settings.modules:
+        raise ConfigError(
+            f"{where}.clip_group",
+            expected="a name that no module has",
+            got=repr(own.clip_group),
+            fix="Call the group otherwise; optimizer.clip_by = 'module' makes one for each module.",
+        )
     decays = own.lr_schedule != "constant" and not own.lr_decay_steps
     if decays and steps <= own.lr_warmup_steps:  # told by the keys that the user wrote
         raise ConfigError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo.optimizer._specs import GRADIENT_SCALE
+from mimo.optimizer.runtime._loading import load_in_place
 
 
 def _local(value: Tensor) -> Tensor:
@@ -123,6 +124,10 @@ class LocalAdamW(torch.optim.Optimizer):
             steps=[state["step"] for state in states],
             count=count,
         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, into the memory that is there, as `load_in_place` does."""
+        load_in_place(self, state_dict)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
