@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -49,10 +50,24 @@ class Idle(Block):
         return torch.add(x, torch.tanh(self.inner(x))) if len(x) else x
 
 
-class Named(NamedTuple):
-    """Rows by name, and something beside them."""
+@attrs.frozen
+class Held:
+    """Rows in a class of attrs."""
 
-    rows: Mapping[str, Tensor]
+    rows: Tensor
+
+
+@dataclass
+class Kept:
+    """That in a dataclass."""
+
+    held: Held
+
+
+class Named(NamedTuple):
+    """That by name, and something beside it."""
+
+    rows: Mapping[str, Kept]
     number: int
 
 
@@ -60,14 +75,14 @@ class Structure(Block):
     """A layer whose output stands inside of something."""
 
     def forward(self, x: Tensor) -> Named:
-        return Named({"rows": torch.add(x, torch.tanh(self.inner(x)))}, len(x))
+        return Named({"rows": Kept(Held(torch.add(x, torch.tanh(self.inner(x)))))}, len(x))
 
 
-@attrs.frozen
 class Wrapped:
     """What nobody can look into."""
 
-    rows: Tensor
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
 
 
 class Opaque(Block):
@@ -107,7 +122,7 @@ class Stage(nn.Module):
             return cast("Tensor", checkpoint(layer, x, use_reentrant=False))
         found = layer(x)
         if isinstance(found, Named):
-            return found.rows["rows"]
+            return found.rows["rows"].held.rows
         return found.mul_(0.5) if isinstance(layer, View) else cast("Tensor", found)
 
 
@@ -357,7 +372,7 @@ def test_distributed_a_layer_need_not_be_called_itself(shard: str, run_ranks: Ca
     [
         (
             partial(Stage, layer=Opaque),
-            "layers that return tensors, or tuples, lists and dicts of them, as optimizer.shard = 'full' follows their",
+            "layers that return tensors, or tuples, lists, dicts and data classes of them, as optimizer.shard = ",
             "a Opaque that returns a Wrapped",
         ),
         (

@@ -7,11 +7,13 @@ a layer first gathers, and lets go of, all those before it that it has passed by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -117,8 +119,8 @@ class Order:
             return _each_tensor(output, leave)
         except TypeError as error:
             raise self._refused(
-                "layers that return tensors, or tuples, lists and dicts of them, as optimizer.shard = 'full' follows "
-                "their gradients back",
+                "layers that return tensors, or tuples, lists, dicts and data classes of them, as optimizer.shard = "
+                "'full' follows their gradients back",
                 f"a {type(layer).__name__} that returns a {error}",
             ) from error
 
@@ -172,6 +174,14 @@ def _each_tensor(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(output, (tuple, list)):
         values = [_each_tensor(one, change) for one in output]
         return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+    if is_dataclass(output) and not isinstance(output, type):
+        return replace(output, **_each_field(output, fields(output), change))
+    if attrs.has(type(output)):
+        return attrs.evolve(output, **_each_field(output, attrs.fields(type(output)), change))
     if output is None or isinstance(output, (bool, int, float, str)):
         return output
     raise TypeError(type(output).__name__)
+
+
+def _each_field(output: Any, fields: Iterable[Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {field.name: _each_tensor(getattr(output, field.name), change) for field in fields if field.init}
