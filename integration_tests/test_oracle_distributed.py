@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -66,24 +67,26 @@ def test_spreading_changes_nothing(case: tuple[str, str], way: tuple[str, int], 
     assert found(distributed(table(modules, microbatches=count, language=language), *way), oracle) == ""
 
 
-@pytest.mark.parametrize(("layout", "way"), in_turn([name for name in EXPERTS if name != "one rank"], WAYS))
-@pytest.mark.parametrize("scores", CLEAR_SEEDS)
+@pytest.mark.parametrize(
+    ("layout", "scored"), in_turn([name for name in EXPERTS if name != "one rank"], [*product(WAYS, CLEAR_SEEDS)])
+)
 def test_experts_are_spread_over_their_own_lanes(
-    layout: str, scores: str, way: tuple[str, int], oracle: Oracle
+    layout: str, scored: tuple[tuple[str, int], str], oracle: Oracle
 ) -> None:
     """Experts have fewer lanes than what stands beside them, or none; biases that no gradient trains follow too."""
+    way, scores = scored
     language, seed = CLEAR_SEEDS[scores]
     settings = table(EXPERTS[layout], microbatches=2, language=language, seed=seed)
     assert found(distributed(oracle.clear(settings), *way), oracle) == ""
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize(("layout", "way"), in_turn(EMPTY, WAYS))
+@pytest.mark.parametrize(("layout", "step"), in_turn(EMPTY, [*product(WAYS, [4, 1])]))
 @pytest.mark.parametrize("pictures", ["none", "first"])
 def test_lanes_without_pictures_take_part(
-    layout: str, pictures: str, microbatches: int, way: tuple[str, int], oracle: Oracle
+    layout: str, pictures: str, step: tuple[tuple[str, int], int], oracle: Oracle
 ) -> None:
     """No lane waits in vain for one that has nothing to compute, in the last microbatch or in any."""
+    way, microbatches = step
     settings = table(EMPTY[layout], microbatches=microbatches, pictures=pictures)
     assert found(distributed(settings, *way), oracle) == ""
 
@@ -141,8 +144,7 @@ HALVES: dict[str, Modules] = {
 }
 
 
-@pytest.mark.parametrize("shard", ["optimizer", "gradients", "full"])
-@pytest.mark.parametrize("layout", HALVES)
+@pytest.mark.parametrize(("layout", "shard"), in_turn(HALVES, ["full", "optimizer", "gradients"]))
 def test_layers_may_compute_in_bf16(layout: str, shard: str, pool: Pool, oracle: Oracle) -> None:
     """Losses of three steps are those of fp32 to 1e-2; weights stay fp32."""
     settings = table(HALVES[layout], microbatches=2)
