@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, UnshardHandle, fully_shard
 from torch.distributed.tensor import DTensor
 
-from mimo_optimizer_distributed._units import Owned
+from mimo_optimizer_distributed.units import Owned
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam

@@ -19,8 +19,8 @@ from mimo.optimizer.runtime import replicate, sum_over
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed._fsdp import Group
 from mimo_optimizer_distributed._order import Order
-from mimo_optimizer_distributed._units import Owned, layers, owned, sort_by_layer
 from mimo_optimizer_distributed.sharding import Sharding
+from mimo_optimizer_distributed.units import Owned, layers, owned, sort_by_layer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from mimo.hooks import ConfigError
 from mimo.optimizer import ModuleParameters, Phase, Prepared
+from mimo_optimizer_distributed.units import layers as layers_of
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Readers:
         own = {parameter: name for name, parameter in part.parameters.items()}
         self._stages: list[tuple[_Reader, list[_Reader]]] = []
         for module in part.modules:
-            layers = [_Reader(layer, _names(layer, own)) for layer in _layers(module)]
+            layers = [_Reader(layer, _names(layer, own)) for layer in layers_of(module)]
             inside = {name for layer in layers for name in layer.names}
             rest = tuple(name for name in _names(module, own) if name not in inside)
             self._stages.append((_Reader(module, rest), [layer for layer in layers if layer.names]))
@@ -167,15 +168,6 @@ def build(parameters: Mapping[str, nn.Parameter], config: HybridConfig) -> Hybri
     for readers in known:
         readers.attach(optimizer)
     return optimizer
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the members of all lists of modules inside a module, not those inside of members."""
-    for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from child.children()
-        else:
-            yield from _layers(child)
 
 
 def _names(module: nn.Module, own: Mapping[nn.Parameter, str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import attrs
 
 from mimo.hooks import ConfigError, hookimpl
 from mimo.optimizer import OptimizerSpec
-from mimo_optimizer_distributed.sharding import PRECISIONS, Sharding, gathers_inside, lanes_of, shard
+from mimo_optimizer_distributed.sharding import LAYS, PRECISIONS, Sharding, gathers_inside, lanes_of, shard
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ MUON = OptimizerSpec(
     rendezvous=gathers_inside,
     shard_lanes=lanes_of,
     precisions=PRECISIONS,
-    lays=frozenset(field.name for field in attrs.fields(Sharding)),
+    lays=LAYS,
     prepare=shard,
     build=_build,
 )
