@@ -128,8 +128,9 @@ class Program:
         """Do nothing."""
         return contextlib.nullcontext()
 
-    def gradients_added(self) -> None:
+    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         """Do nothing."""
+        return contextlib.nullcontext()
 
     def reduce_gradients(self) -> None:
         """Nobody shares them."""

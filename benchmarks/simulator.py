@@ -26,7 +26,7 @@ from _tiled import WORDS, find
 from torch import Tensor
 from typing_extensions import override
 
-from mimo.model.runtime import Deferral, Part
+from mimo.model.runtime import Deferral, Part, WeightsLater
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import Tally
 from mimo.schedule import Costs, Seconds, StageCost, simulate
@@ -176,7 +176,7 @@ class _Sleep(torch.autograd.Function):
         cost, deferral = ctx.sleeper.cost, ctx.sleeper.deferral
         weights = partial(time.sleep, cost.weight_gradient.of(ctx.microbatches))
         time.sleep(cost.recompute.of(ctx.microbatches) + cost.input_gradient.of(ctx.microbatches))
-        deferral.put_off(weights) if deferral.is_open else weights()
+        deferral.put_off(ctx.sleeper.anchor, weights) if deferral.is_open else weights()
         return None, None, None, *(gradients[0].new_zeros(shape) for shape in ctx.inputs)
 
 
@@ -191,7 +191,7 @@ class Sleeper(Program):
         self.deferral = Deferral()
         self._outputs_of = job.graph.outputs(stage)
         self._rank = assembly.rank
-        self._anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
+        self.anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
         self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
 
     def begin(self, data: StepData, *, judge: bool, following: StepData | None = None) -> None:
@@ -207,7 +207,7 @@ class Sleeper(Program):
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Sleep, and return as many rows as the routes send."""
-        ends = [self._anchor, *inputs.values()]
+        ends = [self.anchor, *inputs.values()]
         count = len(microbatches)
         if not self._outputs_of:
             return {LOSS: _Sleep.apply(self, count, 1, *ends).sum()}  # type: ignore[no-untyped-call]  # PyTorch's
@@ -215,7 +215,7 @@ class Sleeper(Program):
         rows = sum(self.data.microbatches[index].route(edge, self._rank).held for index in microbatches)
         return {edge.name: _Sleep.apply(self, count, rows, *ends)}  # type: ignore[no-untyped-call]  # PyTorch's
 
-    def weights_later(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    def weights_later(self) -> contextlib.AbstractContextManager[WeightsLater]:
         """Put the weights' share off."""
         return self.deferral.open()
 
@@ -224,8 +224,10 @@ class Sleeper(Program):
         """Do nothing."""
         return contextlib.nullcontext()
 
-    def gradients_added(self) -> None:
+    @override
+    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
+        return contextlib.nullcontext()
 
     def reduce_gradients(self) -> None:
         """Sleep."""

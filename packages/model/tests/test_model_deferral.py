@@ -36,18 +36,34 @@ from mimo.topology import Grid
 def test_a_deferral_computes_in_order_and_once() -> None:
     """What was put off is computed when asked, first in first out, and then gone."""
     deferral, done = Deferral(), list[int]()
+    weight, bias = torch.zeros(1), torch.zeros(1)
     with deferral.open() as first:
         opened = deferral.is_open
-        for number in range(3):
-            deferral.put_off(partial(done.append, number))
+        for number, parameter in enumerate((weight, bias, weight)):
+            deferral.put_off(parameter, partial(done.append, number))
     with deferral.open() as second:
-        deferral.put_off(lambda: done.append(7))
+        deferral.put_off(weight, lambda: done.append(7))
     assert (opened, deferral.is_open) == (True, False)
     assert done == []
     second()
     first()
     first()
     assert done == [7, 0, 1, 2]
+
+
+def test_a_deferral_tells_of_parameters_and_when_the_last_of_each_is_added() -> None:
+    """So that their gradients can be sent while others are still computed."""
+    deferral, done = Deferral(), list[str]()
+    names = {torch.zeros(1): "weight", torch.zeros(1): "bias"}
+    weight, bias = names
+    with deferral.open() as later:
+        for parameter in (weight, bias, weight):
+            deferral.put_off(parameter, partial(done.append, f"a part of {names[parameter]}"))
+    assert later.parameters == {weight, bias}
+    later.tell(lambda parameter: done.append(f"all of {names[parameter]}"))
+    later()
+    assert done == ["a part of weight", "a part of bias", "all of bias", "a part of weight", "all of weight"]
+    assert not later.parameters
 
 
 def test_a_deferral_is_closed_by_an_error_too() -> None:
@@ -165,8 +181,7 @@ def _check_what_needs_no_gradient(_rank: int) -> None:
     with deferral.open() as later:
         through = x.clone().requires_grad_()
         (frozen(through).sum() + half(through).sum() + whole(x).sum()).backward()
-        assert deferral._parts is not None
-        assert len(deferral._parts) == 3  # the bias of one, both parameters of the last
+    assert later.parameters == {half.get_parameter("bias"), *whole.parameters()}
     assert through.grad is not None
     later()
     assert all(parameter.grad is None for parameter in frozen.parameters())

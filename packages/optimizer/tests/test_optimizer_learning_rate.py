@@ -24,6 +24,12 @@ def test_optimizer_warm_up_climbs_to_the_full_rate() -> None:
     assert [rate.at(step) for step in range(1, 10)] == pytest.approx([0.25, 0.5, 0.75, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
 
 
+def test_optimizer_stays_at_the_full_rate_before_it_falls() -> None:
+    """Warm-up, stable, decay: from step 2 to step 4 it is the full rate."""
+    rate = LearningRate(lr=1.0, lr_schedule="linear", lr_warmup_steps=2, lr_stable_steps=2, lr_decay_steps=8)
+    assert [rate.at(step) for step in range(1, 10)] == pytest.approx([0.5, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0])
+
+
 def test_optimizer_constant_stays() -> None:
     """Without a schedule the rate stays after warm-up."""
     rate = LearningRate(lr=0.5, lr_warmup_steps=2)
@@ -40,7 +46,26 @@ def test_optimizer_constant_stays() -> None:
             {"lr_schedule": "cosine", "lr_warmup_steps": 5, "lr_decay_steps": 5},
             r"optimizer\.lr_decay_steps: expected more than lr_warmup_steps = 5, got 5",
         ),
-        ({"lr": 0.1, "lr_min": 0.2}, r"optimizer\.lr_min: expected at most lr = 0\.1, got 0\.2"),
+        (
+            {"lr_schedule": "cosine", "lr_warmup_steps": 2, "lr_stable_steps": 3, "lr_decay_steps": 5},
+            r"optimizer\.lr_decay_steps: expected more than lr_warmup_steps \+ lr_stable_steps = 5, got 5",
+        ),
+        (
+            {"lr_stable_steps": 3},
+            r"optimizer\.lr_stable_steps: expected 0, as lr_schedule 'constant' never falls, got 3\. Leave it out, or",
+        ),
+        (
+            {"lr": 0.1, "lr_min": 0.2, "lr_schedule": "linear", "lr_decay_steps": 5},
+            r"optimizer\.lr_min: expected at most lr = 0\.1, got 0\.2\. Set it lower, or lr higher\.$",
+        ),
+        (
+            {"lr_min": 1e-5},
+            r"optimizer\.lr_min: expected 0, as lr_schedule 'constant' never falls, got 1e-05\. Leave it out, or set l",
+        ),
+        (
+            {"lr_decay_steps": 5},
+            r"optimizer\.lr_decay_steps: expected 0, as lr_schedule 'constant' never falls, got 5\. Leave it out, or ",
+        ),
         ({"lr": -1.0, "where": "modules.vision.optimizer"}, r"modules\.vision\.optimizer\.lr: "),
     ],
 )

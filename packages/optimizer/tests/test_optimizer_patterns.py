@@ -28,6 +28,7 @@ SHAPES = {
 }
 SPLIT = {"language.up", "language.down"}
 STEPS, TOKENS, CLIP = 3, 7, 0.05
+CLIPS = {"heads": CLIP / 4}
 GRAPH = ModuleGraph(
     modules=(
         Module(grid=Grid(name="vision", ranks=(0, 1, 2), dp=3), trains=(True,)),
@@ -126,11 +127,16 @@ def reference(_rank: int, clip_by: str, named: bool) -> tuple[dict[str, Tensor],
         for name, weight in weights.items():
             weight.grad = full(name, step) / TOKENS
             groups.setdefault(rules[name].clip_group, []).append(weight)
-        found.append({group: float(nn.utils.clip_grad_norm_(members, CLIP)) for group, members in groups.items()})
+        found.append({group: clip(members, CLIPS.get(group, CLIP)) for group, members in groups.items()})
         for name, optimizer in optimizers.items():
             optimizer.param_groups[0]["lr"] = rules[name].learning_rate.at(step)
             optimizer.step()
     return {name: weight.detach() for name, weight in weights.items()}, found
+
+
+def clip(parameters: list[nn.Parameter], most: float) -> float:
+    """Shorten gradients to the longest that they may be together; return how long they were."""
+    return float(nn.utils.clip_grad_norm_(parameters, most))
 
 
 def build(rank: int, clip_by: str, named: bool) -> MimoOptimizer:
@@ -160,6 +166,7 @@ def build(rank: int, clip_by: str, named: bool) -> MimoOptimizer:
         names=[module.name for module in GRAPH.modules],
         learning_rate=BASES["language"].learning_rate,
         clip=CLIP,
+        clips=CLIPS,
         clip_groups=groups,
         counts_zeros=True,
         meshes=meshes,

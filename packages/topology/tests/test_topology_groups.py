@@ -1,8 +1,9 @@
 """Which groups of ranks a graph needs."""
 
 import itertools
+from typing import Any
 
-from mimo.topology import Grid, Module, ModuleGraph, needed_groups, tied_pairs
+from mimo.topology import Grid, Module, ModuleGraph, Overlap, gather_groups, gradient_groups, needed_groups, tied_pairs
 
 
 def test_topology_identical_groups_are_shared_and_single_ones_left_out() -> None:
@@ -96,3 +97,35 @@ def test_topology_experts_are_spread_over_as_many_of_their_lanes_as_divide_both(
     assert needed(2, 2) == [*((0, 2), (4, 6), (0, 4), (2, 6)), *((1, 3), (5, 7), (1, 5), (3, 7))]
     # In fours, of which experts have one lane and so nothing of their own.
     assert needed(8, 4) == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+def test_topology_gradients_have_groups_of_their_own_where_layers_talk_over_the_same_ranks() -> None:
+    """Context ranks that are all data lanes there are, experts that lie over them; everything that is gathered."""
+
+    def groups(*, ranks: int = 4, early: bool = True, trains: bool = True, **keys: Any) -> tuple[tuple[int, ...], ...]:
+        axes = {key: keys.pop(key) for key in ("dp", "cp", "tp", "ep") if key in keys}
+        overlaps = frozenset[Overlap]({"sums"} if early else ())
+        grid = Grid(name="language", ranks=range(ranks), **axes)
+        module = Module(grid=grid, trains=(trains,), overlaps=overlaps, **keys)
+        return gradient_groups(ModuleGraph(modules=(module,), arrows=()))
+
+    assert groups(dp=4) == groups(dp=2, cp=2) == groups(dp=2, tp=2) == ()
+    assert groups(cp=4) == ((0, 1, 2, 3),)
+    assert groups(cp=2, tp=2) == ((0, 2), (1, 3))
+    assert groups(dp=4, ep=4, experts=True) == ((0, 1, 2, 3),)
+    assert groups(dp=4, ep=2, experts=True) == ()
+    assert groups(dp=4, shard_lanes=2, gathers=True) == ((0, 1), (2, 3), (0, 2), (1, 3))
+    assert groups(cp=4, early=False) == groups(cp=4, trains=False) == ()
+
+
+def test_topology_gathers_at_any_time_have_groups_of_their_own() -> None:
+    """The lanes over which copies are spread, and nothing of modules that gather at fixed places."""
+    modules = [
+        Module(grid=Grid(name=name, ranks=range(4), dp=4), trains=(True,), shard_lanes=lanes, overlaps=overlaps)
+        for name, lanes, overlaps in (
+            ("vision", 2, frozenset[Overlap]({"gathers"})),
+            ("language", 0, frozenset[Overlap]({"sums"})),
+        )
+    ]
+    graph = ModuleGraph(modules=tuple(modules), arrows=(("vision", "language"),))
+    assert gather_groups(graph) == ((0, 1), (2, 3))

@@ -30,7 +30,7 @@ def test_distributed_registers_without_torch() -> None:
         ({}, False, 0),
         ({"shard": "gradients"}, True, 0),
         ({"shard": "full", "shard_lanes": 4}, True, 4),
-        ({"shard": "full", "shard_lanes": 1}, False, 1),
+        ({"shard_lanes": 1}, False, 1),
     ],
 )
 def test_distributed_tells_where_lanes_wait_for_each_other(keys: dict[str, object], waits: bool, lanes: int) -> None:
@@ -50,7 +50,14 @@ def test_distributed_tells_where_lanes_wait_for_each_other(keys: dict[str, objec
                 "Leave it out for all."
             ),
         ),
-        ({"eps": -1.0}, "optimizer.eps: expected a finite number of 0 or more, got -1.0."),
+        (
+            {"shard": "full", "shard_lanes": 1},
+            (
+                "optimizer.shard_lanes: expected 2 or more data lanes, or 0 for all of a module's, as shard is 'full', "
+                "got 1, by which each lane holds a whole copy. Set shard = 'optimizer' for copies, or shard_lanes = 0."
+            ),
+        ),
+        ({"eps": -1.0}, "optimizer.eps: expected a finite number above 0, got -1.0."),
     ],
 )
 def test_distributed_refuses_settings_by_their_path(keys: dict[str, object], text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,10 @@ def _check_readme(rank: int) -> list[float]:
     prepared = spec.prepare(part, meshes, config)
     optimizer = spec.build(prepared.parameters, config, meshes)
     optimizer.param_groups[0]["lr"] = 1.0
-    prepared.gather()
+    prepared.gather(ThreadPoolExecutor(1))
     stage(torch.full((1, 1), float(1 + rank))).sum().backward()
     prepared.reduce()
-    prepared.settle()
+    prepared.settle("any")
     optimizer.step()
     (piece,) = prepared.parameters.values()
     assert isinstance(piece, DTensor)

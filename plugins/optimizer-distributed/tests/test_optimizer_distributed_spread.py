@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import random
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -20,6 +23,8 @@ from mimo.optimizer import DATA, ModuleParameters, Precision
 from mimo.topology import REPLICA, Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed import DISTRIBUTED, DistributedConfig
+from mimo_optimizer_distributed._scatter import Scatter
+from mimo_optimizer_distributed.sharding import shard
 
 ROWS = (3, 5, 7)
 """Width in, inside and out: no number of lanes divides them."""
@@ -145,7 +150,13 @@ class Case:
 
 def _lay_out(rank: int, case: Case, stage: nn.Module) -> tuple[ModuleParameters, Meshes]:
     grid = Grid(name="vision", ranks=range(case.lanes), dp=case.lanes)
-    module = Module(grid=grid, trains=(True,), shard_lanes=case.config.shard_lanes)
+    module = Module(
+        grid=grid,
+        trains=(True,),
+        gathers=DISTRIBUTED.rendezvous(case.config),
+        shard_lanes=DISTRIBUTED.shard_lanes(case.config),
+        overlaps=DISTRIBUTED.overlaps(case.config),
+    )
     meshes = Meshes(ModuleGraph(modules=(module,), arrows=()), rank=rank, device_type="cpu")
     named = {f"vision.{path}": value for path, value in stage.named_parameters()}
     for name, value in named.items():
@@ -174,19 +185,19 @@ def _run(rank: int, case: Case) -> dict[str, dict[str, Tensor]]:
     for step in (1, 2):
         for piece in pieces.values():
             piece.grad = None
-        prepared.gather()
+        prepared.gather(ThreadPoolExecutor(1))
         for microbatch, filled in enumerate(case.full):
             x = rows_of(rank, microbatch) if rank in filled else torch.zeros(0, ROWS[0])
             x = x.to({"fp32": torch.float32, "bf16": torch.bfloat16}[case.precision])
             with prepared.computing("forward"):
                 y = stage(x)
-            with prepared.computing("backward"):
+            last = microbatch == len(case.full) - 1
+            with prepared.adding(None, last), prepared.computing("backward"):
                 if y.requires_grad:
                     (y.float().square().sum() / y.shape[1]).backward()
-            prepared.gradients_added()
         prepared.reduce()
         found[f"gradients {step}"] = {name: _full(piece.grad) for name, piece in pieces.items()}
-        prepared.settle()
+        prepared.settle("any")
         optimizer.step()
         found[f"weights {step}"] = {name: _full(piece) for name, piece in pieces.items()}
     return found
@@ -228,8 +239,14 @@ SHARDS = ("optimizer", "gradients", "full")
 EVERYBODY = frozenset(range(4))
 
 
-def _config(shard: Any, shard_lanes: int = 0) -> DistributedConfig:
-    return DistributedConfig(shard=shard, shard_lanes=shard_lanes, eps=1e-4)
+def _config(shard: Any, shard_lanes: int = 0, *, overlaps: bool = False) -> DistributedConfig:
+    return DistributedConfig(
+        shard=shard,
+        shard_lanes=shard_lanes,
+        overlap_grad_reduce=overlaps,
+        overlap_param_gather=overlaps,
+        eps=1e-4,
+    )
 
 
 def _agree(found: Mapping[str, Mapping[str, Tensor]], true: Mapping[str, Mapping[str, Tensor]], rtol: float) -> None:
@@ -239,6 +256,7 @@ def _agree(found: Mapping[str, Mapping[str, Tensor]], true: Mapping[str, Mapping
             torch.testing.assert_close({name: found[what][name]}, {name: value}, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize(
     ("lanes", "shard_lanes", "full"),
@@ -250,24 +268,30 @@ def _agree(found: Mapping[str, Mapping[str, Tensor]], true: Mapping[str, Mapping
     ],
 )
 def test_distributed_steps_are_those_of_one_process(
-    shard: str, lanes: int, shard_lanes: int, full: Any, run_ranks: Callable[..., list[Any]]
+    shard: str, lanes: int, shard_lanes: int, full: Any, *, overlaps: bool, run_ranks: Callable[..., list[Any]]
 ) -> None:
     """Lanes that run no layer take part, in the last microbatch too; pieces are uneven, and some are empty."""
-    case = Case(lanes=lanes, config=_config(shard, shard_lanes), full=full)
+    case = Case(lanes=lanes, config=_config(shard, shard_lanes, overlaps=overlaps), full=full)
     found = run_ranks(lanes, _run, case)
     (true,) = run_ranks(1, lambda _rank: _alone(case))
     for outcome in found:
         _agree(outcome, true, 1e-5)
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize(("lanes", "shard_lanes"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize(
+    ("shard", "lanes", "shard_lanes"),
+    [*((shard, lanes, 0) for shard in SHARDS for lanes in (1, 2)), ("optimizer", 2, 1)],
+)
 def test_distributed_layers_compute_in_bf16_and_masters_stay_fp32(
-    shard: str, lanes: int, shard_lanes: int, run_ranks: Callable[..., list[Any]]
+    shard: str, lanes: int, shard_lanes: int, *, overlaps: bool, run_ranks: Callable[..., list[Any]]
 ) -> None:
     """Also where nothing is spread, on one lane or in copies: gradients of all microbatches add up in fp32."""
     case = Case(
-        lanes=lanes, config=_config(shard, shard_lanes), full=(EVERYBODY, EVERYBODY, frozenset({0})), precision="bf16"
+        lanes=lanes,
+        config=_config(shard, shard_lanes, overlaps=overlaps),
+        full=(EVERYBODY, EVERYBODY, frozenset({0})),
+        precision="bf16",
     )
     found = run_ranks(lanes, _run, case)
     (true,) = run_ranks(1, lambda _rank: _alone(case))
@@ -297,10 +321,10 @@ def _pieces(rank: int, case: Case) -> dict[str, Any]:
     stage.leave.register_forward_hook(
         lambda leave, _given, _output: held.update(inside=bool((leave.weight == whole["leave.weight"]).all()))
     )
-    prepared.gather()
+    prepared.gather(ThreadPoolExecutor(1))
     with prepared.computing("forward"):
         stage(torch.zeros(1, 3))
-    prepared.settle()
+    prepared.settle("any")
     after = stage.leave.weight
     assert isinstance(after, DTensor)
     held["after"] = tuple(after.to_local().shape)
@@ -405,18 +429,17 @@ def _sums(_rank: int) -> list[Tensor]:
     prepared = DISTRIBUTED.prepare(part, meshes, config)
     found = []
     for microbatches in ((0,), (1,), (0, 1)):
-        prepared.gather()
+        prepared.gather(ThreadPoolExecutor(1))
         for microbatch in microbatches:
             with prepared.computing("forward"):
                 y = stage(rows_of(0, microbatch).bfloat16())
             with prepared.computing("backward"):
                 y.float().square().sum().backward()
-        prepared.gradients_added()
         prepared.reduce()
         found.append(torch.cat([_full(piece.grad).flatten() for piece in (prepared.parameters or {}).values()]))
         for piece in (prepared.parameters or {}).values():
             piece.grad = None
-        prepared.settle()
+        prepared.settle("any")
     return found
 
 
@@ -425,3 +448,66 @@ def test_distributed_gradients_of_microbatches_are_added_in_fp32(run_ranks: Call
     ((one, other, both),) = run_ranks(1, _sums)
     assert not torch.equal(one + other, (one + other).bfloat16().float())
     assert torch.equal(both, one + other)
+
+
+def _gathered_when_ready(rank: int) -> list[str]:
+    """Return what happened, where each layer's parameters are ready when the layer before it has run."""
+    config = _config("optimizer", overlaps=True)
+    stage, events = Stage(), list[str]()
+    ready = {name: threading.Event() for name in ("enter", "layers.0", "layers.1", "layers.2")}
+    grid = Grid(name="vision", ranks=range(2), dp=2)
+    module = Module(grid=grid, trains=(True,), shard_lanes=0, overlaps=frozenset({"gathers"}))
+    meshes = Meshes(ModuleGraph(modules=(module,), arrows=()), rank=rank, device_type="cpu")
+    named = {f"vision.{path}": value for path, value in stage.named_parameters()}
+    part = ModuleParameters(grid=grid, rank=rank, parameters=named, modules=(stage,))
+
+    def before(names: Collection[str]) -> None:
+        for place, event in ready.items():
+            if any(name.startswith(f"vision.{place}.") for name in names):
+                assert event.wait(20), place
+                events.append(f"{place} is gathered")
+
+    prepared = shard(part, meshes, config, before_gather=before, gathers_when_ready=True)
+    places = list(ready)
+    for place, following in zip(places, [*places[1:], None], strict=True):
+
+        def ran(_module: nn.Module, _given: Any, _output: Any, here: str = place, then: str | None = following) -> None:
+            events.append(f"{here} has run")
+            if then is not None:
+                ready[then].set()
+
+        stage.get_submodule(place).register_forward_hook(ran)
+    with ThreadPoolExecutor(1) as executor:
+        prepared.gather(executor)
+        ready["enter"].set()
+        if rank == 0:
+            stage(torch.zeros(1, 3))
+        else:
+            for event in ready.values():
+                event.set()
+        prepared.settle("any")
+    return events
+
+
+def test_distributed_layers_run_while_those_behind_them_are_not_there_yet(run_ranks: Callable[..., list[Any]]) -> None:
+    """Where parameters come from elsewhere, as from the host; a lane without a sample gathers all the same."""
+    first, other = run_ranks(2, _gathered_when_ready)
+    places = ("enter", "layers.0", "layers.1", "layers.2")
+    assert first == [f"{place} {what}" for place in places for what in ("is gathered", "has run")]
+    assert other == [f"{place} is gathered" for place in places]
+
+
+def _run_in_disorder(rank: int, case: Case) -> dict[str, dict[str, Tensor]]:
+    """Do so where sums come back in another order on each rank."""
+    chance = random.Random(rank)
+    Scatter.is_done = property(lambda _sum: chance.random() < 0.3)  # type: ignore[assignment, method-assign]
+    return _run(rank, case)
+
+
+def test_distributed_sums_may_come_back_in_any_order(run_ranks: Callable[..., list[Any]]) -> None:
+    """What is then summed over copies is of the same parameters on all of them."""
+    case = Case(lanes=4, config=_config("optimizer", 2, overlaps=True), full=(EVERYBODY, EVERYBODY))
+    found = run_ranks(4, _run_in_disorder, case)
+    (true,) = run_ranks(1, lambda _rank: _alone(case))
+    for outcome in found:
+        _agree(outcome, true, 1e-5)

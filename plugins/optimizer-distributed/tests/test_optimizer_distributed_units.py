@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from mimo_optimizer_distributed.units import layers, owned, sort_by_layer
+from mimo.optimizer.runtime import layers
+from mimo_optimizer_distributed.units import owned, sort_by_layer
 
 
 class _Nested(nn.Module):

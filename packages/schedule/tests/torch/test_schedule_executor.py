@@ -101,9 +101,12 @@ class Program:
         yield
         self.phases[-1] = "over"
 
-    def gradients_added(self) -> None:
+    @contextmanager
+    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> Iterator[None]:
         """Note it."""
-        self.phases.append("added")
+        self.phases.append("adds" if put_off is None else "adds later")
+        yield
+        self.phases.append("added last" if last else "added")
 
     def reduce_gradients(self) -> None:
         """Note it."""
@@ -333,15 +336,18 @@ def test_schedule_executor_keeps_nothing_of_what_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("backward", [("backward",), SPLIT], ids=["whole", "split"])
-def test_schedule_executor_tells_when_a_stage_computes_and_has_added(backward: tuple[ActionKind, ...]) -> None:
-    """Each forward and backward has its bounds, a pass without rows too; what is put off is added after all of them."""
+def test_schedule_executor_tells_when_a_stage_computes_and_adds(backward: tuple[ActionKind, ...]) -> None:
+    """Each forward and backward has its bounds, a pass without rows too, and the last that adds is known as such."""
     graph = graph_of()
     programs = programs_of(graph)
     executor_of(graph, programs).run(in_turn(graph, steps_of(graph, backward)), at_home)
-    one = ["backward", "over", "added"] if len(backward) == 1 else ["backward", "over"]
-    later = [] if len(backward) == 1 else ["added"]
-    times = len(ROWS)
-    assert programs[VISION].phases == ["forward", "over"] * times + one * times + later * times
+    is_whole, times = len(backward) == 1, len(ROWS)
+    computes = ["backward", "over"]
+    passes = [["adds", *computes, "added"] if is_whole else computes for _ in ROWS]
+    later = [] if is_whole else [["adds later", "added"] for _ in ROWS]
+    expected = [phase for each in (*passes, *later) for phase in each]
+    expected[-1] = "added last"
+    assert programs[VISION].phases == ["forward", "over"] * times + expected
 
 
 @attrs.define(eq=False)
@@ -371,8 +377,9 @@ class Ends:
         """Do nothing."""
         return nullcontext()
 
-    def gradients_added(self) -> None:
+    def adding(self, _put_off: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
         """Do nothing."""
+        return nullcontext()
 
 
 def apart(rank: int, counts: Sequence[int] = ROWS) -> Callable[[str, int], Route]:

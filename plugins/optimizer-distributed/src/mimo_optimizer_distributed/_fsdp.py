@@ -1,14 +1,16 @@
-"""One message's worth of parameters in FSDP2 (`torch.distributed.fsdp.fully_shard`): gathered and reduced together.
+"""One message's worth of parameters in FSDP2 (`torch.distributed.fsdp.fully_shard`): gathered and summed together.
 
 FSDP2 does both from hooks of modules and of autograd, which fire where a lane has something to compute. Here both are
-calls, since a lane without a sample must take part too: FSDP2 is given modules whose forward is never called. All that
-reaches into its private parts is in this file.
+calls, since a lane without a sample must take part too: FSDP2 is given modules whose forward is never called. Sums are
+not its own: those wait for the other lanes. All that reaches into its private parts is in this file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from concurrent.futures import Executor, Future
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,17 @@ from mimo_optimizer_distributed.units import Owned
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+
+class LaneSum(Protocol):
+    """A sum over lanes that has begun."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `end` would not wait."""
+
+    def end(self) -> list[Tensor]:
+        """Wait, and return this lane's piece of each sum; what is behind its end is padding."""
 
 
 class _Holder(nn.Module):
@@ -36,13 +49,21 @@ class Group:
     Args:
         found: plain tensors and where modules hold them, by name; this puts others in their places.
         mesh: the lanes over which they are spread.
+        sums: begins to sum whole gradients over the lanes, of which this one is to have its pieces.
         dtype: what layers compute in. Pieces, and gradients once reduced, are fp32.
         before: is called whenever they are about to be gathered.
     """
 
     def __init__(
-        self, found: Mapping[str, Owned], *, mesh: DeviceMesh, dtype: torch.dtype, before: Callable[[], None]
+        self,
+        found: Mapping[str, Owned],
+        *,
+        mesh: DeviceMesh,
+        sums: Callable[[list[Tensor]], LaneSum],
+        dtype: torch.dtype,
+        before: Callable[[], None],
     ) -> None:
+        self._begin = sums
         self._before = before
         names = {place: name for name, one in found.items() for place in one.places}
         holder = _Holder(dict.fromkeys(module for module, _ in names))
@@ -58,18 +79,21 @@ class Group:
             ignored_params={parameter for parameter in holder.parameters() if parameter not in given},
         )
         self._module.set_reshard_after_backward(False)
-        self._module.set_gradient_divide_factor(1.0)
-        self._module.set_force_sum_reduction_for_comms(True)
-        self._state = self._module._get_fsdp_state()  # noqa: SLF001
-        (self._group,) = self._state._fsdp_param_groups  # noqa: SLF001
+        state = self._module._get_fsdp_state()  # noqa: SLF001
+        (self._group,) = state._fsdp_param_groups  # noqa: SLF001
         # It would look for changed parameters by the names of modules' attributes, which may be properties.
         self._group._reset_sharded_params = True  # noqa: SLF001
-        self._state._lazy_init()  # noqa: SLF001
+        state._lazy_init()  # noqa: SLF001
         self._parameters: dict[str, FSDPParam] = {
             names[one._module_info.module, one._module_info.param_name]: one  # noqa: SLF001
             for one in self._group.fsdp_params
         }
+        self._trained = {name: one for name, one in self._parameters.items() if one.sharded_param.requires_grad}
+        self._device = next(iter(given)).device
+        self._is_due: Future[None] | None = None
         self._pending: UnshardHandle | None = None
+        self._sum: LaneSum | None = None
+        self._sums: dict[str, Tensor] = {}
 
     @property
     def pieces(self) -> dict[str, Tensor]:
@@ -79,16 +103,32 @@ class Group:
     @property
     def is_gathered(self) -> bool:
         """Whether the modules hold whole parameters, or will once they are waited for."""
-        return self._pending is not None or bool(self._group.is_unsharded)
+        return self._pending is not None or self._is_due is not None or bool(self._group.is_unsharded)
 
     def gather(self) -> None:
         """Begin to gather the parameters, on all lanes alike."""
         if not self.is_gathered:
-            self._before()
-            self._pending = self._module.unshard(async_op=True)
+            self._begin_gather()
+
+    def gather_when_ready(self, executor: Executor) -> None:
+        """Have a thread begin to gather the parameters, on all lanes alike; its groups are used by no other."""
+        if not self.is_gathered:
+            self._is_due = executor.submit(self._begin_gather_beside)
+
+    def _begin_gather(self) -> None:
+        self._before()
+        self._pending = self._module.unshard(async_op=True)
+
+    def _begin_gather_beside(self) -> None:
+        """Do so without having what the device computes wait for it."""
+        with nullcontext() if self._device.type == "cpu" else torch.Stream(self._device):
+            self._begin_gather()
 
     def wait(self) -> None:
         """Have the modules hold what is being gathered."""
+        if self._is_due is not None:
+            due, self._is_due = self._is_due, None
+            due.result()
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -105,29 +145,59 @@ class Group:
             one.accumulate_unsharded_grad_if_needed()
             one.to_accumulated_grad_if_needed()
 
-    def reduce(self) -> None:
-        """Begin to add each lane's piece of the sum of all lanes' gradients to what it has of it."""
+    @property
+    def trains(self) -> bool:
+        """Whether any of them is trained."""
+        return bool(self._trained)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What layers compute with of the trained ones, as far as they have been gathered yet."""
+        return [one.unsharded_param for one in self._trained.values() if hasattr(one, "_unsharded_param")]
+
+    def begin_sum(self) -> None:
+        """Begin to sum over the lanes what each has added since the last time, without waiting for another one."""
+        assert self._sum is None, "one sum at a time"
         self.add()
-        trained = [one for one in self._parameters.values() if one.sharded_param.requires_grad]
-        for one in trained:
+        gradients = []
+        for one in self._trained.values():
             if one.unsharded_accumulated_grad is None and one.unsharded_param.grad is None:
                 # Storage of the parameter may be gone, its shape is not.
                 one.unsharded_param.grad = torch.zeros_like(one.unsharded_param)
                 one.to_accumulated_grad_if_needed()
-        if trained:
-            self._group.post_backward()
+            gradient = one.unsharded_accumulated_grad
+            gradients.append(one.unsharded_grad_data if gradient is None else gradient)
+            one.unsharded_accumulated_grad = one.unsharded_param.grad = None
+        if gradients:
+            self._sum = self._begin(gradients)
 
-    def end_reduction(self) -> None:
-        """Wait for the sums that `reduce` has begun."""
-        self._state._root_post_backward_final_callback()  # noqa: SLF001
+    @property
+    def is_summing(self) -> bool:
+        """Whether a sum has begun and not been taken."""
+        return self._sum is not None
 
-    def take_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's pieces of the sums since the last call, by name of the trained parameters."""
-        taken = {}
-        for name, one in self._parameters.items():
-            if one.sharded_param.grad is not None:
-                taken[name] = _local(one.sharded_param.grad)
-                one.sharded_param.grad = None
+    @property
+    def is_summed(self) -> bool:
+        """Whether `end_sum` would not wait."""
+        return self._sum is None or self._sum.is_done
+
+    @torch.no_grad()
+    def end_sum(self) -> None:
+        """Wait for the sum that has begun, if there is one, and add this rank's pieces to those of earlier ones."""
+        if self._sum is None:
+            return
+        pieces = self._sum.end()
+        self._sum = None
+        for (name, one), padded in zip(self._trained.items(), pieces, strict=True):
+            piece = padded[: len(_local(one.sharded_param))]
+            if name in self._sums:
+                self._sums[name] += piece
+            else:
+                self._sums[name] = piece
+
+    def take_sums(self) -> dict[str, Tensor]:
+        """Return this rank's pieces of all sums since the last call, by name of the trained parameters."""
+        taken, self._sums = self._sums, {}
         return taken
 
 

@@ -29,12 +29,16 @@ class Order:
         around: what is gathered for all of a computation.
         layers: each with what is gathered for it alone.
         name: of the module in the model.
+        ahead: whether the layer after the one that computes is gathered meanwhile.
     """
 
-    def __init__(self, around: Sequence[Group], layers: Mapping[nn.Module, Sequence[Group]], *, name: str) -> None:
+    def __init__(
+        self, around: Sequence[Group], layers: Mapping[nn.Module, Sequence[Group]], *, name: str, ahead: bool
+    ) -> None:
         self._around = tuple(around)
         self._layers = {layer: tuple(groups) for layer, groups in layers.items()}
         self._name = name
+        self._ahead = ahead
         self._phase: Phase | None = None
         self._order: tuple[nn.Module, ...] = ()
         self._next = 0
@@ -72,7 +76,7 @@ class Order:
         self._release_before(self._next)
         _gather(groups)
         self._next += 1
-        if self._next < len(self._order):
+        if self._ahead and self._next < len(self._order):
             for group in self._layers[self._order[self._next]]:
                 group.gather()
 

@@ -9,7 +9,17 @@ import attrs
 
 from mimo.hooks import hookimpl
 from mimo.optimizer import AdamWConfig, OptimizerSpec
-from mimo_optimizer_distributed.sharding import LAYS, PRECISIONS, Sharding, gathers_inside, lanes_of, shard
+from mimo.optimizer.estimates import Estimates
+from mimo_optimizer_distributed.estimates import laid, sent
+from mimo_optimizer_distributed.sharding import (
+    LAYS,
+    PRECISIONS,
+    Sharding,
+    gathers_inside,
+    lanes_of,
+    overlaps,
+    shard,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +43,13 @@ DISTRIBUTED = OptimizerSpec(
     name="distributed",
     config=DistributedConfig,
     rendezvous=gathers_inside,
+    overlaps=overlaps,
     shard_lanes=lanes_of,
     precisions=PRECISIONS,
     lays=LAYS,
     prepare=shard,
     build=_build,
+    estimates=Estimates(laid=laid, sent=sent),
 )
 
 

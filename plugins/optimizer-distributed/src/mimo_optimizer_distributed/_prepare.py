@@ -4,37 +4,57 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import attrs
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from mimo.optimizer import ModuleParameters, Phase, Prepared
-from mimo.optimizer.runtime import replicate, sum_over
+from mimo.optimizer import Access, ModuleParameters, Phase, Prepared, PutOff
+from mimo.optimizer.runtime import FlatSum, InOrder, layers, replicate, sum_over
 from mimo.topology.meshes import Meshes
-from mimo_optimizer_distributed._fsdp import Group
+from mimo_optimizer_distributed._fsdp import Group, LaneSum
 from mimo_optimizer_distributed._order import Order
+from mimo_optimizer_distributed._scatter import Scatter
 from mimo_optimizer_distributed.sharding import Sharding
-from mimo_optimizer_distributed.units import Owned, layers, owned, sort_by_layer
+from mimo_optimizer_distributed.units import Owned, owned, sort_by_layer
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare(
-    part: ModuleParameters, meshes: Meshes, config: Sharding, before_gather: Callable[[Collection[str]], None]
+    part: ModuleParameters,
+    meshes: Meshes,
+    config: Sharding,
+    before_gather: Callable[[Collection[str]], None],
+    reduced: Callable[[Collection[str]], None],
+    *,
+    gathers_when_ready: bool,
 ) -> Prepared:
     """Do what `mimo_optimizer_distributed.sharding.shard` says."""
     kinds = [False, True] if part.experts else [False]
     lanes = max(meshes.shard_group(part.grid, experts=experts).size() for experts in kinds)
+    if lanes == 1:
+        config = attrs.evolve(config, shard="optimizer")
+    overlaps = meshes.device_type != "cpu" if config.overlap_grad_reduce == "auto" else config.overlap_grad_reduce
     if lanes == 1 and part.precision == "fp32":
-        return replicate(part, meshes)
-    shard = "optimizer" if lanes == 1 else config.shard
-    return Spread(part, meshes, shard=shard, before_gather=before_gather).prepared
+        return replicate(part, meshes, overlaps=overlaps, reduced=reduced)
+    return Spread(
+        part,
+        meshes,
+        config,
+        overlaps=overlaps,
+        before_gather=before_gather,
+        gathers_when_ready=gathers_when_ready,
+        reduced=reduced,
+    ).prepared
 
 
 class Spread:
@@ -43,37 +63,55 @@ class Spread:
     Args:
         part: what and where they are.
         meshes: the groups of this rank.
-        shard: as `Sharding.shard`.
+        config: how they are spread.
+        overlaps: whether gradients are summed while a backward runs.
         before_gather: is called with the names of what is about to be gathered.
+        gathers_when_ready: whether that may wait, and so is called by a thread.
+        reduced: is called with the names of what has its gradient of the step.
     """
 
     def __init__(
         self,
         part: ModuleParameters,
         meshes: Meshes,
+        config: Sharding,
         *,
-        shard: str,
+        overlaps: bool,
         before_gather: Callable[[Collection[str]], None],
+        gathers_when_ready: bool,
+        reduced: Callable[[Collection[str]], None],
     ) -> None:
+        self._gathers_when_ready = gathers_when_ready
         self._before_gather = before_gather
+        self._reduced = reduced
         everything = {**part.parameters, **part.frozen}
         left = {name for name, parameter in everything.items() if not _can_be_spread(parameter)} | part.whole
         self._part, self._meshes = part, meshes
-        self._left = replicate(part.only(left), meshes)
+        self._left = replicate(part.only(left), meshes, reduced=reduced)
         given = {name: parameter for name, parameter in everything.items() if name not in left}
         found = {name: one.replace(_plain(one.parameter)) for name, one in owned(part.modules, given).items()}
+        kinds = {name in part.experts for name in given}
+        self._lanes = {experts: self._lane_groups(experts=experts) for experts in kinds}
+        self._further = list(self._further_sums(frozenset(given)))
+        self._late = part.tied.union(*(names for names, _ in self._further))
+        self._waiting: dict[str, Tensor] = {}
+        self._tied_is_complete = False
         self._around: list[Group] = []
         self._tied: list[Group] = []
-        self._tied_is_complete = False
         self._layers: dict[nn.Module, list[Group]] = {}
         stacked = [layer for module in part.modules for layer in layers(module)] if len(part.modules) == 1 else []
         for layer, some in sort_by_layer(stacked, found).items():
             groups = self._around if layer is None else self._layers.setdefault(layer, [])
             groups += self._group(some)
         self._pieces = dict(self._lay_out(given))
-        self._reduces_early = shard != "optimizer"
-        self._order = Order(self._around, self._layers, name=part.grid.name) if shard == "full" else None
-        if self._order is None:
+        self._sums = [_Sum(group, self._take) for group in self._backward_order if group.trains]
+        self._reduces_early = config.shard != "optimizer"
+        self._in_order = InOrder(self._sums, name=part.grid.name) if overlaps else None
+        self._gathers_ahead = config.overlap_param_gather is not False
+        self._order: Order | None = None
+        if config.shard == "full":
+            self._order = Order(self._around, self._layers, name=part.grid.name, ahead=self._gathers_ahead)
+        else:
             for module in part.modules:
                 _wait_before(module, self._around)
             for layer, groups in self._layers.items():
@@ -90,25 +128,47 @@ class Spread:
             frozen={name: piece for name, piece in self._pieces.items() if name in part.frozen},
             gather=self._gather,
             computing=self._computing,
-            gradients_added=self._added,
+            adding=self._adding,
             before_tied=self._reduce_tied,
             settle=self._settle,
         )
 
-    @contextmanager
-    def _computing(self, phase: Phase) -> Iterator[None]:
-        with nullcontext() if self._order is None else self._order.computing(phase):
-            yield
-        if phase == "backward":  # in fp32 at once, what is not put off too, before the next one adds to it
-            for group in self._groups:
-                group.add()
-
     @property
     def _groups(self) -> Iterator[Group]:
-        """Yield all of them, in an order that all lanes share."""
+        """Yield all of them, in the order of a forward, which all lanes share."""
         yield from self._around
         for groups in self._layers.values():
             yield from groups
+
+    @property
+    def _backward_order(self) -> Iterator[Group]:
+        """Yield all of them in the order in which a backward ends with them; what is around ends with the inputs."""
+        for groups in reversed(self._layers.values()):
+            yield from groups
+        yield from self._around
+
+    def _lane_groups(self, *, experts: bool) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Return the lanes over which a copy is spread, and those that hold copies of a piece."""
+        grid = self._part.grid
+        return self._meshes.shard_group(grid, experts=experts), self._meshes.copies_group(grid, experts=experts)
+
+    def _further_sums(self, names: frozenset[str]) -> Iterator[tuple[frozenset[str], dist.ProcessGroup]]:
+        """Yield which gradients are then summed over what other groups, once a step."""
+        part = self._part
+        experts, tied = part.experts & names, part.tied & names
+        for some, group in (
+            (tied, self._copies(experts=False)),
+            (names - tied - experts, self._copies(experts=False)),
+            (part.summed & names, self._meshes.axes_group(part.grid, ("tp",))),
+            (experts, self._copies(experts=True)),
+        ):
+            if some and group is not None and group.size() > 1:
+                yield some, group
+
+    def _copies(self, *, experts: bool) -> dist.ProcessGroup | None:
+        """Return the lanes that hold copies of a piece; none where a copy is not spread, and is summed over them."""
+        lanes, copies = self._lanes.get(experts, (None, None))
+        return copies if lanes is not None and lanes.size() > 1 else None
 
     def _group(self, found: Mapping[str, Owned]) -> Iterator[Group]:
         """Yield groups of what lies alike; copies of tied parameters by themselves.
@@ -122,11 +182,22 @@ class Spread:
         others = {name: one for name, one in found.items() if name not in tied.keys() | experts.keys()}
         for some in (tied, others, experts):
             if some:
-                mesh = self._meshes.shard_mesh(part.grid, experts=some is experts)
-                group = Group(some, mesh=mesh, dtype=dtype, before=partial(self._before_gather, tuple(some)))
+                group = Group(
+                    some,
+                    mesh=self._meshes.shard_mesh(part.grid, experts=some is experts),
+                    sums=partial(self._begin_sum, some is experts),
+                    dtype=dtype,
+                    before=partial(self._before_gather, tuple(some)),
+                )
                 if some is tied:
                     self._tied.append(group)
                 yield group
+
+    def _begin_sum(self, experts: bool, gradients: Sequence[Tensor]) -> LaneSum:  # noqa: FBT001 - by `partial`
+        lanes, copies = self._lanes[experts]
+        if lanes.size() == 1:
+            return _Whole(self._meshes.gradient_group(copies), gradients)
+        return Scatter(self._meshes.gradient_group(lanes), gradients)
 
     def _lay_out(self, given: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield this rank's pieces, as parameters of the whole shape, in the order of the given ones."""
@@ -139,62 +210,141 @@ class Spread:
         for name, parameter in given.items():
             yield name, _piece_of(parameter, pieces[name], meshes[name in part.experts])
 
-    def _gather(self) -> None:
-        if self._order is None:
-            for group in self._groups:
+    def _gather(self, executor: Executor) -> None:
+        if self._order is not None:
+            return
+        for group in self._groups:
+            if self._gathers_when_ready:
+                group.gather_when_ready(executor)
+            else:
                 group.gather()
+            if not self._gathers_ahead:
+                group.wait()
 
-    def _added(self) -> None:
-        if self._reduces_early:
-            _scatter(list(self._groups))
-        else:
-            for group in self._groups:
-                group.add()
+    @contextmanager
+    def _computing(self, phase: Phase) -> Iterator[None]:
+        with nullcontext() if self._order is None else self._order.computing(phase):
+            yield
+        if phase == "backward":  # in fp32 at once, what is not put off too, before the next one adds to it
+            self._add()
+
+    @contextmanager
+    def _adding(self, put_off: PutOff | None, last: bool) -> Iterator[None]:  # noqa: FBT001 - as `Prepared` has it
+        sums_now = self._reduces_early or (last and self._in_order is not None)
+        for one in self._sums:
+            one.is_last = last
+        with self._in_order.adding(put_off) if sums_now and self._in_order is not None else nullcontext():
+            yield
+        if sums_now and self._in_order is None:
+            for one in self._sums:  # one message at a time, and not all of them in memory
+                one.begin()
+                one.end()
+        self._add()
+
+    def _add(self) -> None:
+        for one in self._sums:
+            one.group.add()
 
     def _reduce_tied(self) -> None:
-        self._complete(self._tied)
+        self._complete([one for one in self._sums if one.group in self._tied])
         self._tied_is_complete = True
 
     def _reduce(self) -> None:
         self._left.reduce()
-        self._complete([group for group in self._groups if not (self._tied_is_complete and group in self._tied)])
+        self._complete([one for one in self._sums if not (self._tied_is_complete and one.group in self._tied)])
         self._tied_is_complete = False
 
     @torch.no_grad()
-    def _complete(self, groups: Sequence[Group]) -> None:
+    def _complete(self, sums: Sequence[_Sum]) -> None:
         """Leave the gradients of groups summed over all that the whole step has added."""
-        part, grid = self._part, self._part.grid
-        if not self._reduces_early:
-            _scatter(groups)
-        sums = {name: sum_ for group in groups for name, sum_ in group.take_gradients().items()}
-        copies = self._meshes.copies_group(grid)
-        sum_over(copies, _some(sums, part.tied))
-        sum_over(copies, _some(sums, sums.keys() - part.tied - part.experts))
-        sum_over(self._meshes.axes_group(grid, ("tp",)), _some(sums, part.summed))
-        if part.experts:
-            sum_over(self._meshes.copies_group(grid, experts=True), _some(sums, part.experts))
+        for one in sums:
+            one.complete()
+        # In an order that all ranks share, whichever of the first sums came back first.
+        names = [name for one in sums for name in one.group.pieces if name in self._late]
+        waiting = {name: self._waiting.pop(name) for name in names if name in self._waiting}
+        for some, group in self._further:
+            sum_over(group, [total for name, total in waiting.items() if name in some])
+        self._give(waiting)
+
+    def _take(self, group: Group) -> None:
+        """Take what the lanes have summed of a group in the whole step: as the gradients, or to be summed further."""
+        sums = group.take_sums()
+        self._waiting |= {name: total for name, total in sums.items() if name in self._late}
+        self._give({name: total for name, total in sums.items() if name not in self._late})
+
+    def _give(self, sums: Mapping[str, Tensor]) -> None:
+        """Make sums the gradients of pieces."""
         for name, total in sums.items():
             piece = self._pieces[name]
             assert isinstance(piece, DTensor)
             piece.grad = DTensor(total, copy.copy(piece._spec), requires_grad=False)  # noqa: SLF001
+        if sums:
+            self._reduced(sums.keys())
 
-    def _settle(self) -> None:
+    def _settle(self, access: Access) -> None:
         for group in self._groups:
-            if group.is_gathered:
+            if group.is_gathered and (access == "any" or group.trains):
                 group.release()
 
 
-def _scatter(groups: Sequence[Group]) -> None:
-    """Give each lane its piece of the sums of what lanes have added since the last time."""
-    for group in groups:
-        group.reduce()
-    for group in groups:
-        group.end_reduction()
+class _Sum:
+    """The sums over lanes of a group's gradients in a step; ``take`` is called with it when it has the last of them."""
+
+    def __init__(self, group: Group, take: Callable[[Group], None]) -> None:
+        self.group = group
+        self.is_last = False
+        self._take = take
+        self._has_begun = False
+        self._takes = False
+
+    @property
+    def leaves(self) -> Collection[Tensor]:
+        """What layers compute with of those that are trained, as far as it has been gathered yet."""
+        return self.group.leaves
+
+    def begin(self) -> None:
+        """Begin to sum what has been added, without waiting for another lane, but for an earlier sum of the group."""
+        self.end()
+        self.group.begin_sum()
+        self._has_begun, self._takes = True, self.is_last
+
+    def look(self) -> None:
+        """Take the sum if it is there, without waiting for it."""
+        if self.group.is_summing and self.group.is_summed:
+            self.end()
+
+    def end(self) -> None:
+        """Wait for the sum that has begun, if there is one."""
+        if self.group.is_summing:
+            self.group.end_sum()
+            if self._takes:
+                self._take(self.group)
+
+    def complete(self) -> None:
+        """Have the sum of all that was added in the step be taken."""
+        if not self._has_begun:
+            self.begin()
+        self.end()
+        self._take(self.group)
+        self._has_begun = False
 
 
-def _some(sums: Mapping[str, Tensor], names: Iterable[str]) -> list[Tensor]:
-    wanted = set(names)
-    return [sum_ for name, sum_ in sums.items() if name in wanted]
+class _Whole:
+    """A sum over lanes that each hold whole copies."""
+
+    def __init__(self, group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
+        self._gradients = list(gradients)
+        self._sum = FlatSum(group, self._gradients)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `end` would not wait."""
+        return self._sum.is_done
+
+    def end(self) -> list[Tensor]:
+        """Wait, and return the sums."""
+        self._sum.end()
+        return self._gradients
 
 
 def _can_be_spread(parameter: nn.Parameter) -> bool:

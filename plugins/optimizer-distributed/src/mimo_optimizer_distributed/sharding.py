@@ -1,9 +1,9 @@
 """How parameters, gradients and optimizer state are spread over data lanes: a piece that any optimizer plugin can use.
 
 A plugin's config inherits from `Sharding`, and its `OptimizerSpec` takes `shard` as ``prepare``, `gathers_inside` as
-``rendezvous``, `lanes_of` as ``shard_lanes``, `PRECISIONS` as ``precisions`` and `LAYS` as ``lays``. What it steps are
-then this rank's pieces of the parameters: fp32 DTensors of the whole shape, whose local tensors are all that an
-elementwise optimizer needs. Free of torch.
+``rendezvous``, `overlaps` as ``overlaps``, `lanes_of` as ``shard_lanes``, `PRECISIONS` as ``precisions`` and
+`LAYS` as ``lays``. What it steps are then this rank's pieces of the parameters: fp32 DTensors of the whole shape, whose
+local tensors are all that an elementwise optimizer needs. Free of torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mimo.hooks import ConfigError
 
 if TYPE_CHECKING:
     from mimo.optimizer import ModuleParameters, Precision, Prepared
+    from mimo.topology import Overlap
     from mimo.topology.meshes import Meshes
 
 Shard: TypeAlias = Literal["optimizer", "gradients", "full"]
@@ -26,17 +27,24 @@ parameters as well, which it then has whole only while a layer uses them."""
 PRECISIONS: frozenset[Precision] = frozenset({"fp32", "bf16", "fp16"})
 """What layers may compute in: their parameters are gathered in it, from pieces that stay fp32."""
 
-LAYS = frozenset({"shard", "shard_lanes"})
-"""Settings that say how parameters lie, and so are a module's and not a single parameter's."""
+LAYS = frozenset({"shard", "shard_lanes", "overlap_grad_reduce", "overlap_param_gather"})
+"""Settings that say how parameters lie and travel, and so are a module's and not a single parameter's."""
 
 
-def _not_negative(_instance: Sharding, attribute: attrs.Attribute[int], value: int) -> None:
+def _some_lanes(instance: Sharding, attribute: attrs.Attribute[int], value: int) -> None:
     if value < 0:
         raise ConfigError(
             f"optimizer.{attribute.name}",
             expected="1 or more data lanes, or 0 for all of a module's",
             got=repr(value),
             fix="Leave it out for all.",
+        )
+    if value == 1 and instance.shard != "optimizer":
+        raise ConfigError(
+            f"optimizer.{attribute.name}",
+            expected=f"2 or more data lanes, or 0 for all of a module's, as shard is {instance.shard!r}",
+            got="1, by which each lane holds a whole copy",
+            fix="Set shard = 'optimizer' for copies, or shard_lanes = 0.",
         )
 
 
@@ -51,20 +59,31 @@ class Sharding:
         shard_lanes: neighbouring data lanes (``dp x cp``) over which one copy is spread; the others hold copies of it.
             0 for all, 1 for a copy on each lane. Experts are spread over as many of their own lanes (``edp``) as
             divide both numbers.
+        overlap_grad_reduce: whether gradients are summed over the lanes while a backward still runs, layer by layer;
+            ``auto`` does so on accelerators.
+        overlap_param_gather: whether parameters are gathered while layers compute, those of the next one at least;
+            ``auto`` does so everywhere.
     """
 
     shard: Shard = "optimizer"
-    shard_lanes: int = attrs.field(default=0, validator=_not_negative)
+    shard_lanes: int = attrs.field(default=0, validator=_some_lanes)
+    overlap_grad_reduce: bool | Literal["auto"] = "auto"
+    overlap_param_gather: bool | Literal["auto"] = "auto"
 
 
 def gathers_inside(config: Sharding) -> bool:
     """Tell whether a forward or backward waits for the other data lanes."""
-    return config.shard != "optimizer" and config.shard_lanes != 1
+    return config.shard != "optimizer"
 
 
 def lanes_of(config: Sharding) -> int:
     """Return how many data lanes one copy is spread over, 0 for all."""
     return config.shard_lanes
+
+
+def overlaps(config: Sharding) -> frozenset[Overlap]:
+    """Tell what may go over data lanes while layers compute."""
+    return frozenset({"sums"} if config.overlap_grad_reduce is not False else ())
 
 
 def shard(
@@ -73,6 +92,8 @@ def shard(
     config: Sharding,
     *,
     before_gather: Callable[[Collection[str]], None] = lambda _names: None,
+    gathers_when_ready: bool = False,
+    reduced: Callable[[Collection[str]], None] = lambda _names: None,
 ) -> Prepared:
     """Spread the parameters of a part of a module over its data lanes.
 
@@ -88,7 +109,11 @@ def shard(
         meshes: the groups of this rank, for a graph whose modules know their `mimo.topology.Module.shard_lanes`.
         config: the plugin's.
         before_gather: is called with the full names of what is about to be gathered, whose pieces are then read.
+        gathers_when_ready: whether that may wait for another thread, as long as layers should compute meanwhile. It is
+            then called by a thread, and for a module whose `mimo.topology.Module.overlaps` has gathers.
+        reduced: is called with the full names of what has its gradient of the step: while the last backward runs, if
+            sums overlap with it, and at the latest before `Prepared.reduce` returns.
     """
     from mimo_optimizer_distributed._prepare import prepare
 
-    return prepare(part, meshes, config, before_gather)
+    return prepare(part, meshes, config, before_gather, reduced, gathers_when_ready=gathers_when_ready)

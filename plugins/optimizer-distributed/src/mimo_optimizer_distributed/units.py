@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 from torch import nn
@@ -31,24 +31,6 @@ def owned(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Parameter]) 
             for leaf, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
                 places.setdefault(parameter, {})[part, leaf] = None
     return {name: Owned(parameter, tuple(places[parameter])) for name, parameter in parameters.items()}
-
-
-def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost members of lists and dicts of modules that can be called, in order, each once."""
-    seen: set[nn.Module] = set()
-    for child in module.children():
-        for layer in _members(child) if isinstance(child, (nn.ModuleList, nn.ModuleDict)) else layers(child):
-            if layer not in seen:
-                seen.add(layer)
-                yield layer
-
-
-def _members(container: nn.Module) -> Iterator[nn.Module]:
-    for member in container.children():
-        if type(member).forward is not nn.Module.forward:
-            yield member
-        elif isinstance(member, (nn.ModuleList, nn.ModuleDict)):
-            yield from _members(member)
 
 
 def sort_by_layer(layers: Iterable[nn.Module], found: Mapping[str, Owned]) -> dict[nn.Module | None, dict[str, Owned]]:

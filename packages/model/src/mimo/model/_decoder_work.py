@@ -82,9 +82,9 @@ def _experts(config: DecoderConfig, rows: float) -> Work:
     width = config.expert_intermediate or config.intermediate
     chosen = config.experts_per_token * rows
     routed = _mlp(chosen, config.hidden, width, bias=False)
-    routed = attrs.evolve(
-        routed, weights=config.experts * routed.weights, split=routed.split + 2.0 * chosen * config.hidden
-    )
+    weights = config.experts * routed.weights
+    split = routed.split + 2.0 * chosen * config.hidden
+    routed = attrs.evolve(routed, weights=weights, expert_weights=weights, split=split)
     routed += product(rows, config.hidden, config.experts) + Work(copied=2.0 * rows * config.experts)
     if config.shared_intermediate:
         routed += _mlp(rows, config.hidden, config.shared_intermediate, bias=config.mlp_bias)

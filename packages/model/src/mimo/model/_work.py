@@ -28,6 +28,7 @@ class Work:
         recomputed: numbers that recomputing brings back, at most at one time.
         operands: numbers that the gradients of weights are made of, rows and their gradients.
         weights: numbers in the stage's parameters.
+        expert_weights: of these, those of experts, which lie on the expert view of the grid.
     """
 
     weighted: float = 0
@@ -38,6 +39,7 @@ class Work:
     recomputed: float = 0
     operands: float = 0
     weights: int = 0
+    expert_weights: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""

@@ -4,18 +4,21 @@ from mimo.hooks import Kind
 from mimo.optimizer import hookspecs
 from mimo.optimizer._adamw import AdamWConfig
 from mimo.optimizer._check_patterns import check_patterns
-from mimo.optimizer._learning_rate import LearningRate
+from mimo.optimizer._learning_rate import FALLING, LearningRate
 from mimo.optimizer._rules import Pattern, Rule, Rules
 from mimo.optimizer._specs import (
     GRADIENT_SCALE,
     LOSS_SCALES,
+    Access,
     ModuleParameters,
     OptimizerSpec,
     Phase,
     Precision,
     Prepared,
+    PutOff,
+    Share,
 )
-from mimo.topology import DATA
+from mimo.topology import DATA, Overlap
 
 OPTIMIZERS = Kind(
     group="mimo.optimizers", noun="optimizer", hook="mimo_register_optimizers", hookspecs=hookspecs, spec=OptimizerSpec
@@ -23,18 +26,23 @@ OPTIMIZERS = Kind(
 
 __all__ = [
     "DATA",
+    "FALLING",
     "GRADIENT_SCALE",
     "LOSS_SCALES",
     "OPTIMIZERS",
+    "Access",
     "AdamWConfig",
     "LearningRate",
     "ModuleParameters",
     "OptimizerSpec",
+    "Overlap",
     "Pattern",
     "Phase",
     "Precision",
     "Prepared",
+    "PutOff",
     "Rule",
     "Rules",
+    "Share",
     "check_patterns",
 ]

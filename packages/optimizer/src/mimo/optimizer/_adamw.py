@@ -23,6 +23,11 @@ def _not_negative(_instance: AdamWConfig, attribute: attrs.Attribute[float], val
         raise ConfigError(f"optimizer.{attribute.name}", expected="a finite number of 0 or more", got=repr(value))
 
 
+def _above_zero(_instance: AdamWConfig, attribute: attrs.Attribute[float], value: float) -> None:
+    if not 0 < value < math.inf:  # by 0, a number without a gradient would be divided by 0
+        raise ConfigError(f"optimizer.{attribute.name}", expected="a finite number above 0", got=repr(value))
+
+
 def _below_one(_instance: AdamWConfig, _attribute: object, betas: tuple[float, float]) -> None:
     if not all(0 <= beta < 1 for beta in betas):
         raise ConfigError("optimizer.betas", expected="two numbers from 0 to below 1", got=repr(betas))
@@ -34,7 +39,7 @@ class AdamWConfig:
 
     weight_decay: float = attrs.field(default=0.01, validator=_not_negative)
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_below_one)
-    eps: float = attrs.field(default=1e-8, validator=_not_negative)
+    eps: float = attrs.field(default=1e-8, validator=_above_zero)
 
 
 def _prepare(part: ModuleParameters, meshes: Meshes, _config: AdamWConfig) -> Prepared:

@@ -10,6 +10,8 @@ import attrs
 from mimo.hooks import ConfigError
 
 Schedule = Literal["constant", "linear", "cosine"]
+FALLING = ("lr_stable_steps", "lr_decay_steps", "lr_min")
+"""What a schedule has that falls, and a constant one has not."""
 
 
 def _at_least_zero(instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
@@ -23,16 +25,19 @@ def _at_least_zero(instance: Any, attribute: attrs.Attribute[Any], value: float)
 class LearningRate:
     """Learning rate as a function of the step, counted from 1: update ``k`` uses ``at(k)``.
 
-    Over ``lr_warmup_steps`` it climbs linearly to ``lr``; then it falls to ``lr_min`` at ``lr_decay_steps`` along a
-    line or half a cosine (Loshchilov and Hutter 2017, eq. 5, without restarts) and stays there.
+    Over ``lr_warmup_steps`` it climbs linearly to ``lr``, and stays there for ``lr_stable_steps``; then it falls to
+    ``lr_min`` at ``lr_decay_steps`` along a line or half a cosine (Loshchilov and Hutter 2017, eq. 5, without restarts)
+    and stays there. A constant one does not fall, and has none of these three.
 
     Raises:
-        ConfigError: a value is negative, the schedule is unknown, or there is no step left to decay over.
+        ConfigError: a value is negative, the schedule is unknown or has no use for it, or there is no step left to
+            decay over.
     """
 
     lr: float = attrs.field(default=1e-3, validator=_at_least_zero)
     lr_schedule: Schedule = "constant"
     lr_warmup_steps: int = attrs.field(default=0, validator=_at_least_zero)
+    lr_stable_steps: int = attrs.field(default=0, validator=_at_least_zero)
     lr_decay_steps: int = attrs.field(default=0, validator=_at_least_zero)
     lr_min: float = attrs.field(default=0.0, validator=_at_least_zero)
     where: str = attrs.field(default="optimizer", repr=False, eq=False)
@@ -45,22 +50,42 @@ class LearningRate:
                 expected="one of " + ", ".join(get_args(Schedule)),
                 got=repr(self.lr_schedule),
             )
-        if self.lr_schedule != "constant" and self.lr_decay_steps <= self.lr_warmup_steps:
+        if self.lr_schedule == "constant":
+            for key in FALLING:
+                if getattr(self, key):
+                    raise ConfigError(
+                        f"{self.where}.{key}",
+                        expected="0, as lr_schedule 'constant' never falls",
+                        got=repr(getattr(self, key)),
+                        fix="Leave it out, or set lr_schedule to linear or cosine.",
+                    )
+        elif self.lr_decay_steps <= self._full_until:
+            before = "lr_warmup_steps" + (" + lr_stable_steps" if self.lr_stable_steps else "")
             raise ConfigError(
                 f"{self.where}.lr_decay_steps",
-                expected=f"more than lr_warmup_steps = {self.lr_warmup_steps}",
+                expected=f"more than {before} = {self._full_until}",
                 got=repr(self.lr_decay_steps),
-                fix="It is the step at which lr_min is reached; left out, it is run.steps.",
+                fix="It is the step at which lr_min is reached; 0 is run.steps.",
             )
         if self.lr_min > self.lr:
-            raise ConfigError(f"{self.where}.lr_min", expected=f"at most lr = {self.lr}", got=repr(self.lr_min))
+            raise ConfigError(
+                f"{self.where}.lr_min",
+                expected=f"at most lr = {self.lr}",
+                got=repr(self.lr_min),
+                fix="Set it lower, or lr higher.",
+            )
+
+    @property
+    def _full_until(self) -> int:
+        """The last step before the rate falls."""
+        return self.lr_warmup_steps + self.lr_stable_steps
 
     def at(self, step: int) -> float:
         """Return the learning rate of update ``step``."""
         if step < self.lr_warmup_steps:
             return self.lr * step / self.lr_warmup_steps
-        if self.lr_schedule == "constant":
+        if self.lr_schedule == "constant" or step <= self._full_until:
             return self.lr
-        share = min((step - self.lr_warmup_steps) / (self.lr_decay_steps - self.lr_warmup_steps), 1.0)
+        share = min((step - self._full_until) / (self.lr_decay_steps - self._full_until), 1.0)
         left = 1 - share if self.lr_schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
         return self.lr_min + (self.lr - self.lr_min) * left

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
 from mimo.hooks import OptimizerBytes
-from mimo.topology import Coordinates, ExpertCoordinates, Grid
+from mimo.optimizer.estimates import Estimates
+from mimo.topology import Coordinates, ExpertCoordinates, Grid, Overlap
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from mimo.topology.meshes import Meshes
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Phase: TypeAlias = Literal["forward", "backward"]
+Access: TypeAlias = Literal["step", "any"]
+"""What is about to happen to parameters: those that train are stepped, or any may be read or changed from outside."""
 GRADIENT_SCALE = "gradient_scale"
 """Key of an optimizer's parameter groups: what it multiplies gradients by itself as it steps; see `OptimizerSpec`."""
 LOSS_SCALES = (2.0**-16, 2.0**32)
@@ -82,11 +86,22 @@ class ModuleParameters:
         )
 
 
-def _nothing() -> None:
+class PutOff(Protocol):
+    """Weight gradients that a backward of a stage has put off, and that are about to be computed."""
+
+    @property
+    def parameters(self) -> Collection[Tensor]:
+        """The leaves whose gradients they are."""
+
+    def tell(self, added: Callable[[Tensor], None]) -> None:
+        """Have ``added`` called with each leaf once all that was put off of its gradient has been added."""
+
+
+def _nothing(*_given: Any) -> None:
     """Do nothing."""
 
 
-def _no_bounds(_phase: Phase) -> AbstractContextManager[None]:
+def _no_bounds(*_given: Any) -> AbstractContextManager[None]:
     """Return a context in which nothing is done."""
     return nullcontext()
 
@@ -100,24 +115,43 @@ class Prepared:
         parameters: what the optimizer steps, by full name: None for the given ones, or this rank's pieces of them as
             DTensors of the whole shape, whose mesh has an axis `mimo.topology.DATA` beside the axes of the given one.
         frozen: the same for those that are not trained.
-        gather: is called on all lanes alike whenever stages are to run: begins to gather what they compute with.
+        gather: is called on all lanes alike whenever stages are to run: begins to gather what they compute with. What
+            it must wait for before that, it does on the given executor, one thread that does things in order.
         computing: gives the context of each forward and backward of a stage, of the part of a backward that is not put
             off likewise; entered and left on all lanes in the same order.
-        gradients_added: is called whenever a backward of a stage has added all that it adds.
+        adding: gives the context of each backward of a stage, or of the part of it that was put off. Leaving it, the
+            stage's gradients hold all that this backward adds. Given are what was put off, None for a whole backward,
+            and whether it is the last that adds to them in the step. Sums over lanes may begin within, and are then
+            waited for in ``reduce``.
         before_tied: is called before gradients of tied parameters are added up over stages, which is before ``reduce``:
             leaves those that are not of the given parameters where ``reduce`` would.
-        settle: is called before values of the parameters are read or changed from outside the layers; what layers have
-            gathered of them is then out of date, or given back.
+        settle: is called before values of the parameters are read or changed from outside the layers, with what is
+            about to happen; what layers have gathered of them is then out of date, or given back.
     """
 
     reduce: Callable[[], None]
     parameters: Mapping[str, nn.Parameter] | None = None
     frozen: Mapping[str, nn.Parameter] | None = None
-    gather: Callable[[], None] = _nothing
+    gather: Callable[[Executor], None] = _nothing
     computing: Callable[[Phase], AbstractContextManager[None]] = _no_bounds
-    gradients_added: Callable[[], None] = _nothing
+    adding: Callable[[PutOff | None, bool], AbstractContextManager[None]] = _no_bounds
     before_tied: Callable[[], None] = _nothing
-    settle: Callable[[], None] = _nothing
+    settle: Callable[[Access], None] = _nothing
+
+
+@attrs.frozen(kw_only=True)
+class Share:
+    """What one optimizer of this rank is to step: the parameters of a module that follow one rule.
+
+    Args:
+        part: these alone, as they lie.
+        config: the rule's settings of its plugin.
+        prepared: what the module's plugin, which may be another one, has returned for the stages here.
+    """
+
+    part: ModuleParameters
+    config: Any
+    prepared: tuple[Prepared, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -129,6 +163,7 @@ class OptimizerSpec:
         config: attrs class of its own settings; learning rate, schedule and clipping are `MimoOptimizer`'s.
         rendezvous: whether a forward or backward under this config waits for the other data lanes, to gather parameters
             or to reduce gradients.
+        overlaps: what may go over data lanes under this config while layers compute.
         shard_lanes: over how many neighbouring data lanes a copy of a parameter is spread under this config: 1 for a
             copy on each, 0 for all.
         precisions: what layers may compute in under this plugin, while parameters, their gradients once reduced, and
@@ -142,15 +177,22 @@ class OptimizerSpec:
             and tensors or DTensors shaped like the parameter, all present from the start. Gradients are scaled in place
             before it steps, unless its ``defaults`` hold the key `GRADIENT_SCALE`: then each parameter group is given
             the scale, for it to multiply by itself.
+        agree: decides by what the optimizers are built that the plugin steps parameters with here, before any of them
+            is: what it returns for each is given to ``build`` in place of the config. It is called on every rank of a
+            run that names the plugin, with nothing where it steps nothing, so that all ranks can talk to each other.
         memory: tells what an optimizer that `build` has made holds, for the metrics; None if that is nothing special.
+        estimates: tell what it will hold and send, before anything is allocated; see `mimo.optimizer.estimates`.
     """
 
     name: str
     config: type
     rendezvous: Callable[[Any], bool]
+    overlaps: Callable[[Any], frozenset[Overlap]] = lambda _config: frozenset()
     shard_lanes: Callable[[Any], int] = lambda _config: 1
     precisions: frozenset[Precision] = frozenset({"fp32"})
     lays: frozenset[str] = frozenset()
     prepare: Callable[[ModuleParameters, Meshes, Any], Prepared]
     build: Callable[[Mapping[str, nn.Parameter], Any, Meshes], torch.optim.Optimizer]
+    agree: Callable[[Sequence[Share], Meshes], Sequence[Any]] | None = None
     memory: Callable[[Any], OptimizerBytes] | None = None
+    estimates: Estimates = attrs.field(factory=Estimates)

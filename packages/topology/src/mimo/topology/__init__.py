@@ -1,9 +1,18 @@
 """Grids over any rank sets, the module graph, and who owns which sample; free of torch."""
 
 from mimo.topology._context import context_spans
-from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, Placement, RankRole, Recompute, StageId
+from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, Overlap, Placement, RankRole, Recompute, StageId
 from mimo.topology._grid import AXES, EXPERT_AXES, Coordinates, ExpertCoordinates, Grid
-from mimo.topology._groups import DATA, DATA_AXES, REPLICA, ROW_AXES, needed_groups, tied_pairs
+from mimo.topology._groups import (
+    DATA,
+    DATA_AXES,
+    REPLICA,
+    ROW_AXES,
+    gather_groups,
+    gradient_groups,
+    needed_groups,
+    tied_pairs,
+)
 from mimo.topology._ownership import Ownership, count_microbatches
 
 __all__ = [
@@ -20,6 +29,7 @@ __all__ = [
     "Grid",
     "Module",
     "ModuleGraph",
+    "Overlap",
     "Ownership",
     "Placement",
     "RankRole",
@@ -27,6 +37,8 @@ __all__ = [
     "StageId",
     "context_spans",
     "count_microbatches",
+    "gather_groups",
+    "gradient_groups",
     "needed_groups",
     "tied_pairs",
 ]

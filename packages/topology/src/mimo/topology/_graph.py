@@ -18,6 +18,8 @@ from mimo.topology._grid import Coordinates, Grid
 
 Placement = Literal["loop", "v"]
 """How the chunks of a module go over its pipeline ranks: each from the first to the last, or to and fro."""
+Overlap = Literal["sums", "gathers"]
+"""What goes over data lanes while layers compute: sums of gradients, gathers of parameters."""
 Recompute = Literal["none", "selective", "full"]
 """What backward computes again instead of keeping it: nothing, what is cheap beside its memory, or every layer."""
 
@@ -43,6 +45,7 @@ class Module:
         gathers: its computations gather parameters over the data lanes, so that all ranks of a stage wait for each
             other inside.
         shard_lanes: neighbouring data lanes (``dp x cp``) over which a copy of its parameters is spread; 0 for all.
+        overlaps: what of it goes over data lanes at any time while layers compute.
 
     Raises:
         ConfigError: a count is below 1, ``shard_lanes`` does not divide the lanes, or what is made ahead of its step
@@ -60,6 +63,7 @@ class Module:
     prefetch: bool = False
     gathers: bool = False
     shard_lanes: int = 1
+    overlaps: frozenset[Overlap] = frozenset()
 
     def __attrs_post_init__(self) -> None:
         """Refuse counts below 1, a part of a lane, and to make ahead what a step would change."""

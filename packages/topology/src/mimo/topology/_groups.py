@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
-from mimo.topology._graph import ModuleGraph
+from mimo.topology._graph import Module, ModuleGraph
 from mimo.topology._grid import Grid
 
 DATA_AXES = ("dp", "cp")
@@ -32,11 +34,45 @@ def needed_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
             found.update(dict.fromkeys(module.grid.groups(along)))
         if module.tied_stages:
             found.update(dict.fromkeys(tied_pairs(module.grid)))
-        for lanes in (DATA_AXES, ("edp",))[: 1 + module.experts]:
-            for group in module.grid.groups(lanes):
-                for split in spread(group, module.shard_lanes):
-                    found.update(dict.fromkeys(split))
+        for split in itertools.chain.from_iterable(_spread_lanes(module)):
+            found.update(dict.fromkeys(split))
     return tuple(group for group in found if len(group) > 1)
+
+
+def gradient_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
+    """Return the rank sets that need a second group, for gradients alone: each once, in one order.
+
+    Where gradients are summed while layers compute, ranks come to a sum at different places among the messages of the
+    layers. So that they don't meet, sums have a group of their own wherever layers talk over the same ranks.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for module in graph.modules:
+        if "sums" not in module.overlaps or not any(module.trains):
+            continue
+        axes: list[tuple[str, ...]] = [("tp",), ("cp",)]
+        if module.experts:
+            axes += [ROW_AXES, ("ep",), ("etp",), ("ep", "etp")]
+        layers = {group for along in axes for group in module.grid.groups(along)}
+        for split in itertools.chain.from_iterable(_spread_lanes(module)):
+            found.update((group, None) for group in split if module.gathers or group in layers)
+    return tuple(group for group in found if len(group) > 1)
+
+
+def gather_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
+    """Return the rank sets that need a group for gathers of parameters alone: each once, in one order.
+
+    Such gathers begin when parameters are there, at any place among all other messages.
+    """
+    modules = (module for module in graph.modules if "gathers" in module.overlaps)
+    found = {group: None for module in modules for pieces, _ in _spread_lanes(module) for group in pieces}
+    return tuple(group for group in found if len(group) > 1)
+
+
+def _spread_lanes(module: Module) -> Iterator[tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]]:
+    """Yield what `spread` returns, for all data lanes of a module and those of its experts."""
+    for axes in (DATA_AXES, ("edp",))[: 1 + module.experts]:
+        for lanes in module.grid.groups(axes):
+            yield spread(lanes, module.shard_lanes)
 
 
 def tied_pairs(grid: Grid) -> tuple[tuple[int, ...], ...]:

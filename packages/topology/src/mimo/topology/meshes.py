@@ -14,7 +14,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.topology._graph import ModuleGraph
 from mimo.topology._grid import Grid
-from mimo.topology._groups import DATA, DATA_AXES, REPLICA, ROW_AXES, needed_groups, spread, tied_pairs
+from mimo.topology._groups import (
+    DATA,
+    DATA_AXES,
+    REPLICA,
+    ROW_AXES,
+    gather_groups,
+    gradient_groups,
+    needed_groups,
+    spread,
+    tied_pairs,
+)
 
 __all__ = ["DATA_AXES", "ROW_AXES", "Meshes", "needed_groups", "tied_pairs"]
 
@@ -31,9 +41,16 @@ class Meshes:
     def __init__(self, graph: ModuleGraph, *, rank: int, device_type: str) -> None:
         self.rank = rank
         self.device_type = device_type
+        self._overlaps = {module.name: module.overlaps for module in graph.modules}
         self._shard_lanes = {module.name: module.shard_lanes for module in graph.modules}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {
             ranks: dist.new_group(list(ranks)) for ranks in needed_groups(graph)
+        }
+        self._gradient_groups: dict[tuple[int, ...], dist.ProcessGroup] = {
+            ranks: dist.new_group(list(ranks)) for ranks in gradient_groups(graph)
+        }
+        self._gather_groups: dict[tuple[int, ...], dist.ProcessGroup] = {
+            ranks: dist.new_group(list(ranks)) for ranks in gather_groups(graph)
         }
         # A group of one needs nobody else, so it is made locally and leaves the counter alone.
         self._groups[(rank,)] = dist.new_group([rank], use_local_synchronization=True)
@@ -45,6 +62,13 @@ class Meshes:
             KeyError: the graph needs no such group.
         """
         return self._groups[tuple(ranks)]
+
+    def gradient_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """Return the group over which sums of gradients go that the ranks of ``group`` begin while layers compute.
+
+        It is ``group`` itself where the layers don't talk over the same ranks.
+        """
+        return self._gradient_groups.get(tuple(dist.get_process_group_ranks(group)), group)
 
     def axes_group(self, grid: Grid, axes: Iterable[str]) -> dist.ProcessGroup:
         """Return this rank's group along ``axes`` of ``grid``."""
@@ -73,8 +97,14 @@ class Meshes:
         return self.group(next(group for group in self._spread(grid, experts=experts)[1] if self.rank in group))
 
     def shard_mesh(self, grid: Grid, *, experts: bool = False) -> DeviceMesh:
-        """Return the one-dimensional mesh, axis `mimo.topology.DATA`, of `shard_group`."""
-        return DeviceMesh.from_group(self.shard_group(grid, experts=experts), self.device_type, mesh_dim_names=(DATA,))
+        """Return the one-dimensional mesh, axis `mimo.topology.DATA`, over which parameters are gathered.
+
+        Its group is that of `shard_group`, or one for gathers alone of a module in which they overlap with all else.
+        """
+        group = self.shard_group(grid, experts=experts)
+        if "gathers" in self._overlaps[grid.name]:
+            group = self._gather_groups.get(tuple(dist.get_process_group_ranks(group)), group)
+        return DeviceMesh.from_group(group, self.device_type, mesh_dim_names=(DATA,))
 
     def parameter_mesh(self, grid: Grid, *, experts: bool = False) -> DeviceMesh:
         """Return the mesh on which this rank's pieces of parameters lie that are spread over data lanes.

@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo.data import NO_LABEL, Packed, PlacedItem
 from mimo.hooks import PluginError, RunError, UserError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import LanguageBatch, Ledger, Part
+from mimo.model.runtime import LanguageBatch, Ledger, Part, WeightsLater
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
@@ -129,7 +129,7 @@ class Program(abc.ABC):
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Run a pass, as `StageProgram` says."""
 
-    def weights_later(self) -> AbstractContextManager[Callable[[], None]]:
+    def weights_later(self) -> AbstractContextManager[WeightsLater]:
         """Put off weight gradients, as `StageProgram` says."""
         return self.part.weights_later()
 
@@ -138,10 +138,11 @@ class Program(abc.ABC):
         assert self._optimizer is not None
         return self._optimizer.computing(self.module.name, self.part.stage.index, phase)
 
-    def gradients_added(self) -> None:
-        """Let the optimizer take what a backward has added, as `StageProgram` says."""
+    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
+        """Tell the optimizer of what adds to the gradients, as `StageProgram` says."""
         assert self._optimizer is not None
-        self._optimizer.gradients_added(self.module.name, self.part.stage.index)
+        assert put_off is None or isinstance(put_off, WeightsLater)
+        return self._optimizer.adding(self.module.name, self.part.stage.index, put_off, last=last)
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the ranks that share the parameters."""

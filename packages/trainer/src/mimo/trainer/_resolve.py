@@ -20,7 +20,7 @@ from mimo.trainer._fields import own_keys
 from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._precision import check_precision
 from mimo.trainer._resolve_modules import resolve_module, stages_that_train
-from mimo.trainer._resolve_optimizer import resolve_optimizer
+from mimo.trainer._resolve_optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer._resolved import Job, JobModule, plain_settings
 from mimo.trainer._settings import LANGUAGE, DataSettings, ScheduleSettings, Settings, TokenizerSettings
 from mimo.trainer._structure import structure
@@ -44,7 +44,8 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     _check_language(settings)
     optimizer = resolve_optimizer(settings, find)
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
-    check_precision(settings.run, written)
+    check_clip_groups(settings, [module for module in written if any(stages_that_train(module))])
+    check_precision(settings, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
     modules = tuple(_with_vocabulary(module, tokenizer) for module in written)
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
@@ -77,7 +78,7 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
             {
                 "data": data_config,
                 "tokenizer": tokenizer_config,
-                "optimizer": optimizer.config,
+                "optimizer": optimizer.config if follows_one_plugin(optimizer, written) else {},
                 "schedule": schedule_config,
             },
         ),
@@ -158,6 +159,7 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
                 recompute=module.recompute,
                 gathers=module.optimizer.spec.rendezvous(module.optimizer.config),
                 shard_lanes=_shard_lanes(module, purpose),
+                overlaps=module.optimizer.spec.overlaps(module.optimizer.config),
             )
             for module in modules
         ),

@@ -4,7 +4,7 @@ from mimo.model.runtime._attention import attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._build import build_part
 from mimo.model.runtime._context import ContextAxis
-from mimo.model.runtime._deferral import Deferral, Deferring
+from mimo.model.runtime._deferral import Deferral, Deferring, WeightsLater
 from mimo.model.runtime._dispatch import Dispatch
 from mimo.model.runtime._expert_axis import ExpertAxis
 from mimo.model.runtime._grouped import GroupedLinear
@@ -40,6 +40,7 @@ __all__ = [
     "Segments",
     "Split",
     "TensorAxis",
+    "WeightsLater",
     "attend",
     "build_part",
     "local",

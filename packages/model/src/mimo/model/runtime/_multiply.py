@@ -189,7 +189,9 @@ class _Multiply(torch.autograd.Function):
         ):
             if needed and product.deferral.is_open:
                 # By argument: what is put off then holds these tensors and not the context, so not the graph.
-                product.deferral.put_off(partial(_add, parameter, product.outputs, compute, add, gradient, x))
+                product.deferral.put_off(
+                    parameter, partial(_add, parameter, product.outputs, compute, add, gradient, x)
+                )
             now = needed and not product.deferral.is_open
             found.append(as_gradient(parameter, compute(gradient, x), product.outputs) if now else None)
         return for_x, *found, None, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import cast
 
@@ -10,7 +10,7 @@ import attrs
 from torch import Tensor, nn
 
 from mimo.model._specs import Stage
-from mimo.model.runtime._deferral import Deferral
+from mimo.model.runtime._deferral import Deferral, WeightsLater
 from mimo.model.runtime._language import LanguageModule
 from mimo.model.runtime._parameters import Split
 from mimo.topology import StageId
@@ -72,11 +72,11 @@ class Part:
         """The module, as a language model's stage is called."""
         return cast("LanguageModule", self.module)
 
-    def weights_later(self) -> AbstractContextManager[Callable[[], None]]:
+    def weights_later(self) -> AbstractContextManager[WeightsLater]:
         """Put off the weight gradients of a backward that runs within, as far as the layers can.
 
-        The context gives the function that computes and adds them up, to be called once and after. It needs no other
-        rank. Until then rows and gradients that it reads must not be written to.
+        Calling what the context gives, once and after it, computes and adds them up. It needs no other rank. Until then
+        rows and gradients that it reads must not be written to.
         """
         return self.deferral.open()
 

@@ -3,10 +3,12 @@
 from mimo.optimizer.runtime._adamw import LocalAdamW, fused_adamw
 from mimo.optimizer.runtime._agreement import WORD_BITS, WORDS, Agreed, Bin, Tally, agree
 from mimo.optimizer.runtime._gradients import is_counted
+from mimo.optimizer.runtime._in_order import InOrder, LaneSum
+from mimo.optimizer.runtime._layers import layers
 from mimo.optimizer.runtime._loading import load_in_place
 from mimo.optimizer.runtime._mimo_optimizer import MimoOptimizer, Stepped
-from mimo.optimizer.runtime._module_optimizer import ModuleOptimizer, Stepper
-from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied, replicate, sum_over
+from mimo.optimizer.runtime._module_optimizer import LaidOut, ModuleOptimizer, Stepper, build_together
+from mimo.optimizer.runtime._replicate import FlatSum, local_gradient, reduce_tied, replicate, sum_over
 from mimo.optimizer.runtime._scaling import SCALING, LossScale
 
 __all__ = [
@@ -15,6 +17,10 @@ __all__ = [
     "WORD_BITS",
     "Agreed",
     "Bin",
+    "FlatSum",
+    "InOrder",
+    "LaidOut",
+    "LaneSum",
     "LocalAdamW",
     "LossScale",
     "MimoOptimizer",
@@ -23,8 +29,10 @@ __all__ = [
     "Stepper",
     "Tally",
     "agree",
+    "build_together",
     "fused_adamw",
     "is_counted",
+    "layers",
     "load_in_place",
     "local_gradient",
     "reduce_tied",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
 import attrs
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from mimo.hooks import StateTree
 from mimo.optimizer._learning_rate import LearningRate
-from mimo.optimizer._specs import Phase
+from mimo.optimizer._specs import Access, Phase, Prepared, PutOff
 from mimo.optimizer.runtime._agreement import Agreed, Bin, Tally, agree
 from mimo.optimizer.runtime._gradients import Gradients
 from mimo.optimizer.runtime._module_optimizer import ModuleOptimizer
@@ -54,6 +55,7 @@ class MimoOptimizer:
         names: names of all modules of the run, in one order on every rank.
         learning_rate: the global schedule, which is reported; each module has its own.
         clip: largest gradient norm of a clip group; 0 for none.
+        clips: the same of clip groups that have their own, by name.
         clip_groups: those of each module of the run, alike on every rank; one for all by default.
         counts: names of further sums that a `Tally` may carry.
         told: names of its sums of several values, and how many each has.
@@ -70,6 +72,7 @@ class MimoOptimizer:
         names: Sequence[str],
         learning_rate: LearningRate,
         clip: float,
+        clips: Mapping[str, float] | None = None,
         clip_groups: Mapping[str, Sequence[str]] | None = None,
         counts: Sequence[str] = (),
         told: Mapping[str, int] | None = None,
@@ -83,6 +86,7 @@ class MimoOptimizer:
         self._names = tuple(names)
         self._learning_rate = learning_rate
         self._clip = clip
+        self._clips = dict(clips or {})
         groups = clip_groups or dict.fromkeys(names, ("",))
         self._bins: tuple[Bin, ...] = tuple((name, group) for name in names for group in groups[name])
         self._counts = tuple(counts)
@@ -91,7 +95,9 @@ class MimoOptimizer:
         self._scaling = scaling
         self._meshes = meshes
         self._device = device
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gather")  # it starts with the first thing to do
         self._reduced: dict[tuple[str, frozenset[int]], set[int]] = {}
+        self._added: dict[tuple[str, frozenset[int]], set[int]] = {}
         self._gradients = Gradients(
             [module.part for module in modules],
             {name: one for module in modules for name, one in module.bins.items()},
@@ -108,46 +114,63 @@ class MimoOptimizer:
             for parameter in module.part.parameters.values():
                 parameter.grad = None
         self._reduced.clear()
+        self._added.clear()
 
     def reduce(self, module: str, stage: int) -> None:
         """Sum the gradients of one stage of a module over the ranks that share its parameters.
 
         What it shares with another stage here is summed with the one that comes last, as both have then added to it.
         """
-        for stages, prepared in self.modules[module].prepared.items():
-            if stage in stages:
-                done = self._reduced.setdefault((module, stages), set())
-                done.add(stage)
-                if done == stages:
-                    prepared.reduce()
-                    done.clear()
+        for stages, prepared in self._of(module, stage):
+            done = self._reduced.setdefault((module, stages), set())
+            done.add(stage)
+            if done == stages:
+                prepared.reduce()
+                done.clear()
 
     def gather(self) -> None:
         """Begin to gather what the stages compute with; on all ranks alike, before any of them computes."""
         for module in self.modules.values():
             for prepared in module.prepared.values():
-                prepared.gather()
+                prepared.gather(self._executor)
 
     @contextmanager
     def computing(self, module: str, stage: int, phase: Phase) -> Iterator[None]:
         """Be told of the beginning and the end of a forward or backward of a stage."""
         with ExitStack() as bounds:
-            for stages, prepared in self.modules[module].prepared.items():
-                if stage in stages:
-                    bounds.enter_context(prepared.computing(phase))
+            for _, prepared in self._of(module, stage):
+                bounds.enter_context(prepared.computing(phase))
             yield
 
-    def gradients_added(self, module: str, stage: int) -> None:
-        """Be told that a backward of a stage has added all its gradients."""
+    @contextmanager
+    def adding(self, module: str, stage: int, put_off: PutOff | None, *, last: bool) -> Iterator[None]:
+        """Be told of the beginning and the end of what adds to the gradients of a stage.
+
+        Args:
+            module: the stage's.
+            stage: which.
+            put_off: weight gradients that a backward has put off and that are now computed; None for a backward.
+            last: whether nothing is added to the stage's gradients in this step after it.
+        """
+        with ExitStack() as bounds:
+            for stages, prepared in self._of(module, stage):
+                done = self._added.setdefault((module, stages), set())
+                if last:
+                    done.add(stage)
+                bounds.enter_context(prepared.adding(put_off, done == stages))
+            yield
+
+    def _of(self, module: str, stage: int) -> Iterator[tuple[frozenset[int], Prepared]]:
+        """Yield how the parameters of a stage lie, with all stages that hold them."""
         for stages, prepared in self.modules[module].prepared.items():
             if stage in stages:
-                prepared.gradients_added()
+                yield stages, prepared
 
-    def settle(self) -> None:
+    def settle(self, access: Access = "any") -> None:
         """Make the parameters what a reader or writer of their values takes them for."""
         for module in self.modules.values():
             for prepared in module.prepared.values():
-                prepared.settle()
+                prepared.settle(access)
 
     def weights(self) -> dict[str, dict[str, nn.Parameter]]:
         """Return all parameters of each module, frozen ones too, by full name, as they lie on this rank."""
@@ -177,9 +200,9 @@ class MimoOptimizer:
         norm = math.sqrt(sum(agreed.squares.values())) / divisor if agreed.finite else math.nan
         group_norms = {group: _norm(agreed, group=group) / divisor for _, group in self._bins}
         skipped = agreed.label_tokens == 0 or not math.isfinite(norm)
-        self.settle()
+        self.settle("step")
         if not skipped:
-            factors = {group: self._clipping(norm) / divisor for group, norm in group_norms.items()}
+            factors = {group: self._clipping(group, norm) / divisor for group, norm in group_norms.items()}
             for name, module in self.modules.items():
                 if agreed.rows[name]:
                     for stepper in module.steppers:
@@ -211,9 +234,10 @@ class MimoOptimizer:
             device=self._device,
         )
 
-    def _clipping(self, norm: float) -> float:
-        """Return what a gradient of this norm is multiplied by to be no longer than it may."""
-        return self._clip / norm if self._clip and norm > self._clip else 1.0
+    def _clipping(self, group: str, norm: float) -> float:
+        """Return what gradients of a clip group of this norm are multiplied by to be no longer than they may."""
+        clip = self._clips.get(group, self._clip)
+        return clip / norm if clip and norm > clip else 1.0
 
     def state(self) -> StateTree:
         """Return ``{module: {"<parameter>.<state>": value}}``; both stages give a tied parameter's, bitwise alike.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ from torch import Tensor
 from mimo.hooks import Common, StateTree
 from mimo.optimizer._learning_rate import LearningRate
 from mimo.optimizer._rules import Pattern, Rule, Rules
-from mimo.optimizer._specs import GRADIENT_SCALE, ModuleParameters, OptimizerSpec, Prepared
+from mimo.optimizer._specs import GRADIENT_SCALE, ModuleParameters, OptimizerSpec, Prepared, Share
 from mimo.optimizer.runtime._agreement import Bin
 from mimo.topology.meshes import Meshes
 
@@ -50,6 +50,69 @@ class Stepper:
 
 
 @attrs.frozen(kw_only=True)
+class LaidOut:
+    """One module's parameters on this rank as they lie, before anything steps them.
+
+    Args:
+        part: the parameters of all its stages here.
+        rules: by which they are stepped.
+        prepared: how gradients are reduced, by the stages that hold the parameters: each stage's own, and those that
+            several share.
+    """
+
+    part: ModuleParameters
+    rules: Rules
+    prepared: Mapping[frozenset[int], Prepared]
+
+    @classmethod
+    def of(cls, stages: Mapping[int, ModuleParameters], rules: Rules, meshes: Meshes) -> LaidOut:
+        """Lay out the parameters of each stage of a module that this rank holds; two stages may share some."""
+        part, prepared = _prepare(stages, rules.base, meshes)
+        return cls(part=part, rules=rules, prepared=prepared)
+
+    @property
+    def shares(self) -> list[tuple[Rule, Share]]:
+        """What each rule that any of the parameters follows is to step; nothing where nothing trains."""
+        prepared = tuple(self.prepared.values())
+        return [
+            (rule, Share(part=self.part.only(names), config=rule.config, prepared=prepared))
+            for rule, names in self.rules.split(self.part.parameters)
+        ]
+
+
+def build_together(modules: Iterable[LaidOut], specs: Iterable[OptimizerSpec], meshes: Meshes) -> list[ModuleOptimizer]:
+    """Build the optimizers of all modules of this rank, which every rank of the world does at once.
+
+    Args:
+        modules: those of this rank.
+        specs: the plugins of the whole run, in one order on every rank.
+        meshes: the groups of this rank.
+    """
+    modules = list(modules)
+    shares = [(module, rule, share) for module in modules for rule, share in module.shares]
+    given = [rule.config for _, rule, _ in shares]
+    for spec in specs:
+        own = [at for at, (_, rule, _) in enumerate(shares) if rule.spec.name == spec.name]
+        if spec.agree is not None:
+            for at, agreed in zip(own, spec.agree([shares[at][2] for at in own], meshes), strict=True):
+                given[at] = agreed
+    steppers: dict[str, list[Stepper]] = {module.part.grid.name: [] for module in modules}
+    for (module, rule, share), config in zip(shares, given, strict=True):
+        parameters = share.part.parameters
+        optimizer = rule.spec.build(parameters, config, meshes)
+        steppers[module.part.grid.name].append(Stepper(rule=rule, names=tuple(parameters), optimizer=optimizer))
+    return [
+        ModuleOptimizer(
+            part=module.part,
+            rules=module.rules,
+            prepared=module.prepared,
+            steppers=tuple(steppers[module.part.grid.name]),
+        )
+        for module in modules
+    ]
+
+
+@attrs.frozen(kw_only=True)
 class ModuleOptimizer:
     """One module's parameters on this rank, how they lie, and how they are stepped.
 
@@ -78,7 +141,7 @@ class ModuleOptimizer:
         clip_group: str = "",
         patterns: Sequence[Pattern] = (),
     ) -> ModuleOptimizer:
-        """Lay out and build the optimizers of a module; one in which nothing trains gets none.
+        """Lay out and build the optimizers of a module that is alone; one in which nothing trains gets none.
 
         Args:
             stages: the parameters of each stage of the module that this rank holds; one that two stages share stands
@@ -92,20 +155,8 @@ class ModuleOptimizer:
         """
         base = Rule(spec=spec, config=config, learning_rate=learning_rate, clip_group=clip_group)
         rules = Rules(base=base, patterns=tuple(patterns))
-        part, prepared = _prepare(stages, base, meshes)
-        return cls(
-            part=part,
-            rules=rules,
-            prepared=prepared,
-            steppers=tuple(
-                Stepper(
-                    rule=rule,
-                    names=names,
-                    optimizer=rule.spec.build({name: part.parameters[name] for name in names}, rule.config, meshes),
-                )
-                for rule, names in rules.split(part.parameters)
-            ),
-        )
+        (module,) = build_together([LaidOut.of(stages, rules, meshes)], rules.specs, meshes)
+        return module
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Gradients of parameters that every data lane holds whole: summed once a step, one flat message a group.
+"""Gradients of parameters that every data lane holds whole: summed once a step, in flat messages.
 
 A gradient is summed over every axis along which the parameter is replicated and the work is not: the data axes for
 all, the tensor axis too for those of which each tensor rank computes only a part; for experts, whose axes are others,
@@ -7,15 +7,20 @@ those ranks that hold copies of the same experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mimo.optimizer._specs import ModuleParameters, Prepared
+from mimo.optimizer._specs import ModuleParameters, Prepared, PutOff
+from mimo.optimizer.runtime._in_order import InOrder
 from mimo.topology.meshes import DATA_AXES, Meshes, tied_pairs
+
+MESSAGE_BYTES = 25 * 2**20
+"""Of gradients that are summed in one message while a backward runs, at least; DistributedDataParallel's choice."""
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:
@@ -27,41 +32,152 @@ def local_gradient(parameter: nn.Parameter) -> Tensor:
     return gradient._local_tensor if isinstance(gradient, DTensor) else gradient  # noqa: SLF001
 
 
+class FlatSum:
+    """A sum of gradients over a group that has begun, those of one dtype in one message."""
+
+    def __init__(self, group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
+        self._works: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
+        if group.size() == 1:
+            return
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+            flat = torch.cat([gradient.reshape(-1) for gradient in alike])
+            work = dist.all_reduce(flat, group=group, async_op=True)
+            assert work is not None
+            self._works.append((work, flat, alike))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `end` would not wait."""
+        return all(work.is_completed() for work, _, _ in self._works)
+
+    def end(self) -> None:
+        """Wait for the sums, and leave them in the place of the gradients."""
+        for work, flat, gradients in self._works:
+            work.wait()
+            sums = torch.split(flat, [gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [sum_.view_as(to) for sum_, to in zip(sums, gradients, strict=True)])
+        self._works.clear()
+
+
 def sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
     """Sum ``gradients`` over ``group`` in place, those of one dtype in one message."""
-    if group.size() == 1:
-        return
-    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-        flat = torch.cat([gradient.reshape(-1) for gradient in alike])
-        dist.all_reduce(flat, group=group)
-        for gradient, total in zip(alike, torch.split(flat, [gradient.numel() for gradient in alike]), strict=True):
-            gradient.copy_(total.view_as(gradient))
+    FlatSum(group, gradients).end()
 
 
-def replicate(part: ModuleParameters, meshes: Meshes) -> Prepared:
-    """Keep parameters whole on every lane; ``reduce`` sums their gradients over the lanes."""
-    shared = meshes.axes_group(part.grid, DATA_AXES)
-    with_tensor = meshes.axes_group(part.grid, (*DATA_AXES, "tp"))
-    assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or whole and alike on each"
-    tied = [part.parameters[name] for name in sorted(part.tied)]
-    others = part.summed | part.tied | part.experts
-    split = [parameter for name, parameter in part.parameters.items() if name not in others]
-    summed = [part.parameters[name] for name in part.parameters if name in part.summed]
-    experts = [part.parameters[name] for name in part.parameters if name in part.experts]
-    copies = meshes.axes_group(part.grid, ("edp",)) if experts else None
+class _Message:
+    """Parameters whose gradients are summed at once; ``reduced`` is called with their names when they are."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
+        reduced: Callable[[Collection[str]], None],
+    ) -> None:
+        self.parameters = parameters
+        self._group = group
+        self._reduced = reduced
+        self._has_begun = False
+        self._sum: FlatSum | None = None
+
+    @property
+    def leaves(self) -> Collection[Tensor]:
+        """The parameters."""
+        return self.parameters.values()
 
     @torch.no_grad()
-    def reduce() -> None:
-        # In a message of their own, of one length on both stages: the sum is then made in one order, and the copies
-        # stay the same to the bit.
-        sum_over(shared, [local_gradient(parameter) for parameter in tied])
-        sum_over(shared, [local_gradient(parameter) for parameter in split])
-        sum_over(with_tensor, [local_gradient(parameter) for parameter in summed])
-        if copies is not None:
-            sum_over(copies, [local_gradient(parameter) for parameter in experts])
+    def begin(self) -> None:
+        """Begin the sum, without waiting for another lane."""
+        assert not self._has_begun, "gradients are summed once a step"
+        self._has_begun = True
+        self._sum = FlatSum(self._group, [local_gradient(parameter) for parameter in self.parameters.values()])
 
-    return Prepared(reduce)
+    def look(self) -> None:
+        """Take the sum if it is there, without waiting for it."""
+        if self._sum is not None and self._sum.is_done:
+            self._end(self._sum)
+
+    def complete(self) -> None:
+        """Have the gradients of the step be summed."""
+        if not self._has_begun:
+            self.begin()
+        if self._sum is not None:
+            self._end(self._sum)
+        self._has_begun = False
+
+    @torch.no_grad()
+    def _end(self, sum_: FlatSum) -> None:
+        sum_.end()
+        self._sum = None
+        self._reduced(self.parameters.keys())
+
+
+def replicate(
+    part: ModuleParameters,
+    meshes: Meshes,
+    *,
+    overlaps: bool = False,
+    reduced: Callable[[Collection[str]], None] = lambda _names: None,
+) -> Prepared:
+    """Keep parameters whole on every lane; ``reduce`` sums their gradients over the lanes.
+
+    Args:
+        part: the parameters.
+        meshes: the groups of this rank; with ``overlaps`` of a module whose `mimo.topology.Module.overlaps` has sums.
+        overlaps: whether sums begin while the last backward of a step runs.
+        reduced: is called with full names of parameters whose gradients are final for the step.
+    """
+    shared = meshes.axes_group(part.grid, DATA_AXES)
+    assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or whole and alike on each"
+    others = part.summed | part.tied | part.experts
+    split = {name: parameter for name, parameter in part.parameters.items() if name not in others}
+    tied, summed, experts = (
+        {name: parameter for name, parameter in part.parameters.items() if name in names}
+        for names in (part.tied, part.summed, part.experts)
+    )
+    groups = [(split, shared), *([(experts, meshes.axes_group(part.grid, ("edp",)))] if experts else [])]
+    early: list[_Message] = []
+    late: list[_Message] = []
+    if overlaps:
+        cut = [(one, meshes.gradient_group(group)) for some, group in groups for one in _cut(some)]
+        positions = {name: index for index, name in enumerate(part.parameters)}
+        early = [
+            _Message(one, group, reduced)
+            for one, group in sorted(cut, key=lambda each: max(map(positions.__getitem__, each[0])), reverse=True)
+        ]
+    else:
+        late = [_Message(some, group, reduced) for some, group in groups]
+    # Tied ones are in a message of their own, of one length on both stages: the sum is then made in one order, and the
+    # copies stay the same to the bit.
+    late = [
+        _Message(tied, shared, reduced),
+        *late,
+        _Message(summed, meshes.axes_group(part.grid, (*DATA_AXES, "tp")), reduced),
+    ]
+    in_order = InOrder(early, name=part.grid.name)
+
+    def adding(put_off: PutOff | None, last: bool) -> AbstractContextManager[None]:  # noqa: FBT001 - as `Prepared` has it
+        return in_order.adding(put_off) if last else nullcontext()
+
+    def reduce() -> None:
+        for message in (*late, *early):
+            message.complete()
+
+    return Prepared(reduce, adding=adding) if early else Prepared(reduce)
+
+
+def _cut(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
+    """Yield parameters from the last to the first, as many at once as fill a message."""
+    some: dict[str, nn.Parameter] = {}
+    size = 0
+    for name, parameter in reversed(list(parameters.items())):
+        some[name] = parameter
+        size += parameter.numel() * parameter.element_size()
+        if size >= MESSAGE_BYTES:
+            yield some
+            some, size = {}, 0
+    if some:
+        yield some
 
 
 @torch.no_grad()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import attrs
 import torch
@@ -84,10 +86,11 @@ class Executor:
             Seconds spent in each module's computations, waiting for their inputs included.
         """
         began = time.perf_counter()
-        step = _Step(self._wiring, route, made_before={} if half == "next" else self._made_ahead)
+        actions = plan.half(half).actions_of(self._rank)
+        step = _Step(self._wiring, route, actions, made_before={} if half == "next" else self._made_ahead)
         self._made_ahead = {}  # so that what was sent is let go of
         seconds: dict[str, float] = {}
-        for action in plan.half(half).actions_of(self._rank):
+        for action in actions:
             moment = step.do(action)
             if action.kind not in ("send", "receive", "reduce"):
                 seconds[action.module] = seconds.get(action.module, 0.0) + moment.ended - moment.began
@@ -104,9 +107,12 @@ class Executor:
 class _Step:
     """One run of a plan: what is on its way, and what waits for its backward."""
 
-    def __init__(self, wiring: _Wiring, route: RouteOf, *, made_before: dict[_Message, Tensor]) -> None:
+    def __init__(
+        self, wiring: _Wiring, route: RouteOf, actions: Iterable[Action], *, made_before: dict[_Message, Tensor]
+    ) -> None:
         self._wiring = wiring
         self._route = route
+        self._to_add = Counter(action.stage_id for action in actions if action.kind in ("backward", "weight-gradient"))
         self._arriving: dict[_Message, Pending] = {}
         self._arriving_gradients: dict[_Message, Pending] = {}
         self._leaving = made_before
@@ -126,8 +132,8 @@ class _Step:
             case "backward":
                 gradients = self._gradients(*done)
                 ready = time.perf_counter()
-                self._backward(*done, gradients)
-                self._added(action.stage_id)
+                with self._adding(action.stage_id, None):
+                    self._backward(*done, gradients)
             case "input-gradient":
                 gradients = self._gradients(*done)
                 ready = time.perf_counter()
@@ -138,8 +144,9 @@ class _Step:
                     self._backward(*done, gradients)
             case "weight-gradient":
                 if self._wiring.trains[action.stage_id]:
-                    self._later.pop(done)()
-                    self._added(action.stage_id)
+                    put_off = self._later.pop(done)
+                    with self._adding(action.stage_id, put_off):
+                        put_off()
             case "send" | "receive":
                 self._messages(action)
                 ready = time.perf_counter()
@@ -160,9 +167,11 @@ class _Step:
         assert not any(rest), [list(found) for found in rest]
         return ahead
 
-    def _added(self, stage: StageId) -> None:
-        if self._wiring.trains[stage]:
-            self._wiring.programs[stage].gradients_added()
+    def _adding(self, stage: StageId, put_off: Callable[[], None] | None) -> AbstractContextManager[None]:
+        if not self._wiring.trains[stage]:
+            return nullcontext()
+        self._to_add[stage] -= 1
+        return self._wiring.programs[stage].adding(put_off, last=not self._to_add[stage])
 
     def _messages(self, action: Action) -> None:
         assert action.edge is not None

@@ -41,8 +41,13 @@ class StageProgram(Protocol):
         rank for that.
         """
 
-    def gradients_added(self) -> None:
-        """Be told that a backward has added all that it adds to the stage's gradients, what was put off included."""
+    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a backward that adds to the stage's gradients, or of the part of it that was put off.
+
+        Args:
+            put_off: what `weights_later` has given, about to be called; None for a whole backward.
+            last: whether nothing is added to them in this step after it.
+        """
 
     def reduce_gradients(self) -> None:
         """Sum the stage's gradients over the ranks that share its parameters."""
