@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mimo_optimizer_hybrid._buckets import bucket_numbers, cut_buckets, cut_pieces, first_host_bucket
+from mimo_optimizer_hybrid._buckets import bucket_numbers, cut_buckets, cut_pieces, first_of_host
+from mimo_optimizer_hybrid._division import Division, travelling_bytes
+from mimo_optimizer_hybrid._memory import Held
 
 SIZES = st.lists(st.integers(min_value=0, max_value=500), max_size=30)
 MOST = st.integers(min_value=1, max_value=12).map(lambda factor: 16 * factor)
@@ -32,19 +34,24 @@ def test_buckets_hold_all_parameters_whole_and_in_order(sizes: list[int], most: 
 
 @pytest.mark.parametrize(
     ("fraction", "first"),
-    [(0, 4), (0.04, 4), (0.06, 3), (0.1, 3), (0.3, 3), (0.34, 2), (0.5, 2), (0.9, 1), (0.99, 0), (1, 0)],
+    [(0, 4), (0.04, 4), (0.06, 3), (0.1, 3), (0.29, 3), (0.31, 2), (0.5, 2), (0.9, 1), (0.94, 1), (0.96, 0), (1, 0)],
 )
-def test_the_host_holds_the_last_buckets(fraction: float, first: int) -> None:
-    """As many as come nearest to the fraction, in buckets of 10, 40, 40 and 10 of 100 numbers."""
-    assert first_host_bucket([10, 40, 20, 20, 10], [range(1), range(1, 2), range(2, 4), range(4, 5)], fraction) == first
+def test_the_host_holds_the_last_parameters(fraction: float, first: int) -> None:
+    """As many as come nearest to the fraction."""
+    assert first_of_host([10, 40, 40, 10], fraction) == first
+
+
+@pytest.mark.parametrize(("fraction", "first"), [(0, 4), (0.4, 2), (0.6, 2), (0.99, 2), (1, 0)])
+def test_what_the_device_keeps_goes_with_all_or_not_at_all(fraction: float, first: int) -> None:
+    """So that it is where it is on another rank, whose other parameters are not of these sizes."""
+    assert first_of_host([10, 40, 40, 10], fraction, kept=2) == first
 
 
 def test_none_and_all_are_exact_with_parameters_without_numbers() -> None:
     """What holds no numbers is where nothing or everything else is."""
-    sizes, buckets = [0, 5, 0], [range(1), range(1, 2), range(2, 3)]
-    assert first_host_bucket(sizes, buckets, 0) == 3
-    assert first_host_bucket(sizes, buckets, 1) == 0
-    assert first_host_bucket([], [], 1) == 0
+    assert first_of_host([0, 5, 0], 0) == 3
+    assert first_of_host([0, 5, 0], 1) == 0
+    assert first_of_host([], 1) == 0
 
 
 @settings(deadline=None)
@@ -66,3 +73,21 @@ def test_pieces_cover_every_number_once(sizes: list[int], most: int) -> None:
         assert all(place < most for place in taken)
     assert sorted(covered) == [(index, number) for index, size in enumerate(sizes) for number in range(size)]
     assert [piece.bucket for piece in pieces] == sorted(piece.bucket for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pins", "taken"),
+    [(0, True, 0), (1, True, 4), (5, True, 32), (8, True, 32), (9, True, 64), (9, False, 36)],
+)
+def test_pinned_memory_is_counted_as_torch_takes_it(numbers: int, *, pins: bool, taken: int) -> None:
+    """In powers of two; other memory as it is."""
+    assert travelling_bytes(numbers, pins=pins) == taken
+
+
+def test_what_travels_is_pinned_and_moments_are_not() -> None:
+    """A master for each bucket, and all staging buffers at once."""
+    keys = {"fraction": 0.5, "bucket_bytes": 64, "staging_bytes": 0}
+    plain, pinned = (Division.of([100, 10, 50, 40], **keys, pins=pins) for pins in (False, True))  # type: ignore[arg-type]
+    moments, steps = 8 * 100, 4 * 3
+    assert plain.bytes == Held(host=moments + steps + 4 * (10 + 50 + 40) + 2 * 64, device=8 * 100 + 4)
+    assert pinned.bytes == Held(host=moments + steps + 64 + 256 + 256 + 2 * 64, device=8 * 100 + 4)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from mimo.hooks import RunError
-from mimo.optimizer import ModuleParameters, Prepared
+from mimo.optimizer import ModuleParameters, Prepared, Share
 from mimo.optimizer.runtime import LocalAdamW
 from mimo.topology import Grid
+from mimo_optimizer_hybrid import HYBRID, HybridConfig
+from mimo_optimizer_hybrid._agreement import agree
 from mimo_optimizer_hybrid._host_half import HostHalf
-from mimo_optimizer_hybrid._plugin import HybridConfig
-from mimo_optimizer_hybrid._readers import Readers, build
+from mimo_optimizer_hybrid._readers import Readers
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 SECONDS = 20
@@ -87,7 +88,22 @@ class Setup:
     model: Model
     prepared: Prepared
     optimizer: HybridDeviceOptimizer
-    reduced: list[str]
+
+
+def prepare(part: ModuleParameters) -> Prepared:
+    """Return how parameters lie, with gradients that are final as soon as they are reduced."""
+    readers = Readers(part)
+    return readers.prepared(Prepared(lambda: readers.reduced(part.parameters)))
+
+
+def build(part: ModuleParameters, *prepared: Prepared) -> HybridDeviceOptimizer:
+    """Return what steps the parameters of a part."""
+    config = HybridConfig(bucket_bytes=192, **SETTINGS)
+    (agreed,) = agree([Share(part=part, config=config, prepared=prepared)], torch.device("cpu"))
+    optimizer = HYBRID.build(part.parameters, agreed, None)  # type: ignore[arg-type]  # it needs no groups
+    assert isinstance(optimizer, HybridDeviceOptimizer)
+    assert optimizer.overlaps
+    return optimizer
 
 
 def make(*, frozen: bool = False) -> Setup:
@@ -96,15 +112,14 @@ def make(*, frozen: bool = False) -> Setup:
     The first bucket is of what stands beside layers, and each parameter of a layer is one.
     """
     torch.manual_seed(1)
-    model, reduced = Model(), list[str]()
+    model = Model()
     model.uncalled.requires_grad_(not frozen)
     parameters = {f"model.{name}": value for name, value in model.named_parameters() if value.requires_grad}
     part = ModuleParameters(grid=Grid(name="model", ranks=(0,)), rank=0, parameters=parameters, modules=(model,))
-    prepared = Readers(part).prepared(Prepared(lambda: reduced.append("reduced")))
-    config = HybridConfig(bucket_bytes=192, **SETTINGS)
-    optimizer = build(parameters, config)
+    prepared = prepare(part)
+    optimizer = build(part, prepared)
     optimizer.param_groups[0]["lr"] = 0.1
-    return Setup(model, prepared, optimizer, reduced)
+    return Setup(model, prepared, optimizer)
 
 
 def loss(model: Model, step: int) -> Tensor:
@@ -151,22 +166,22 @@ def test_overlapping_steps_equal_a_plain_loop_to_the_bit() -> None:
     losses = []
     for step in range(6):
         losses.append(backward(setup, step))
-        setup.prepared.settle()
+        setup.prepared.settle("step")
         setup.optimizer.step()
     assert all(map(torch.equal, losses, plain_losses(6)))
-    assert setup.reduced == ["reduced"] * 6
 
 
 def test_masters_are_read_anew_only_where_others_may_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in a step of an optimizer of several stages, each of which settles once."""
-    parts = []
+    """Not in a step, of however many stages."""
+    parts: list[tuple[Model, ModuleParameters, Prepared]] = []
     for name in ("first", "second"):
         torch.manual_seed(1)
         model = Model()
         parameters = {f"{name}.{path}": value for path, value in model.named_parameters()}
         part = ModuleParameters(grid=Grid(name=name, ranks=(0,)), rank=0, parameters=parameters, modules=(model,))
-        parts.append((model, parameters, Readers(part).prepared(Prepared(lambda: None))))
-    optimizer = build({**parts[0][1], **parts[1][1]}, HybridConfig(bucket_bytes=192, **SETTINGS))
+        parts.append((model, part, prepare(part)))
+    both = {name: value for _, part, _ in parts for name, value in part.parameters.items()}
+    optimizer = build(attrs.evolve(parts[0][1], parameters=both), *(prepared for _, _, prepared in parts))
     told = list[str]()
     monkeypatch.setattr(optimizer, "distrust", lambda: told.append("distrust"))
     for step in range(2):
@@ -175,10 +190,10 @@ def test_masters_are_read_anew_only_where_others_may_have_written(monkeypatch: p
         for _, _, prepared in parts:
             prepared.reduce()
         for _, _, prepared in parts:
-            prepared.settle()
+            prepared.settle("step")
         optimizer.step()
     assert not told
-    parts[1][2].settle()
+    parts[1][2].settle("any")
     assert told == ["distrust"]
 
 
@@ -236,7 +251,7 @@ def test_an_error_of_the_thread_reaches_whoever_calls_next(call: str, gate: Gate
     gate.open(BUCKETS)
     calls: dict[str, Callable[[], object]] = {
         "layer": lambda: loss(setup.model, 1),
-        "settle": setup.prepared.settle,
+        "settle": lambda: setup.prepared.settle("step"),
         "reduce": setup.prepared.reduce,
         "step": setup.optimizer.step,
         "wait_all": setup.optimizer.wait_all,

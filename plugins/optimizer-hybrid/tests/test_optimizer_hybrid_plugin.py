@@ -81,13 +81,12 @@ def steps(_rank: int, fraction: float) -> list[bool]:
     assert all(isinstance(one.optimizer, HybridDeviceOptimizer) for made in modules for one in made.steppers)
     found = []
     for step, rows in enumerate(({"vision": 1, "language": 1}, {"language": 1}), 1):
+        before = _values(optimizer)
         optimizer.zero_gradients()
         for layer in layers.values():
             layer(torch.ones(2, 20)).sum().backward()
         for name in layers:
             optimizer.reduce(name, 0)
-        optimizer.settle()
-        before = _values(optimizer)
         optimizer.step(step, Tally(loss=1.0, label_tokens=1, rows=rows))
         optimizer.settle()
         after = _values(optimizer)

@@ -27,6 +27,7 @@ def test_the_loop_trains() -> None:
     exec(block("python"), names)  # noqa: S102  # our own page
     assert names["losses"][-1] < 0.5 * names["losses"][0]
     assert names["optimizer"].held == names["optimizer"].promised
+    assert f"`optimizer.fraction` = {names['optimizer'].fraction:.2f}" in README
 
 
 def test_the_settings_are_those_that_there_are() -> None:

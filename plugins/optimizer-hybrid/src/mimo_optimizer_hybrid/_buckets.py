@@ -56,17 +56,22 @@ def cut_buckets(sizes: Sequence[int], most: int) -> list[range]:
     return [*buckets, range(begin, len(sizes))] if sizes else []
 
 
-def first_host_bucket(sizes: Sequence[int], buckets: Sequence[range], fraction: float) -> int:
-    """Return from which bucket on the host holds all: the last ones, whose layers need them last.
+def first_of_host(shares: Sequence[float], fraction: float, *, kept: int = 0) -> int:
+    """Return from which parameter on the host holds all: the last ones, whose layers need them last.
 
-    Of all ways to cut between two buckets it is the one that comes nearest to ``fraction`` of all numbers.
+    Of all ways to cut between two parameters it is the one that comes nearest to ``fraction``.
+
+    Args:
+        shares: how much of a rank's numbers each parameter is.
+        fraction: of all that the host is to hold.
+        kept: of the first parameters, those that it holds only if it holds all by ``fraction`` = 1.
     """
     if fraction == 1:
         return 0
-    wanted = fraction * sum(sizes)
-    best, least, held = len(buckets), wanted, 0
-    for index in reversed(range(len(buckets))):
-        held += sum(sizes[one] for one in buckets[index])
+    wanted = fraction * sum(shares)
+    best, least, held = len(shares), wanted, 0.0
+    for index in reversed(range(kept, len(shares))):
+        held += shares[index]
         if abs(held - wanted) < least:
             best, least = index, abs(held - wanted)
     return best

@@ -14,12 +14,9 @@ from torch import Tensor, nn
 from mimo.hooks import RunError
 from mimo.optimizer.runtime import fused_adamw
 from mimo_optimizer_hybrid._buckets import Piece, Span
-from mimo_optimizer_hybrid._lane import Lane, host_buffer
+from mimo_optimizer_hybrid._lane import Lane, bytes_of, host_buffer
 from mimo_optimizer_hybrid._staging import Staging
-from mimo_optimizer_hybrid._tensors import NUMBER_BYTES, Settings, local, shaped_like, sight
-
-STATE_BYTES = 3 * NUMBER_BYTES
-"""Of each number that the host holds: its fp32 master, and two moments."""
+from mimo_optimizer_hybrid._tensors import Settings, local, shaped_like, sight
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -156,7 +153,7 @@ class HostHalf:
     def bytes(self) -> int:
         """Host memory that is held, as it was allocated."""
         buffers = [*self._buffers, *(held.step for held in self._held)]
-        return self._staging.bytes + sum(buffer.untyped_storage().nbytes() for buffer in buffers)
+        return self._staging.bytes + sum(map(bytes_of, buffers))
 
     def buckets_of(self, indices: Iterable[int]) -> tuple[int, ...]:
         """Return the buckets in which these parameters lie."""
@@ -250,14 +247,14 @@ class HostHalf:
 
     def _step(self, orders: Mapping[int, _Order], late: Mapping[int, tuple[bool, Tensor | None]]) -> None:
         torch._foreach_add_([self._held[index].step for index in orders], 1)  # as torch.optim does
-        depth, event = self._staging.depth, None
-        for number in range(depth):
+        ahead, event = self._staging.ahead, None
+        for number in range(ahead):
             self._staging.bring(number, late)
         for number, piece in enumerate(self._pieces):
             self._staging.wait(number)
             self._step_piece([one for one in piece if one.span.parameter in orders], orders)
-            if number + depth < len(self._pieces):
-                self._staging.bring(number + depth, late)
+            if number + ahead < len(self._pieces):
+                self._staging.bring(number + ahead, late)
             bucket = piece[0].held.bucket
             if bucket is not None and self._last[bucket] == number:
                 event = self._finish(bucket, orders)

@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from mimo_optimizer_hybrid._division import NUMBER_BYTES, travelling_bytes
+
 
 @attrs.frozen
 class Lane:
@@ -51,10 +53,17 @@ class Lane:
         return None if self.stream is None else self.stream.record_event()
 
 
+def bytes_of(buffer: Tensor) -> int:
+    """Return the host memory that a `host_buffer` takes."""
+    taken = buffer.untyped_storage().nbytes()
+    return travelling_bytes(taken // NUMBER_BYTES, pins=buffer.is_pinned())
+
+
 def host_buffer(numbers: int, device: torch.device, *, travels: bool = True) -> Tensor:
     """Return fp32 zeros in host memory, flat; pinned if they travel to or from an accelerator.
 
-    They are written here, so that memory is taken now and not in the first step.
+    Only copies of pinned memory run beside computations. What never leaves the host, as moments, is not pinned: the
+    system could neither move nor swap it. They are written here, so that memory is taken now and not in the first step.
     """
     pinned = travels and device.type != "cpu"
     return torch.empty(numbers, dtype=torch.float32, device="cpu", pin_memory=pinned).zero_()

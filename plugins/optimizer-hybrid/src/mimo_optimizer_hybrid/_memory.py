@@ -1,15 +1,16 @@
-"""Memory of the host: how much of it can be had, and the refusal of more than that."""
+"""Memory of the host: what of it this process may take and others take too, and the refusal of more than there is."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from pathlib import Path
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 import attrs
 
 from mimo.hooks import ConfigError
-
-_GIB = 2**30
 
 
 @attrs.frozen(kw_only=True)
@@ -20,52 +21,151 @@ class Held:
     device: int
 
 
-def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes of host memory that can still be had: what the system has, within this process's control group.
+@attrs.frozen(kw_only=True)
+class Pool:
+    """Memory that processes of one machine share: all that it has, or what a control group of theirs may use.
+
+    Args:
+        key: the same in each process that shares it, 64 bits.
+        free: bytes that can still be had of it.
+    """
+
+    key: int
+    free: int
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What processes are about to take of a pool together.
+
+    Args:
+        ranks: theirs.
+        needed: bytes.
+        free: bytes that the last of them to look found.
+    """
+
+    ranks: tuple[int, ...]
+    needed: int
+    free: int
+
+
+def pools(root: Path = Path("/")) -> list[Pool]:
+    """Return all memory that this process is bound by: the system's, and that of its control groups that have a limit.
+
+    A control group is bound by those around it too, of either version of Linux's control groups, as far as they can be
+    seen from here.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    free = [_available(root / "proc" / "meminfo")]
-    groups = root / "sys" / "fs" / "cgroup"
-    for folder, limit, used, inactive in (
-        (groups, "memory.max", "memory.current", "inactive_file"),
-        (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            most, taken = (folder / limit).read_text().strip(), int((folder / used).read_text())
-            told = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if most.isdigit():
-            free.append(int(most) - taken + int(told.get(inactive, 0)))  # what is only cached from files is given back
-    return max(min(free), 0)
+    machine = _read(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
+    found = [Pool(key=_key(machine), free=_available(root / "proc" / "meminfo"))]
+    for folder, version in _control_groups(root):
+        free = version.free(folder)
+        if free is not None:
+            # Two containers may each call their own group the root; its number is the kernel's.
+            found.append(Pool(key=_key(machine, version.limit, str(folder.stat().st_ino)), free=free))
+    return found
+
+
+def check_host_memory(asked: Sequence[Asked], *, world: int = 1) -> None:
+    """Refuse to take more than there is.
+
+    Args:
+        asked: of each pool.
+        world: number of processes of the run.
+
+    Raises:
+        ConfigError: with what is needed and what is free of the pool that lacks most.
+    """
+    short = max(asked, key=lambda one: one.needed - one.free, default=None)
+    if short is not None and short.needed > short.free:
+        ranks = ", ".join(map(str, short.ranks))
+        by = "" if world == 1 else f" for rank {ranks}" if len(short.ranks) == 1 else f" for ranks {ranks} together"
+        raise ConfigError(
+            "optimizer.fraction",
+            expected=f"a share of the optimizer's state that host memory can hold; it is {_shown(short.needed)}{by}",
+            got=f"{_shown(short.free)} free",
+            fix="Set it lower, spread the state over more data lanes, or run fewer ranks on this machine.",
+        )
+
+
+def ask_alone(needed: int) -> None:
+    """Refuse to take more bytes than there are for this process, if it is alone.
+
+    Raises:
+        ConfigError: with what is needed and what is free.
+    """
+    check_host_memory([Asked(ranks=(0,), needed=needed, free=pool.free) for pool in pools()])
+
+
+@attrs.frozen
+class _Version:
+    """Names of files of a version of Linux's control groups, for which memory is their business."""
+
+    mount: str
+    controllers: Callable[[str], bool]
+    limit: str
+    used: str
+    inactive: str
+
+    def free(self, folder: Path) -> int | None:
+        """Return what a group may still use; None if it has no limit, or is not one that can be seen."""
+        most, used, told = _read(folder / self.limit), _read(folder / self.used), _read(folder / "memory.stat")
+        if not (most.isdigit() and used.isdigit()):
+            return None
+        stat = dict(line.split() for line in told.splitlines())
+        return max(int(most) - int(used) + int(stat.get(self.inactive, 0)), 0)  # cached files are given back
+
+
+_VERSIONS = (
+    _Version(
+        "sys/fs/cgroup/memory",
+        lambda names: "memory" in names.split(","),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+    _Version("sys/fs/cgroup", lambda names: not names, "memory.max", "memory.current", "inactive_file"),
+)
+
+
+def _control_groups(root: Path) -> Iterator[tuple[Path, _Version]]:
+    """Yield the folders of this process's group and all around it, up to the one that is the root here."""
+    lines = [line.split(":", 2) for line in _read(root / "proc" / "self" / "cgroup").splitlines()]
+    for version in _VERSIONS:
+        mount = root / version.mount
+        own = next((path for _, names, path in lines if version.controllers(names)), "/")
+        parts = [part for part in PurePosixPath(own).parts if part not in ("/", "..")]
+        for depth in range(len(parts) + 1):
+            folder = mount.joinpath(*parts[:depth])
+            if folder.is_dir():  # a container sees its own group as the root, whatever its path is
+                yield folder, version
 
 
 def _available(meminfo: Path) -> int:
     """Return what the system could give without swapping."""
-    try:
-        told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    told = dict(line.split(":", 1) for line in _read(meminfo).splitlines() if ":" in line)
+    if "MemAvailable" in told:
         return int(told["MemAvailable"].removesuffix("kB")) * 1024
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_host_memory(needed: int, free: int) -> None:
-    """Refuse to take more than there is.
+def _read(path: Path) -> str:
+    """Return what stands in a file of the kernel; nothing if it has none."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
-    Args:
-        needed: bytes that are about to be allocated.
-        free: bytes that can be had.
 
-    Raises:
-        ConfigError: with both.
-    """
-    if needed > free:
-        raise ConfigError(
-            "optimizer.fraction",
-            expected=f"a share of the optimizer's state that host memory can hold; it is {needed:,} bytes "
-            f"({needed / _GIB:.2f} GiB) on this rank",
-            got=f"{free:,} bytes ({free / _GIB:.2f} GiB) free",
-            fix="Set it lower, spread the state over more data lanes, or run fewer ranks on this machine.",
-        )
+def _key(*names: str) -> int:
+    digest = hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _shown(count: int) -> str:
+    """Return a number of bytes, and the same in the largest unit of which there is one at least."""
+    power = min(max(count, 1).bit_length() - 1, 49) // 10
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{count:,} bytes" + (f" ({count / 2 ** (10 * power):.1f} {unit})" if power else "")

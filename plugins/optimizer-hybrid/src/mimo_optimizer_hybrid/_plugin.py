@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from mimo.hooks import ConfigError, OptimizerBytes, hookimpl
-from mimo.optimizer import AdamWConfig, ModuleParameters, OptimizerSpec, Prepared
-from mimo_optimizer_distributed.sharding import LAYS, PRECISIONS, Sharding, gathers_inside, lanes_of, shard
+from mimo.optimizer import AdamWConfig, ModuleParameters, OptimizerSpec, Prepared, Share
+from mimo.optimizer.estimates import Estimates
+from mimo_optimizer_distributed.estimates import sent
+from mimo_optimizer_distributed.sharding import (
+    LAYS,
+    PRECISIONS,
+    Sharding,
+    gathers_inside,
+    lanes_of,
+    overlaps,
+    shard,
+)
+from mimo_optimizer_hybrid._estimate import laid, state
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from mimo.optimizer import Overlap
+    from mimo_optimizer_hybrid._agreement import Agreed
     from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 
@@ -36,8 +49,8 @@ class HybridConfig(AdamWConfig, Sharding):
     """Settings of AdamW with a part of its state in host memory, and how its parameters are spread.
 
     Args:
-        fraction: share of each module's state that the host holds and steps, in whole buckets, on each rank; ``auto``
-            makes both halves take equally long, by trial steps as the run begins.
+        fraction: share of each module's state that the host holds and steps, in whole parameters, on each rank;
+            ``auto`` makes both halves take equally long, by trial steps of all the module's ranks as the run begins.
         bucket_bytes: of parameters that are stepped, sent up and waited for together.
         staging_bytes: host memory for gradients on their way down, at least two buckets.
         overlap: whether the next step's layers run while the host still steps, each waiting for its own parameters.
@@ -52,17 +65,55 @@ class HybridConfig(AdamWConfig, Sharding):
     overlap: bool = True
 
 
+def _overlaps(config: HybridConfig) -> frozenset[Overlap]:
+    """Tell what may go over data lanes while layers compute: without ``full``, each gather as its bucket is there."""
+    waits = config.overlap and config.overlap_param_gather is not False and config.shard != "full"
+    return overlaps(config) | frozenset({"gathers"} if waits else ())
+
+
 def _prepare(part: ModuleParameters, meshes: Any, config: HybridConfig) -> Prepared:
     from mimo_optimizer_hybrid._readers import Readers
 
     readers = Readers(part)
-    return readers.prepared(shard(part, meshes, config, before_gather=readers.wait))
+    return readers.prepared(
+        shard(
+            part,
+            meshes,
+            config,
+            before_gather=readers.wait,
+            gathers_when_ready="gathers" in _overlaps(config),
+            reduced=readers.reduced,
+        )
+    )
 
 
-def _build(parameters: Mapping[str, nn.Parameter], config: HybridConfig, _meshes: Any) -> torch.optim.Optimizer:
-    from mimo_optimizer_hybrid._readers import build
+def _agree(shares: Sequence[Share], meshes: Any) -> Sequence[Agreed]:
+    import torch
 
-    return build(parameters, config)
+    from mimo_optimizer_hybrid._agreement import agree
+
+    return agree(shares, torch.device(meshes.device_type))
+
+
+def _build(parameters: Mapping[str, nn.Parameter], agreed: Agreed, _meshes: Any) -> torch.optim.Optimizer:
+    from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
+
+    config = agreed.config
+    optimizer = HybridDeviceOptimizer(
+        {name: parameters[name] for name in agreed.names},
+        fraction=config.fraction,
+        bucket_bytes=config.bucket_bytes,
+        staging_bytes=config.staging_bytes,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        kept=agreed.kept,
+        overlaps=agreed.overlaps,
+        ask=lambda _bytes: None,  # all ranks have asked together
+    )
+    for readers in agreed.readers:
+        readers.attach(optimizer)
+    return optimizer
 
 
 def _memory(optimizer: HybridDeviceOptimizer) -> OptimizerBytes:
@@ -74,12 +125,15 @@ HYBRID = OptimizerSpec(
     name="hybrid",
     config=HybridConfig,
     rendezvous=gathers_inside,
+    overlaps=_overlaps,
     shard_lanes=lanes_of,
     precisions=PRECISIONS,
     lays=LAYS,
     prepare=_prepare,
     build=_build,
+    agree=_agree,
     memory=_memory,
+    estimates=Estimates(laid=laid, state=state, sent=sent),
 )
 
 

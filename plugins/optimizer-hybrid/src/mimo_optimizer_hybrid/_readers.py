@@ -1,27 +1,33 @@
 """Who reads the parameters of a stage, and when: its layers, each of which waits for its own before it runs.
 
-`prepare` makes the `Readers` of a stage and ties them to the parameters that it hands to the optimizer; `build`, which
-is given nothing but these, finds them there.
+The plugin's ``prepare`` makes the `Readers` of a stage and hands them on in what it returns, where its ``agree`` finds
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import attrs
 from torch import nn
 
-from mimo.hooks import ConfigError
-from mimo.optimizer import ModuleParameters, Phase, Prepared
-from mimo_optimizer_distributed.units import layers as layers_of
+from mimo.optimizer import Access, ModuleParameters, Phase, Prepared
+from mimo.optimizer.runtime import layers as layers_of
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
-if TYPE_CHECKING:
-    from mimo_optimizer_hybrid._plugin import HybridConfig
 
-_ATTRIBUTE = "_mimo_hybrid_readers"
+@attrs.frozen
+class Read(Prepared):
+    """How parameters lie, and who reads them."""
+
+    readers: Readers | None = None
+
+
+def readers_of(prepared: Iterable[Prepared]) -> tuple[Readers, ...]:
+    """Return who reads what this plugin has laid out."""
+    return tuple(one.readers for one in prepared if isinstance(one, Read) and one.readers is not None)
 
 
 @attrs.define(eq=False)
@@ -59,33 +65,24 @@ class Readers:
             self._stages.append((_Reader(module, rest), [layer for layer in layers if layer.names]))
         self._parameters = part.parameters
         self._optimizers: list[HybridDeviceOptimizer] = []
-        self._is_reduced = False
         self._waits: dict[tuple[str, ...], list[Callable[[], None]]] = {}
 
-    def prepared(self, inner: Prepared) -> Prepared:
+    def prepared(self, inner: Prepared) -> Read:
         """Return how the parameters lie, with the optimizer told what it needs to know.
 
         Args:
-            inner: how they lie.
+            inner: how they lie; it calls `wait` before it gathers any, and `reduced` when their gradients are final.
         """
-        for parameter in {**self._parameters, **(inner.parameters or {})}.values():
-            setattr(parameter, _ATTRIBUTE, self)
+        computing = inner.computing
         if inner.parameters is None:
             for stage, layers in self._stages:
                 stage.module.register_forward_pre_hook(_hook_of_stage(stage, layers), prepend=True)
                 for layer in layers:
                     layer.module.register_forward_pre_hook(_hook_of_layer(layer), prepend=True)
-            return attrs.evolve(inner, reduce=self._reducing(inner), settle=self._settling(inner))
-
-        whole = tuple(name for name in self._parameters if name not in (inner.parameters or {}))
-
-        @contextmanager
-        def computing(phase: Phase) -> Iterator[None]:
-            self.wait(whole)
-            with inner.computing(phase):
-                yield
-
-        return attrs.evolve(inner, reduce=self._reducing(inner), settle=self._settling(inner), computing=computing)
+        else:
+            computing = self._computing(inner, tuple(self._parameters.keys() - inner.parameters.keys()))
+        own = {"computing": computing, "settle": self._settling(inner), "readers": self}
+        return Read(**{**attrs.asdict(inner, recurse=False), **own})
 
     def wait(self, names: Collection[str]) -> None:
         """Wait for some parameters, before their pieces are gathered or what is whole here is read."""
@@ -95,24 +92,29 @@ class Readers:
         for wait in self._waits[key]:
             wait()
 
-    def _reducing(self, inner: Prepared) -> Callable[[], None]:
-        def reduce() -> None:
-            inner.reduce()
-            for optimizer in self._optimizers:
-                optimizer.gradients_final(self._parameters)
-            self._is_reduced = True
+    def reduced(self, names: Collection[str]) -> None:
+        """Have gradients that are final copied down, whatever runs beside."""
+        for optimizer in self._optimizers:
+            optimizer.gradients_final(names)
 
-        return reduce
+    def _computing(self, inner: Prepared, whole: Collection[str]) -> Callable[[Phase], AbstractContextManager[None]]:
+        """Return the bounds of a computation, which waits for what is not gathered."""
 
-    def _settling(self, inner: Prepared) -> Callable[[], None]:
-        def settle() -> None:
-            # One call after a reduction is the step's own. Around any other, values may have been written.
+        @contextmanager
+        def computing(phase: Phase) -> Iterator[None]:
+            self.wait(whole)
+            with inner.computing(phase):
+                yield
+
+        return computing
+
+    def _settling(self, inner: Prepared) -> Callable[[Access], None]:
+        def settle(access: Access) -> None:
             for optimizer in self._optimizers:
                 optimizer.wait_all()
-                if not self._is_reduced:
+                if access == "any":
                     optimizer.distrust()
-            self._is_reduced = False
-            inner.settle()
+            inner.settle(access)
 
         return settle
 
@@ -130,44 +132,6 @@ class Readers:
         for stage, layers in self._stages:
             for reader in (stage, *layers):
                 reader.waits.append(optimizer.waiter(reader.names))
-
-
-def build(parameters: Mapping[str, nn.Parameter], config: HybridConfig) -> HybridDeviceOptimizer:
-    """Return the optimizer of parameters; it overlaps with the next forward if all their readers are known to wait.
-
-    Args:
-        parameters: by full name; those that another plugin has laid out are known to nobody.
-        config: the plugin's.
-
-    Raises:
-        ConfigError: host memory cannot hold the module's share.
-    """
-    known: dict[Readers, None] = {}
-    for parameter in parameters.values():
-        readers = getattr(parameter, _ATTRIBUTE, None)
-        if isinstance(readers, Readers):
-            known[readers] = None
-    order = [name for readers in known for name in readers.order if name in parameters]
-    names = dict.fromkeys([*order, *parameters])
-    try:
-        optimizer = HybridDeviceOptimizer(
-            {name: parameters[name] for name in names},
-            fraction=config.fraction,
-            bucket_bytes=config.bucket_bytes,
-            staging_bytes=config.staging_bytes,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            overlaps=config.overlap and set(order) == parameters.keys(),
-        )
-    except ConfigError as error:
-        module = next(iter(parameters)).partition(".")[0]
-        raise ConfigError(
-            f"modules.{module}.optimizer.fraction", expected=error.expected, got=error.got, fix=error.fix
-        ) from error
-    for readers in known:
-        readers.attach(optimizer)
-    return optimizer
 
 
 def _names(module: nn.Module, own: Mapping[nn.Parameter, str]) -> tuple[str, ...]:

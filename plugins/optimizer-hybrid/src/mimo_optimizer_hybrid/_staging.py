@@ -1,4 +1,9 @@
-"""Gradients on their way to the host: bounded buffers, of which the first are filled during the backward pass."""
+"""Gradients on their way to the host: bounded buffers, most of which are filled during the backward pass.
+
+A backward comes to the last layers first, a step to the first layers. Where there is no buffer for each piece, those of
+the last layers have one, and go down while the backward still runs. All others share two: while one piece is stepped
+the next is copied, and as both are filled when a backward ends, a step begins with what is there.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,11 @@ import torch
 from torch import Tensor
 
 from mimo_optimizer_hybrid._buckets import Piece, Span
-from mimo_optimizer_hybrid._lane import Lane, host_buffer
+from mimo_optimizer_hybrid._lane import Lane, bytes_of, host_buffer
 from mimo_optimizer_hybrid._tensors import local, sight
+
+_SHARED = 2
+"""Buffers that pieces take in turns."""
 
 
 @attrs.frozen
@@ -23,10 +31,10 @@ class _Copied:
 
 
 class Staging:
-    """The staging buffers. Piece k uses buffer k modulo their number, so its order needs no agreement.
+    """The staging buffers.
 
-    The caller's thread fills buffers with the pieces that come first in each, while the other thread rests; that one
-    fills a buffer again when it has stepped what was in it.
+    The caller's thread fills each with the piece that comes first in it, while the other thread rests; that one fills
+    a shared buffer again when it has stepped what was in it.
 
     Args:
         pieces: in the order in which they are stepped.
@@ -37,7 +45,10 @@ class Staging:
 
     def __init__(self, pieces: Sequence[Piece], *, most: int, buffers: int, device: torch.device) -> None:
         self._pieces = tuple(pieces)
-        self._buffers = host_buffer(most * min(buffers, len(pieces)), device).view(-1, most)
+        count = min(buffers, len(pieces))
+        self._buffers = host_buffer(most * count, device).view(-1, most)
+        self._shared = min(_SHARED, count)
+        self._first_own = len(pieces) - (count - self._shared)
         self._lane = Lane.of(device)
         self._events: list[torch.Event | None] = [None] * len(pieces)
         self._copied: dict[int, _Copied] = {}
@@ -45,24 +56,30 @@ class Staging:
         self._whole = {span.parameter for piece in pieces for span in piece.spans}
         for number, piece in enumerate(pieces):
             for span in piece.spans:
-                if number < self.depth:
+                if self._is_first(number):
                     self._early.setdefault(span.parameter, []).append((number, span))
                 else:
                     self._whole.discard(span.parameter)
 
     @property
-    def depth(self) -> int:
-        """How many pieces are staged at once."""
-        return len(self._buffers)
+    def ahead(self) -> int:
+        """How many pieces are to be brought before the first is stepped; the next then takes the place of each."""
+        return self._shared
 
     @property
     def bytes(self) -> int:
         """Host memory of the buffers."""
-        return self._buffers.untyped_storage().nbytes()
+        return bytes_of(self._buffers)
 
     def view(self, number: int, span: Span) -> Tensor:
         """Return where the gradient of a span of piece ``number`` lies when it is staged."""
-        return self._buffers[number % self.depth, span.at : span.at + span.stop - span.start]
+        is_own = number >= self._first_own
+        buffer = self._shared + number - self._first_own if is_own else number % self._shared
+        return self._buffers[buffer, span.at : span.at + span.stop - span.start]
+
+    def _is_first(self, number: int) -> bool:
+        """Tell whether no other piece has been in its buffer before."""
+        return number < self._shared or number >= self._first_own
 
     def stage(self, gradients: Mapping[int, Tensor | None]) -> None:
         """Copy gradients that are final down, as far as there are buffers.
@@ -105,11 +122,15 @@ class Staging:
 
     def bring(self, number: int, late: Mapping[int, tuple[bool, Tensor | None]]) -> None:
         """Copy down what of a piece is not there, by what `take` has returned of its parameters."""
+        targets, sources = [], []
         for span in self._pieces[number].spans:
             fresh, flat = late.get(span.parameter, (True, None))
-            if flat is not None and not (fresh and number < self.depth):
-                self._lane.copy([self.view(number, span)], [flat[span.start : span.stop]])
-        self._mark([number])
+            if flat is not None and not (fresh and self._is_first(number)):
+                targets.append(self.view(number, span))
+                sources.append(flat[span.start : span.stop])
+        if targets:
+            self._lane.copy(targets, sources)
+            self._mark([number])
 
     def wait(self, number: int) -> None:
         """Wait until a piece is there."""

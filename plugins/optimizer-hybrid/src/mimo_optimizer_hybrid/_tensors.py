@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -11,14 +12,21 @@ from torch.distributed.tensor import DTensor
 
 from mimo.optimizer import GRADIENT_SCALE
 
-NUMBER_BYTES = 4
-"""Of fp32."""
-
 
 def local(value: Tensor) -> Tensor:
     """Return this rank's part, the tensor itself."""
     # Not `to_local`, which makes a new view of a parameter each time.
     return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+
+
+def mean_numbers(value: Tensor) -> float:
+    """Return how many numbers a rank holds of ``value``, on average over its mesh: the same on all of its ranks."""
+    if not isinstance(value, DTensor):
+        return value.numel()
+    pieces = math.prod(
+        size for size, placement in zip(value.device_mesh.shape, value.placements, strict=True) if placement.is_shard()
+    )
+    return value.numel() / pieces
 
 
 def shaped_like(value: Tensor, flat: Tensor) -> Tensor:

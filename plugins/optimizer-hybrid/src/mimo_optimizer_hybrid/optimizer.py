@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,23 +12,20 @@ from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
 from mimo.optimizer.runtime import fused_adamw, load_in_place
 from mimo_optimizer_hybrid._balance import balanced_fraction
-from mimo_optimizer_hybrid._buckets import bucket_numbers, cut_buckets, cut_pieces, first_host_bucket
-from mimo_optimizer_hybrid._host_half import STATE_BYTES, HostHalf
+from mimo_optimizer_hybrid._division import Division
+from mimo_optimizer_hybrid._host_half import HostHalf
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
-from mimo_optimizer_hybrid._memory import Held, check_host_memory, free_host_bytes
-from mimo_optimizer_hybrid._tensors import NUMBER_BYTES, Settings, local
+from mimo_optimizer_hybrid._memory import Held, ask_alone
+from mimo_optimizer_hybrid._tensors import Settings, local, mean_numbers
 
 __all__ = ["Held", "HybridDeviceOptimizer"]
-
-DEVICE_BYTES = 2 * NUMBER_BYTES
-"""Of each number whose two moments the device holds."""
 
 
 class HybridDeviceOptimizer(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019) over fp32 parameters, plain tensors and DTensors alike, by their local parts.
 
-    The last buckets of the parameters, about ``fraction`` of all numbers, are held by the host: an fp32 copy of their
-    values and both moments. It steps them on a thread of its own, with the same kernel and to the same bits as
+    The last of the parameters, about ``fraction`` of all numbers, are held by the host in buckets: an fp32 copy of
+    their values and both moments. It steps them on a thread of its own, with the same kernel and to the same bits as
     `mimo.optimizer.runtime.LocalAdamW` would, while the device steps the others. State is there from the start, named
     and shaped as that one's: ``exp_avg`` and ``exp_avg_sq`` like the parameter, ``step`` a scalar tensor.
 
@@ -49,8 +46,9 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         betas: how much of the averages of gradients and of their squares stays at each step.
         eps: is added to the root of the latter.
         weight_decay: times the learning rate.
+        kept: of the first parameters, those that the host holds only if it holds all, by ``fraction`` = 1.
         overlaps: whether `step` returns early.
-        free: tells the host memory that can be had, in bytes.
+        ask: is told the bytes of host memory that are about to be taken, and may refuse.
 
     Raises:
         ConfigError: the fraction is out of range, or host memory cannot hold its share; nothing is allocated then.
@@ -73,45 +71,36 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        kept: int = 0,
         overlaps: bool = False,
-        free: Callable[[], int] = free_host_bytes,
+        ask: Callable[[int], None] = ask_alone,
     ) -> None:
         check_fraction(fraction)
-        device = _device_of(parameters)
+        device = device_of(parameters)
         values = list(parameters.values())
-        with torch.no_grad():
-            sizes = [local(parameter).numel() for parameter in values]
-        total = sum(sizes)
         if fraction == "auto":
-            fraction = balanced_fraction(device, total)
-        most = bucket_numbers(total, bucket_bytes)
-        buckets = cut_buckets(sizes, most)
-        first = first_host_bucket(sizes, buckets, fraction)
-        begin = buckets[first].start if first < len(buckets) else len(values)
-        pieces = cut_pieces(
-            sizes[begin:], [range(one.start - begin, one.stop - begin) for one in buckets[first:]], most
+            fraction = balanced_fraction(device, count_numbers(values))
+        division = divide(
+            values, fraction=fraction, bucket_bytes=bucket_bytes, staging_bytes=staging_bytes, kept=kept, device=device
         )
-        staging = min(max(staging_bytes // (most * NUMBER_BYTES), 2), len(pieces))
-        hosted = sum(sizes[begin:])
-        self.fraction = hosted / max(total, 1)
-        self.promised = Held(
-            host=STATE_BYTES * hosted + NUMBER_BYTES * (staging * most + len(values) - begin),
-            device=DEVICE_BYTES * (total - hosted) + NUMBER_BYTES * begin,
-        )
-        check_host_memory(self.promised.host, free())
+        begin = division.begin
+        self.fraction = division.fraction
+        self.promised = division.bytes
+        ask(self.promised.host)
         super().__init__(
             values, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, GRADIENT_SCALE: 1.0}
         )
         self._device = device
         self.overlaps = overlaps
-        self._final = False
         for parameter in values[:begin]:
             self.state[parameter] = {
                 "step": torch.zeros((), device=device),
                 "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }
-        self._host = HostHalf(values[begin:], pieces=pieces, most=most, staging=staging, device=device)
+        self._host = HostHalf(
+            values[begin:], pieces=division.pieces, most=division.most, staging=division.staging, device=device
+        )
         with torch.no_grad():
             for held in self._host.held:
                 self.state[held.parameter] = held.state()
@@ -119,7 +108,10 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         self._index_of = {parameter: index for index, parameter in enumerate(values[begin:])}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take a group, whose parameters are those that the optimizer was made of.
+        """Take a group with settings of its own, of parameters that the optimizer was made of.
+
+        They are to be taken out of the group that holds them first, by its ``params``: torch refuses a parameter that
+        is in two.
 
         Raises:
             RunError: others are among them.
@@ -142,7 +134,6 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         """
         assert closure is None, "closures are not supported"
         self.wait_all()
-        self._final = False
         settings = [Settings.of(group) for group in self.param_groups]
         groups = [group["params"] for group in self.param_groups]
         self._host.start(
@@ -183,7 +174,6 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
             RunError: the thread has failed.
         """
         self._host.stage([self._index[name] for name in names if name in self._index])
-        self._final = True
 
     def waiter(self, names: Iterable[str]) -> Callable[[], None]:
         """Return a function that waits until these parameters have the values of the last step.
@@ -218,16 +208,13 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
     def settle(self) -> None:
         """Wait for all, before parameters or state are read or written from outside.
 
-        Between `gradients_final` and `step` one call is the step's own. After any other the host no longer takes for
-        granted that parameters have the values that it gave them.
+        The host no longer takes for granted that parameters have the values that it gave them.
 
         Raises:
             RunError: the thread has failed.
         """
         self.wait_all()
-        if not self._final:
-            self.distrust()
-        self._final = False
+        self.distrust()
 
     @property
     def held(self) -> Held:
@@ -262,7 +249,40 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         load_in_place(self, state_dict)
 
 
-def _device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+def count_numbers(parameters: Iterable[nn.Parameter]) -> int:
+    """Return how many numbers this rank holds of parameters."""
+    with torch.no_grad():
+        return sum(local(parameter).numel() for parameter in parameters)
+
+
+def divide(
+    parameters: Sequence[nn.Parameter],
+    *,
+    fraction: float,
+    bucket_bytes: int,
+    staging_bytes: int,
+    kept: int,
+    device: torch.device,
+) -> Division:
+    """Divide parameters between host and device, as `HybridDeviceOptimizer` does with these settings.
+
+    Ranks that hold copies of one parameter, or pieces of any, divide alike: by what a rank holds on average.
+    """
+    with torch.no_grad():
+        sizes = [local(parameter).numel() for parameter in parameters]
+        shares = [mean_numbers(parameter) for parameter in parameters]
+    return Division.of(
+        sizes,
+        fraction=fraction,
+        bucket_bytes=bucket_bytes,
+        staging_bytes=staging_bytes,
+        shares=shares,
+        kept=kept,
+        pins=device.type != "cpu",
+    )
+
+
+def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
     """Return the one device of all parameters.
 
     Raises:

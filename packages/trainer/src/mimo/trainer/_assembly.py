@@ -11,7 +11,7 @@ import torch.distributed as dist
 from mimo.model import EncoderSpec, Stage
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer
+from mimo.optimizer.runtime import LaidOut, MimoOptimizer, build_together
 from mimo.schedule.runtime import Boundary, open_channels
 from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
@@ -97,26 +97,17 @@ class Assembly:
 
     def _optimizer(self, told: Mapping[str, int]) -> MimoOptimizer:
         job = self.job
-        modules = []
+        laid_out = []
         for name in self._role.places:
-            choice = job.module(name).optimizer
             stages = {part.stage.index: self._parameters(part) for part in self.model.parts_of(name)}
-            modules.append(
-                ModuleOptimizer.build(
-                    stages,
-                    spec=choice.spec,
-                    config=choice.config,
-                    learning_rate=choice.learning_rate,
-                    meshes=self._meshes,
-                    clip_group=choice.clip_group,
-                    patterns=choice.patterns,
-                )
-            )
+            laid_out.append(LaidOut.of(stages, job.module(name).optimizer.rules, self._meshes))
+        specs = {spec.name: spec for module in job.modules for spec in module.optimizer.rules.specs}
         return MimoOptimizer(
-            modules,
+            build_together(laid_out, specs.values(), self._meshes),
             names=[module.name for module in job.modules],
             learning_rate=job.language.optimizer.learning_rate,
             clip=job.settings.optimizer.clip,
+            clips=job.settings.optimizer.clip_groups,
             clip_groups={module.name: module.optimizer.rules.clip_groups for module in job.modules},
             counts=COUNTS,
             told=told,
