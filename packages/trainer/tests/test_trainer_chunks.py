@@ -12,7 +12,7 @@ from mimo.hooks import Kind
 from mimo.schedule import SCHEDULES
 from mimo.trainer._cli import run
 from mimo.trainer._config import read_settings
-from mimo.trainer._estimate import estimate_bytes
+from mimo.trainer._estimate import estimate_memory
 from mimo.trainer._plugins import find_installed
 from mimo.trainer._resolve import resolve
 
@@ -83,8 +83,11 @@ def find(kind: Kind[Any], name: str, where: str) -> Any:
 
 def test_a_shared_parameter_is_held_once(file: Path) -> None:
     """In a loop each end of the model holds the tied embedding; in a V one rank holds it for both, once."""
-    embedding, norm = 16 * 300 * 32, 16 * 32
-    loop, turning = (estimate_bytes(resolve(read_settings(file), find=it)) for it in (find_installed, find))
+    embedding, norm = 16 * 300 * 32 + 4, 16 * 32 + 4
+    loop, turning = (
+        {rank: memory.device for rank, memory in estimate_memory(resolve(read_settings(file), find=it)).items()}
+        for it in (find_installed, find)
+    )
     assert loop[1] - loop[0] == norm
     assert turning[0] - turning[1] == embedding + norm
     assert sum(loop.values()) - sum(turning.values()) == embedding

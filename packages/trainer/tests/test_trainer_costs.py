@@ -12,6 +12,7 @@ import pytest
 
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, LANGUAGE_MODELS
+from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES, Costs, Link, Seconds
 from mimo.topology import StageId
 from mimo.trainer._config import make_settings
@@ -223,6 +224,20 @@ def test_a_profile_of_another_job_is_refused(
     path.write_text(profile_of(job()).to_json())
     with pytest.raises(ConfigError, match=rf"(?s)schedule\.profile.*{match}.*mimo profile"):
         job(f"schedule.profile={path}", override)
+
+
+def test_a_profile_is_of_one_way_to_lay_parameters_out(job: Callable[..., Job], tmp_path: Path) -> None:
+    """What passes and reductions take follows from it."""
+
+    def find(kind: Any, name: str, where: str) -> Any:
+        found = find_installed(kind, name, where)
+        return attrs.evolve(found, lays=frozenset({"eps"})) if kind.group == OPTIMIZERS.group else found
+
+    path = tmp_path / "costs.json"
+    path.write_text(profile_of(job(find=find)).to_json())
+    job(f"schedule.profile={path}", "optimizer.weight_decay=0.5", find=find)
+    with pytest.raises(ConfigError, match=r"modules\.language\.optimizer\.eps is 0\.5, got .*where it is 1e-08"):
+        job(f"schedule.profile={path}", "optimizer.eps=0.5", find=find)
 
 
 def test_a_profile_without_all_stages_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:

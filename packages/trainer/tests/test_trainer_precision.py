@@ -18,7 +18,7 @@ from mimo.trainer import _precision
 from mimo.trainer._config import make_settings
 from mimo.trainer._costs import formula_costs
 from mimo.trainer._edge_traffic import expect_traffic
-from mimo.trainer._estimate import estimate_bytes
+from mimo.trainer._estimate import estimate_memory
 from mimo.trainer._plugins import find_installed
 from mimo.trainer._precision import make_scaling
 from mimo.trainer._profile import fitting
@@ -95,6 +95,23 @@ def job(tmp_path: Path) -> Callable[..., Job]:
             ),
         ),
         (
+            ("run.precision=bf16", "optimizer.plugin=any", "modules.vision.optimizer.plugin=adamw"),
+            ["halves"],
+            (
+                "run.precision: expected 'fp32', as the optimizer of vision ('adamw') allows nothing else, got 'bf16'. "
+                "Set modules.vision.optimizer.plugin to one that allows it: 'halves'."
+            ),
+        ),
+        (
+            ("run.precision=bf16", "modules.vision.optimizer.plugin=adamw"),
+            ["halves"],
+            (
+                "run.precision: expected 'fp32', as the optimizer of vision ('adamw') and language ('adamw') allows "
+                "nothing else, got 'bf16'. Set modules.vision.optimizer.plugin and optimizer.plugin to one that allows "
+                "it: 'halves'."
+            ),
+        ),
+        (
             ("run.precision=bf16", "optimizer.plugin=any", "run.loss_scale=8"),
             [],
             (
@@ -147,8 +164,8 @@ def test_bytes_follow_what_layers_compute_in(job: Callable[..., Job]) -> None:
         assert halved.stages[stage].reduce == cost.reduce
     for one, other in zip(expect_traffic(full, 1), expect_traffic(half, 1), strict=True):
         assert [size // 2 for size in one.traffic.bytes_sent] == list(other.traffic.bytes_sent)
-    before, after = estimate_bytes(full), estimate_bytes(half)
-    assert {rank: 18 * size // 16 for rank, size in before.items()} == dict(after)
+    before, after = estimate_memory(full), estimate_memory(half)
+    assert {rank: attrs.evolve(one, gathered=one.weights // 2) for rank, one in before.items()} == dict(after)
 
 
 def test_a_profile_is_of_one_precision(job: Callable[..., Job]) -> None:

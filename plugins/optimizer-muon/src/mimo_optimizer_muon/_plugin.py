@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,18 @@ import attrs
 
 from mimo.hooks import ConfigError, hookimpl
 from mimo.optimizer import OptimizerSpec
-from mimo_optimizer_distributed.sharding import LAYS, PRECISIONS, Sharding, gathers_inside, lanes_of, shard
+from mimo.optimizer.estimates import Estimates, StateBytes, SteppedShapes
+from mimo_optimizer_distributed.estimates import laid, sent
+from mimo_optimizer_distributed.sharding import (
+    LAYS,
+    PRECISIONS,
+    Sharding,
+    gathers_inside,
+    lanes_of,
+    overlaps,
+    shard,
+)
+from mimo_optimizer_muon._estimate import state_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +40,7 @@ def _between(low: float, high: float, words: str) -> Callable[[MuonConfig, attrs
 
 
 _not_negative = _between(0, float("inf"), "a finite number of 0 or more")
+_above_zero = _between(math.ulp(0), float("inf"), "a finite number above 0")
 _below_one = _between(0, 1, "a number from 0 to below 1")
 
 
@@ -80,7 +93,7 @@ class MuonConfig(Sharding):
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     adamw: tuple[str, ...] = attrs.field(default=("*embed*", "patch.*", "head.*", "lm_head.*"), validator=_not_blank)
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_all_below_one)
-    eps: float = attrs.field(default=1e-8, validator=_not_negative)
+    eps: float = attrs.field(default=1e-8, validator=_above_zero)
 
 
 def is_for_adamw(name: str, globs: Iterable[str]) -> bool:
@@ -110,15 +123,21 @@ def _build(parameters: Mapping[str, nn.Parameter], config: MuonConfig, _meshes: 
     )
 
 
+def _state(stepped: SteppedShapes, config: MuonConfig) -> StateBytes:
+    return state_of(stepped, lambda piece: not is_for_adamw(piece.name, config.adamw))
+
+
 MUON = OptimizerSpec(
     name="muon",
     config=MuonConfig,
     rendezvous=gathers_inside,
+    overlaps=overlaps,
     shard_lanes=lanes_of,
     precisions=PRECISIONS,
     lays=LAYS,
     prepare=shard,
     build=_build,
+    estimates=Estimates(laid=laid, state=_state, sent=sent),
 )
 
 

@@ -111,11 +111,19 @@ def check(file: Path, /, *overrides: str) -> None:
     job = resolve(settings)
 
     from mimo.trainer._edge_traffic import expect_traffic
-    from mimo.trainer._estimate import estimate_bytes
+    from mimo.trainer._estimate import estimate_memory
     from mimo.trainer._parameter_names import check_patterns_of, followers
+    from mimo.trainer._place import ranks_of_machine
 
     check_patterns_of(job)
-    show_job(make_console(), job, estimate_bytes(job), expect_traffic(job, 1), followers=dict(followers(job)))
+    show_job(
+        make_console(),
+        job,
+        estimate_memory(job),
+        expect_traffic(job, 1),
+        followers=dict(followers(job)),
+        machine=ranks_of_machine(os.environ, job.world),
+    )
 
 
 def simulate(
@@ -282,7 +290,7 @@ def verify(checkpoint: Path, /) -> None:
         checkpoint: its folder, or a run directory for the newest one.
     """
     from mimo.checkpoint import verify as verify_step
-    from mimo.trainer._show import show_bytes
+    from mimo.trainer._show_memory import show_bytes
     from mimo.trainer._train import step_folder
 
     folder = step_folder(checkpoint)

@@ -1,27 +1,28 @@
 """What a step of a job costs: measured, where ``schedule.profile`` names a profile, and by formula otherwise.
 
 By formula a computation takes its operations over a speed, a message its bytes over a bandwidth, both those of some
-accelerator. Only their ratios matter to a schedule. Collectives inside computations, and whatever takes time without
-multiplying, are left out: to know seconds, measure them with ``mimo profile``.
+accelerator. Only their ratios matter to a schedule. What optimizers send over data lanes is counted where they send it
+(`mimo.optimizer.estimates.SentBytes`), as if nothing were computed meanwhile: what is gathered or reduced once a step
+with the reduction, what each pass sends with that pass. Other collectives inside computations, and whatever takes time
+without multiplying, are left out: to know seconds, measure them with ``mimo profile``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
 from mimo.model import EncoderSpec, LanguageModelSpec, Stage, Work
+from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
 from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._profile import read_profile
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._typical import Typical
-
-_GRADIENT_BYTES = 4
-"""Of a gradient that is reduced, whatever layers compute in."""
 
 
 @attrs.frozen(kw_only=True)
@@ -75,33 +76,56 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
     number = NUMBER_BYTES[job.settings.run.precision]
     split = lane * number / (grid.cp * grid.tp)
     copied = lane * number / (grid.cp * (grid.tp if module.sequence_parallel else 1))
-    forward = inputs = weights = repeated = kept = recomputed = operands = numbers = 0.0
+    forward = inputs = weights = repeated = kept = recomputed = operands = 0.0
+    everything, trained = Work(), Work()
     reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
     for part, work in works(job, stage, typical).items():
         trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
         reached = reached or trains
         forward += work.forward
+        everything += work
         if trains:
             weights += work.weight_gradient
             operands += work.operands * split
-            numbers += work.weights / grid.tp
+            trained += work
         if reached:
             inputs += work.input_gradient
             repeated += work.repeated
             kept += work.split * split + work.copied * copied
             recomputed = max(recomputed, work.recomputed * split)
-    replicas = grid.dp * grid.cp
-    reduced = 2 * (replicas - 1) / replicas * numbers * _GRADIENT_BYTES
+    sent = _sent(job, module, trained, everything)
+    link = Link(speed.latency, speed.bandwidth)
+
+    def taken(size: float) -> float:
+        return link.seconds(size) if size else 0
+
     return StageCost(
-        forward=Seconds(each=forward * seconds),
-        input_gradient=Seconds(each=inputs * seconds),
-        weight_gradient=Seconds(each=weights * seconds),
+        forward=Seconds(taken(sent.forward), forward * seconds),
+        input_gradient=Seconds(taken(sent.backward), inputs * seconds),
+        weight_gradient=Seconds(taken(sent.adding), weights * seconds),
         recompute=Seconds(each=repeated * seconds),
-        reduce=reduced / speed.bandwidth + (speed.latency if reduced else 0),
+        reduce=taken(sent.step),
         activations=round(kept),
         recomputed=round(recomputed),
         weight_inputs=round(min(operands, kept + recomputed)),
     )
+
+
+def _sent(job: Job, module: JobModule, trained: Work, everything: Work) -> SentBytes:
+    """Return what a rank sends over the data lanes of a stage, and of its experts over their own."""
+    grid, choice = module.grid, module.optimizer
+    shard_lanes = job.graph.by_name[module.name].shard_lanes
+    number_bytes = NUMBER_BYTES[job.settings.run.precision]
+
+    def numbers(of: Callable[[Work], int], ranks: int, lanes: int) -> Numbers:
+        size = math.gcd(lanes, shard_lanes)
+        held = Lanes(size=size, copies=lanes // size)
+        return Numbers(trained=of(trained) / ranks, all=of(everything) / ranks, number_bytes=number_bytes, lanes=held)
+
+    dense = numbers(lambda work: work.weights - work.expert_weights, grid.tp, grid.dp * grid.cp)
+    experts = numbers(lambda work: work.expert_weights, grid.ep * grid.etp, grid.edp)
+    tell = choice.spec.estimates.sent
+    return tell(dense, choice.config) + tell(experts, choice.config)
 
 
 def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:

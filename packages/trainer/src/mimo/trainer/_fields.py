@@ -5,6 +5,7 @@ Validators name the setting alone; whoever structures a table puts the table's p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NewType, TypeAlias
 
@@ -50,6 +51,12 @@ def at_least(least: int) -> Validator:
             raise ConfigError(attribute.name, expected=f"{least} or more", got=repr(value))
 
     return check
+
+
+def finite(_instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+    """Refuse an infinite number."""
+    if math.isinf(value):
+        raise ConfigError(attribute.name, expected="a finite number", got=repr(value))
 
 
 def not_empty(_instance: Any, attribute: attrs.Attribute[Any], value: str) -> None:

@@ -48,7 +48,10 @@ EXAMPLE: Mapping[str, Any] = {
 }
 
 _WIDTH = 44
-_EXAMPLES: Mapping[str, Sequence[str]] = {"patterns": ('# "*norm*" = { weight_decay = 0.0 }',)}
+_EXAMPLES: Mapping[str, Sequence[str]] = {
+    "clip_groups": ("# <clip group> = 0.5",),
+    "patterns": ('# "*norm*" = { weight_decay = 0.0 }',),
+}
 """Lines that show what may stand in a table that is empty."""
 
 

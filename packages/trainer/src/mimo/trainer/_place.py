@@ -62,6 +62,17 @@ def local_world(environ: Mapping[str, str], world: int) -> int:
     return _number(environ, "LOCAL_WORLD_SIZE") if is_joining(environ) and "LOCAL_WORLD_SIZE" in environ else world
 
 
+def ranks_of_machine(environ: Mapping[str, str], world: int) -> int:
+    """Return how many of ``world`` processes each machine will run: all, unless ``LOCAL_WORLD_SIZE`` says otherwise.
+
+    Raises:
+        ConfigError: it is not a number of at least 1.
+    """
+    if "LOCAL_WORLD_SIZE" not in environ:
+        return world
+    return max(_number(environ, "LOCAL_WORLD_SIZE"), 1)
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     if not environ[name].isdecimal():
         raise ConfigError(f"environment variable {name}", expected="a whole number", got=repr(environ[name]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mimo.hooks import ConfigError, discover
 from mimo.optimizer import LOSS_SCALES, OPTIMIZERS, Precision
 from mimo.trainer._resolved import JobModule
-from mimo.trainer._settings import RunSettings
+from mimo.trainer._settings import RunSettings, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -30,27 +30,34 @@ def compute_dtype(precision: Precision) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def check_precision(run: RunSettings, modules: Sequence[JobModule]) -> None:
+def check_precision(settings: Settings, modules: Sequence[JobModule]) -> None:
     """Refuse a precision that some module's optimizer has no weights for, and a loss scale that nothing would use.
 
     Raises:
         ConfigError: naming ``run.precision`` or ``run.loss_scale``.
     """
+    run = settings.run
     lacking = [module for module in modules if run.precision not in module.optimizer.spec.precisions]
     if lacking:
         usable = [one for one in NUMBER_BYTES if all(one in module.optimizer.spec.precisions for module in modules)]
         specs = discover(OPTIMIZERS, where="run.precision").items()
         able = sorted(repr(name) for name, spec in specs if run.precision in spec.precisions)
         optimizers = " and ".join(f"{module.name} ({module.optimizer.spec.name!r})" for module in lacking)
+        keys = dict.fromkeys(_plugin_key(module.name, settings) for module in lacking)
         raise ConfigError(
             "run.precision",
             expected=f"{' or '.join(map(repr, usable))}, as the optimizer of {optimizers} allows nothing else",
             got=repr(run.precision),
-            fix=f"Set optimizer.plugin to one that allows it: {' or '.join(able)}."
+            fix=f"Set {' and '.join(keys)} to one that allows it: {' or '.join(able)}."
             if able
             else "None that is installed allows it.",
         )
     _check_scale(run)
+
+
+def _plugin_key(name: str, settings: Settings) -> str:
+    """Return the path of the key that says which plugin a module has."""
+    return f"modules.{name}.optimizer.plugin" if "plugin" in settings.modules[name].optimizer else "optimizer.plugin"
 
 
 def _check_scale(run: RunSettings) -> None:

@@ -215,6 +215,11 @@ def fitting(job: Job) -> Mapping[str, Mapping[str, Any]]:
             "recompute": cuts[module.name].recompute,
             "precision": job.settings.run.precision,
             "frozen": module.frozen if isinstance(module.frozen, bool) else sorted(module.frozen),
+            "optimizer": {
+                key: value
+                for key, value in unstructure(module.optimizer.config).items()
+                if key in module.optimizer.spec.lays
+            },
         }
         for module in job.modules
     }

@@ -8,7 +8,7 @@ from mimo.hooks import ConfigError
 from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, LanguageModelSpec, Stage, check_module, stage_trains
 from mimo.topology import Grid
 from mimo.trainer._plugins import Find
-from mimo.trainer._resolve_optimizer import resolve_module_optimizer
+from mimo.trainer._resolve_optimizer import refuse_keys_of_frozen, resolve_module_optimizer
 from mimo.trainer._resolved import JobModule
 from mimo.trainer._settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer._structure import structure
@@ -74,6 +74,8 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         chunks=module.chunks,
         recompute=module.recompute,
     )
+    if not any(stages_that_train(module)):
+        refuse_keys_of_frozen(name, table.optimizer, module.optimizer.spec)
     _check_encoder(module)
     return module
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from mimo.optimizer import Precision
-from mimo.trainer._fields import Ranks, at_least, not_empty, one_folder, own_keys, rest, setting
+from mimo.trainer._fields import Ranks, at_least, finite, not_empty, one_folder, own_keys, rest, setting
 
 LANGUAGE = "language"
 """Name of the module that every model has."""
@@ -104,15 +104,25 @@ class OptimizerSettings:
     lr: float = setting("learning rate", default=1e-3, validator=[at_least(0)])
     lr_schedule: Literal["constant", "linear", "cosine"] = setting("constant, linear or cosine", default="constant")
     lr_warmup_steps: int = setting("steps over which it climbs to lr", default=0, validator=[at_least(0)])
+    lr_stable_steps: int = setting("steps at lr before it falls", default=0, validator=[at_least(0)])
     lr_decay_steps: int = setting("step at which it reaches lr_min; 0: run.steps", default=0, validator=[at_least(0)])
     lr_min: float = setting("where linear and cosine end", default=0.0, validator=[at_least(0)])
-    clip: float = setting("largest norm of the gradients of a clip group; 0: off", default=0.0, validator=[at_least(0)])
+    clip: float = setting(
+        "largest norm of the gradients of a clip group; 0: off", default=0.0, validator=[at_least(0), finite]
+    )
     clip_by: Literal["global", "module"] = setting("one clip group over all, or one for each module", default="global")
     clip_group: str = setting("name of the clip group; of modules and patterns, empty: by clip_by", default="")
+    clip_groups: Mapping[str, float] = setting(
+        "largest norms of clip groups that have their own, by name", default=attrs.Factory(dict)
+    )
     patterns: Mapping[str, Mapping[str, Any]] = setting(
         "by pattern of names, keys that differ for the parameters that match", default=attrs.Factory(dict)
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
+
+    def clip_of(self, group: str) -> float:
+        """Return the largest norm of a clip group; 0 if it has none."""
+        return self.clip_groups.get(group, self.clip)
 
 
 @attrs.frozen(kw_only=True)
@@ -176,7 +186,7 @@ class Settings:
         return self.run.evaluation_batch or self.run.global_batch
 
 
-GLOBAL_ONLY = frozenset({"clip", "clip_by"})
+GLOBAL_ONLY = frozenset({"clip", "clip_by", "clip_groups"})
 """Keys of [optimizer] that no module can have for itself."""
 
 SHARED_OPTIMIZER_KEYS = own_keys(OptimizerSettings)

@@ -18,10 +18,12 @@ from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module
 from mimo.trainer._fields import show_ranks
 from mimo.trainer._resolved import Job
+from mimo.trainer._show_memory import show_bytes, show_memory, show_on_device
 
 if TYPE_CHECKING:
     from mimo.checkpoint import Manifest
     from mimo.trainer._edge_traffic import ExpectedTraffic
+    from mimo.trainer._estimate import Memory
     from mimo.trainer._parameter_names import Followers
 
 _LETTERS: Mapping[str, str] = {
@@ -40,7 +42,6 @@ LEGEND = (
 _PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "prefetch": False, "recompute": "none"}
 """Settings of modules that are shown where one differs from the default."""
 _WIDE = 160
-_MEBIBYTE = 2**20
 
 
 def make_console() -> Console:
@@ -52,19 +53,21 @@ def make_console() -> Console:
 def show_job(
     console: Console,
     job: Job,
-    bytes_by_rank: Mapping[int, int],
+    memory: Mapping[int, Memory],
     traffic: Iterable[ExpectedTraffic] = (),
     *,
     followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
+    machine: int = 0,
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
 
     Args:
         console: where to.
         job: which.
-        bytes_by_rank: what each rank will hold.
+        memory: what each rank will hold.
         traffic: what ranks send; taken last, as it needs data, which may be unreadable, and the rest does not.
         followers: what follows which pattern of the optimizer, of each module that has any.
+        machine: ranks of a machine; 0 for all.
     """
     run = job.settings.run
     held = " (it holds a run)" if _holds_run(job.directory) else ""
@@ -89,8 +92,11 @@ def show_job(
     if followers:
         console.print(_patterns(job, followers))
         console.print()
-    console.print(_ranks(job, bytes_by_rank))
+    console.print(_ranks(job, memory))
     console.print()
+    for part in show_memory(memory, job.world, machine or job.world):
+        console.print(part)
+        console.print()
     console.print(f"plan of a step ({LEGEND})", markup=False)
     for line in show_plan(job.plan):
         console.print(Text(line, overflow="fold"))
@@ -147,11 +153,6 @@ def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
         console.print(values)
 
 
-def show_bytes(count: int) -> str:
-    """Return a number of bytes in MiB."""
-    return f"{count / _MEBIBYTE:,.1f} MiB"
-
-
 def _modules(job: Job) -> Table:
     experts = any(module.experts for module in job.graph.modules)
     passing = [key for key, usual in _PASSING.items() if any(getattr(it, key) != usual for it in job.modules)]
@@ -177,7 +178,7 @@ def _modules(job: Job) -> Table:
 
 def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("module", "parameters of", "optimizer", "lr", "clip group"):
+    for heading in ("module", "parameters of", "optimizer", "lr", "clip group", "clip"):
         table.add_column(heading)
     for heading in ("parameters", "numbers"):
         table.add_column(heading, justify="right")
@@ -185,22 +186,29 @@ def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Tab
         rules = job.module(name).optimizer.rules
         for where, rule in [*((one.where, one.rule) for one in rules.patterns), ("", rules.base)]:
             if where in found:
-                group = rule.clip_group or "-"
+                clip = job.settings.optimizer.clip_of(rule.clip_group)
+                group, most = rule.clip_group or "-", f"{clip:g}" if clip else "-"
                 counts = (f"{found[where].parameters:,}", f"{found[where].numbers:,}")
-                cells = (name, where or "no pattern", rule.spec.name, f"{rule.learning_rate.lr:g}", group, *counts)
+                cells = (
+                    name,
+                    where or "no pattern",
+                    rule.spec.name,
+                    f"{rule.learning_rate.lr:g}",
+                    group,
+                    most,
+                    *counts,
+                )
                 table.add_row(*map(Text, cells))
     return table
 
 
-def _ranks(job: Job, bytes_by_rank: Mapping[int, int]) -> Table:
+def _ranks(job: Job, memory: Mapping[int, Memory]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("rank", *(module.name for module in job.modules), "weights, gradients, optimizer"):
+    for heading in ("rank", *(module.name for module in job.modules), "parameters, gradients, optimizer"):
         table.add_column(heading)
     for rank in range(job.world):
         cells = [_place(module, rank) for module in job.graph.modules]
-        table.add_row(
-            str(rank), *cells, f"about {show_bytes(bytes_by_rank[rank])}" if rank in bytes_by_rank else "idle"
-        )
+        table.add_row(str(rank), *cells, show_on_device(memory[rank]) if rank in memory else "idle")
     return table
 
 

@@ -15,7 +15,7 @@ from mimo.schedule import Simulation, simulate, write_page, write_trace
 from mimo.trainer._costs import job_costs
 from mimo.trainer._fields import show_ranks
 from mimo.trainer._resolved import Job
-from mimo.trainer._show import show_bytes
+from mimo.trainer._show_memory import show_bytes
 
 TRACE_FILE = "trace.json"
 PAGE_FILE = "timeline.html"
