@@ -1,18 +1,24 @@
 """The host's step of `HybridDeviceOptimizer` beside torch's fused kernel on one flat buffer, and the memory under both.
 
-46 million numbers in one process and one thread, all of their state held by the host, gradients staged as they are when
-a step begins. CPU seconds of the whole process, since the step runs on a thread of its own.
+46 million numbers in one process, all of their state held by the host, gradients staged as they are when a step begins;
+by one thread, and by one for each core. Beside them DeepSpeed's CPU Adam, if it is installed here, on as many
+parameters, and the memory itself (`_bandwidth`). Seconds are of the clock: the step runs on threads of its own.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
+from _bandwidth import Bandwidth
+from _found import Found
 from torch import nn
 
 from mimo.optimizer import GRADIENT_SCALE
@@ -22,16 +28,11 @@ from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 COUNT, SIZE = 46, 2**20
 STEPS = 5
 """Of each in a round, of which the fastest counts."""
-STEP_BYTES, SUM_BYTES = 7 * 4, 3 * 4
-"""Of each number: four read and three written by AdamW, two and one by a sum in place."""
+STEP_BYTES = 7 * 4
+"""Of each number: four read and three written by AdamW."""
 SCALE = 0.999
 """What gradients are multiplied by, as `MimoOptimizer` divides them by labels and clips them."""
-
-Ratios = Mapping[str, list[float]]
-AIMS = {
-    "CPU step of 46M numbers, fused AdamW on one buffer / ours": (">=", 0.9),
-    "the same, gradients scaled in both": (">=", 0.9),
-}
+AIM = (">=", 0.9)
 
 
 class Flat:
@@ -61,18 +62,12 @@ class Flat:
             grad_scale=None if scale == 1 else torch.full((), 1 / scale),
         )
 
-    def add(self) -> None:
-        """Add one buffer to another."""
-        self._buffers[0].add_(self._buffers[1])
-
 
 class Ours:
     """The same numbers in parameters of which the host holds all state."""
 
     def __init__(self) -> None:
-        self._parameters = {str(index): nn.Parameter(torch.randn(SIZE)) for index in range(COUNT)}
-        for parameter in self._parameters.values():
-            parameter.grad = torch.randn(SIZE)
+        self._parameters = make_parameters()
         self._optimizer = HybridDeviceOptimizer(self._parameters, lr=1e-6, staging_bytes=COUNT * SIZE * 8)
 
     def prepare(self, scale: float) -> None:
@@ -86,6 +81,26 @@ class Ours:
         self._optimizer.step()
 
 
+def make_parameters() -> dict[str, nn.Parameter]:
+    """Return parameters with gradients."""
+    parameters = {str(index): nn.Parameter(torch.randn(SIZE)) for index in range(COUNT)}
+    for parameter in parameters.values():
+        parameter.grad = torch.randn(SIZE)
+    return parameters
+
+
+def make_deepspeed() -> Any:
+    """Return DeepSpeed's AdamW over as many numbers, compiled on first use.
+
+    Raises:
+        Exception: it is not installed, or can't be compiled.
+    """
+    adam = importlib.import_module("deepspeed.ops.adam")
+    return adam.DeepSpeedCPUAdam(
+        list(make_parameters().values()), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.01, adamw_mode=True
+    )
+
+
 @contextmanager
 def copies_left_out() -> Iterator[None]:
     """Leave out copies, which an accelerator makes beside the CPU."""
@@ -93,38 +108,66 @@ def copies_left_out() -> Iterator[None]:
         yield
 
 
-def measure(rounds: int) -> Ratios:
+def measure(rounds: int) -> Found:
     """Return seconds of the kernel on one buffer over ours, and the speed of both over that of memory, a round each."""
-    flat, ours = Flat(), Ours()
-    found: dict[str, list[float]] = {}
-    numbers = COUNT * SIZE
-    for _ in range(rounds):
-        best: dict[str, float] = {}
-        for _ in range(STEPS):
-            _keep(best, "sum", flat.add)
-            for kind, scale in (("", 1.0), (", scaled", SCALE)):
-                _keep(best, f"raw{kind}", partial(flat.step, scale))
-                ours.prepare(scale)
-                with copies_left_out():
-                    _keep(best, f"ours{kind}", ours.step)
-                ours.prepare(scale)
-                _keep(best, f"with copies{kind}", ours.step)
-        print(", ".join(f"{kind} {seconds * 1e3:.0f} ms" for kind, seconds in best.items()))
-        memory = SUM_BYTES * numbers / best["sum"]
-        for what, ratio in (
-            (next(iter(AIMS)), best["raw"] / best["ours"]),
-            (list(AIMS)[1], best["raw, scaled"] / best["ours, scaled"]),
-            ("with new values copied as if to a device", best["raw"] / best["with copies"]),
-            ("with both", best["raw, scaled"] / best["with copies, scaled"]),
-            ("bytes a second of the kernel / of a sum in place", STEP_BYTES * numbers / best["raw"] / memory),
-            ("bytes a second of ours / of a sum in place", STEP_BYTES * numbers / best["ours"] / memory),
-        ):
-            found.setdefault(what, []).append(ratio)
-    return found
+    ratios: dict[str, list[float]] = {}
+    aims: dict[str, tuple[str, float]] = {}
+    absent: dict[str, str] = {}
+    memory = Bandwidth()
+    for threads in dict.fromkeys((1, os.cpu_count() or 1)):
+        torch.set_num_threads(threads)
+        with_threads = "one thread" if threads == 1 else f"{threads} threads"
+        what = f"CPU step of 46M numbers, {with_threads}"
+        names = {
+            "ours": f"{what}, fused AdamW on one buffer / ours",
+            "ours, scaled": f"{what}, gradients scaled in both, fused AdamW on one buffer / ours",
+        }
+        aims |= dict.fromkeys(names.values(), AIM)
+        flat, ours, theirs = Flat(), Ours(), None
+        beside = f"{what}, DeepSpeed's CPU Adam / ours"
+        try:
+            theirs = make_deepspeed()
+        except Exception as error:  # noqa: BLE001  # a compiler may fail in many ways
+            absent[beside] = f"deepspeed: {type(error).__name__}: {error}"
+        for _ in range(rounds):
+            best: dict[str, float] = {}
+            for _ in range(STEPS):
+                for kind, scale in (("", 1.0), (", scaled", SCALE)):
+                    _keep(best, f"raw{kind}", partial(flat.step, scale))
+                    ours.prepare(scale)
+                    with copies_left_out():
+                        _keep(best, f"ours{kind}", ours.step)
+                    ours.prepare(scale)
+                    _keep(best, f"with copies{kind}", ours.step)
+                if theirs is not None:
+                    _keep(best, "DeepSpeed", theirs.step)
+            speeds = memory.measure()
+            print(f"{with_threads}: " + ", ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in best.items()))
+            print("  memory: " + ", ".join(f"{loop} {speed / 1e9:.1f} GB/s" for loop, speed in speeds.items()))
+            most = max(speeds.values())
+            found = {
+                names["ours"]: best["raw"] / best["ours"],
+                names["ours, scaled"]: best["raw, scaled"] / best["ours, scaled"],
+                f"{what}, with new values copied as if to a device": best["raw"] / best["with copies"],
+                f"{what}, with both": best["raw, scaled"] / best["with copies, scaled"],
+                f"bytes a second of fused AdamW / of memory, {with_threads}": _speed(best["raw"]) / most,
+                f"bytes a second of ours / of memory, {with_threads}": _speed(best["ours"]) / most,
+            }
+            if theirs is not None:
+                found[beside] = best["DeepSpeed"] / best["ours"]
+            for name, ratio in found.items():
+                ratios.setdefault(name, []).append(ratio)
+    torch.set_num_threads(1)
+    return Found(ratios=ratios, aims=aims, absent=absent)
 
 
-def _keep(best: dict[str, float], kind: str, work: Callable[[], None]) -> None:
+def _speed(seconds: float) -> float:
+    """Return the bytes a second of a step."""
+    return STEP_BYTES * COUNT * SIZE / seconds
+
+
+def _keep(best: dict[str, float], kind: str, work: Callable[[], object]) -> None:
     """Time something, and keep the least seconds of its kind."""
-    began = time.process_time()
+    began = time.perf_counter()
     work()
-    best[kind] = min(time.process_time() - began, best.get(kind, float("inf")))
+    best[kind] = min(time.perf_counter() - began, best.get(kind, float("inf")))

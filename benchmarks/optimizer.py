@@ -1,25 +1,28 @@
-"""What `MimoOptimizer` adds to a step of one bare AdamW, where there is so little arithmetic that it shows.
+"""What `MimoOptimizer` adds to a step, how fast `hybrid` steps in host memory, and how much of that it hides.
 
-500 parameters of 1,024 numbers in one process and one thread, DTensors as in training: CPU seconds of agreement, norm,
-clipping, scaling and step of ours, over those of the step alone of `torch.optim.AdamW(fused=True)` on plain tensors, or
-of the same after `clip_grad_norm_`. They take turns, step by step. ``nox -s bench -- optimizer [--rounds N] [--part
-overhead]`` prints a table, and as its last line one JSON object.
+*overhead*: 500 parameters of 1,024 numbers in one process and one thread, DTensors as in training, where there is so
+little arithmetic that all else shows: CPU seconds of agreement, norm, clipping, scaling and step of ours, over those of
+the step alone of `torch.optim.AdamW(fused=True)` on plain tensors, or of the same after `clip_grad_norm_`. They take
+turns, step by step. *hybrid* is `_hybrid_step`, and *device* `_device_step`, which needs an accelerator; with
+``--device cpu --size tiny`` the same runs without one, to see that it does. ``nox -s bench -- optimizer [--rounds N]
+[--part overhead]`` prints a table, and as its last line one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+import _device_step
 import _hybrid_step
-import attrs
 import torch
 import torch.distributed as dist
+from _found import Found, report
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -36,14 +39,6 @@ STEPS = 200
 RATE = LearningRate(lr=1e-3)
 GRID = Grid(name="language", ranks=(0,))
 CPU = torch.device("cpu")
-
-
-@attrs.frozen(kw_only=True)
-class Found:
-    """What a part measured: the ratios of each round, by what they are, and what they should be."""
-
-    ratios: Mapping[str, list[float]]
-    aims: Mapping[str, tuple[str, float]]
 
 
 def make_ours() -> tuple[list[nn.Parameter], Callable[[int], None]]:
@@ -112,12 +107,18 @@ def measure_overhead(rounds: int) -> Found:
     return Found(ratios=ratios, aims={f"step of {COUNT} small parameters, ours / bare AdamW": ("<=", 1.2)})
 
 
-def measure_hybrid(rounds: int) -> Found:
-    """Return the speed of what the host steps, over that of one flat buffer and of memory."""
-    return Found(ratios=_hybrid_step.measure(rounds), aims=_hybrid_step.AIMS)
+PARTS = ("overhead", "hybrid", "device")
 
 
-PARTS: Mapping[str, Callable[[int], Found]] = {"overhead": measure_overhead, "hybrid": measure_hybrid}
+def measure(part: str, options: argparse.Namespace) -> Found:
+    """Measure one part, in as many threads as it is to have."""
+    torch.set_num_threads(1)
+    if part == "overhead":
+        return measure_overhead(options.rounds)
+    if part == "hybrid":
+        return _hybrid_step.measure(options.rounds)
+    torch.set_num_threads(os.cpu_count() or 1)
+    return _device_step.measure(options.rounds, device=options.device, size=options.size)
 
 
 def main() -> None:
@@ -125,21 +126,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, of which the median counts")
     parser.add_argument("--part", choices=PARTS, action="append", help="what to measure; all if left out")
+    parser.add_argument(
+        "--device",
+        type=torch.device,
+        default=torch.accelerator.current_accelerator(check_available=True),
+        help="of part device; an accelerator if there is one",
+    )
+    parser.add_argument("--size", choices=_device_step.SIZES, default="1B", help="of the model of part device")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    backend = "gloo" if options.device is None or options.device.type != "cuda" else "cpu:gloo,cuda:nccl"
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
-        found = [PARTS[part](options.rounds) for part in options.part or PARTS]
+        dist.init_process_group(backend, init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
+        found = [measure(part, options) for part in options.part or PARTS]
         dist.destroy_process_group()
-    ratios = {what: values for one in found for what, values in one.ratios.items()}
-    result = {
-        "bench": "optimizer",
-        "ratios": {what: statistics.median(values) for what, values in ratios.items()},
-        "aims": {what: list(aim) for one in found for what, aim in one.aims.items()},
-        "runs": options.rounds,
-        "spread": {what: [min(values), max(values)] for what, values in ratios.items()},
-    }
-    print(json.dumps(result))
+    report("optimizer", found, rounds=options.rounds)
 
 
 if __name__ == "__main__":
