@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pool import Pool
 from ranks import fork_ranks
+
+if TYPE_CHECKING:
+    from oracle import Oracle
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -22,6 +25,16 @@ def run_ranks() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
-    """Workers that are started once and serve all tests whose functions can be pickled."""
-    with Pool() as found:
+    """For the integration tests, all of whose functions can be pickled: one process forks the ranks of them all."""
+    from jobs import prepare  # needs all packages
+
+    with Pool(prepare) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def oracle(pool: Pool) -> Oracle:
+    """For the integration tests: one oracle, so that each model's truth is computed once."""
+    from oracle import Oracle
+
+    return Oracle(pool)

@@ -21,8 +21,8 @@ nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
-SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist")
-"""Tests run on all cores, many of them in processes that mostly wait; how they are dealt out follows."""
+SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist", "worksteal")
+"""Tests run on all cores, and whoever has none left takes some of another's."""
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -140,7 +140,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     ]
     session.run("python", "-c", "\n".join(guard))
     folder = member.folder / "tests"
-    how = [*SIDE_BY_SIDE, "worksteal", *session.posargs]
+    how = [*SIDE_BY_SIDE, *session.posargs]
     if extra:
         session.run("pytest", str(folder / extra), *how)
     else:
@@ -152,8 +152,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
 def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
-    # By file: those of one file share what they have trained, and their truths.
-    session.run("pytest", "integration_tests", *SIDE_BY_SIDE, "loadfile", *session.posargs)
+    session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
@@ -190,11 +189,11 @@ def bench(session: nox.Session) -> None:
 def oracle(session: nox.Session) -> None:
     """Compare layouts that nobody chose with the one-process run: ``nox -s oracle -- --random 20 --seed 1``."""
     install(session, everything(), "integration")
-    session.run("python", "integration_tests/oracle.py", *session.posargs)
+    session.run("python", "integration_tests/drawn.py", *session.posargs)
 
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
     """Run the whole product of layouts, schedules and optimizers, which takes long."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", "-m", "soak", *SIDE_BY_SIDE, "worksteal", *session.posargs)
+    session.run("pytest", "integration_tests", "-m", "soak", *SIDE_BY_SIDE, *session.posargs)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import operator
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import chain
+from typing import Any, TypeVar
 
 import pytest
+
+C = TypeVar("C")
 
 
 def in_turn(names: Iterable[Any], values: Sequence[Any]) -> list[Any]:
@@ -14,4 +20,55 @@ def in_turn(names: Iterable[Any], values: Sequence[Any]) -> list[Any]:
         pytest.param(name, value, marks=() if number % len(values) == place else pytest.mark.soak)
         for number, name in enumerate(names)
         for place, value in enumerate(values)
+    ]
+
+
+def cover(
+    features: Mapping[C, Collection[str]],
+    shown: Iterable[Collection[str]] = (),
+    cost: Callable[[C], int] = lambda _case: 0,
+) -> set[C]:
+    """Return cases in which every pair of features occurs that occurs in any case.
+
+    Args:
+        features: of each case.
+        shown: features of cases that are run anyhow.
+        cost: of each case; of those that show as much, the cheapest is taken.
+    """
+    shown = list(shown)
+    numbers = {one: number for number, one in enumerate(sorted({*chain(*features.values(), *shown)}))}
+
+    def pairs(found: Collection[str]) -> int:
+        """Return a number with a bit for each pair."""
+        row = sum(1 << numbers[one] for one in found)
+        return sum(row << numbers[one] * len(numbers) for one in found)
+
+    order = sorted(random.Random(0).sample(list(features), len(features)), key=cost)
+    of = {case: pairs(features[case]) for case in order}
+    missing = reduce(operator.or_, of.values()) & ~reduce(operator.or_, map(pairs, shown), 0)
+    chosen = set()
+    most = max(row.bit_count() for row in of.values())
+    while missing:
+        for case in order:
+            if (of[case] & missing).bit_count() >= most:
+                missing &= ~of[case]
+                chosen.add(case)
+        most = most * 9 // 10
+    return chosen
+
+
+def covering(
+    features: Mapping[C, Collection[str]],
+    shown: Iterable[Collection[str]] = (),
+    cost: Callable[[C], int] = lambda _case: 0,
+) -> list[Any]:
+    """Return all cases as parameters, those that `cover` does not choose for the soak."""
+    chosen = cover(features, shown, cost)
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            id=str(case) if not isinstance(case, tuple) else ", ".join(map(str, case)),
+            marks=() if case in chosen else pytest.mark.soak,
+        )
+        for case in features
     ]

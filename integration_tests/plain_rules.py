@@ -44,9 +44,9 @@ class PlainRules:
         return torch.optim.AdamW(groups, foreach=False)
 
     def set_rates(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Give each group the learning rate of a step: constant, or less while it climbs."""
+        """Give each group the learning rate of a step."""
         for group, keys in zip(optimizer.param_groups, self._keys.values(), strict=True):
-            group["lr"] = keys["lr"] * min(step / max(keys.get("lr_warmup_steps", 0), 1), 1)
+            group["lr"] = _rate(keys, step, self._settings["run"]["steps"])
 
     def clip(self) -> None:
         """Shorten the gradients of each clip group to the longest that they may be together."""
@@ -55,9 +55,9 @@ class PlainRules:
         for name, keys in self._keys.items():
             usual = name.partition(".")[0] if by_module else ""
             groups.setdefault(keys.get("clip_group") or usual, []).append(self._trained[name])
-        clip = self._settings["optimizer"]["clip"]
-        for members in groups.values():
-            norm = _norm(members)
+        optimizer = self._settings["optimizer"]
+        for group, members in groups.items():
+            clip, norm = optimizer.get("clip_groups", {}).get(group, optimizer["clip"]), _norm(members)
             if norm > clip:
                 for value in members:
                     if value.grad is not None:
@@ -74,6 +74,23 @@ def _keys_of(settings: Table, name: str) -> Iterator[tuple[str, Any]]:
     matching += [keys for glob, keys in shared.get("patterns", {}).items() if fnmatchcase(name, glob)]
     if matching:
         yield from matching[0].items()
+
+
+def _rate(keys: Table, step: int, steps: int) -> float:
+    """Return the learning rate of a step: it climbs, then stays or falls along a line or half a cosine."""
+    highest, climbs = float(keys["lr"]), int(keys.get("lr_warmup_steps", 0))
+    if step < climbs:
+        return highest * step / climbs
+    schedule = keys.get("lr_schedule", "constant")
+    if schedule == "constant":
+        return highest
+    lowest, end = keys.get("lr_min", 0.0), keys.get("lr_decay_steps", 0) or steps
+    if step >= end:
+        return float(lowest)
+    falls = climbs + keys.get("lr_stable_steps", 0)
+    done = max(step - falls, 0) / (end - falls)
+    left = 1 - done if schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)
+    return float(lowest + (highest - lowest) * left)
 
 
 def _norm(parameters: list[nn.Parameter]) -> float:

@@ -1,80 +1,66 @@
-"""A pool of forked workers, started once, which serves every run of functions that can be pickled.
+"""A process that stays as it was forked, and forks the ranks of every run of functions that can be pickled.
 
 A process that has been a rank can't be one of another group: DTensor keeps what it worked out by mesh, and with it the
-names of groups that are gone, which new groups get again. So a worker computes nothing itself: it stays as it was
-forked, and forks a child to be its rank in each run.
+names of groups that are gone, which new groups get again. And one that has computed can't be forked at will. So this
+one computes nothing; it imports whatever its ranks have imported, so that those of the next run need not.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
-import os
 import pickle
 import signal
-import threading
-import time
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
-from ranks import SECONDS, be_rank, free_port, import_all, results_of
+from ranks import answers_of, import_all, results_of
 
 _ENDS_SECONDS = 5
 _FORK = multiprocessing.get_context("fork")
 
 
-def _child(worker: Connection, task: bytes, rank: int, world: int, port: int, results: Connection) -> None:
-    """Be one rank of one run."""
-    worker.close()  # so that it tells of the worker's end, and not of ours
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    function, args = pickle.loads(task)  # noqa: S301  # from our own parent
-    be_rank(function, rank, world, port, results, args)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(rank: int, parent: Connection, others: Sequence[Connection]) -> None:
-    """Do one run after the other, until the parent closes its end; each is answered once, when its child has ended."""
+def _serve(parent: Connection, ours: Connection, prepare: Callable[[], object]) -> None:
+    """Do one run after the other, until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent ends us
-    for other in others:
-        other.close()  # the parent's ends, which were forked with us
-    try:
+    ours.close()  # else we would not see that it closes it
+    import_all()
+    prepare()
+    with suppress(EOFError, ConnectionError):  # the parent has closed its end
         while True:
-            request = parent.recv()
-            if request is not None:  # else it was to stop what had ended by itself
-                parent.send_bytes(_run(rank, parent, *request))
-    except (EOFError, ConnectionError):  # the parent has closed its end
-        return
+            world, task = parent.recv()
+            parent.send_bytes(pickle.dumps(_run(world, task, parent)))
 
 
-def _run(rank: int, parent: Connection, task: bytes, world: int, port: int) -> bytes:
-    """Fork a child, and return its answer once it has ended, or been ended because the parent says so or is gone."""
-    receiver, sender = _FORK.Pipe(duplex=False)
-    child = _FORK.Process(target=_child, args=(parent, task, rank, world, port, sender))
-    child.start()
-    sender.close()
-    answer = None
+def _run(world: int, task: bytes, parent: Connection) -> dict[int, tuple[bool, Any]]:
+    """Return the answers of a run by rank; results are pickled."""
     try:
-        if receiver in wait([receiver, parent]):
-            answer = receiver.recv_bytes()
-        wait([child.sentinel, parent])
-    except EOFError:
-        child.join()
-        answer = pickle.dumps((False, f"ended without a result, exit code {child.exitcode}"))
-    finally:
-        receiver.close()
-        child.kill()
-        child.join()
-    if parent.poll():
-        parent.recv()
-    return answer or pickle.dumps((False, "no result"))
+        function, args = pickle.loads(task)  # noqa: S301  # from our own parent
+    except Exception:  # noqa: BLE001  # whatever it is, the parent shows it
+        return dict.fromkeys(range(world), (False, traceback.format_exc()))
+    answers = answers_of(world, _result_and_imports, (parent, function, args), stop=[parent])
+    for rank, (fine, told) in answers.items():
+        if fine:
+            result, imported = told
+            answers[rank] = (True, result)
+            for name in imported:
+                with suppress(ImportError):  # not a module that can be imported by itself
+                    importlib.import_module(name)
+    return answers
+
+
+def _result_and_imports(rank: int, parent: Connection, function: Callable[..., object], args: Any) -> Any:
+    """Return the pickled result of one rank, and the modules that it had to import."""
+    parent.close()  # so that it tells of the end of who forked us, and not of ours
+    known = set(sys.modules)
+    result = function(rank, *args)
+    return pickle.dumps(result), [name for name in sys.modules if name not in known]
 
 
 class Pool:
@@ -83,86 +69,56 @@ class Pool:
     Make it in a process that has imported torch and computed nothing. It may compute afterwards.
 
     Args:
-        size: the most ranks of a run.
+        prepare: what every rank would have to do, done once before any is forked. It must not compute.
     """
 
-    def __init__(self, size: int = 8) -> None:
-        self._size = size
-        self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._start()
+    def __init__(self, prepare: Callable[[], object] = lambda: None) -> None:
+        self._prepare = prepare
+        self._process, self._pipe = self._start()
 
     def __enter__(self) -> Self:
         """Return itself."""
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
-        """End all workers."""
+        """End what it runs."""
         self.close()
 
     def run(self, world: int, function: Callable[..., object], *args: object) -> list[Any]:
         """Run ``function(rank, *args)`` in ``world`` processes that form a gloo group; return their results by rank.
 
         Args:
-            world: number of processes, at most the pool's size.
+            world: number of processes.
             function: of a module, so that it can be pickled by its name.
             args: picklable too.
 
         Raises:
             RanksError: with the traceback of every rank that failed. The others have been ended.
         """
-        assert world <= self._size, f"{world} ranks of a pool of {self._size}"
         task = pickle.dumps((function, args))
-        if not self._workers:
-            self._start()
-        port = free_port()
-        answers: dict[int, tuple[bool, Any]] = {}
+        if self._pipe.closed:
+            self._process, self._pipe = self._start()
         try:
-            for _, pipe in self._workers[:world]:
-                pipe.send((task, world, port))
-            self._collect({rank: pipe for rank, (_, pipe) in enumerate(self._workers[:world])}, answers)
+            self._pipe.send((world, task))
+            answers = pickle.loads(self._pipe.recv_bytes())  # noqa: S301  # from our own child
+        except (EOFError, ConnectionError):
+            self.close()  # and start anew with the next run
+            answers = dict.fromkeys(range(world), (False, "who forked it is gone"))
         except BaseException:
             self.close()
             raise
-        if any(not process.is_alive() for process, _ in self._workers):
-            self.close()  # and start anew with the next run
-        return results_of(answers, world)
+        return [pickle.loads(result) for result in results_of(answers, world)]  # noqa: S301  # of our own ranks
 
     def close(self) -> None:
-        """End all workers and what they run."""
-        for _, pipe in self._workers:
-            pipe.close()
-        for process, _ in self._workers:
-            process.join(_ENDS_SECONDS)
-            process.kill()
-            process.join()
-        self._workers.clear()
+        """End what it runs."""
+        self._pipe.close()
+        self._process.join(_ENDS_SECONDS)
+        self._process.kill()
+        self._process.join()
 
-    def _start(self) -> None:
-        import_all()
-        for rank in range(self._size):
-            ours, theirs = _FORK.Pipe()
-            process = _FORK.Process(
-                target=_work, args=(rank, theirs, [ours, *(pipe for _, pipe in self._workers)]), name=f"worker {rank}"
-            )
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
-
-    @staticmethod
-    def _collect(waiting: dict[int, Connection], answers: dict[int, tuple[bool, Any]]) -> None:
-        """Take an answer of each rank; stop those that wait in vain for one that failed, or that take too long."""
-        deadline, stopped = time.monotonic() + SECONDS, False
-        while waiting:
-            ready = wait(list(waiting.values()), timeout=1)
-            failed = any(not fine for fine, _ in answers.values())
-            if not stopped and ((failed and not ready) or time.monotonic() > deadline):
-                stopped = True
-                for pipe in waiting.values():
-                    pipe.send(None)
-            for rank, pipe in list(waiting.items()):
-                if pipe in ready:
-                    del waiting[rank]
-                    try:
-                        answers[rank] = pickle.loads(pipe.recv_bytes())  # noqa: S301  # from our own child
-                    except (EOFError, ConnectionError):
-                        answers[rank] = (False, "its worker is gone")
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        ours, theirs = _FORK.Pipe()
+        process = _FORK.Process(target=_serve, args=(theirs, ours, self._prepare), name="forks ranks")
+        process.start()
+        theirs.close()
+        return process, ours

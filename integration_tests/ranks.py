@@ -1,7 +1,7 @@
 """Several processes as ranks of one gloo group: fork, run, collect, never leave one behind.
 
-Each call forks afresh, so that functions may be of any kind, closures too; `pool.Pool` is started once, and serves
-functions that can be pickled.
+Each call forks afresh, so that functions may be of any kind, closures too; `pool.Pool` forks from a process that has
+computed nothing, and runs functions that can be pickled.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import multiprocessing
 import os
 import pickle
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 SECONDS = 180
@@ -24,7 +26,7 @@ class RanksError(AssertionError):
     """What went wrong, on which rank."""
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -36,11 +38,12 @@ def import_all() -> None:
     import torch._dynamo  # noqa: F401
 
 
-def be_rank(function: Callable[..., object], rank: int, world: int, port: int, results: Connection, args: Any) -> None:
+def _be_rank(function: Callable[..., object], rank: int, world: int, port: int, results: Connection, args: Any) -> None:
     """Be one rank in a process of its own: send ``(True, function(rank, *args))``, or False with the traceback."""
     import torch
     import torch.distributed as dist
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -54,11 +57,18 @@ def be_rank(function: Callable[..., object], rank: int, world: int, port: int, r
         os._exit(1)
 
 
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def results_of(answers: Mapping[int, tuple[bool, Any]], world: int) -> list[Any]:
     """Return results by rank.
 
     Args:
-        answers: what `be_rank` sent, by rank; it may lack some.
+        answers: by rank, whether each succeeded, and its result or what it says; it may lack some.
         world: number of ranks.
 
     Raises:
@@ -71,23 +81,66 @@ def results_of(answers: Mapping[int, tuple[bool, Any]], world: int) -> list[Any]
     return [told[rank][1] for rank in range(world)]
 
 
-def _collect(receivers: Sequence[Connection]) -> dict[int, tuple[bool, Any]]:
+def _collect(
+    receivers: Sequence[Connection], workers: Sequence[BaseProcess], stop: Sequence[Connection]
+) -> dict[int, tuple[bool, Any]]:
     """Return answers by rank, with what came until all had spoken, or one had failed and the rest waited."""
     answers: dict[int, tuple[bool, Any]] = {}
     open_pipes = dict(enumerate(receivers))
     deadline = time.monotonic() + SECONDS
     while open_pipes and time.monotonic() < deadline:
-        some = wait(list(open_pipes.values()), timeout=1)
-        if not some and not all(fine for fine, _ in answers.values()):
-            break  # the others wait for the failed one in vain
+        some = wait([*open_pipes.values(), *stop], timeout=1)
+        if any(pipe in some for pipe in stop) or (not some and not all(fine for fine, _ in answers.values())):
+            break  # nobody asks any more, or the others wait for the failed one in vain
         for rank, receiver in list(open_pipes.items()):
             if receiver in some:
                 del open_pipes[rank]
                 try:
                     answers[rank] = pickle.loads(receiver.recv_bytes())  # noqa: S301  # from our own child
                 except EOFError:
-                    answers[rank] = (False, "ended without a result")
+                    workers[rank].join()
+                    answers[rank] = (False, f"ended without a result, exit code {workers[rank].exitcode}")
     return answers
+
+
+def answers_of(
+    world: int, function: Callable[..., object], args: Sequence[object], *, stop: Sequence[Connection] = ()
+) -> dict[int, tuple[bool, Any]]:
+    """Run ``function(rank, *args)`` in ``world`` forked processes that form a gloo group; every one ends before this.
+
+    Args:
+        world: number of processes.
+        function: what each runs.
+        args: what it is given beside its rank.
+        stop: ends all, as soon as one of these has something to be read.
+
+    Returns:
+        By rank, whether each succeeded, and its result or the traceback; it lacks those that waited in vain.
+    """
+    context = multiprocessing.get_context("fork")
+    port = _free_port()
+    pipes = [context.Pipe(duplex=False) for _ in range(world)]
+    workers = [
+        context.Process(target=_be_rank, args=(function, rank, world, port, pipes[rank][1], args), name=f"rank {rank}")
+        for rank in range(world)
+    ]
+    try:
+        for worker in workers:
+            worker.start()
+        for _, sender in pipes:
+            sender.close()
+        answers = _collect([receiver for receiver, _ in pipes], workers, stop)
+        if len(answers) == world and all(fine for fine, _ in answers.values()):
+            for worker in workers:
+                worker.join(SECONDS)
+        return answers
+    finally:
+        for receiver, _ in pipes:
+            receiver.close()
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+            worker.join()
 
 
 def fork_ranks(world: int, function: Callable[..., object], *args: object) -> list[Any]:
@@ -100,24 +153,4 @@ def fork_ranks(world: int, function: Callable[..., object], *args: object) -> li
         RanksError: with the traceback of every rank that failed.
     """
     import_all()
-    context = multiprocessing.get_context("fork")
-    port = free_port()
-    pipes = [context.Pipe(duplex=False) for _ in range(world)]
-    workers = [
-        context.Process(target=be_rank, args=(function, rank, world, port, pipes[rank][1], args))
-        for rank in range(world)
-    ]
-    try:
-        for worker in workers:
-            worker.start()
-        for _, sender in pipes:
-            sender.close()
-        results = results_of(_collect([receiver for receiver, _ in pipes]), world)
-        for worker in workers:
-            worker.join(SECONDS)
-        return results
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.kill()
-            worker.join()
+    return results_of(answers_of(world, function, args), world)

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commands import SCRIPT, TORCHRUN, Ended, losses, mimo, read_metrics, start, succeed
+from commands import SCRIPT, TORCHRUN, Ended, here, losses, mimo, read_metrics, start, succeed
 from house import ROOT
 from PIL import Image
 
@@ -155,7 +155,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(digits_run: P
     """With the same word that goes on with all others; where there is no run at all, that word is refused."""
     directory = tmp_path / "run"
     words = ("train", *DIGITS, f"run.directory={directory}", "checkpoint.load=latest", "run.steps=1")
-    assert mimo(*words).refused("checkpoint.load: expected a run in", "to go on with, got none. Check run.directory")
+    assert here(*words).refused("checkpoint.load: expected a run in", "to go on with, got none. Check run.directory")
     shutil.copytree(digits_run, directory, ignore=shutil.ignore_patterns("step_*", "latest"))
     assert succeed(*words).startswith("digits: no checkpoint yet, so all 1 steps with 4 processes")
     assert losses(directory) == losses(digits_run)[:1]
@@ -174,7 +174,7 @@ def test_processes_of_torchrun_join(digits_run: Path, tmp_path: Path) -> None:
 def test_a_run_directory_in_use_is_refused(digits_run: Path) -> None:
     """Nothing is overwritten, and the way out is named."""
     before = (digits_run / "metrics.jsonl").read_bytes()
-    assert mimo("train", *DIGITS, f"run.directory={digits_run}").refused(
+    assert here("train", *DIGITS, f"run.directory={digits_run}").refused(
         "run.directory: expected a directory without a run in it, got", "Resume it with checkpoint.load=latest"
     )
     assert (digits_run / "metrics.jsonl").read_bytes() == before
@@ -201,7 +201,7 @@ def test_a_checkpoint_writes_the_caption_of_a_picture(digits_run: Path, digit: P
 
 def test_a_checkpoint_is_inspected_and_verified(digits_run: Path) -> None:
     """What it holds, and that every byte is as it was written."""
-    shown = succeed("checkpoint", "inspect", digits_run)
+    shown = here("checkpoint", "inspect", digits_run).printed
     assert f"step {STEPS}" in shown
     assert re.search(r"^language\.embedding\.weight +F32 +15 x 64 +2", shown, re.MULTILINE)
     assert succeed("checkpoint", "verify", digits_run).endswith(": as they were written\n")
@@ -209,18 +209,18 @@ def test_a_checkpoint_is_inspected_and_verified(digits_run: Path) -> None:
 
 def test_the_written_settings_and_the_example_can_be_run(tmp_path: Path) -> None:
     """What `mimo init` writes, for the plugins that come along, is accepted from anywhere."""
-    assert "mimo check FILE" in succeed("init")
-    assert succeed("init", "new.toml", cwd=tmp_path) == ""
-    shown = succeed("check", "new.toml", cwd=tmp_path)
+    assert "mimo check FILE" in here("init").printed
+    assert here("init", "new.toml", cwd=tmp_path).printed == ""
+    shown = here("check", "new.toml", cwd=tmp_path).printed
     assert "ranks 0-1: F0" in shown
     assert list(tmp_path.iterdir()) == [tmp_path / "new.toml"]
     for file in (ROOT / "examples").glob("*.toml"):
-        assert "ranks 0-1: F0" in succeed("check", file.relative_to(ROOT))
+        assert "ranks 0-1: F0" in here("check", file.relative_to(ROOT)).printed
 
 
 def test_all_plugins_are_listed() -> None:
     """Name, distribution and version; the built-in ones like any other."""
-    lines = [line.split() for line in succeed("plugins").splitlines()]
+    lines = [line.split() for line in here("plugins").printed.splitlines()]
     for name, distribution in {
         "vit": "mimo-encoder-vision",
         "decoder": "mimo-model",

@@ -123,7 +123,16 @@ def symlink(data: Path, samples: list[dict[str, Any]]) -> str:
     return r"data/train\.jsonl:2: expected image paths relative to the file .*, got 'link\.png', which leaves it"
 
 
-@pytest.mark.parametrize("spoil", [unreadable, too_few_placeholders, parent, absolute, symlink])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        unreadable,
+        too_few_placeholders,
+        symlink,
+        pytest.param(parent, marks=pytest.mark.soak),
+        pytest.param(absolute, marks=pytest.mark.soak),
+    ],
+)
 def test_bad_data_ends_every_rank_with_file_and_line(
     spoil: Callable[[Path, list[dict[str, Any]]], str], folder: Path
 ) -> None:

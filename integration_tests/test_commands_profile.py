@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import mimo, succeed
+from commands import here, succeed
 
 SETTINGS = """
 run = {name = "tiny", steps = 2, global_batch = 8, micro_batch = 2}
@@ -68,8 +68,8 @@ def test_what_is_measured_can_be_planned_with(settings: Path) -> None:
         assert (found["recomputed"] > 0) == (module == "vision")
 
     chosen = f"schedule.profile={folder / 'costs.json'}"
-    succeed("check", settings, "modules.vision.recompute=full", chosen, cwd=folder)
-    refused = mimo("check", settings, chosen, cwd=folder)
+    assert here("check", settings, "modules.vision.recompute=full", chosen, cwd=folder).printed
+    refused = here("check", settings, chosen, cwd=folder)
     assert refused.refused("schedule.profile", 'modules.vision.recompute is "none"', 'where it is "full"')
 
 
@@ -80,4 +80,4 @@ def test_what_cannot_be_written_is_told_before_anything_runs(settings: Path) -> 
         (settings.parent, "a file that can be written"),
         (settings, "another file than the settings"),
     ):
-        assert mimo("profile", settings, "--out", out, cwd=settings.parent).refused("--out", text)
+        assert here("profile", settings, "--out", out, cwd=settings.parent).refused("--out", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import install, mimo
+from commands import here, install, mimo
 from house import ROOT
 
 EXAMPLE = "examples/digits.toml"
@@ -77,7 +77,7 @@ EXAMPLE = "examples/digits.toml"
 )
 def test_a_wrong_setting_is_refused(words: list[str], texts: list[str]) -> None:
     """In one line, with what was expected and what was got."""
-    ended = mimo("train", EXAMPLE, *words)
+    ended = here("train", EXAMPLE, *words)
     assert ended.refused(*texts), ended
 
 
@@ -87,7 +87,7 @@ def test_a_missing_dataset_file_is_refused(tmp_path: Path) -> None:
         '[run]\nname = "text"\nsteps = 1\nglobal_batch = 1\n[data]\nplugin = "jsonl"\npath = "train.jsonl"\n'
         '[modules.language]\nplugin = "decoder"\nranks = "0"\n'
     )
-    ended = mimo("train", "text.toml", cwd=tmp_path)
+    ended = here("train", "text.toml", cwd=tmp_path)
     assert ended.refused("data.path: expected an existing jsonl file, got 'train.jsonl'. Check the path;"), ended
     assert [path.name for path in tmp_path.iterdir()] == ["text.toml"]
 
@@ -120,7 +120,7 @@ def test_a_plugin_that_fails_to_import_is_named_with_its_reason(tmp_path: Path) 
 )
 def test_a_wrong_command_line_is_told_plainly(words: list[str], code: int, texts: list[str]) -> None:
     """Without a traceback."""
-    ended = mimo(*words)
+    ended = here(*words)
     assert ended.code == code, ended
     for text in texts:
         assert text in ended.err

@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 import pytest
-from oracle import CPU, Table, alone, make_job, table
-from ranks import fork_ranks
+from jobs import CPU, make_job
+from pool import Pool
+from tables import Table, alone, table
 
 from mimo.hooks import EvaluationInfo, StepInfo
 from mimo.trainer._engine import Engine
@@ -34,15 +35,15 @@ def run(rank: int, settings: Table) -> tuple[StepInfo, EvaluationInfo | None, li
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_counts_do_not_follow_from_the_layout(layout: str) -> None:
+def test_counts_do_not_follow_from_the_layout(layout: str, pool: Pool) -> None:
     """Rows, label tokens, samples cut short, loads, further losses, and each judged sample once."""
     settings = table(LAYOUTS[layout], microbatches=2, language=EXPERTS)
     settings["data"]["max_tokens"] = 12
-    ((step, evaluation, written),) = fork_ranks(1, run, alone(settings))
+    ((step, evaluation, written),) = pool.run(1, run, alone(settings))
     assert step.truncated > 0
     assert evaluation is not None
     assert len(written) == evaluation.samples > 0
-    found = fork_ranks(make_job(settings).world, run, settings)
+    found = pool.run(make_job(settings).world, run, settings)
     for other, judged, _ in found:
         for key in ("rows", "label_tokens", "truncated", "counts"):
             assert getattr(other, key) == getattr(step, key), key

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from oracle import CPU, Table, make_job, table
-from ranks import fork_ranks
+from jobs import CPU, make_job
+from pool import Pool
 from rich.console import Console
+from tables import Table, table
 
 from mimo.hooks import EdgeTraffic
 from mimo.trainer._edge_traffic import expect_traffic
@@ -48,11 +49,11 @@ def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_boundaries_send_what_was_expected_of_them(layout: str) -> None:
+def test_boundaries_send_what_was_expected_of_them(layout: str, pool: Pool) -> None:
     """Every rank knows what all have sent in each step; no row crosses a boundary more often than it must."""
     settings = ask(LAYOUTS[layout])
     job = make_job(settings)
-    for step, found in enumerate(zip(*fork_ranks(job.world, train, settings), strict=True), 1):
+    for step, found in enumerate(zip(*pool.run(job.world, train, settings), strict=True), 1):
         expected = list(expect_traffic(job, step))
         assert all(one == {it.edge.name: it.traffic for it in expected} for one in found)
         for it in expected:
@@ -62,10 +63,10 @@ def test_boundaries_send_what_was_expected_of_them(layout: str) -> None:
             assert back == (sum(it.traffic.rows_sent) if it.edge.gradient else 0)
 
 
-def test_nothing_is_told_unless_it_is_asked_for() -> None:
+def test_nothing_is_told_unless_it_is_asked_for(pool: Pool) -> None:
     """And nothing more is sent in the step's one message."""
     assert (
-        fork_ranks(2, train, ask({"vision": {"ranks": [0]}, "language": {"ranks": [1]}}, edges=False)) == [[{}, {}]] * 2
+        pool.run(2, train, ask({"vision": {"ranks": [0]}, "language": {"ranks": [1]}}, edges=False)) == [[{}, {}]] * 2
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from oracle import CPU, find, make_job, table
+from jobs import CPU, find, make_job
 from pool import Pool
 from resuming import run_and_save
+from tables import table
 from torch import Tensor, nn
 
 from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from house import ROOT
-from oracle import find, table
+from jobs import find
+from tables import table
 from test_oracle import on
 
 from mimo.trainer._config import make_settings

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from cases import in_turn
-from oracle import CPU, Oracle, Table, make_job, scheduled, table
+from jobs import CPU, make_job
+from oracle import Oracle
 from pool import Pool
 from resuming import check_trajectory, run_and_save, run_steps
-from test_oracle import CLEAR_SEEDS, SP, Modules, found, on
+from tables import Table, scheduled, table
+from test_oracle import CLEAR_SEEDS, SP, Modules, on
 
 from mimo.hooks import StepInfo
 from mimo.trainer._engine import Engine
@@ -37,9 +39,47 @@ RULES: Mapping[str, Table] = {
     "named clip groups": {
         "optimizer": {
             "patterns": {"*.projector.*": {"clip_group": "ends"}, "language.head.*": {"clip_group": "ends"}},
+            "clip_groups": {"ends": CLIP / 5},
         },
         "vision": {"clip_group": "eyes"},
     },
+}
+THINGS: Mapping[str, Table] = {
+    "*.query.*": {"lr": 2e-3},
+    "*.key.*": {"lr_warmup_steps": 3},
+    "*.value.*": {"lr_schedule": "cosine", "lr_min": 1e-4},
+    "*.attention.output.*": {"lr_schedule": "linear", "lr_decay_steps": 2, "lr_min": 2e-4, "lr_warmup_steps": 1},
+    "*.mlp.up.*": {"weight_decay": 0.5},
+    "*.mlp.down.*": {"betas": [0.5, 0.8]},
+    "*norm.*": {"eps": 3e-4},
+    "*projector.up.*": {"clip_group": "own"},
+    "*embedding.*": {"clip_group": "own"},
+    "*projector.down.*": {"plugin": "hybrid", "fraction": 0.5},
+    "*head.*": {"plugin": "hybrid", "fraction": 0.5},
+}
+"""What a pattern may have for itself, one thing at a time."""
+WHOLE: Table = {
+    "plugin": "hybrid",
+    "fraction": 0.5,
+    "lr": 2e-3,
+    "lr_schedule": "cosine",
+    "lr_min": 2e-4,
+    "lr_warmup_steps": 1,
+    "lr_stable_steps": 1,
+    "lr_decay_steps": 4,
+    "weight_decay": 0.5,
+    "betas": [0.5, 0.8],
+    "eps": 3e-4,
+    "clip_group": "own",
+}
+"""What a module may have for itself, at once."""
+OWN: Mapping[str, Mapping[str, Table]] = {
+    "patterns": {"optimizer": {"patterns": THINGS}},
+    "patterns of a module": {
+        "language": {"patterns": {glob: keys for glob, keys in THINGS.items() if "proj" not in glob}}
+    },
+    "a module": {"vision": WHOLE},
+    "the other module": {"language": WHOLE},
 }
 LAYOUTS: dict[str, Modules] = {
     "alone": {"vision": on(0, 0), "language": on(0, 0)},
@@ -48,12 +88,6 @@ LAYOUTS: dict[str, Modules] = {
     "vision tp3, language cp2 tp2 sp": {"vision": on(0, 2, tp=3), "language": on(1, 4, cp=2, tp=2, **SP)},
     "language tp2 pp2 dp2": {"vision": on(0, 2), "language": on(0, 7, tp=2, pp=2)},
 }
-
-
-@pytest.fixture(scope="module")
-def oracle(pool: Pool) -> Oracle:
-    """One oracle for all tests here: it computes each model's truth once."""
-    return Oracle(pool)
 
 
 def settings_of(modules: Modules, rules: str, **more: Any) -> Table:
@@ -69,7 +103,17 @@ def settings_of(modules: Modules, rules: str, **more: Any) -> Table:
 @pytest.mark.parametrize(("rules", "layout"), in_turn(RULES, list(LAYOUTS)))
 def test_each_parameter_is_stepped_as_its_settings_say(rules: str, layout: str, oracle: Oracle) -> None:
     """Losses, gradients and weights are those of torch's AdamW with a group for each parameter, in every layout."""
-    assert found(settings_of(LAYOUTS[layout], rules), oracle) == ""
+    assert oracle.check(settings_of(LAYOUTS[layout], rules)) == ""
+
+
+@pytest.mark.parametrize(("who", "layout"), in_turn(OWN, list(LAYOUTS)))
+def test_each_thing_may_differ_at_each_level(who: str, layout: str, oracle: Oracle) -> None:
+    """Plugin, rate, schedule, decay, betas and clip group; under another plugin, what was written for all stays."""
+    settings = settings_of(LAYOUTS[layout], "a norm a module")
+    settings["optimizer"] |= {"betas": [0.8, 0.95], "clip_groups": {"own": CLIP / 5}, **OWN[who].get("optimizer", {})}
+    for name, module in settings["modules"].items():
+        module["optimizer"] = OWN[who].get(name, {})
+    assert oracle.check(settings) == ""
 
 
 @pytest.mark.parametrize(("rules", "shard"), in_turn(RULES, ["optimizer", "full", "gradients"]))
@@ -77,17 +121,16 @@ def test_patterns_and_norms_work_over_pieces_of_parameters(rules: str, shard: st
     """A norm counts each piece once, however a module's parameters are spread over its lanes."""
     settings = settings_of(LAYOUTS["language tp2 pp2 dp2"], rules)
     settings["optimizer"] |= {"plugin": "distributed", "shard": shard}
-    assert found(settings, oracle) == ""
+    assert oracle.check(settings) == ""
 
 
 @pytest.mark.parametrize(("plugin", "layout"), in_turn(["distributed", "adamw"], list(LAYOUTS)[1:3]))
 def test_one_module_may_have_several_plugins(plugin: str, layout: str, oracle: Oracle) -> None:
-    """Each steps its own parameters, which lie as the module's plugin says."""
+    """Each steps its own parameters, which lie as the module's plugin says; what is written for all is for each."""
     settings = settings_of(LAYOUTS[layout], "a norm a module")
-    keys = {"weight_decay": 0.1, "eps": settings["optimizer"]["eps"]}
-    patterns = {"*.mlp.*": {"plugin": "hybrid", "fraction": 0.5, **keys}, "*.bias": {"plugin": "adamw", **keys}}
+    patterns = {"*.mlp.*": {"plugin": "hybrid", "fraction": 0.5}, "*.bias": {"plugin": "adamw"}}
     settings["optimizer"] |= {"plugin": plugin, "patterns": patterns}
-    assert found(settings, oracle) == ""
+    assert oracle.check(settings) == ""
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -96,7 +139,7 @@ def test_experts_and_tied_embeddings_count_once_in_their_clip_group(rules: str, 
     language, seed = CLEAR_SEEDS["softmax"]
     modules = {"vision": on(0, 1), "language": on(0, 7, pp=2, ep=2, etp=2)}
     keys = {**language, "tied": rules != "named clip groups"}
-    assert found(oracle.clear(settings_of(modules, rules, language=keys, seed=seed)), oracle) == ""
+    assert oracle.check(oracle.clear(settings_of(modules, rules, language=keys, seed=seed))) == ""
 
 
 @pytest.mark.parametrize("rules", ["patterns", "named clip groups"])

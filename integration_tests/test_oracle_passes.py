@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from cases import in_turn
-from oracle import SAMPLES, Oracle, make_job, table
-from pool import Pool
-from test_oracle import SP, Modules, on
+from jobs import make_job
+from oracle import Oracle
+from tables import SAMPLES, table
+from test_oracle import SP, Modules, on, varied
 
 from mimo.schedule import Route
 from mimo.trainer._route_cache import RouteCache
@@ -36,21 +36,15 @@ PASSES: dict[str, Modules] = {
 }
 
 
-@pytest.fixture(scope="module")
-def oracle(pool: Pool) -> Oracle:
-    """One oracle for all tests here."""
-    return Oracle(pool)
-
-
 def found(modules: Modules, factors: Mapping[str, int], oracle: Oracle, *, pictures: str = "mixed") -> str:
     """Return the differences from the oracle, a line each, where an encoder's passes serve as many microbatches."""
     keys: dict[str, dict[str, Any]] = {name: dict(of) for name, of in modules.items()}
     for name, factor in factors.items():
         keys[name]["batch_factor"] = factor
-    return "\n".join(oracle.check(table(keys, microbatches=MICROBATCHES, pictures=pictures)))
+    return oracle.check(table(keys, microbatches=MICROBATCHES, pictures=pictures))
 
 
-@pytest.mark.parametrize(("layout", "factor"), in_turn(PASSES, [2, 3]))
+@pytest.mark.parametrize(("layout", "factor"), varied(PASSES, 2, 3))
 def test_a_pass_may_serve_several_microbatches(layout: str, factor: int, oracle: Oracle) -> None:
     """Loss, gradients and weights are the same when an encoder encodes 2 microbatches at once, or 3 and then 1."""
     others = {"glyph": 5 - factor} if "glyph" in PASSES[layout] else {}

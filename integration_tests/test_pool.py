@@ -1,10 +1,12 @@
-"""The pool that other tests run in: its workers stay, its runs leave nothing behind, and no fault goes unnoticed."""
+"""The pool that other tests run in: it stays, its runs leave nothing behind, and no fault goes unnoticed."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 @pytest.fixture
 def own_pool() -> Iterator[Pool]:
     """A pool of this test alone, which it may harm."""
-    with Pool(3) as pool:
+    with Pool() as pool:
         yield pool
 
 
@@ -44,18 +46,34 @@ def fail(rank: int, how: str) -> None:
     if rank == 1:
         if how == "error":
             raise KeyError("lost")
-        os.kill(os.getppid() if how == "worker" else os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid() if how == "parent" else os.getpid(), signal.SIGKILL)
         signal.pause()
     dist.barrier()
 
 
-def test_the_same_workers_serve_runs_of_any_size(own_pool: Pool) -> None:
-    """Each rank's result comes from its own worker, whatever ran before."""
+def test_one_process_forks_the_ranks_of_runs_of_any_size(own_pool: Pool) -> None:
+    """Each rank's result comes back in its place, whatever ran before."""
     first = own_pool.run(3, where)
     assert [(rank, total) for rank, total, _ in first] == [(0, 3), (1, 3), (2, 3)]
-    assert len({worker for _, _, worker in first}) == 3
-    assert own_pool.run(2, where) == [(rank, 1, worker) for rank, _, worker in first[:2]]
+    assert len({parent for _, _, parent in first}) == 1
+    assert own_pool.run(2, where) == [(rank, 1, parent) for rank, _, parent in first[:2]]
     assert own_pool.run(3, where) == first
+
+
+def import_late(rank: int) -> bool:
+    """Tell whether a module that nothing else here needs has been imported, and import it."""
+    known = "sched" in sys.modules
+    import sched  # noqa: F401
+
+    return known
+
+
+def test_what_ranks_import_those_of_the_next_run_need_not(own_pool: Pool) -> None:
+    """Nor what is prepared for all runs."""
+    assert own_pool.run(2, import_late) == [False, False]
+    assert own_pool.run(1, import_late) == [True]
+    with Pool(partial(import_late, 0)) as prepared:
+        assert prepared.run(2, import_late) == [True, True]
 
 
 def test_meshes_of_one_shape_on_other_ranks_are_not_confused(own_pool: Pool) -> None:
@@ -67,10 +85,14 @@ def test_meshes_of_one_shape_on_other_ranks_are_not_confused(own_pool: Pool) -> 
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("error", "KeyError: 'lost'"), ("rank", "ended without a result, exit code -9"), ("worker", "its worker is gone")],
+    [
+        ("error", "KeyError: 'lost'"),
+        ("rank", "ended without a result, exit code -9"),
+        ("parent", "who forked it is gone"),
+    ],
 )
 def test_a_fault_is_told_by_rank_and_the_pool_goes_on(own_pool: Pool, how: str, told: str) -> None:
-    """Ranks that wait for the failed one are ended; a worker that was killed is replaced."""
+    """Ranks that wait for the failed one are ended; who forks them is replaced if it is gone."""
     with pytest.raises(RanksError, match=rf"(?s)rank 1:\n[^\0]*{told}"):
         own_pool.run(3, fail, how)
     assert [total for _, total, _ in own_pool.run(3, where)] == [3, 3, 3]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle import RATE, table, world_of
 from pool import Pool
 from resuming import check_trajectory, run_and_save, run_steps
+from tables import RATE, table, world_of
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "disjoint": {"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}},
@@ -67,16 +67,16 @@ def settings_of(layout: Mapping[str, Mapping[str, Any]], directory: Path) -> dic
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("disjoint", "disjoint"),
         ("tied stages", "tied stages"),
         ("tied stages, three lanes", "tied stages, three lanes"),
-        ("colocated lanes", "colocated lanes"),
         ("disjoint", "alone"),
-        ("alone", "tied stages"),
         ("tied stages", "colocated lanes"),
-        ("colocated lanes", "disjoint"),
         ("experts over lanes", "experts over lanes"),
         ("experts over lanes", "experts over context ranks"),
+        pytest.param("disjoint", "disjoint", marks=pytest.mark.soak),
+        pytest.param("colocated lanes", "colocated lanes", marks=pytest.mark.soak),
+        pytest.param("alone", "tied stages", marks=pytest.mark.soak),
+        pytest.param("colocated lanes", "disjoint", marks=pytest.mark.soak),
     ],
 )
 def test_six_steps_equal_three_saved_and_three_more(before: str, after: str, tmp_path: Path, pool: Pool) -> None:

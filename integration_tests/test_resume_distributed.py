@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 import pytest
-from oracle import make_job, world_of
+from jobs import make_job
 from pool import Pool
 from resuming import check_trajectory, evaluation_loss, run_and_evaluate, run_and_save, run_steps
+from tables import world_of
 from test_oracle import SP, Modules, on
 from test_resume import settings_of
 
@@ -52,15 +53,15 @@ class How:
     [
         (How("dp4", "optimizer"), How("dp4", "optimizer")),
         (How("pp2 dp2", "full"), How("pp2 dp2", "full")),
-        (How("dp4", "optimizer"), How("dp2", "full")),
         (How("dp4", "gradients", 2), How("dp4", "gradients")),
         (How("tp2 dp2", "optimizer"), How("dp2", "optimizer")),
-        (How("pp2 dp2", "gradients"), How("dp2", "optimizer")),
         (How("ep4", "optimizer"), How("ep2", "full")),
-        (How("ep2", "gradients"), How("ep4", "optimizer")),
         (How("tp2 dp2", "full"), How("dp4")),
-        (How("pp2 dp2"), How("dp4", "gradients", 2)),
         (How("ep2"), How("ep2", "optimizer")),
+        pytest.param(How("dp4", "optimizer"), How("dp2", "full"), marks=pytest.mark.soak),
+        pytest.param(How("pp2 dp2"), How("dp4", "gradients", 2), marks=pytest.mark.soak),
+        pytest.param(How("pp2 dp2", "gradients"), How("dp2", "optimizer"), marks=pytest.mark.soak),
+        pytest.param(How("ep2", "gradients"), How("ep4", "optimizer"), marks=pytest.mark.soak),
     ],
     ids=str,
 )

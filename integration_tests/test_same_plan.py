@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from oracle import CPU, Table, make_job, table
+from jobs import CPU, make_job
 from pool import Pool
+from tables import Table, table
 from test_oracle import on
 
 from mimo.hooks import PlanError

@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from oracle import CPU, make_job, table
-from ranks import fork_ranks
+from jobs import CPU, make_job
+from pool import Pool
+from tables import table
 
 from mimo.data import Dataset
 from mimo.hooks import DataError
@@ -105,9 +106,9 @@ def run_steps(rank: int) -> list[str]:
     return [*found, str(raised.value)]
 
 
-def test_ends_of_an_edge_that_hold_other_samples_are_both_named_on_every_rank() -> None:
+def test_ends_of_an_edge_that_hold_other_samples_are_both_named_on_every_rank(pool: Pool) -> None:
     """At the first step or a later one, by number or by content: the same words everywhere, before anything is sent."""
-    first, second, text = zip(*fork_ranks(4, run_steps), strict=True)
+    first, second, text = zip(*pool.run(4, run_steps), strict=True)
     for messages, step, at in ((first, 1, 3), (second, 2, 3), (text, 1, 6)):
         assert len(set(messages)) == 1
         expected = f"step {step}, " + BOTH.replace("{at}", str(at)).replace("{other}", "95" if at == 3 else r"\d+")
@@ -137,9 +138,9 @@ def run_unreadable(rank: int) -> None:
                 engine.train(2)
 
 
-def test_what_cannot_be_read_ends_the_step_that_needs_it() -> None:
+def test_what_cannot_be_read_ends_the_step_that_needs_it(pool: Pool) -> None:
     """The step before, in which it is looked at already, is done and may be saved."""
-    fork_ranks(4, run_unreadable)
+    pool.run(4, run_unreadable)
 
 
 def run_evaluation(rank: int) -> None:
@@ -153,9 +154,9 @@ def run_evaluation(rank: int) -> None:
         engine.evaluate(1)
 
 
-def test_evaluation_looks_too() -> None:
+def test_evaluation_looks_too(pool: Pool) -> None:
     """Also where only stages of one module differ."""
-    fork_ranks(4, run_evaluation)
+    pool.run(4, run_evaluation)
 
 
 def run_short_evaluation(rank: int, length: int) -> None:
@@ -169,9 +170,9 @@ def run_short_evaluation(rank: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [95, 72, 0])
-def test_evaluation_counts_samples_first(length: int) -> None:
+def test_evaluation_counts_samples_first(length: int, pool: Pool) -> None:
     """One less in the last batch, a batch less, none at all: ranks would not do as many batches, or as long ones."""
-    fork_ranks(4, run_short_evaluation, length)
+    pool.run(4, run_short_evaluation, length)
 
 
 def train_swapped(place: Place) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from oracle import CPU, make_job, table
-from ranks import fork_ranks
+from jobs import CPU, make_job
+from pool import Pool
+from tables import table
 
 from mimo.model.runtime import LanguageBatch
 from mimo.topology import context_spans
@@ -60,9 +61,9 @@ def look(rank: int, modules: Mapping[str, Mapping[str, Any]], blind: int | None 
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[Seen]:
+def ranks(pool: Pool) -> list[Seen]:
     """Return what each rank of a pipeline of three stages saw."""
-    return fork_ranks(5, look, MODULES)
+    return pool.run(5, look, MODULES)
 
 
 def test_a_rank_holds_the_parameters_of_its_own_stages_alone(ranks: list[Seen]) -> None:
@@ -85,10 +86,10 @@ def test_position_ids_reach_every_stage_unchanged(ranks: list[Seen]) -> None:
         assert [positions for positions, _, _ in seen.calls] == expected
 
 
-def test_position_ids_are_those_of_the_whole_sample_on_context_ranks() -> None:
+def test_position_ids_are_those_of_the_whole_sample_on_context_ranks(pool: Pool) -> None:
     """A rank that holds two spans of each sample is told where in the sample they lie."""
     modules = {"vision": {"ranks": [0]}, "language": {"ranks": [1, 2], "cp": 2}}
-    for context_rank, seen in enumerate(fork_ranks(3, look, modules)[1:]):
+    for context_rank, seen in enumerate(pool.run(3, look, modules)[1:]):
         expected = [
             [at for length in batch for span in context_spans(length, size=2, rank=context_rank) for at in range(*span)]
             for batch in seen.lengths
@@ -103,7 +104,7 @@ def test_later_stages_are_given_hidden_states_and_no_rows(ranks: list[Seen]) -> 
         assert {(hidden, frozenset(rows)) for _, hidden, rows in seen.calls} == {(True, frozenset())}
 
 
-def test_a_middle_stage_reads_hidden_states_only(ranks: list[Seen]) -> None:
+def test_a_middle_stage_reads_hidden_states_only(ranks: list[Seen], pool: Pool) -> None:
     """Without tokens, labels and placeholders it computes the same: the loss is that of the step that had them."""
-    blind = fork_ranks(5, look, MODULES, 3)
+    blind = pool.run(5, look, MODULES, 3)
     assert blind[4].loss == ranks[4].loss > 0

@@ -1,0 +1,69 @@
+"""From the settings of small models to jobs, with installed plugins and some of ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import attrs
+import synthetic
+import torch
+from tables import Table
+from torch import Tensor, nn
+
+from mimo.data import DATASETS
+from mimo.hooks import Kind, Registry, discover
+from mimo.model import ENCODERS
+from mimo.schedule import SCHEDULES
+from mimo.trainer._config import make_settings
+from mimo.trainer._plugins import KINDS
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+
+CPU = torch.device("cpu")
+
+
+@functools.cache
+def _installed(kind: Kind[Any]) -> Registry[Any]:
+    """Ask what is installed once: it takes a fifth of a second, and each rank of each case would ask."""
+    return discover(kind)
+
+
+def prepare() -> None:
+    """Do once what every process that makes a job would have to do."""
+    for kind in KINDS:
+        _installed(kind)
+
+
+def find(kind: Kind[Any], name: str, where: str) -> Any:
+    """Find installed plugins and some of ours.
+
+    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and ``shy-vit``, which runs
+    no layer and gives rows without a graph where it has no picture, as a stranger's encoder may.
+    """
+    if kind is DATASETS and name == "synthetic":
+        return synthetic.mimo_register_datasets()[0]
+    if kind is SCHEDULES and name == "1f1b-v":
+        return attrs.evolve(find(kind, "1f1b", where), name=name, placement=lambda _config: "v")
+    if kind is ENCODERS and name == "shy-vit":
+        spec = find(kind, "vit", where)
+        build = functools.partial(_shy, spec.build)
+        return attrs.evolve(spec, name=name, build=build, tensor=None, stages=None, context=None, recompute={})
+    return _installed(kind).find(name, where)
+
+
+def _shy(build: Callable[[Any, int], nn.Module], config: Any, hidden: int) -> nn.Module:
+    module = build(config, hidden)
+    run = type(module).forward
+
+    def forward(self: nn.Module, items: Sequence[Any]) -> Tensor:
+        return cast("Tensor", run(self, items)) if items else torch.zeros(0, hidden)
+
+    module.__class__ = type("Shy", (type(module),), {"forward": forward})
+    return module
+
+
+def make_job(settings: Table) -> Job:
+    """Resolve settings."""
+    return resolve(make_settings(settings), find=find)

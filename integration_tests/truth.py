@@ -1,0 +1,110 @@
+"""The truth: a plain one-process PyTorch loop over the whole batch, without a plan, a boundary or our optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from jobs import CPU, make_job
+from plain_rules import PlainRules
+from tables import SAMPLES, STEPS, Table, alone
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mimo.data import StepSampler
+from mimo.model import LanguageModelSpec
+from mimo.model.runtime import Choices, Router, local
+from mimo.trainer._engine import Engine
+from mimo.trainer._programs import language_batch
+from mimo.trainer._step_data import StepData
+
+
+@attrs.frozen(kw_only=True)
+class Truth:
+    """What a few steps come to; gradients of the first of them, weights after the last, by full name.
+
+    ``gap`` is the least by which any row's choice of experts was clear.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    gap: float
+
+
+def run_plain(_rank: int, settings: Table) -> Truth:
+    """Train by a plain loop."""
+    job = make_job(alone(settings))
+    engine = Engine(job, rank=0, device=CPU)  # builds the modules; nothing else of it is used
+    parts = {part.name: part for part in engine.model.parts.values()}
+    weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
+    trained = {name: value for name, value in weights.items() if value.requires_grad}
+    rules = PlainRules(settings, trained)
+    optimizer = rules.make_adamw()
+    assert job.train is not None
+    sampler = StepSampler(len(job.train), SAMPLES, job.settings.run.seed)
+    losses, norms, gradients = [], [], {}
+    gaps = _watch_gaps(parts["language"].module)
+    for step in range(1, STEPS + 1):
+        (batch,) = StepData.cut(job, job.train, sampler.samples(step), microbatches=1).microbatches
+        rows = {}
+        for module in job.encoders:
+            items = batch.items(module, 0)
+            prepared = batch.prepare(module, 0)
+            if prepared:
+                rows[module.name] = parts[module.name].encode(prepared, [item.info.size for item in items])
+        packed = language_batch(batch.packed(0), job, CPU)
+        language = parts["language"].language
+        labels = packed.labels
+        count = int((labels >= 0).sum())
+        loss = language.losses(language(packed, rows, None), labels).sum() / count
+        whole = loss + sum(packed.ledger.losses.values()) / count
+        optimizer.zero_grad()
+        if whole.requires_grad:  # not where only an encoder trains and has nothing to read
+            whole.backward()
+        norms.append(_norm(trained.values()))
+        if step == 1:
+            gradients = {name: _plain(value.grad) for name, value in trained.items() if value.grad is not None}
+        rules.clip()
+        rules.set_rates(optimizer, step)
+        optimizer.step()
+        assert isinstance(job.language.spec, LanguageModelSpec)
+        if job.language.spec.experts is not None:
+            job.language.spec.experts.after_step(parts["language"].module, packed.ledger.counts)
+        losses.append(float(loss.detach()))
+    return Truth(
+        losses=losses,
+        norms=norms,
+        gradients=gradients,
+        weights={name: _plain(value) for name, value in weights.items()},
+        gap=min(gaps, default=math.inf),
+    )
+
+
+def _plain(value: Tensor) -> Tensor:
+    """Return a copy as a plain tensor."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def _norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Return the norm of all gradients together."""
+    gradients = [_plain(value.grad).double() for value in parameters if value.grad is not None]
+    return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+
+
+def _watch_gaps(module: nn.Module) -> list[float]:
+    """Return a list that takes, at each forward of each router, by how much the closest choice of a row was clear."""
+    gaps: list[float] = []
+
+    def watch(router: Router, _inputs: Any, choices: Choices) -> None:
+        ranked = choices.scores.detach() + (0.0 if router.bias is None else local(router.bias))
+        best = ranked.topk(router.chosen + 1, dim=1).values
+        gaps.append(float((best[:, -2] - best[:, -1]).min()))
+
+    for part in module.modules():
+        if isinstance(part, Router) and part.chosen < len(part.weight):
+            part.register_forward_hook(watch)
+    return gaps
