@@ -164,3 +164,17 @@ def test_layers_may_compute_in_bf16(layout: str, shard: str, pool: Pool, oracle:
     for outcome in pool.run(world_of(settings), run_layout, distributed(settings, Way(shard))):
         assert outcome.losses == pytest.approx(truth.losses, rel=1e-2)
         assert {str(piece.values.dtype) for piece in outcome.weights.values()} == {"float32"}
+
+
+CROWDED: dict[str, Modules] = {
+    "two encoders on one pair": {"vision": on(0, 1), "glyph": on(0, 1), "language": on(1, 2)},
+    "lanes that are tensor ranks": {"vision": on(0, 2), "glyph": on(0, 2, tp=3), "language": on(1, 2)},
+}
+"""Several modules that talk over the same ranks."""
+
+
+@pytest.mark.parametrize("layout", CROWDED)
+def test_sums_of_several_modules_do_not_meet(layout: str, oracle: Oracle) -> None:
+    """Where a schedule gives each rank an order of its own, they come to sums of two modules in different orders."""
+    settings = scheduled(table(CROWDED[layout], microbatches=2, language={"tied": True, "layers": 4}), "ahead")
+    assert oracle.check(distributed(settings, Way("optimizer"))) == ""

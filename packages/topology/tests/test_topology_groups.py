@@ -1,7 +1,6 @@
 """Which groups of ranks a graph needs."""
 
 import itertools
-from typing import Any
 
 from mimo.topology import Grid, Module, ModuleGraph, Overlap, gather_groups, gradient_groups, needed_groups, tied_pairs
 
@@ -99,23 +98,25 @@ def test_topology_experts_are_spread_over_as_many_of_their_lanes_as_divide_both(
     assert needed(8, 4) == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 4), (1, 5), (2, 6), (3, 7)]
 
 
-def test_topology_gradients_have_groups_of_their_own_where_layers_talk_over_the_same_ranks() -> None:
-    """Context ranks that are all data lanes there are, experts that lie over them; everything that is gathered."""
-
-    def groups(*, ranks: int = 4, early: bool = True, trains: bool = True, **keys: Any) -> tuple[tuple[int, ...], ...]:
-        axes = {key: keys.pop(key) for key in ("dp", "cp", "tp", "ep") if key in keys}
-        overlaps = frozenset[Overlap]({"sums"} if early else ())
-        grid = Grid(name="language", ranks=range(ranks), **axes)
-        module = Module(grid=grid, trains=(trains,), overlaps=overlaps, **keys)
-        return gradient_groups(ModuleGraph(modules=(module,), arrows=()))
-
-    assert groups(dp=4) == groups(dp=2, cp=2) == groups(dp=2, tp=2) == ()
-    assert groups(cp=4) == ((0, 1, 2, 3),)
-    assert groups(cp=2, tp=2) == ((0, 2), (1, 3))
-    assert groups(dp=4, ep=4, experts=True) == ((0, 1, 2, 3),)
-    assert groups(dp=4, ep=2, experts=True) == ()
-    assert groups(dp=4, shard_lanes=2, gathers=True) == ((0, 1), (2, 3), (0, 2), (1, 3))
-    assert groups(cp=4, early=False) == groups(cp=4, trains=False) == ()
+def test_topology_each_stage_has_groups_of_its_own_for_gradients_that_are_summed_beside_layers() -> None:
+    """Of lanes that share a copy and of those that hold copies; nothing of what is frozen or summed at fixed places."""
+    sums = frozenset[Overlap]({"sums"})
+    vision = Module(grid=Grid(name="vision", ranks=range(4), dp=4), trains=(True,), shard_lanes=2, overlaps=sums)
+    frozen = Module(grid=Grid(name="frozen", ranks=range(4), dp=4), trains=(False,), overlaps=sums)
+    plain = Module(grid=Grid(name="plain", ranks=range(4), dp=4), trains=(True,))
+    language = Module(
+        grid=Grid(name="language", ranks=range(4), dp=2, pp=2), trains=(True,) * 4, chunks=2, overlaps=sums
+    )
+    arrows = tuple((name, "language") for name in ("vision", "frozen", "plain"))
+    graph = ModuleGraph(modules=(vision, frozen, plain, language), arrows=arrows)
+    found = gradient_groups(graph)
+    assert [ranks for stage, ranks in found if stage.module == "vision"] == [(0, 1), (2, 3), (0, 2), (1, 3)]
+    # Two chunks on each rank, whose sums different ranks may begin in different orders.
+    assert [(stage.stage, ranks) for stage, ranks in found if stage.module == "language"] == [
+        *((0, (0, 1)), (1, (2, 3))),
+        *((2, (0, 1)), (3, (2, 3))),
+    ]
+    assert {stage.module for stage, _ in found} == {"vision", "language"}
 
 
 def test_topology_gathers_at_any_time_have_groups_of_their_own() -> None:

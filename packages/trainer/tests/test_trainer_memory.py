@@ -235,6 +235,8 @@ def test_the_ranks_of_a_machine_are_all_unless_the_environment_tells() -> None:
     """``LOCAL_WORLD_SIZE`` is torchrun's name for it."""
     assert ranks_of_machine({}, 16) == 16
     assert ranks_of_machine({"LOCAL_WORLD_SIZE": "8"}, 16) == 8
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE: expected 1 or more, got 0"):
+        ranks_of_machine({"LOCAL_WORLD_SIZE": "0"}, 16)
     with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE: expected a whole number, got 'eight'"):
         ranks_of_machine({"LOCAL_WORLD_SIZE": "eight"}, 16)
 

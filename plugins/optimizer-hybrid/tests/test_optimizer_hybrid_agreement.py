@@ -126,7 +126,8 @@ def test_memory_is_asked_for_by_all_ranks_and_modules_together(run_ranks: Callab
     refusal = (
         "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
         f"{3 * HELD:,} bytes (20.8 KiB) for ranks 0, 1, 3 together, got {3 * HELD - 1:,} bytes (20.8 KiB) free. "
-        "Set it lower, spread the state over more data lanes, or run fewer ranks on this machine."
+        "Set fraction lower in the table that chooses this plugin (optimizer, a module's or a pattern's), spread the "
+        "state over more data lanes, or run fewer ranks on this machine."
     )
     assert run_ranks(4, build_in, 3 * HELD - 1, given) == [(refusal, 0)] * 4
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 
-class LaneSum(Protocol):
+class Begun(Protocol):
     """A sum over lanes that has begun."""
 
     @property
@@ -59,7 +58,7 @@ class Group:
         found: Mapping[str, Owned],
         *,
         mesh: DeviceMesh,
-        sums: Callable[[list[Tensor]], LaneSum],
+        sums: Callable[[list[Tensor]], Begun],
         dtype: torch.dtype,
         before: Callable[[], None],
     ) -> None:
@@ -89,10 +88,9 @@ class Group:
             for one in self._group.fsdp_params
         }
         self._trained = {name: one for name, one in self._parameters.items() if one.sharded_param.requires_grad}
-        self._device = next(iter(given)).device
         self._is_due: Future[None] | None = None
         self._pending: UnshardHandle | None = None
-        self._sum: LaneSum | None = None
+        self._sum: Begun | None = None
         self._sums: dict[str, Tensor] = {}
 
     @property
@@ -110,18 +108,28 @@ class Group:
         if not self.is_gathered:
             self._begin_gather()
 
-    def gather_when_ready(self, executor: Executor) -> None:
-        """Have a thread begin to gather the parameters, on all lanes alike; its groups are used by no other."""
+    def gather_when_ready(self, executor: Executor, stream: torch.Stream | None) -> None:
+        """Have a thread begin to gather the parameters, on all lanes alike; its groups are used by no other.
+
+        Args:
+            executor: the thread.
+            stream: of an accelerator, where it waits so that what the device computes need not; None on the CPU.
+        """
         if not self.is_gathered:
-            self._is_due = executor.submit(self._begin_gather_beside)
+            stepped = None if stream is None else torch.accelerator.current_stream(stream.device).record_event()
+            self._is_due = executor.submit(self._begin_gather_beside, stream, stepped)
 
     def _begin_gather(self) -> None:
         self._before()
         self._pending = self._module.unshard(async_op=True)
 
-    def _begin_gather_beside(self) -> None:
-        """Do so without having what the device computes wait for it."""
-        with nullcontext() if self._device.type == "cpu" else torch.Stream(self._device):
+    def _begin_gather_beside(self, stream: torch.Stream | None, stepped: torch.Event | None) -> None:
+        """Do so without having what the device computes wait for it, after what the device steps itself."""
+        if stream is None or stepped is None:
+            self._begin_gather()
+            return
+        with stream:
+            stream.wait_event(stepped)
             self._begin_gather()
 
     def wait(self) -> None:
@@ -129,9 +137,17 @@ class Group:
         if self._is_due is not None:
             due, self._is_due = self._is_due, None
             due.result()
+            self._keep()
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
+
+    def _keep(self) -> None:
+        """Have what was gathered on another stream not be given away before it has been read on this one."""
+        result = self._group._all_gather_result  # noqa: SLF001
+        if result is not None and result.all_gather_output.device.type != "cpu":
+            output = result.all_gather_output
+            output.record_stream(torch.accelerator.current_stream(output.device))
 
     def release(self) -> None:
         """Have the modules hold pieces again."""

@@ -9,17 +9,8 @@ import attrs
 
 from mimo.hooks import hookimpl
 from mimo.optimizer import AdamWConfig, OptimizerSpec
-from mimo.optimizer.estimates import Estimates
-from mimo_optimizer_distributed.estimates import laid, sent
-from mimo_optimizer_distributed.sharding import (
-    LAYS,
-    PRECISIONS,
-    Sharding,
-    gathers_inside,
-    lanes_of,
-    overlaps,
-    shard,
-)
+from mimo_optimizer_distributed.sharding import Sharding
+from mimo_optimizer_distributed.spec import sharded_optimizer
 
 if TYPE_CHECKING:
     import torch
@@ -39,18 +30,7 @@ def _build(parameters: Mapping[str, nn.Parameter], config: DistributedConfig, _m
     return LocalAdamW(parameters.values(), betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
 
 
-DISTRIBUTED = OptimizerSpec(
-    name="distributed",
-    config=DistributedConfig,
-    rendezvous=gathers_inside,
-    overlaps=overlaps,
-    shard_lanes=lanes_of,
-    precisions=PRECISIONS,
-    lays=LAYS,
-    prepare=shard,
-    build=_build,
-    estimates=Estimates(laid=laid, sent=sent),
-)
+DISTRIBUTED = sharded_optimizer(name="distributed", config=DistributedConfig, build=_build)
 
 
 @hookimpl

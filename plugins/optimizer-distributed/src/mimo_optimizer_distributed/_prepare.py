@@ -19,8 +19,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from mimo.optimizer import Access, ModuleParameters, Phase, Prepared, PutOff
 from mimo.optimizer.runtime import FlatSum, InOrder, layers, replicate, sum_over
+from mimo.topology import StageId
 from mimo.topology.meshes import Meshes
-from mimo_optimizer_distributed._fsdp import Group, LaneSum
+from mimo_optimizer_distributed._fsdp import Begun, Group
 from mimo_optimizer_distributed._order import Order
 from mimo_optimizer_distributed._scatter import Scatter
 from mimo_optimizer_distributed.sharding import Sharding
@@ -43,7 +44,8 @@ def prepare(
     lanes = max(meshes.shard_group(part.grid, experts=experts).size() for experts in kinds)
     if lanes == 1:
         config = attrs.evolve(config, shard="optimizer")
-    overlaps = meshes.device_type != "cpu" if config.overlap_grad_reduce == "auto" else config.overlap_grad_reduce
+    wanted = meshes.device_type != "cpu" if config.overlap_grad_reduce == "auto" else config.overlap_grad_reduce
+    overlaps = wanted and len(part.stages) == 1  # what stages share is final with the last of them
     if lanes == 1 and part.precision == "fp32":
         return replicate(part, meshes, overlaps=overlaps, reduced=reduced)
     return Spread(
@@ -81,9 +83,12 @@ class Spread:
         gathers_when_ready: bool,
         reduced: Callable[[Collection[str]], None],
     ) -> None:
+        self._overlaps = overlaps
         self._gathers_when_ready = gathers_when_ready
         self._before_gather = before_gather
         self._reduced = reduced
+        has_streams = gathers_when_ready and meshes.device_type != "cpu"
+        self._beside = torch.Stream(meshes.device_type) if has_streams else None
         everything = {**part.parameters, **part.frozen}
         left = {name for name, parameter in everything.items() if not _can_be_spread(parameter)} | part.whole
         self._part, self._meshes = part, meshes
@@ -193,11 +198,13 @@ class Spread:
                     self._tied.append(group)
                 yield group
 
-    def _begin_sum(self, experts: bool, gradients: Sequence[Tensor]) -> LaneSum:  # noqa: FBT001 - by `partial`
+    def _begin_sum(self, experts: bool, gradients: Sequence[Tensor]) -> Begun:  # noqa: FBT001 - by `partial`
         lanes, copies = self._lanes[experts]
-        if lanes.size() == 1:
-            return _Whole(self._meshes.gradient_group(copies), gradients)
-        return Scatter(self._meshes.gradient_group(lanes), gradients)
+        group = copies if lanes.size() == 1 else lanes
+        if self._overlaps:
+            (stage,) = self._part.stages
+            group = self._meshes.gradient_group(StageId(self._part.grid.name, stage), group)
+        return (_Whole if lanes.size() == 1 else Scatter)(group, gradients)
 
     def _lay_out(self, given: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield this rank's pieces, as parameters of the whole shape, in the order of the given ones."""
@@ -215,7 +222,7 @@ class Spread:
             return
         for group in self._groups:
             if self._gathers_when_ready:
-                group.gather_when_ready(executor)
+                group.gather_when_ready(executor, self._beside)
             else:
                 group.gather()
             if not self._gathers_ahead:
@@ -238,6 +245,9 @@ class Spread:
         if sums_now and self._in_order is None:
             for one in self._sums:  # one message at a time, and not all of them in memory
                 one.begin()
+                one.end()
+        if self._reduces_early:  # all lanes meet here anyway, and no layer computes
+            for one in self._sums:
                 one.end()
         self._add()
 
@@ -303,8 +313,7 @@ class _Sum:
         return self.group.leaves
 
     def begin(self) -> None:
-        """Begin to sum what has been added, without waiting for another lane, but for an earlier sum of the group."""
-        self.end()
+        """Begin to sum what has been added, without waiting for another lane."""
         self.group.begin_sum()
         self._has_begun, self._takes = True, self.is_last
 

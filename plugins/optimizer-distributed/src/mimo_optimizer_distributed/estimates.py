@@ -1,9 +1,9 @@
 """What spreading parameters over data lanes holds and sends, told from shapes: for any plugin that spreads them.
 
-Its `OptimizerSpec.estimates` takes `laid` and `sent` as such. Free of torch.
+`mimo_optimizer_distributed.spec.sharded_optimizer` takes `laid` and `sent` as such. Free of torch.
 
 FSDP2 pads each parameter to pieces of one length, and keeps the padding in pieces and in what is gathered of them; a
-gradient, and an optimizer's state, have none of it.
+whole gradient, and an optimizer's state, have none of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How parameters, gradients and optimizer state are spread over data lanes: a piece that any optimizer plugin can use.
 
-A plugin's config inherits from `Sharding`, and its `OptimizerSpec` takes `shard` as ``prepare``, `gathers_inside` as
-``rendezvous``, `overlaps` as ``overlaps``, `lanes_of` as ``shard_lanes``, `PRECISIONS` as ``precisions`` and
-`LAYS` as ``lays``. What it steps are then this rank's pieces of the parameters: fp32 DTensors of the whole shape, whose
-local tensors are all that an elementwise optimizer needs. Free of torch.
+A plugin's config inherits from `Sharding`, and `mimo_optimizer_distributed.spec.sharded_optimizer` makes its
+`OptimizerSpec` of what is here. What it steps are then this rank's pieces of the parameters: fp32 DTensors of the whole
+shape, whose local tensors are all that an elementwise optimizer needs. Free of torch.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def shard(
 
     The stages' modules compute with whole tensors of their tensor rank, in ``part.precision``. `Prepared.parameters`
     and `Prepared.frozen` are this rank's fp32 pieces of them, DTensors of the whole shape on a mesh of the axes
-    ``replica`` (where there are copies), ``tp`` (or ``ep`` and ``etp``) and `mimo.optimizer.DATA`, cut from left to
+    ``replica`` (where there are copies), ``tp`` (or ``ep`` and ``etp``) and `mimo.topology.DATA`, cut from left to
     right as `torch.chunk` does along dim 0; pieces may be uneven and empty. Their gradients are there after
     `Prepared.reduce`, of the same layout. Where nothing is to be spread, neither over lanes nor into another
     precision, they are the given ones.

@@ -86,7 +86,8 @@ def check_host_memory(asked: Sequence[Asked], *, world: int = 1) -> None:
             "optimizer.fraction",
             expected=f"a share of the optimizer's state that host memory can hold; it is {_shown(short.needed)}{by}",
             got=f"{_shown(short.free)} free",
-            fix="Set it lower, spread the state over more data lanes, or run fewer ranks on this machine.",
+            fix="Set fraction lower in the table that chooses this plugin (optimizer, a module's or a pattern's), "
+            "spread the state over more data lanes, or run fewer ranks on this machine.",
         )
 
 

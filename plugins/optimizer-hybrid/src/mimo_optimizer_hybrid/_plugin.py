@@ -9,17 +9,8 @@ import attrs
 
 from mimo.hooks import ConfigError, OptimizerBytes, hookimpl
 from mimo.optimizer import AdamWConfig, ModuleParameters, OptimizerSpec, Prepared, Share
-from mimo.optimizer.estimates import Estimates
-from mimo_optimizer_distributed.estimates import sent
-from mimo_optimizer_distributed.sharding import (
-    LAYS,
-    PRECISIONS,
-    Sharding,
-    gathers_inside,
-    lanes_of,
-    overlaps,
-    shard,
-)
+from mimo_optimizer_distributed.sharding import Sharding, overlaps, shard
+from mimo_optimizer_distributed.spec import sharded_optimizer
 from mimo_optimizer_hybrid._estimate import laid, state
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
 
@@ -121,19 +112,16 @@ def _memory(optimizer: HybridDeviceOptimizer) -> OptimizerBytes:
     return OptimizerBytes(held.host, held.device, promised.host, promised.device)
 
 
-HYBRID = OptimizerSpec(
+HYBRID = sharded_optimizer(
     name="hybrid",
     config=HybridConfig,
-    rendezvous=gathers_inside,
-    overlaps=_overlaps,
-    shard_lanes=lanes_of,
-    precisions=PRECISIONS,
-    lays=LAYS,
     prepare=_prepare,
+    overlaps=_overlaps,
     build=_build,
     agree=_agree,
     memory=_memory,
-    estimates=Estimates(laid=laid, state=state, sent=sent),
+    laid=laid,
+    state=state,
 )
 
 

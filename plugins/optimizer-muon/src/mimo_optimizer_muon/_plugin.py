@@ -11,17 +11,9 @@ import attrs
 
 from mimo.hooks import ConfigError, hookimpl
 from mimo.optimizer import OptimizerSpec
-from mimo.optimizer.estimates import Estimates, StateBytes, SteppedShapes
-from mimo_optimizer_distributed.estimates import laid, sent
-from mimo_optimizer_distributed.sharding import (
-    LAYS,
-    PRECISIONS,
-    Sharding,
-    gathers_inside,
-    lanes_of,
-    overlaps,
-    shard,
-)
+from mimo.optimizer.estimates import StateBytes, SteppedShapes
+from mimo_optimizer_distributed.sharding import Sharding
+from mimo_optimizer_distributed.spec import sharded_optimizer
 from mimo_optimizer_muon._estimate import state_of
 
 if TYPE_CHECKING:
@@ -127,18 +119,7 @@ def _state(stepped: SteppedShapes, config: MuonConfig) -> StateBytes:
     return state_of(stepped, lambda piece: not is_for_adamw(piece.name, config.adamw))
 
 
-MUON = OptimizerSpec(
-    name="muon",
-    config=MuonConfig,
-    rendezvous=gathers_inside,
-    overlaps=overlaps,
-    shard_lanes=lanes_of,
-    precisions=PRECISIONS,
-    lays=LAYS,
-    prepare=shard,
-    build=_build,
-    estimates=Estimates(laid=laid, state=_state, sent=sent),
-)
+MUON = sharded_optimizer(name="muon", config=MuonConfig, build=_build, state=_state)
 
 
 @hookimpl

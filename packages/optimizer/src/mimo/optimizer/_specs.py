@@ -40,6 +40,7 @@ class ModuleParameters:
             rank that holds the same stages. In fp32, whatever the layers compute in.
         frozen: the others, likewise.
         modules: the stages that hold them.
+        stages: their numbers.
         precision: what the layers compute in: ``fp32``, ``bf16`` or ``fp16``.
         summed: names of which each tensor rank computes only part of the gradient.
         tied: names of which the first and the last stage each hold a copy; stage 0 owns and counts them.
@@ -54,6 +55,7 @@ class ModuleParameters:
     parameters: Mapping[str, nn.Parameter]
     frozen: Mapping[str, nn.Parameter] = attrs.field(factory=dict)
     modules: tuple[nn.Module, ...] = ()
+    stages: tuple[int, ...] = (0,)
     precision: Precision = "fp32"
     summed: frozenset[str] = frozenset()
     tied: frozenset[str] = frozenset()
@@ -120,9 +122,9 @@ class Prepared:
         computing: gives the context of each forward and backward of a stage, of the part of a backward that is not put
             off likewise; entered and left on all lanes in the same order.
         adding: gives the context of each backward of a stage, or of the part of it that was put off. Leaving it, the
-            stage's gradients hold all that this backward adds. Given are what was put off, None for a whole backward,
-            and whether it is the last that adds to them in the step. Sums over lanes may begin within, and are then
-            waited for in ``reduce``.
+            stage's gradients, or sums of them on their way, hold all that this backward adds. Given are what was put
+            off, None for a whole backward, and whether it is the last that adds to them in the step. Sums over lanes
+            may begin within, and are then waited for in ``reduce``.
         before_tied: is called before gradients of tied parameters are added up over stages, which is before ``reduce``:
             leaves those that are not of the given parameters where ``reduce`` would.
         settle: is called before values of the parameters are read or changed from outside the layers, with what is

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from mimo.topology._graph import Module, ModuleGraph
+from mimo.topology._graph import Module, ModuleGraph, StageId
 from mimo.topology._grid import Grid
 
 DATA_AXES = ("dp", "cp")
@@ -39,23 +39,20 @@ def needed_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
     return tuple(group for group in found if len(group) > 1)
 
 
-def gradient_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:
-    """Return the rank sets that need a second group, for gradients alone: each once, in one order.
+def gradient_groups(graph: ModuleGraph) -> tuple[tuple[StageId, tuple[int, ...]], ...]:
+    """Return which stages need a group for sums of their gradients alone, and of which ranks: in one order.
 
-    Where gradients are summed while layers compute, ranks come to a sum at different places among the messages of the
-    layers. So that they don't meet, sums have a group of their own wherever layers talk over the same ranks.
+    Where gradients are summed while layers compute, ranks come to a sum at different places among the messages of
+    layers, and, as each has its own order of computations, among the sums of other stages.
     """
-    found: dict[tuple[int, ...], None] = {}
+    found: dict[tuple[StageId, tuple[int, ...]], None] = {}
     for module in graph.modules:
-        if "sums" not in module.overlaps or not any(module.trains):
-            continue
-        axes: list[tuple[str, ...]] = [("tp",), ("cp",)]
-        if module.experts:
-            axes += [ROW_AXES, ("ep",), ("etp",), ("ep", "etp")]
-        layers = {group for along in axes for group in module.grid.groups(along)}
-        for split in itertools.chain.from_iterable(_spread_lanes(module)):
-            found.update((group, None) for group in split if module.gathers or group in layers)
-    return tuple(group for group in found if len(group) > 1)
+        for stage in range(module.stages) if "sums" in module.overlaps else ():
+            ranks = set(module.stage_ranks(stage)) if module.trains[stage] else set[int]()
+            for group in itertools.chain.from_iterable(itertools.chain.from_iterable(_spread_lanes(module))):
+                if len(group) > 1 and ranks.issuperset(group):
+                    found[StageId(module.name, stage), group] = None
+    return tuple(found)
 
 
 def gather_groups(graph: ModuleGraph) -> tuple[tuple[int, ...], ...]:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.topology._graph import ModuleGraph
+from mimo.topology._graph import ModuleGraph, StageId
 from mimo.topology._grid import Grid
 from mimo.topology._groups import (
     DATA,
@@ -46,8 +46,8 @@ class Meshes:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {
             ranks: dist.new_group(list(ranks)) for ranks in needed_groups(graph)
         }
-        self._gradient_groups: dict[tuple[int, ...], dist.ProcessGroup] = {
-            ranks: dist.new_group(list(ranks)) for ranks in gradient_groups(graph)
+        self._gradient_groups: dict[tuple[StageId, tuple[int, ...]], dist.ProcessGroup] = {
+            (stage, ranks): dist.new_group(list(ranks)) for stage, ranks in gradient_groups(graph)
         }
         self._gather_groups: dict[tuple[int, ...], dist.ProcessGroup] = {
             ranks: dist.new_group(list(ranks)) for ranks in gather_groups(graph)
@@ -63,12 +63,15 @@ class Meshes:
         """
         return self._groups[tuple(ranks)]
 
-    def gradient_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
-        """Return the group over which sums of gradients go that the ranks of ``group`` begin while layers compute.
+    def gradient_group(self, stage: StageId, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """Return the group of the ranks of ``group`` for sums of a stage's gradients that begin while layers compute.
 
-        It is ``group`` itself where the layers don't talk over the same ranks.
+        Raises:
+            KeyError: the stage has none, as its `mimo.topology.Module.overlaps` has no sums.
         """
-        return self._gradient_groups.get(tuple(dist.get_process_group_ranks(group)), group)
+        if group.size() == 1:
+            return group
+        return self._gradient_groups[stage, tuple(dist.get_process_group_ranks(group))]
 
     def axes_group(self, grid: Grid, axes: Iterable[str]) -> dist.ProcessGroup:
         """Return this rank's group along ``axes`` of ``grid``."""

@@ -88,8 +88,9 @@ def _of_rank(job: Job, rank: int, shapes: _Shapes) -> Memory:
     ]  # one stage at a time
     # Of a backward in two parts, what the first has added waits for the second, and other stages compute meanwhile.
     splits = any(action.kind == "input-gradient" for action in job.plan.actions_of(rank))
-    gathered = max(sum(one.gathered_inside for one in some) for some in computing)
-    gradients = max(sum(one.gradients_inside for one in some) for some in ([laid] if splits else computing))
+    gathered = max((sum(one.gathered_inside for one in some) for some in computing), default=0)
+    at_once = [laid] if splits else computing
+    gradients = max((sum(one.gradients_inside for one in some) for some in at_once), default=0)
     memory = Memory(
         weights=sum(one.weights for one in laid),
         gathered=gathered + sum(one.gathered for one in laid),

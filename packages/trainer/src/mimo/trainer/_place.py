@@ -70,7 +70,10 @@ def ranks_of_machine(environ: Mapping[str, str], world: int) -> int:
     """
     if "LOCAL_WORLD_SIZE" not in environ:
         return world
-    return max(_number(environ, "LOCAL_WORLD_SIZE"), 1)
+    count = _number(environ, "LOCAL_WORLD_SIZE")
+    if not count:
+        raise ConfigError("environment variable LOCAL_WORLD_SIZE", expected="1 or more", got="0")
+    return count
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -113,20 +113,13 @@ def build_together(modules: Iterable[LaidOut], specs: Iterable[OptimizerSpec], m
 
 
 @attrs.frozen(kw_only=True)
-class ModuleOptimizer:
-    """One module's parameters on this rank, how they lie, and how they are stepped.
+class ModuleOptimizer(LaidOut):
+    """One module's parameters on this rank as they lie, and how they are stepped.
 
     Args:
-        part: the parameters of all its stages here.
-        rules: by which they are stepped.
-        prepared: how gradients are reduced, by the stages that hold the parameters: each stage's own, and those that
-            several share.
         steppers: one for each rule that any of the parameters follows; none where nothing trains.
     """
 
-    part: ModuleParameters
-    rules: Rules
-    prepared: Mapping[frozenset[int], Prepared]
     steppers: tuple[Stepper, ...]
 
     @classmethod
@@ -219,8 +212,12 @@ def _prepare(
     prepared = {}
     for held_by in dict.fromkeys(holders.values()):
         own = whole.only(name for name, other in holders.items() if other == held_by)
-        modules = tuple(module for stage in sorted(held_by) for module in stages[stage].modules)
-        prepared[held_by] = rule.spec.prepare(attrs.evolve(own, modules=modules), meshes, rule.config)
+        own = attrs.evolve(
+            own,
+            modules=tuple(module for stage in sorted(held_by) for module in stages[stage].modules),
+            stages=tuple(sorted(held_by)),
+        )
+        prepared[held_by] = rule.spec.prepare(own, meshes, rule.config)
     for laid in prepared.values():
         whole = attrs.evolve(
             whole,

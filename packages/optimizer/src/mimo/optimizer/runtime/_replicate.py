@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo.optimizer._specs import ModuleParameters, Prepared, PutOff
 from mimo.optimizer.runtime._in_order import InOrder
+from mimo.topology import StageId
 from mimo.topology.meshes import DATA_AXES, Meshes, tied_pairs
 
 MESSAGE_BYTES = 25 * 2**20
@@ -123,8 +124,9 @@ def replicate(
 
     Args:
         part: the parameters.
-        meshes: the groups of this rank; with ``overlaps`` of a module whose `mimo.topology.Module.overlaps` has sums.
-        overlaps: whether sums begin while the last backward of a step runs.
+        meshes: the groups of this rank.
+        overlaps: whether sums begin while the last backward of a step runs: of one stage, of a module whose
+            `mimo.topology.Module.overlaps` has sums.
         reduced: is called with full names of parameters whose gradients are final for the step.
     """
     shared = meshes.axes_group(part.grid, DATA_AXES)
@@ -139,7 +141,9 @@ def replicate(
     early: list[_Message] = []
     late: list[_Message] = []
     if overlaps:
-        cut = [(one, meshes.gradient_group(group)) for some, group in groups for one in _cut(some)]
+        (number,) = part.stages
+        stage = StageId(part.grid.name, number)
+        cut = [(one, meshes.gradient_group(stage, group)) for some, group in groups for one in _cut(some)]
         positions = {name: index for index, name in enumerate(part.parameters)}
         early = [
             _Message(one, group, reduced)
