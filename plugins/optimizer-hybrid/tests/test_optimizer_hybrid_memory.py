@@ -115,7 +115,8 @@ def test_state_that_the_host_cannot_hold_is_refused_with_both_numbers(monkeypatc
     assert str(error.value) == (
         "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
         "12,845,060 bytes (12.3 MiB), got 5,242,880 bytes (5.0 MiB) free. "
-        "Set it lower, spread the state over more data lanes, or run fewer ranks on this machine."
+        "Set fraction lower in the table that chooses this plugin (optimizer, a module's or a pattern's), spread the "
+        "state over more data lanes, or run fewer ranks on this machine."
     )
 
 
@@ -176,7 +177,10 @@ def test_ranks_that_share_memory_ask_together(
 ) -> None:
     """All ranks of the run are told the same, those too that hold nothing or are on another machine."""
     begin = "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
-    end = ". Set it lower, spread the state over more data lanes, or run fewer ranks on this machine."
+    end = (
+        ". Set fraction lower in the table that chooses this plugin (optimizer, a module's or a pattern's), spread the "
+        "state over more data lanes, or run fewer ranks on this machine."
+    )
     assert run_ranks(3, ask, needed, found) == [f"{begin}{told}{end}" if told else ""] * 3
 
 
