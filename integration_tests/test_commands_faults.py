@@ -17,6 +17,7 @@ WORDS = (
     "run.evaluation_interval=0",
     "data.held_out=0.01",
     "optimizer.lr_schedule=constant",
+    "optimizer.lr_min=0",
     "logging.interval=1",
 )
 ENDLESS = "run.steps=1000000"
