@@ -21,7 +21,7 @@ from mimo.hooks import ConfigError, UserError
 _REFUSED = 2
 _FAILED = 3
 _INTERRUPTED = 130
-_TOLD_SECONDS = 3.0
+_TOLD_SECONDS = 15.0
 
 
 def main() -> None:
