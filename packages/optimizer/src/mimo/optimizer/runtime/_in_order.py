@@ -54,8 +54,9 @@ class InOrder:
         self._watch()
         self._awaited = [set(one.leaves) for one in self._sums]
         if put_off is not None:
+            late = set(put_off.parameters)
             for awaited in self._awaited:
-                awaited.intersection_update(put_off.parameters)
+                awaited.intersection_update(late)
             put_off.tell(self._added)
         self._next, self._is_open = 0, True
         try:
