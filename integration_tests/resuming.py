@@ -16,7 +16,8 @@ from torch import Tensor
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._resolve import resolve
-from mimo.trainer._train import resume, save_step, step_folder
+from mimo.trainer._resuming import resume, step_folder
+from mimo.trainer._saving import save_step
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Piece]]
 

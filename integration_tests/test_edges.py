@@ -21,8 +21,9 @@ from mimo.trainer._engine import Engine
 from mimo.trainer._inference import generate, prompt_of
 from mimo.trainer._place import Place
 from mimo.trainer._resolve import resolve
+from mimo.trainer._resuming import first_step, step_folder
+from mimo.trainer._saving import save_step
 from mimo.trainer._tasks import evaluate_checkpoint
-from mimo.trainer._train import first_step, save_step, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 

@@ -26,7 +26,8 @@ from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._inference import generate, prompt_of
 from mimo.trainer._resolve import resolve
-from mimo.trainer._train import resume, save_step, step_folder
+from mimo.trainer._resuming import resume, step_folder
+from mimo.trainer._saving import save_step
 
 SHARDS = ("optimizer", "gradients", "full")
 NEAR = 1e-2

@@ -206,8 +206,8 @@ def evaluate(checkpoint: Path, /, *overrides: str) -> int:
     from mimo.trainer._place import with_slurm
     from mimo.trainer._preflight import check_world
     from mimo.trainer._resolve import resolve
+    from mimo.trainer._resuming import step_folder
     from mimo.trainer._tasks import evaluate_checkpoint, run_job
-    from mimo.trainer._train import step_folder
 
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, overrides, "evaluate"), purpose="evaluate")
@@ -233,8 +233,8 @@ def generate(
     """
     from mimo.trainer._checkpoint_settings import settings_of
     from mimo.trainer._resolve import resolve
+    from mimo.trainer._resuming import step_folder
     from mimo.trainer._tasks import Prompt, generate_text, read_image, run_job
-    from mimo.trainer._train import step_folder
 
     if not image and not text:
         raise ConfigError("--image", expected="something to go on from", got="nothing", fix="Give --image or --text.")
@@ -276,8 +276,8 @@ def inspect(checkpoint: Path, /) -> None:
         checkpoint: its folder, or a run directory for the newest one.
     """
     from mimo.checkpoint import read_manifest
+    from mimo.trainer._resuming import step_folder
     from mimo.trainer._show import make_console, show_manifest
-    from mimo.trainer._train import step_folder
 
     folder = step_folder(checkpoint)
     show_manifest(make_console(), folder, read_manifest(folder))
@@ -290,8 +290,8 @@ def verify(checkpoint: Path, /) -> None:
         checkpoint: its folder, or a run directory for the newest one.
     """
     from mimo.checkpoint import verify as verify_step
+    from mimo.trainer._resuming import step_folder
     from mimo.trainer._show_memory import show_bytes
-    from mimo.trainer._train import step_folder
 
     folder = step_folder(checkpoint)
     found = verify_step(folder)
