@@ -77,6 +77,7 @@ def _modules(draw: st.DrawFn, name: str, chunks: tuple[int, ...], placement: Pla
         placement=placement,
         batch_factor=factor if held == 1 else 1,
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
+        gathers=draw(st.booleans()),
     )
 
 

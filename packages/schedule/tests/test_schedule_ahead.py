@@ -212,6 +212,17 @@ def test_slow_messages_are_worked_around() -> None:
     assert simulate(generate(graph, 5, Ahead(), costs), graph, costs).seconds <= 5 * 3 + 3
 
 
+@pytest.mark.parametrize("gathers", [False, True])
+def test_lanes_that_complete_gradients_together_do_so_in_one_order(*, gathers: bool) -> None:
+    """One lane has another module's work to do beside: its weight gradients may then wait only where nobody meets."""
+    vision = attrs.evolve(_module("vision", (0, 1), dp=2), gathers=gathers)
+    graph = ModuleGraph(modules=(vision, _module("language", (1,))), arrows=(("vision", "language"),))
+    plan = generate(graph, 2, Ahead(), Costs.even(graph))
+    check(plan, graph)
+    first, second = (_computations(plan, rank, "vision") for rank in (0, 1))
+    assert (first == second) == gathers
+
+
 @pytest.mark.usefixtures("quick")
 @settings(few, max_examples=40)
 @given(data=st.data(), seed=st.integers(0, 10**6), tight=st.booleans())

@@ -86,15 +86,19 @@ class _Builder:
         self.gradients[stage] = {}
         for actors in self.wiring.meetings[stage]:
             places: list[int] = []
-            weights: dict[int, list[int]] = {actor: [] for actor in actors}
+            # A product of what each has already, unless gradients that it completes are shared out inside it.
+            together = self.graph.by_name[stage.module].gathers
+            weights: dict[tuple[int, ...], list[int]] = {
+                doers: [] for doers in ([actors] if together else [(actor,) for actor in actors])
+            }
             for microbatches in self._passes(stage):
                 count = len(microbatches)
                 split = trains and cost.seconds("weight-gradient", count) > 0
                 number = self._gradient(stage, microbatches, actors, split=split, before=places[-1:])
                 places += [number] * count
                 if split:
-                    for actor, earlier in weights.items():  # a product of what each has already
-                        earlier.append(self._weights(number, actor, earlier[-1:]))
+                    for doers, earlier in weights.items():
+                        earlier.append(self._weights(number, doers, earlier[-1:]))
             self.gradients[stage][actors] = places
             last += [own[-1] for own in weights.values() if own] or places[-1:]
         if trains:  # even where it takes no time, all have to meet for it
@@ -133,14 +137,14 @@ class _Builder:
         forward = self.forwards[stage][actors][microbatches[0]]
         return self._add(task, [*needs, (forward, 0), *((earlier, 0) for earlier in before)])
 
-    def _weights(self, gradient: int, actor: int, before: Sequence[int]) -> int:
+    def _weights(self, gradient: int, actors: tuple[int, ...], before: Sequence[int]) -> int:
         first = self.tasks[gradient]
         cost, count = self.costs.stages[first.stage], len(first.microbatches)
         task = Task(
             kind="weight-gradient",
             stage=first.stage,
             microbatches=first.microbatches,
-            actors=(actor,),
+            actors=actors,
             seconds=cost.seconds("weight-gradient", count),
             leaves=-cost.weight_inputs * count,
         )
