@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 
 from mimo.checkpoint import latest, load, read_manifest, save, verify
 from mimo.checkpoint._tensors import DTYPES
@@ -62,7 +61,7 @@ def test_what_was_saved_comes_back_in_place(tmp_path: Path) -> None:
     step = saved(tmp_path)
     tree = make_tree(9)
     weight = tree["vision"]["patch.weight"]
-    found = load(step, tree)
+    found: Any = load(step, tree).tree
     assert step == tmp_path / "step_00000003"
     assert found["vision"]["patch.weight"] is weight
     assert_same(found, make_tree(3))
@@ -118,7 +117,7 @@ def test_tensors_of_any_layout_come_back(tmp_path: Path) -> None:
         "empty": torch.empty(0, 3),
         "scalar": torch.tensor(0, dtype=torch.int64),
         "trained": torch.nn.Parameter(torch.zeros(4, 6)),
-        "negative": torch.zeros(4, 6),
+        "negative": torch._neg_view(torch.zeros(4, 6)),
     }
     load(step, target)
     for name, tensor in tree.items():
@@ -135,7 +134,7 @@ def test_tensors_of_any_layout_come_back(tmp_path: Path) -> None:
 def test_json_values_come_back_exactly(tmp_path: Path, value: Any) -> None:
     """Numbers keep their type, NaN and infinities survive, and nothing of the user's is taken for our marks."""
     step = save(tmp_path, 1, {"a": Common(value), "b": Owned(value, "vision")}, **ABOUT)
-    found: Any = load(step, {"a": Common(0), "b": Owned(0, "vision")})
+    found: Any = load(step, {"a": Common(0), "b": Owned(0, "vision")}).tree
     assert repr(found["a"].value) == repr(value)
     assert repr(found["b"]) == repr(Owned(value, "vision"))
 
@@ -204,15 +203,15 @@ def test_all_misfits_are_listed_at_once_and_nothing_changes(tmp_path: Path) -> N
     assert not tree["vision"]["patch.weight"].any()
 
 
-def test_unexpected_entries_are_ignored_unless_strict(tmp_path: Path) -> None:
-    """Loading a part of a checkpoint works; `strict` names what nobody asked for."""
+def test_unexpected_entries_are_ignored_unless_refused(tmp_path: Path) -> None:
+    """Loading a part of a checkpoint works; `refuse_left` names what nobody asked for."""
     step = saved(tmp_path)
     target = torch.zeros(5)
     load(step, {"vision": {"norm.weight": target}})
     assert torch.equal(target, make_tree(3)["vision"]["norm.weight"])
     with pytest.raises(CheckpointError, match=r"language\.patch\.weight: unexpected: in the checkpoint, not asked for"):
-        load(step, {"vision": {"norm.weight": target}}, strict=True)
-    load(step, make_tree(), strict=True)
+        load(step, {"vision": {"norm.weight": target}}, refuse_left=True)
+    load(step, make_tree(), refuse_left=True)
 
 
 def test_shards_are_bounded_and_large_tensors_span_blocks(tmp_path: Path) -> None:
@@ -230,16 +229,6 @@ def test_shards_are_bounded_and_large_tensors_span_blocks(tmp_path: Path) -> Non
     assert (found.tensors, found.shards, found.blocks) == (11, 5, 7)
 
 
-def test_slabs_smaller_than_a_tensor_fill_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor that is read some rows at a time comes back whole."""
-    monkeypatch.setattr("mimo.checkpoint._load._SLAB_BYTES", 10_000)
-    tree = {"x": torch.randn(100, 37, 5), "y": torch.randn(9999)}
-    step = save(tmp_path, 1, tree, **ABOUT)
-    target = {name: torch.zeros_like(tensor) for name, tensor in tree.items()}
-    load(step, target)
-    assert_same(target, tree)
-
-
 def test_nothing_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving and loading call no unpickler, and every file is safetensors, JSON or the name of a step."""
 
@@ -252,7 +241,7 @@ def test_nothing_is_pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "load", refuse)
     monkeypatch.setattr(torch, "save", refuse)
     step = saved(tmp_path)
-    assert_same(load(step, make_tree()), make_tree(3))
+    assert_same(load(step, make_tree()).tree, make_tree(3))
     assert sorted(path.name for path in step.iterdir()) == ["manifest.json", "rank_00000_0000.safetensors"]
     json.loads((step / "manifest.json").read_text())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003"]
@@ -285,7 +274,7 @@ def test_every_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=name):
                 load(step, make_tree())
         path.write_bytes(whole)
-    assert_same(load(step, make_tree()), make_tree(3))
+    assert_same(load(step, make_tree()).tree, make_tree(3))
 
 
 def test_a_damaged_block_is_named_and_others_still_load(tmp_path: Path) -> None:
@@ -348,98 +337,10 @@ def test_swapped_shards_are_found(tmp_path: Path) -> None:
         load(tmp_path / "step_00000001", {"x": torch.zeros(8)})
 
 
-def rewrite(step: Path, change: Any) -> None:
-    """Change a manifest's body and give it a right digest again."""
-    path = step / "manifest.json"
-    body = json.loads(path.read_text())["body"]
-    text = changed if isinstance(changed := change(body), str) else json.dumps(body)
-    found = xxhash.xxh3_128_hexdigest(text.encode())
-    path.write_text('{"digest":"' + found + '","body":' + text + "}\n")
-
-
-def test_a_rewritten_manifest_is_read(tmp_path: Path) -> None:
-    """The helper of the next test makes manifests that are right but for what it changes."""
-    step = saved(tmp_path)
-    rewrite(step, lambda body: None)
-    assert_same(load(step, make_tree()), make_tree(3))
-
-
-SHARD = "rank_00000_0000.safetensors"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda b: b["shards"].update({"../x": b["shards"].pop(SHARD)}), r"expected a plain file name, got '\.\./x'"),
-        (lambda b: b["shards"].update({"/etc/x.safetensors": b["shards"].pop(SHARD)}), "expected a plain file name"),
-        (lambda b: b["tensors"]["x"]["pieces"][0].update(shard="../x"), "expected the name of a listed shard"),
-        (lambda b: b.update(version=2), "expected 'mimo-checkpoint' version 1, got 'mimo-checkpoint' version 2"),
-        (lambda b: b.update(format="other"), "expected 'mimo-checkpoint' version 1, got 'other'"),
-        (lambda b: b.pop("shards"), "expected an object with 'shards'"),
-        (lambda b: b["shards"][SHARD].update(bytes=1 << 61), "expected one checksum for each 1048576 bytes"),
-        (lambda b: b["shards"][SHARD]["header"].update(bytes=1 << 40), "expected a header inside the file"),
-        (lambda b: b["shards"][SHARD]["header"].update(bytes=0), "expected a header inside the file"),
-        (lambda b: b["tensors"]["x"].update(shape=[1 << 60]), "expected pieces that cover the shape"),
-        (lambda b: b["tensors"]["x"].update(shape=[1 << 70]), "expected a whole number"),
-        (lambda b: b["tensors"]["x"].update(shape=[-4]), "expected a whole number, got -4"),
-        (lambda b: b["tensors"]["x"].update(shape=[True]), "expected a whole number, got True"),
-        (lambda b: b["tensors"]["x"].update(dtype="OBJECT"), "expected one of F64"),
-        (lambda b: b["tensors"]["x"]["pieces"].clear(), "expected pieces that cover the shape"),
-        (lambda b: b["tensors"]["x"]["pieces"].append(b["tensors"]["x"]["pieces"][0]), "exactly once"),
-        (lambda b: b["tensors"]["x"]["pieces"][0].update(offset=[1]), "exactly once"),
-        (lambda b: b["tensors"]["x"]["pieces"][0].update(offset=[0, 0]), "exactly once"),
-        (lambda b: b["tensors"]["x"]["pieces"][0].update(bytes=[0, 16]), "expected a range inside the data"),
-        (lambda b: b["tensors"]["x"]["pieces"][0].update(shape=[3]), "expected a range of 12 bytes"),
-        (lambda b: b.update(block_bytes=0), "expected between 4 KiB and 64 MiB"),
-        (lambda b: b.update(structure="0" * 32), "expected the signature"),
-        (lambda b: b["common"].update(x=1), "expected each name once"),
-        (lambda b: b["common"].update(y={"$float": []}), "expected JSON"),
-        (lambda b: '{"format":"mimo-checkpoint","format":"mimo-checkpoint"}', "'format' is given twice"),
-        (lambda b: '{"a":' * 100_000, "too many levels of nesting"),
-        (lambda b: '{"a": NaN}', "NaN is not JSON"),
-        (lambda b: "[]", "expected an object with 'format'"),
-    ],
-)
-def test_hostile_manifests_are_refused(tmp_path: Path, change: Any, message: str) -> None:
-    """A manifest with a right digest is still checked: names stay in the folder, sizes fit the files."""
-    step = save(tmp_path, 1, {"x": torch.zeros(4)}, **ABOUT)
-    rewrite(step, change)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load(step, {"x": torch.zeros(4)})
-    assert "manifest.json" in str(caught.value)
-
-
-def test_sizes_that_the_files_lack_are_refused_before_allocating(tmp_path: Path) -> None:
-    """A consistent manifest of a petabyte over a small file is refused by the file's size."""
-    step = save(tmp_path, 1, {"x": torch.zeros(4)}, **ABOUT)
-
-    def grow(body: Any) -> None:
-        shard = body["shards"][SHARD]
-        count = 1 << 36  # a TiB of data, with few large blocks
-        body["block_bytes"] = 1 << 26
-        body["tensors"]["x"]["shape"] = body["tensors"]["x"]["pieces"][0]["shape"] = [count]
-        begin = shard["header"]["bytes"]
-        body["tensors"]["x"]["pieces"][0]["bytes"] = [begin, begin + 4 * count]
-        shard["bytes"] = begin + 4 * count
-        shard["blocks"] = shard["blocks"] * (4 * count // (1 << 26))
-        body["structure"] = xxhash.xxh3_128_hexdigest(
-            json.dumps([{"x": ["F32", [count], [[[0], [count]]]]}, [], {}], separators=(",", ":")).encode()
-        )
-
-    rewrite(step, grow)
-    assert read_manifest(step).tensors["x"].shape == (1 << 36,)
-    with pytest.raises(CheckpointError, match=rf"{SHARD}: expected 274877907\d+ bytes, got"):
-        verify(step)
-    with pytest.raises(CheckpointError, match=r"shape \[68719476736\] in the checkpoint, \[4\] here"):
-        load(step, {"x": torch.zeros(4)})
-    with pytest.raises(CheckpointError, match=rf"{SHARD}: expected 274877907\d+ bytes, got"):
-        load(step, {"x": torch.zeros(1).expand(1 << 36)})
-
-
 def test_ordered_mappings_are_trees_too(tmp_path: Path) -> None:
     """Any mapping is a branch; what comes back is nested dicts."""
     step = save(tmp_path, 1, OrderedDict(a=OrderedDict(b=Common(1)), empty={}), **ABOUT)
-    assert load(step, OrderedDict(a=OrderedDict(b=Common(0)), empty={})) == {"a": {"b": Common(1)}, "empty": {}}
+    assert load(step, OrderedDict(a=OrderedDict(b=Common(0)), empty={})).tree == {"a": {"b": Common(1)}, "empty": {}}
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

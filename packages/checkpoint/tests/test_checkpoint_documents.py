@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from mimo.checkpoint import save
 from mimo.checkpoint._blocks import BLOCK_BYTES
 from mimo.checkpoint._manifest_file import FORMAT, FORMAT_VERSION
 from mimo.checkpoint._tensors import DTYPES
+from mimo.hooks import Common
 
 PACKAGE = Path(__file__).parents[1]
 FORMAT_PAGE = PACKAGE.parents[1] / "docs" / "checkpoint-format.md"
+PAGE = FORMAT_PAGE.with_name("checkpoints.md")
 
 
 def find_program(page: Path) -> str:
@@ -52,11 +55,51 @@ def test_format_page_names_the_constants() -> None:
     assert all(f"`{code}`" in text for code in DTYPES)
 
 
+def dump(data: bytes) -> str:
+    """Return bytes as the page shows them: place, hexadecimal, text."""
+    rows = [(at, data[at : at + 16]) for at in range(0, len(data), 16)]
+    return "".join(
+        f"{at:04x}  {row.hex(' '):47}  {''.join(chr(byte) if 32 <= byte < 127 else '.' for byte in row)}\n"
+        for at, row in rows
+    )
+
+
+def test_the_dump_is_what_is_written(tmp_path: Path) -> None:
+    """The page's checkpoint, byte by byte, and what it says of these bytes."""
+    tree = {"w": torch.tensor([[1.0], [-2.0]]).bfloat16(), "b": torch.tensor([0.5]), "step": Common(7)}
+    step = save(tmp_path, 7, tree, config={}, topology={})
+    text = FORMAT_PAGE.read_text()
+    data = (step / "rank_00000_0000.safetensors").read_bytes()
+    assert f"```hexdump\n{dump(data)}```" in text
+    manifest = (step / "manifest.json").read_text()
+    (shown,) = re.findall(r"```manifest\n(.*?)```", text, re.DOTALL)
+    assert shown.replace("\n", "") == manifest.rstrip("\n")
+    assert max(map(len, shown.splitlines())) == 120
+    assert int.from_bytes(data[:8], "little") == 144
+    assert data[149:152] == b"   "
+    assert struct.unpack("<f", data[152:156]) == (0.5,)
+    assert data[156:160].hex() == "803f00c0"
+    assert xxhash.xxh3_64_hexdigest(data[152:]) in manifest
+
+
+def run_program(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a program of a page, and compare what it prints with its comments."""
+    exec(program, {})  # noqa: S102  # our own page
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", program)
+
+
 def test_readme_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The README's program runs as it stands and prints what its comments say."""
     monkeypatch.chdir(tmp_path)
-    program = find_program(PACKAGE / "README.md")
-    exec(program, {})  # noqa: S102  # our own page
-    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)  # (.*)", program)
+    run_program(find_program(PACKAGE / "README.md"), capsys)
+
+
+def test_the_page_on_checkpoints_loads_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its program about loading runs and prints what its comments say."""
+    monkeypatch.chdir(tmp_path)
+    (program,) = (one for one in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "rename=" in one)
+    run_program(program, capsys)

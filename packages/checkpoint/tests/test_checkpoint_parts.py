@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
+from operator import add
 from pathlib import Path
 
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimo.checkpoint._blocks import BlockHasher, checksum
-from mimo.checkpoint._boxes import Box, covers_once
+from mimo.checkpoint._boxes import Box, boxes_between, covers_once, intersect
 from mimo.checkpoint._manifest import ShardEntry
-from mimo.checkpoint._reader import ShardReader
+from mimo.checkpoint._reader import ShardReader, make_slab
 
 CUTS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), min_size=0, max_size=3)
 
@@ -63,18 +66,57 @@ def test_boxes_of_other_dims_or_below_zero_are_no_cover() -> None:
     assert not covers_once((2, 2), [Box((0, 0), (-2, -2))])
 
 
-def test_any_range_is_read_in_any_order(tmp_path: Path) -> None:
-    """Ranges inside one block, over several, and again in a block read before give the file's bytes."""
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 4), max_size=4), st.integers(0, 256), st.integers(0, 256))
+def test_a_range_of_elements_is_cut_into_boxes(shape: list[int], low: int, high: int) -> None:
+    """The boxes hold each element of the range once, and no other; they are as few as two for each dim but one."""
+    whole = torch.arange(math.prod(shape)).reshape(shape)
+    low, high = min(low, whole.numel()), min(high, whole.numel())
+    boxes = list(boxes_between(Box((0,) * len(shape), tuple(shape)), low, high))
+    found = [whole[tuple(map(slice, box.offset, map(add, box.offset, box.shape)))].flatten() for box in boxes]
+    assert sorted(torch.cat([torch.empty(0), *found]).tolist()) == list(range(low, high))
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)
+
+
+def test_boxes_of_a_box_keep_its_place() -> None:
+    """Places are those of the tensor, not of the box that is cut."""
+    box = Box((3, 1), (2, 4))
+    assert list(boxes_between(box, 2, 8)) == [Box((4, 1), (1, 4)), Box((3, 3), (1, 2))]
+    assert box.find((4, 2)) == 5
+    assert Box((4, 2), (1, 3)).slices(box) == (slice(1, 2), slice(1, 4))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=3))
+def test_what_two_boxes_have_in_common(dims: list[tuple[int, int, int, int]]) -> None:
+    """It is what is marked twice."""
+    marks = torch.zeros([8] * len(dims), dtype=torch.int)
+    one = Box(tuple(dim[0] for dim in dims), tuple(dim[1] for dim in dims))
+    other = Box(tuple(dim[2] for dim in dims), tuple(dim[3] for dim in dims))
+    for box in (one, other):
+        marks[tuple(map(slice, box.offset, map(add, box.offset, box.shape)))] += 1
+    found = intersect(one, other)
+    assert (marks == 2).sum() == (0 if found is None else found.elements)
+    if found is not None:
+        assert (marks[tuple(map(slice, found.offset, map(add, found.offset, found.shape)))] == 2).all()
+
+
+def test_blocks_are_read_in_any_order(tmp_path: Path) -> None:
+    """Blocks come from the slab or go to their place, one twice or another between; ranges name those they touch."""
     data = bytes(range(256)) * 20
     (tmp_path / "x").write_bytes(b"header..." + data)
     blocks = tuple(checksum(data[at : at + 1000]) for at in range(0, len(data), 1000))
     entry = ShardEntry(bytes=9 + len(data), header_bytes=9, header_checksum=checksum(b"header..."), blocks=blocks)
-    spots = (0, 1, 999, 1000, 1001, 2500, 4999, 5000, 5119, 5120)
-    with ShardReader(tmp_path / "x", entry, 1000) as reader:
-        for before in itertools.combinations(spots, 2):
-            for low, high in itertools.combinations_with_replacement(spots, 2):
-                reader.read(9 + before[0], 9 + before[1])
-                assert reader.read(9 + low, 9 + high) == data[low:high]
+    with ShardReader(tmp_path / "x", entry, make_slab(1000)) as reader:
+        for index in (0, 5, 5, 3, 0):
+            low, high = reader.span(index)
+            assert reader.read(index) == data[low - 9 : high - 9]
+            target = bytearray(high - low)
+            reader.read_into(index, memoryview(target))
+            assert target == data[low - 9 : high - 9]
+        for low, high in itertools.combinations((0, 1, 999, 1000, 1001, 2500, 4999, 5000, 5119, 5120), 2):
+            assert list(reader.blocks(9 + low, 9 + high)) == sorted({at // 1000 for at in range(low, high)})
+        assert not reader.blocks(9, 9)
 
 
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=6))

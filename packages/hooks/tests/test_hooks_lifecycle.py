@@ -10,13 +10,16 @@ import attrs
 import pytest
 
 from mimo.hooks import (
+    CheckpointError,
     Common,
     EvaluationInfo,
+    Generators,
     PluginError,
     RunInfo,
     Stateful,
     StateTree,
     StepInfo,
+    UserError,
     hookimpl,
     lifecycle,
 )
@@ -56,6 +59,10 @@ class Listener:
         self.heard.append((self.name, info))
 
     @hookimpl
+    def mimo_save_failed(self, step: int, error: UserError) -> None:
+        self.heard.append((self.name, (step, error)))
+
+    @hookimpl
     def mimo_run_end(self, run: RunInfo) -> None:
         self.heard.append((self.name, run))
 
@@ -76,6 +83,16 @@ class Counter:
     def load(self, tree: StateTree) -> None: ...
 
 
+@attrs.frozen
+class Taking(Counter):
+    """Notes what it is loaded with."""
+
+    taken: list[StateTree]
+
+    def load(self, tree: StateTree) -> None:
+        self.taken.append(tree)
+
+
 @attrs.frozen(eq=False)
 class Keeper:
     """Contributes what it was given."""
@@ -91,14 +108,15 @@ def test_hooks_lifecycle_hands_every_event_to_every_plugin_in_order(step: StepIn
     """Objects handed in are called in their order, each event with its value."""
     heard: list[tuple[str, Any]] = []
     caller = lifecycle([Listener("first", heard), Listener("second", heard)], entry_points=())
-    fault = RuntimeError("x")
+    fault, unwritten = RuntimeError("x"), CheckpointError("step_00000001", expected="no failure", got="a full disk")
     caller.run_begin(RUN)
     caller.step_begin(RUN, 1)
     caller.step_end(RUN, step)
     caller.evaluated(RUN, EVALUATION)
+    caller.save_failed(RUN, 1, unwritten)
     caller.run_end(RUN)
     caller.fault(RUN, fault)
-    values = [RUN, 1, step, EVALUATION, RUN, fault]
+    values = [RUN, 1, step, EVALUATION, (1, unwritten), RUN, fault]
     assert heard == [(name, value) for value in values for name in ("first", "second")]
 
 
@@ -131,6 +149,17 @@ def test_hooks_lifecycle_collects_state_in_order() -> None:
     caller = lifecycle([Keeper([Counter("a"), Counter("b")]), Keeper([]), Keeper([Counter("c")])], entry_points=())
     parts: list[Stateful] = caller.state(RUN)
     assert [part.name for part in parts] == ["a", "b", "c"]
+
+
+def test_hooks_lifecycle_takes_generators_for_parts() -> None:
+    """What a plugin marks as generators is a part like any other, by the same name and with the same state."""
+    taken: list[StateTree] = []
+    marked = Generators(Taking("dice", taken))
+    (part,) = lifecycle([Keeper([marked])], entry_points=()).state(RUN)
+    assert part is marked
+    assert (part.name, part.state()) == ("dice", {"count": Common(3)})
+    part.load({"count": Common(4)})
+    assert taken == [{"count": Common(4)}]
 
 
 def test_hooks_lifecycle_refuses_two_state_parts_with_one_name() -> None:

@@ -23,31 +23,42 @@ class Value:
 
 @attrs.frozen(kw_only=True)
 class Offer:
-    """What one rank would save.
+    """Which entries one rank would save.
 
     Args:
         plan: the local plan of PyTorch's planner for this rank's tensors.
+        values: flat names of its JSON leaves.
+    """
+
+    plan: SavePlan
+    values: frozenset[str]
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """What one rank saves as JSON at one step.
+
+    Args:
         values: JSON leaves by flat name.
         about: step, config and topology as text, equal on all ranks.
     """
 
-    plan: SavePlan
     values: Mapping[str, Value]
     about: Mapping[str, str]
 
 
-def merge_values(offers: Sequence[Offer]) -> tuple[dict[str, Any], dict[str, OwnedEntry]]:
+def merge_values(records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, OwnedEntry]]:
     """Return the common and the owned values of all ranks, each once.
 
     Raises:
         CheckpointError: two ranks hold different values under one name; names the key, the values and the ranks.
     """
     found: dict[str, tuple[int, Value]] = {}
-    for rank, offer in enumerate(offers):
-        for key, text in offer.about.items():
-            if text != offers[0].about[key]:
-                raise _differ(key, offers[0].about[key], 0, text, rank)
-        for name, value in offer.values.items():
+    for rank, record in enumerate(records):
+        for key, text in record.about.items():
+            if text != records[0].about[key]:
+                raise _differ(key, records[0].about[key], 0, text, rank)
+        for name, value in record.values.items():
             first_rank, first = found.setdefault(name, (rank, value))
             if (first.module, first.text) != (value.module, value.text):
                 raise _differ(name, _show(first), first_rank, _show(value), rank)

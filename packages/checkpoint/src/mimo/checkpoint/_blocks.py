@@ -5,6 +5,8 @@ They find damage, not forgery.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import xxhash
 
 BLOCK_BYTES = 1 << 20
@@ -17,9 +19,25 @@ def checksum(data: Bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
+def checksum_parts(parts: Iterable[Bytes]) -> str:
+    """Return the checksum of ``parts`` put together."""
+    found = xxhash.xxh3_64()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
 def digest(data: Bytes) -> str:
     """Return the digest of a manifest or a signature: 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_parts(parts: Iterable[Bytes]) -> str:
+    """Return the digest of ``parts`` put together."""
+    found = xxhash.xxh3_128()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 class BlockHasher:

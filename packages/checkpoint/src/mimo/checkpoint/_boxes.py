@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -19,6 +19,54 @@ class Box:
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one to the next along each dim, the last dim fastest."""
+        return tuple(math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
+
+    def find(self, place: Sequence[int]) -> int:
+        """Return how many of its elements come before the one at ``place``, an index of the tensor."""
+        return sum((at - low) * stride for at, low, stride in zip(place, self.offset, self.strides, strict=True))
+
+    def slices(self, outer: Box) -> tuple[slice, ...]:
+        """Return what of ``outer`` this box is, as an index."""
+        return tuple(
+            slice(low - start, low - start + size)
+            for low, start, size in zip(self.offset, outer.offset, self.shape, strict=True)
+        )
+
+
+def boxes_between(box: Box, low: int, high: int) -> Iterator[Box]:
+    """Yield boxes that make up the elements of ``box`` from ``low`` to ``high``, the last dim fastest; in any order."""
+    if low >= high:
+        return
+    if not box.shape:
+        yield box
+        return
+    top, inner = box.offset[0], Box(box.offset[1:], box.shape[1:])
+    each = inner.elements
+    first, last = -(-low // each), high // each
+    if first > last:  # all in one row
+        parts = [(last, low - last * each, high - last * each)]
+    else:  # whole rows, the end of the one before them, the beginning of the one after
+        if first < last:
+            yield Box((top + first, *inner.offset), (last - first, *inner.shape))
+        parts = [(first - 1, low - (first - 1) * each, each), (last, 0, high - last * each)]
+    for row, begin, end in parts:
+        for part in boxes_between(inner, begin, end):
+            yield Box((top + row, *part.offset), (1, *part.shape))
+
+
+def intersect(one: Box, other: Box) -> Box | None:
+    """Return what two boxes have in common, None for nothing."""
+    lows = tuple(max(low, other_low) for low, other_low in zip(one.offset, other.offset, strict=True))
+    highs = tuple(
+        min(low + size, other_low + other_size)
+        for low, size, other_low, other_size in zip(one.offset, one.shape, other.offset, other.shape, strict=True)
+    )
+    shape = tuple(high - low for low, high in zip(lows, highs, strict=True))
+    return Box(lows, shape) if all(size > 0 for size in shape) else None
 
 
 def covers_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:

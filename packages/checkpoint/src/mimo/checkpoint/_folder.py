@@ -13,10 +13,16 @@ import secrets
 import shutil
 from pathlib import Path
 
+import attrs
+
 from mimo.checkpoint._manifest_file import MANIFEST_NAME
+from mimo.checkpoint._ranks import MAKE_ROOM, WriteError
 from mimo.checkpoint._writer import sync_folder
+from mimo.hooks import CheckpointError
 
 LATEST_NAME = "latest"
+
+_SPARE_BYTES = 1 << 20  # for headers, the manifest, and what others write meanwhile
 
 _STEP = re.compile(r"step_([0-9]{8,18})")
 _ASIDE = re.compile(r"\.(step_[0-9]{8,18})\.(partial|deleted|replaced)-[0-9a-f]{8}")
@@ -38,7 +44,9 @@ def latest(folder: Path) -> Path | None:
     """
     committed = _committed(Path(folder))
     try:
-        named = (Path(folder) / LATEST_NAME).read_bytes()[:64].decode("ascii", "replace").strip()
+        # A pipe would wait for ever, and whatever lies there may be large.
+        with os.fdopen(os.open(Path(folder) / LATEST_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            named = file.read(64).decode("ascii", "replace").strip()
     except OSError:
         named = ""
     match = _STEP.fullmatch(named)
@@ -47,8 +55,12 @@ def latest(folder: Path) -> Path | None:
     return committed[max(committed)] if committed else None
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Clean up after dead saves and return a new partial folder for ``step``."""
+def begin(folder: Path, step: int, *, room: int) -> Path:
+    """Clean up after dead saves and return a new partial folder for ``step``.
+
+    Raises:
+        WriteError: fewer than ``room`` bytes are free. A disk that is filled up would fail others who write to it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for path in _find_asides(folder):
         match = _ASIDE.fullmatch(path.name)
@@ -57,6 +69,14 @@ def begin(folder: Path, step: int) -> Path:
             path.rename(folder / match[1])
         else:
             shutil.rmtree(path)
+    disk = shutil.disk_usage(folder)
+    if disk.total and disk.free < room + _SPARE_BYTES:  # some network file systems tell no sizes
+        raise WriteError(
+            str(folder / name_step(step)),
+            expected=f"{room + _SPARE_BYTES:,} bytes free on its disk",
+            got=f"{disk.free:,}",
+            fix=MAKE_ROOM,
+        )
     partial = _aside(folder, step, "partial")
     partial.mkdir()
     return partial
@@ -93,10 +113,35 @@ def commit(partial: Path, step: int) -> Path:
     return final
 
 
-def prune(folder: Path, step: int, keep: int) -> None:
-    """Delete the lowest committed steps until ``keep`` are left, never the one just saved, ``step``."""
+@attrs.frozen(kw_only=True)
+class Keep:
+    """Which steps stay: the ``newest`` so many, all if None, and the multiples of ``every``.
+
+    Raises:
+        CheckpointError: a number is below 1, or ``every`` is given where all stay anyway.
+    """
+
+    newest: int | None = None
+    every: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in (("keep", self.newest), ("keep_every", self.every)):
+            if value is not None and value < 1:
+                raise CheckpointError(
+                    f"checkpoint.{name}", expected="at least 1", got=repr(value), fix="Leave it out to keep all."
+                )
+        if self.every is not None and self.newest is None:
+            raise CheckpointError("checkpoint.keep_every", expected="a number for keep beside it", got="none")
+
+
+def prune(folder: Path, step: int, keep: Keep) -> None:
+    """Delete the lowest committed steps that don't stay, never the one just saved, ``step``."""
+    if keep.newest is None:
+        return
     others = sorted(other for other in _committed(folder) if other != step)
-    for other in others[: max(0, len(others) + 1 - keep)]:
+    for other in others[: max(0, len(others) + 1 - keep.newest)]:
+        if keep.every is not None and other % keep.every == 0:
+            continue
         # Under a name of its own first, so that nobody takes a half deleted checkpoint for a whole one.
         doomed = _aside(folder, other, "deleted")
         (folder / name_step(other)).rename(doomed)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 
 from mimo.checkpoint import _json
-from mimo.checkpoint._blocks import digest
+from mimo.checkpoint._blocks import digest, digest_parts
 from mimo.checkpoint._boxes import Box, covers_once
 from mimo.checkpoint._manifest import Manifest, OwnedEntry, Piece, ShardEntry, TensorEntry
 from mimo.checkpoint._tensors import DTYPES
@@ -23,10 +24,15 @@ MANIFEST_NAME = "manifest.json"
 
 _LARGEST_MANIFEST_BYTES = 1 << 30
 _LARGEST_HEADER_BYTES = 8 + 100_000_000  # the limit of the safetensors library
-_BLOCK_BYTES_RANGE = range(1 << 12, (1 << 26) + 1)
+_BLOCK_BYTES = range(1 << 12, (1 << 26) + 1, 1 << 12)
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 _CHECKSUM = re.compile(r"[0-9a-f]{16}")
-_ENVELOPE = re.compile(rb'\{"digest":"([0-9a-f]{32})","body":(.*)\}\n', re.DOTALL)
+_HEAD = re.compile(rb'\{"digest":"([0-9a-f]{32})","body":')
+_HEAD_BYTES = 52
+_TAIL = b"}\n"
+_PART_BYTES = 1 << 20
+_MOST_DIMS = 64  # of a torch tensor
+_STEP_FOLDER = re.compile(r"step_([0-9]{8,18})|\.step_([0-9]{8,18})\..*")
 _DAMAGED = "The checkpoint is damaged or not ours: load another one."
 
 
@@ -49,20 +55,24 @@ def read_manifest(step_folder: Path) -> Manifest:
     """
     path = Path(step_folder) / MANIFEST_NAME
     try:
-        state = path.lstat()
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST_MANIFEST_BYTES:
-            raise CheckpointError(
-                str(path),
-                expected=f"a regular file of at most {_LARGEST_MANIFEST_BYTES} bytes",
-                got=f"{state.st_size} bytes" if stat.S_ISREG(state.st_mode) else "something else",
-                fix=_DAMAGED,
-            )
-        data = path.read_bytes()
+        # A link could lead out of the folder, a pipe would wait for ever.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_digest(file, str(path))
+            file.seek(0)
+            manifest = parse(file.read(), str(path))
     except OSError as error:
         raise CheckpointError(
             str(path), expected="the manifest of a checkpoint", got=f"{type(error).__name__}: {error.strerror}"
         ) from error
-    return parse(data, str(path))
+    named = _STEP_FOLDER.fullmatch(Path(step_folder).absolute().name)
+    if named and int(named[1] or named[2]) != manifest.step:
+        raise CheckpointError(
+            str(path),
+            expected=f"the manifest of step {int(named[1] or named[2])}, as its folder is named",
+            got=f"that of step {manifest.step}",
+            fix=_DAMAGED,
+        )
+    return manifest
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -71,18 +81,40 @@ def parse(data: bytes, where: str) -> Manifest:
     Raises:
         CheckpointError: see `read_manifest`.
     """
-    envelope = _ENVELOPE.fullmatch(data)
-    if envelope is None:
+    head = _HEAD.match(data)
+    if head is None or not data.endswith(_TAIL):
         raise CheckpointError(where, expected="a digest and a body", got=f"{len(data)} other bytes", fix=_DAMAGED)
-    expected, body = envelope[1].decode(), envelope[2]
-    if (got := digest(body)) != expected:
-        raise CheckpointError(where, expected=f"the digest {expected}", got=got, fix=_DAMAGED)
+    body = memoryview(data)[head.end() : -len(_TAIL)]
+    _compare(head[1].decode(), digest(body), where)
     try:
-        return _from_json(_Node(_json.read(body), where))
+        return _from_json(_Node(_json.read(bytes(body)), where))
     except CheckpointError:
         raise
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(where, expected="JSON", got=str(error), fix=_DAMAGED) from error
+
+
+def _check_digest(file: BinaryIO, where: str) -> None:
+    """Refuse a file that is not ours from end to end, before all of it is held."""
+    state = os.fstat(file.fileno())
+    if not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST_MANIFEST_BYTES:
+        raise CheckpointError(
+            where,
+            expected=f"a regular file of at most {_LARGEST_MANIFEST_BYTES} bytes",
+            got=f"{state.st_size} bytes" if stat.S_ISREG(state.st_mode) else "something else",
+            fix=_DAMAGED,
+        )
+    head = _HEAD.match(file.read(_HEAD_BYTES))
+    if head is None:
+        raise CheckpointError(where, expected="a digest and a body", got=f"{state.st_size} other bytes", fix=_DAMAGED)
+    left = max(0, state.st_size - _HEAD_BYTES - len(_TAIL))
+    parts = (file.read(min(_PART_BYTES, left - at)) for at in range(0, left, _PART_BYTES))
+    _compare(head[1].decode(), digest_parts(parts), where)
+
+
+def _compare(expected: str, got: str, where: str) -> None:
+    if got != expected:
+        raise CheckpointError(where, expected=f"the digest {expected}", got=got, fix=_DAMAGED)
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
@@ -131,7 +163,15 @@ class _Node:
     """A part of the JSON that knows its place, so that each surprise is an error which names it."""
 
     value: Any
-    where: str
+    parent: _Node | str
+    key: str | int = ""
+
+    @property
+    def where(self) -> str:
+        """File and keys on the way to it."""
+        if isinstance(self.parent, str):
+            return self.parent
+        return self.parent.where + (f"[{self.key}]" if isinstance(self.key, int) else f": {self.key}")
 
     def fail(self, expected: str) -> CheckpointError:
         shown = repr(self.value)
@@ -141,25 +181,27 @@ class _Node:
     def __getitem__(self, key: str) -> _Node:
         if not isinstance(self.value, dict) or key not in self.value:
             raise self.fail(f"an object with {key!r}")
-        return _Node(self.value[key], f"{self.where}: {key}")
+        return _Node(self.value[key], self, key)
 
     def items(self) -> Iterator[tuple[str, _Node]]:
         if not isinstance(self.value, dict):
             raise self.fail("an object")
-        return ((key, _Node(part, f"{self.where}: {key}")) for key, part in self.value.items())
+        return ((key, _Node(part, self, key)) for key, part in self.value.items())
 
     def list(self) -> list[_Node]:
         if not isinstance(self.value, list):
             raise self.fail("a list")
-        return [_Node(part, f"{self.where}[{index}]") for index, part in enumerate(self.value)]
+        return [_Node(part, self, index) for index, part in enumerate(self.value)]
 
     def number(self) -> int:
-        if type(self.value) is not int or not 0 <= self.value < 1 << 62:
+        if not _is_size(self.value):
             raise self.fail("a whole number")
-        return self.value
+        return int(self.value)
 
     def numbers(self) -> tuple[int, ...]:
-        return tuple(part.number() for part in self.list())
+        if isinstance(self.value, list) and all(map(_is_size, self.value)):
+            return tuple(self.value)
+        return tuple(part.number() for part in self.list())  # which names the one that isn't
 
     def text(self, pattern: re.Pattern[str] | None = None, expected: str = "text") -> str:
         if not isinstance(self.value, str) or (pattern is not None and not pattern.fullmatch(self.value)):
@@ -168,6 +210,10 @@ class _Node:
 
     def mapping(self) -> dict[str, Any]:
         return {key: _json.decode(part.value) for key, part in self.items()}
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
 
 
 def _from_json(root: _Node) -> Manifest:
@@ -179,8 +225,8 @@ def _from_json(root: _Node) -> Manifest:
             fix="Read it with the mimo-checkpoint that wrote it.",
         )
     block_bytes = root["block_bytes"].number()
-    if block_bytes not in _BLOCK_BYTES_RANGE:
-        raise root["block_bytes"].fail("between 4 KiB and 64 MiB")
+    if block_bytes not in _BLOCK_BYTES:
+        raise root["block_bytes"].fail("between 4 KiB and 64 MiB, a multiple of 4 KiB")
     shards = {name: _read_shard(name, node, block_bytes) for name, node in root["shards"].items()}
     manifest = Manifest(
         step=root["step"].number(),
@@ -220,6 +266,8 @@ def _read_shard(name: str, node: _Node, block_bytes: int) -> ShardEntry:
 
 def _read_tensor(node: _Node, shards: dict[str, ShardEntry]) -> TensorEntry:
     code, shape = node["dtype"].text(), node["shape"].numbers()
+    if len(shape) > _MOST_DIMS:
+        raise node["shape"].fail(f"at most {_MOST_DIMS} dims")
     if code not in DTYPES:
         raise node["dtype"].fail(f"one of {', '.join(DTYPES)}")
     pieces = tuple(_read_piece(part, DTYPES[code].itemsize, shards) for part in node["pieces"].list())
@@ -238,4 +286,6 @@ def _read_piece(node: _Node, item_bytes: int, shards: dict[str, ShardEntry]) -> 
         raise node["bytes"].fail("a range inside the data of its shard")
     if span[1] - span[0] != box.elements * item_bytes:
         raise node["bytes"].fail(f"a range of {box.elements * item_bytes} bytes, as its shape and dtype say")
+    if (span[0] - shards[shard].header_bytes) % item_bytes:
+        raise node["bytes"].fail(f"a range that begins at a multiple of {item_bytes} bytes of its shard's data")
     return Piece(shard=shard, box=box, begin=span[0], end=span[1])

@@ -1,4 +1,4 @@
-"""The ranks that save or load together: four small collectives of plain values, and failures that all of them hear of.
+"""The ranks that save or load together: small collectives of plain values, and failures that all of them hear of.
 
 A failure travels as text. (An exception of ours can't be unpickled from its message alone, which would end the
 receiver instead of telling it.) What is pickled here goes between live ranks of one run only, never to or from a file.
@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import attrs
+import torch
 import torch.distributed as dist
 
 from mimo.hooks import CheckpointError, UserError
 
 T = TypeVar("T")
+
+MAKE_ROOM = "Older checkpoints are whole. Make room, or look at the disk."
+"""What to do about files that can't be written."""
+
+_PATIENCE = timedelta(days=1)
+"""How long a rank of a group of our own waits for one that writes slower; a dead one is noticed at once."""
+
+
+class WriteError(CheckpointError):
+    """The files of a checkpoint could not be written, because a disk is full for example; older ones are whole."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,10 +40,11 @@ class Failure:
     got: str
     fix: str
     trace: str = ""
+    kind: type[CheckpointError] = CheckpointError
 
     def error(self) -> CheckpointError:
         """Return it as an exception, traceback noted."""
-        error = CheckpointError(self.where, expected=self.expected, got=self.got, fix=self.fix)
+        error = self.kind(self.where, expected=self.expected, got=self.got, fix=self.fix)
         if self.trace:
             error.add_note(self.trace)
         return error
@@ -39,10 +52,17 @@ class Failure:
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """This process among those of the default group; alone without one. Rank 0 decides and commits."""
+    """This process among those of the default group; alone without one. Rank 0 decides and commits.
+
+    Args:
+        rank: this process.
+        size: number of processes.
+        group: what their collectives go over, None for the default group.
+    """
 
     rank: int
     size: int
+    group: dist.ProcessGroup | None = None
 
     @classmethod
     def current(cls) -> Ranks:
@@ -51,8 +71,31 @@ class Ranks:
             return cls(rank=dist.get_rank(), size=dist.get_world_size())
         return cls(rank=0, size=1)
 
-    def attempt(self, work: Callable[[], T], *, where: str) -> T | Failure:
-        """Return what ``work`` returns, or its failure, so that no rank leaves the others waiting."""
+    @classmethod
+    def own(cls) -> Ranks:
+        """Return the ranks of the default group with a gloo group of their own; collective over the default group.
+
+        Two threads need two, since a group's collectives are in one order on all ranks. And values that are no tensors
+        never go over NCCL.
+        """
+        ranks = cls.current()
+        if ranks.size == 1:
+            return ranks
+        return attrs.evolve(ranks, group=dist.new_group(backend="gloo", timeout=_PATIENCE))
+
+    def close(self) -> None:
+        """Give back a group of our own."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+
+    def attempt(self, work: Callable[[], T], *, where: str, writes: bool = False) -> T | Failure:
+        """Return what ``work`` returns, or its failure, so that no rank leaves the others waiting.
+
+        Args:
+            work: what may fail.
+            where: its place, for errors that don't tell theirs.
+            writes: whether an `OSError` means that files can't be written.
+        """
         try:
             return work()
         except UserError as error:
@@ -63,23 +106,34 @@ class Ranks:
                 got=error.got,
                 fix=error.fix,
                 trace="".join(getattr(error, "__notes__", ())),  # python makes it with the first note
+                kind=WriteError if isinstance(error, WriteError) else CheckpointError,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the other ranks must hear of it
+            is_disk = writes and isinstance(error, OSError)
             return Failure(
                 rank=self.rank,
                 where=where,
                 expected="no failure",
                 got=f"{type(error).__name__}: {error}",
-                fix="",
+                fix=MAKE_ROOM if is_disk else "",
                 trace=f"On rank {self.rank}:\n{traceback.format_exc()}",
+                kind=WriteError if is_disk else CheckpointError,
             )
+
+    def all_true(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each of the flags whether it is set on every rank: one all-reduce of a few bytes."""
+        if self.size == 1:
+            return list(flags)
+        found = torch.tensor(flags, dtype=torch.uint8, device="cpu")
+        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self.group)
+        return [bool(flag) for flag in found.tolist()]
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's ``value`` on rank 0, nothing on the others."""
         if self.size == 1:
             return [value]
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(value, found, dst=0)
+        dist.gather_object(value, found, dst=0, group=self.group)
         return found or []
 
     def gather_everywhere(self, value: T) -> list[T]:
@@ -87,7 +141,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def scatter(self, values: Sequence[T]) -> T:
@@ -95,7 +149,7 @@ class Ranks:
         if self.size == 1:
             return values[0]
         found: list[Any] = [None]
-        dist.scatter_object_list(found, list(values) if self.rank == 0 else None, src=0)
+        dist.scatter_object_list(found, list(values) if self.rank == 0 else None, src=0, group=self.group)
         return found[0]  # type: ignore[no-any-return]  # torch's object collectives are untyped
 
     def share(self, value: T) -> T:
@@ -103,7 +157,7 @@ class Ranks:
         if self.size == 1:
             return value
         found: list[Any] = [value]
-        dist.broadcast_object_list(found, src=0)
+        dist.broadcast_object_list(found, src=0, group=self.group)
         return found[0]  # type: ignore[no-any-return]  # torch's object collectives are untyped
 
 
@@ -143,4 +197,5 @@ def take_all(outcomes: Sequence[T | Failure]) -> list[T]:
         got="; ".join([gots[0], *more]),
         fix=fix,
         trace="".join(failure.trace for failure in failures),
+        kind=WriteError if all(failure.kind is WriteError for failure in failures) else CheckpointError,
     ).error()

@@ -1,32 +1,44 @@
-"""Reads byte ranges of one shard; nothing leaves this file before the checksum of its block was compared."""
+"""Reads one shard block by block; nothing of a block is used before its checksum was compared."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mimo.checkpoint._blocks import checksum
+from mimo.checkpoint._blocks import checksum, checksum_parts
 from mimo.checkpoint._manifest import ShardEntry
 from mimo.hooks import CheckpointError
 
 _FIX = "The file is damaged: load another checkpoint."
 
 
+def make_slab(block_bytes: int) -> memoryview:
+    """Return memory for one block, which readers may use one after another."""
+    return memoryview(mmap.mmap(-1, block_bytes))
+
+
 class ShardReader:
     """An open shard whose size and header were compared with its manifest's entry.
+
+    Args:
+        path: the file.
+        entry: what the manifest says of it.
+        slab: of `make_slab`, with the manifest's ``block_bytes``; no other reader uses it while this one does.
 
     Raises:
         CheckpointError: the file is missing, no regular file, or of another size or header; names the file.
     """
 
-    def __init__(self, path: Path, entry: ShardEntry, block_bytes: int) -> None:
+    def __init__(self, path: Path, entry: ShardEntry, slab: memoryview) -> None:
         self._path = path
         self._entry = entry
-        self._block_bytes = block_bytes
-        self._kept: tuple[int, memoryview] | None = None  # the last block read: many small tensors share one
+        self._slab = slab
+        self._kept = -1  # the block in the slab: many small tensors share one
         try:
             # A link could lead out of the folder, a pipe would wait for ever.
             self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,56 +64,68 @@ class ShardReader:
         """Close the file."""
         os.close(self._file)
 
-    def read(self, begin: int, end: int) -> memoryview:
-        """Return bytes ``begin`` to ``end`` of the file, which lie in its data, verified.
+    def blocks(self, begin: int, end: int) -> range:
+        """Return the numbers of the blocks that hold bytes ``begin`` to ``end`` of the file, which lie in its data."""
+        start, each = self._entry.header_bytes, len(self._slab)
+        return range((begin - start) // each, -(-(end - start) // each) if begin < end else 0)
 
-        Raises:
-            CheckpointError: a block that holds some of them is damaged; names file and block.
-        """
-        if begin == end:
-            return memoryview(b"")
-        start = self._entry.header_bytes
-        first, last = (begin - start) // self._block_bytes, (end - 1 - start) // self._block_bytes
-        if self._kept is None or not first == last == self._kept[0]:
-            found = self._read_blocks(first, last)
-            self._kept = (last, found[(last - first) * self._block_bytes :])
-        else:
-            found = self._kept[1]
-        skipped = start + first * self._block_bytes
-        return found[begin - skipped : end - skipped]
+    def span(self, index: int) -> tuple[int, int]:
+        """Return where a block begins and ends in the file."""
+        low = self._entry.header_bytes + index * len(self._slab)
+        return low, min(low + len(self._slab), self._entry.bytes)
 
-    def check_block(self, index: int) -> None:
-        """Read and verify one block.
+    def read(self, index: int) -> memoryview:
+        """Return a block, verified; it is good until the next one is read.
 
         Raises:
             CheckpointError: it is damaged; names file and block.
         """
-        self._read_blocks(index, index)
+        low, high = self.span(index)
+        found = self._slab[: high - low]
+        if self._kept != index:
+            self._kept = -1
+            self._read_checked(index, found)
+            self._kept = index
+        return found
 
-    def _read_blocks(self, first: int, last: int) -> memoryview:
-        begin = self._entry.header_bytes + first * self._block_bytes
-        end = min(self._entry.header_bytes + (last + 1) * self._block_bytes, self._entry.bytes)
-        data = self._read_raw(begin, end)
-        for index in range(first, last + 1):
-            low = (index - first) * self._block_bytes
-            got, expected = checksum(data[low : low + self._block_bytes]), self._entry.blocks[index]
-            if got != expected:
-                raise CheckpointError(
-                    f"{self._path} block {index}", expected=f"the checksum {expected}", got=got, fix=_FIX
-                )
-        return data
+    def header(self) -> bytes:
+        """Return the header, length field included, verified.
 
-    def _read_raw(self, begin: int, end: int) -> memoryview:
-        data = memoryview(bytearray(end - begin))
+        Raises:
+            CheckpointError: it is damaged; names the file.
+        """
+        self._kept = -1
+        found = b"".join(bytes(part) for part in self._header())
+        self._check_header(checksum(found))
+        return found
+
+    def read_into(self, index: int, target: memoryview) -> None:
+        """Read a block to where it is needed; where it is damaged, zeros are left there.
+
+        Raises:
+            CheckpointError: it is damaged; names file and block.
+        """
+        try:
+            self._read_checked(index, target)
+        except BaseException:
+            target[:] = bytes(len(target))
+            raise
+
+    def _read_checked(self, index: int, target: memoryview) -> None:
+        self._fill(target, self.span(index)[0])
+        got, expected = checksum(target), self._entry.blocks[index]
+        if got != expected:
+            raise CheckpointError(f"{self._path} block {index}", expected=f"the checksum {expected}", got=got, fix=_FIX)
+
+    def _fill(self, target: memoryview, begin: int) -> None:
         filled = 0
-        while filled < len(data):
-            count = os.preadv(self._file, [data[filled:]], begin + filled)
+        while filled < len(target):
+            count = os.preadv(self._file, [target[filled:]], begin + filled)
             if not count:
                 raise CheckpointError(
                     str(self._path), expected=f"{self._entry.bytes} bytes", got=f"{begin + filled}", fix=_FIX
                 )
             filled += count
-        return data
 
     def _check(self) -> None:
         state = os.fstat(self._file)
@@ -111,8 +135,16 @@ class ShardReader:
             raise CheckpointError(
                 str(self._path), expected=f"{self._entry.bytes} bytes", got=str(state.st_size), fix=_FIX
             )
-        header = self._read_raw(0, self._entry.header_bytes)
-        if (got := checksum(header)) != self._entry.header_checksum:
+        self._check_header(checksum_parts(self._header()))
+
+    def _check_header(self, got: str) -> None:
+        if got != self._entry.header_checksum:
             raise CheckpointError(
                 f"{self._path} header", expected=f"the checksum {self._entry.header_checksum}", got=got, fix=_FIX
             )
+
+    def _header(self) -> Iterator[memoryview]:
+        for low in range(0, self._entry.header_bytes, len(self._slab)):
+            part = self._slab[: min(len(self._slab), self._entry.header_bytes - low)]
+            self._fill(part, low)
+            yield part

@@ -1,8 +1,8 @@
-"""Saving: PyTorch's planner decides who writes what, each rank writes its shards, rank 0 commits.
+"""Saving one step: the ranks agree on its values, each writes its shards, rank 0 commits.
 
-Four object collectives over the default group, however many tensors there are: the local plans and JSON values to rank
-0, each rank's final plan back, what was written to rank 0, and the outcome to all. A failure anywhere travels with the
-next of them, so every rank raises it and nothing is committed.
+Four object collectives, however many tensors there are: values to rank 0, the folder to all, what was written to rank
+0, and the outcome to all. A failure anywhere travels with the next of them, so every rank hears of it and nothing is
+committed. Before them go the two of `mimo.checkpoint._plan`, if the ranks have no order yet.
 
 `torch.distributed.checkpoint.save` itself isn't used: it sends exceptions as pickles (ours can't be unpickled), takes
 twice the collectives, and its planner takes any of two replicas that differ in dtype or shape.
@@ -10,47 +10,46 @@ twice the collectives, and its planner takes any of two replicas that differ in 
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from mimo.checkpoint import _folder, _json
-from mimo.checkpoint._agree import Offer, Value, check_tensors, merge_values
+from mimo.checkpoint._agree import Record, Value, merge_values
 from mimo.checkpoint._blocks import BLOCK_BYTES
-from mimo.checkpoint._boxes import Box
-from mimo.checkpoint._manifest import Manifest, OwnedEntry, Piece, TensorEntry
+from mimo.checkpoint._folder import Keep
+from mimo.checkpoint._manifest import Manifest, OwnedEntry, ShardEntry
 from mimo.checkpoint._manifest_file import MANIFEST_NAME, parse, to_bytes
+from mimo.checkpoint._plan import Order, plan_together
 from mimo.checkpoint._ranks import Failure, Ranks, take, take_all
-from mimo.checkpoint._tensors import CODES
-from mimo.checkpoint._tree import flatten
-from mimo.checkpoint._writer import SHARD_BYTES, Part, Written, write_shards
+from mimo.checkpoint._staging import direct
+from mimo.checkpoint._tree import Flat, collect
+from mimo.checkpoint._writer import SHARD_BYTES, Layout, write_layouts
 from mimo.hooks import CheckpointError, Owned, StateTree
 
 
 @attrs.frozen(kw_only=True)
-class _Order:
-    """What one rank is to write, and where."""
+class Contents:
+    """What one rank saves at one step.
 
-    partial: Path
-    plan: SavePlan
+    Args:
+        record: its values, as text of that step.
+        data: gives the bytes of each of its shards, see `write_layouts`.
+    """
+
+    record: Record
+    data: Callable[[Layout], Iterable[memoryview]]
 
 
 @attrs.frozen(kw_only=True)
-class _Decision:
-    """What rank 0 has decided of everybody's offers."""
+class _Begun:
+    """What rank 0 has made of everybody's values."""
 
     partial: Path
-    plans: list[SavePlan]
-    metadata: Metadata
     common: dict[str, Any]
     owned: dict[str, OwnedEntry]
 
@@ -69,7 +68,8 @@ def save(
 
     Every rank of the group calls it, one that holds nothing with an empty tree; without a group the process is alone.
     Plain tensors of one name are taken for replicas and written once, replicated DTensors too. A checkpoint of the
-    same step is replaced: a run that went back to an earlier step meets its own old ones.
+    same step is replaced: a run that went back to an earlier step meets its own old ones. To save many steps of a run,
+    use a `Saver`.
 
     Args:
         folder: holds all steps; made if missing, shared by all ranks.
@@ -81,57 +81,35 @@ def save(
         shard_bytes: a rank begins a new file before one would hold more bytes of data.
 
     Raises:
-        CheckpointError: on every rank, if any leaf can't be saved, ranks disagree, or writing failed on any of them.
-            The checkpoints that were there are untouched then.
+        WriteError: on every rank, if files could not be written. The checkpoints that were there are untouched.
+        CheckpointError: on every rank, if any leaf can't be saved, ranks disagree, or anything else failed on any of
+            them. The checkpoints that were there are untouched then too.
     """
-    ranks, folder = Ranks.current(), Path(folder)
-    where = str(folder / _folder.name_step(step))
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    offers = ranks.gather(
-        ranks.attempt(
-            lambda: _offer(planner, tree, step, config, topology, keep, is_first=ranks.rank == 0), where=where
-        )
+    ranks, where, keeps = Ranks.current(), name_place(folder, step), Keep(newest=keep)
+    flat = ranks.attempt(lambda: collect(tree), where=where)
+    order = plan_together(ranks, flat, shard_bytes=shard_bytes, where=where)
+    entries = take(flat)  # a failure has been raised
+    contents = ranks.attempt(
+        lambda: Contents(record=make_record(entries, step, config, topology), data=direct(entries.tensors)),
+        where=where,
     )
-    decision = None
-    orders: list[_Order | Failure] = []
-    if ranks.rank == 0:
-        decided = ranks.attempt(lambda: _decide(planner, take_all(offers), folder, step), where=where)
-        if isinstance(decided, Failure):
-            orders = [decided] * ranks.size
-        else:
-            decision = decided
-            orders = [_Order(partial=decided.partial, plan=plan) for plan in decided.plans]
-    order = take(ranks.scatter(orders))
-
-    results = ranks.gather(ranks.attempt(lambda: _write(planner, order, ranks.rank, shard_bytes), where=where))
-    outcome: Path | Failure = folder / _folder.name_step(step)
-    if decision is not None:
-        chosen = decision
-        outcome = ranks.attempt(lambda: _commit(chosen, take_all(results), step, config, topology, keep), where=where)
-        if isinstance(outcome, Failure):
-            shutil.rmtree(chosen.partial, ignore_errors=True)  # else the next save deletes it
-    return take(ranks.share(outcome))
+    return take(write_together(ranks, Path(folder), contents, order, keeps, where=where, new_order=True))
 
 
-def _offer(
-    planner: DefaultSavePlanner,
-    tree: StateTree,
-    step: int,
-    config: Mapping[str, Any],
-    topology: Mapping[str, Any],
-    keep: int | None,
-    *,
-    is_first: bool,
-) -> Offer:
+def name_place(folder: Path, step: int) -> str:
+    """Return the place of a step for messages, of a wrong one too."""
+    return str(Path(folder) / (_folder.name_step(step) if type(step) is int else "step"))
+
+
+def make_record(flat: Flat, step: int, config: Mapping[str, Any], topology: Mapping[str, Any]) -> Record:
+    """Return a rank's values as they are now, as text: later changes of them don't matter.
+
+    Raises:
+        CheckpointError: one of them is no JSON, or the step no step.
+    """
     if type(step) is not int or step < 0:
         raise CheckpointError("checkpoint step", expected="a whole number", got=repr(step))
-    if keep is not None and keep < 1:
-        raise CheckpointError("checkpoint.keep", expected="at least 1", got=repr(keep), fix="Leave it out to keep all.")
-    flat = flatten(tree)
-    planner.set_up_planner(dict(flat.tensors), is_coordinator=is_first)
-    return Offer(
-        plan=planner.create_local_plan(),
+    return Record(
         values={
             name: Value(
                 text=_json.write(_json.encode(leaf.value, name)),
@@ -147,76 +125,95 @@ def _offer(
     )
 
 
-def _decide(planner: DefaultSavePlanner, offers: list[Offer], folder: Path, step: int) -> _Decision:
-    common, owned = merge_values(offers)
-    check_tensors(offers)
-    try:
-        plans, metadata = planner.create_global_plan([offer.plan for offer in offers])
-    except ValueError as error:
-        raise CheckpointError(
-            _folder.name_step(step), expected="pieces that make up each tensor exactly once", got=str(error)
-        ) from error
-    return _Decision(partial=_folder.begin(folder, step), plans=plans, metadata=metadata, common=common, owned=owned)
+def write_together(
+    ranks: Ranks,
+    folder: Path,
+    contents: Contents | Failure,
+    order: Order,
+    keep: Keep,
+    *,
+    where: str,
+    new_order: bool,
+) -> Path | Failure:
+    """Write and commit one step; collective. Every rank gets the step's folder, or the failure of all of them.
 
+    Args:
+        ranks: all that save together.
+        folder: holds all steps.
+        contents: this rank's part, or why there is none.
+        order: what this rank writes.
+        keep: which older steps stay.
+        where: the step's folder, for messages.
+        new_order: whether nothing was written by this order yet.
+    """
+    record = contents if isinstance(contents, Failure) else contents.record
+    records = ranks.gather(record)
+    begun: _Begun | Failure | None = None
+    if ranks.rank == 0:
+        begun = ranks.attempt(lambda: _begin(folder, take_all(records), order), where=where, writes=True)
+    partial = ranks.share(begun.partial if isinstance(begun, _Begun) else begun)
+    assert partial is not None  # rank 0 has begun or failed
+    if isinstance(partial, Failure):
+        return partial
 
-def _write(planner: DefaultSavePlanner, order: _Order, rank: int, shard_bytes: int) -> Written:
-    parts = []
-    for item in planner.finish_plan(order.plan).items:
-        assert item.tensor_data is not None, item.index.fqn  # only tensors are planned
-        chunk = item.tensor_data.chunk
-        parts.append(
-            Part(
-                name=item.index.fqn,
-                box=Box(offset=tuple(chunk.offsets), shape=tuple(chunk.sizes)),
-                dtype=item.tensor_data.properties.dtype,
-                fetch=functools.partial(_fetch, planner, item),
-            )
+    def write() -> dict[str, ShardEntry]:
+        return write_layouts(partial, order.layouts, take(contents).data)
+
+    results = ranks.gather(ranks.attempt(write, where=where, writes=True))
+    outcome: Path | Failure | None = None
+    if isinstance(begun, _Begun):
+        chosen = begun
+        outcome = ranks.attempt(
+            lambda: _commit(
+                chosen,
+                _manifest(chosen, take_all(results), take_all(records)[0], order),
+                keep,
+                checks_tensors=new_order,
+            ),
+            where=where,
+            writes=True,
         )
-    return write_shards(order.partial, rank, parts, shard_bytes=shard_bytes)
+        if isinstance(outcome, Failure):
+            shutil.rmtree(partial, ignore_errors=True)  # else the next save deletes it
+    outcome = ranks.share(outcome)
+    assert outcome is not None  # rank 0 has an outcome
+    return outcome
 
 
-def _fetch(planner: DefaultSavePlanner, item: WriteItem) -> torch.Tensor:
-    data = planner.resolve_data(item)
-    assert isinstance(data, torch.Tensor), item.index.fqn  # only tensors are planned
-    return data
+def _begin(folder: Path, records: list[Record], order: Order) -> _Begun:
+    common, owned = merge_values(records)
+    room = sum(piece.end - piece.begin for entry in order.tensors.values() for piece in entry.pieces)
+    partial = _folder.begin(folder, int(records[0].about["step"]), room=room)
+    return _Begun(partial=partial, common=common, owned=owned)
 
 
-def _commit(
-    decision: _Decision,
-    results: list[Written],
-    step: int,
-    config: Mapping[str, Any],
-    topology: Mapping[str, Any],
-    keep: int | None,
-) -> Path:
-    pieces: dict[str, list[Piece]] = {}
-    for name, piece in (found for written in results for found in written.pieces):
-        pieces.setdefault(name, []).append(piece)
-    tensors = {}
-    for name, data in decision.metadata.state_dict_metadata.items():
-        assert isinstance(data, TensorStorageMetadata), name  # only tensors are planned
-        tensors[name] = TensorEntry(
-            dtype=CODES[data.properties.dtype], shape=tuple(data.size), pieces=tuple(pieces.get(name, ()))
-        )
-    content = to_bytes(
-        Manifest(
-            step=step,
-            block_bytes=BLOCK_BYTES,
-            tensors=tensors,
-            shards={name: entry for written in results for name, entry in written.shards.items()},
-            common=decision.common,
-            owned=decision.owned,
-            topology=topology,
-            config=config,
-        )
+def _manifest(begun: _Begun, results: list[dict[str, ShardEntry]], first: Record, order: Order) -> Manifest:
+    about = {key: _json.decode(_json.read(text)) for key, text in first.about.items()}
+    return Manifest(
+        step=about["step"],
+        block_bytes=BLOCK_BYTES,
+        tensors=order.tensors,
+        shards={name: entry for shards in results for name, entry in shards.items()},
+        common=begun.common,
+        owned=begun.owned,
+        topology=about["topology"],
+        config=about["config"],
     )
-    path = decision.partial / MANIFEST_NAME
-    parse(content, str(path))  # what a reader would refuse is never committed
+
+
+def seal(partial: Path, manifest: Manifest, *, checks_tensors: bool = True) -> Path:
+    """Add the manifest to a partial folder whose shards are written, and commit it; return the step's folder."""
+    path, content = partial / MANIFEST_NAME, to_bytes(manifest)
+    # What a reader would refuse is never committed. The tensors, which take longest, are the order's.
+    parse(content if checks_tensors else to_bytes(attrs.evolve(manifest, tensors={})), str(path))
     with path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    final = _folder.commit(decision.partial, step)
-    if keep is not None:
-        _folder.prune(final.parent, step, keep)
+    return _folder.commit(partial, manifest.step)
+
+
+def _commit(begun: _Begun, manifest: Manifest, keep: Keep, *, checks_tensors: bool) -> Path:
+    final = seal(begun.partial, manifest, checks_tensors=checks_tensors)
+    _folder.prune(final.parent, manifest.step, keep)
     return final

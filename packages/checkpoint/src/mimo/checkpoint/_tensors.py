@@ -64,7 +64,7 @@ def view_bytes(tensor: torch.Tensor) -> memoryview:
     assert tensor.device.type == "cpu", tensor.device
     assert tensor.is_contiguous(), tensor.stride()
     count = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())) if count else memoryview(b"")
+    return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())).cast("B") if count else memoryview(b"")
 
 
 def _check_shard(name: str, tensor: DTensor) -> None:

@@ -23,10 +23,22 @@ class Flat:
 
 
 def flatten(tree: StateTree) -> Flat:
-    """Return the leaves of ``tree`` by flat name.
+    """Return the leaves of ``tree`` by flat name, each tensor examined.
 
     Raises:
         CheckpointError: a key is no text, two paths have one flat name, or a leaf can't be saved; names the path.
+    """
+    flat = collect(tree)
+    for name, tensor in flat.tensors.items():
+        check_tensor(name, tensor)
+    return flat
+
+
+def collect(tree: StateTree) -> Flat:
+    """Return the leaves of ``tree`` by flat name, as `flatten` does, but no tensor is looked at.
+
+    Raises:
+        CheckpointError: a key is no text, two paths have one flat name, or a leaf is of no known type; names the path.
     """
     found: dict[str, tuple[tuple[str, ...], Any]] = {}
     _collect(tree, (), found)
@@ -38,14 +50,16 @@ def flatten(tree: StateTree) -> Flat:
 
 
 def fill(tree: StateTree, values: Mapping[str, Any]) -> StateTree:
-    """Return ``tree`` as nested dicts, its JSON leaves holding ``values`` (by flat name), its tensors the same."""
+    """Return ``tree`` as nested dicts, tensors the same, JSON leaves that ``values`` names (flat) holding these."""
     return {key: _fill(branch, key, values) for key, branch in tree.items()}
 
 
 def _fill(branch: Any, name: str, values: Mapping[str, Any]) -> Any:
     if isinstance(branch, Mapping):
         return {key: _fill(below, f"{name}.{key}", values) for key, below in branch.items()}
-    return branch if isinstance(branch, torch.Tensor) else attrs.evolve(branch, value=values[name])
+    return (
+        branch if isinstance(branch, torch.Tensor) or name not in values else attrs.evolve(branch, value=values[name])
+    )
 
 
 def _collect(branch: Any, path: tuple[str, ...], found: dict[str, tuple[tuple[str, ...], Any]]) -> None:
@@ -71,6 +85,4 @@ def _collect(branch: Any, path: tuple[str, ...], found: dict[str, tuple[tuple[st
         )
     if isinstance(branch, Owned) and (type(branch.module) is not str or not branch.module):
         raise CheckpointError(name, expected="Owned with the name of a module", got=repr(branch.module))
-    if isinstance(branch, torch.Tensor):
-        check_tensor(name, branch)
     found[name] = (path, branch)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import attrs
 from safetensors import SafetensorError, safe_open
 
+from mimo.checkpoint import _json
 from mimo.checkpoint._manifest import Manifest
 from mimo.checkpoint._manifest_file import read_manifest
-from mimo.checkpoint._reader import ShardReader
+from mimo.checkpoint._reader import ShardReader, make_slab
 from mimo.hooks import CheckpointError
+
+_Stored = tuple[str, tuple[int, ...], int, int]
+"""A piece as a header tells it: dtype, shape, and where it begins and ends in the file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +36,11 @@ def verify(step_folder: Path) -> Verified:
     """
     folder = Path(step_folder)
     manifest = read_manifest(folder)
-    problems = [problem for name in sorted(manifest.shards) for problem in _find_problems(folder, name, manifest)]
+    problems = [
+        problem
+        for name, pieces in sorted(_pieces_by_shard(manifest).items())
+        for problem in _find_problems(folder, name, manifest, pieces)
+    ]
     if problems:
         raise CheckpointError(
             str(folder),
@@ -48,34 +56,45 @@ def verify(step_folder: Path) -> Verified:
     )
 
 
-def _find_problems(folder: Path, name: str, manifest: Manifest) -> Iterator[str]:
+def _find_problems(folder: Path, name: str, manifest: Manifest, pieces: Mapping[str, _Stored]) -> Iterator[str]:
     path, entry = folder / name, manifest.shards[name]
     try:
-        with ShardReader(path, entry, manifest.block_bytes) as reader:
+        with ShardReader(path, entry, make_slab(manifest.block_bytes)) as reader:
             for index in range(len(entry.blocks)):
                 try:
-                    reader.check_block(index)
+                    reader.read(index)
                 except CheckpointError as error:
                     yield f"{error.where}: expected {error.expected}, got {error.got}"
-            yield from _compare_header(path, manifest)
+            yield from (f"{path} header: {problem}" for problem in _compare_header(reader.header(), pieces))
     except CheckpointError as error:
         yield f"{error.where}: expected {error.expected}, got {error.got}"
-
-
-def _compare_header(path: Path, manifest: Manifest) -> Iterator[str]:
-    expected = {
-        name: (entry.dtype, piece.box.shape)
-        for name, entry in manifest.tensors.items()
-        for piece in entry.pieces
-        if piece.shard == path.name
-    }
+        return
     try:
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-            found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+            file.keys()
     except SafetensorError as error:
         yield f"{path} header: expected safetensors, got {error}"
+
+
+def _compare_header(header: bytes, pieces: Mapping[str, _Stored]) -> Iterator[str]:
+    try:
+        entries = _json.read(header[8:])
+        found = {
+            name: (entry["dtype"], tuple(entry["shape"]), *(len(header) + offset for offset in entry["data_offsets"]))
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        yield f"expected safetensors, got {type(error).__name__}: {error}"
         return
-    for name in sorted({*expected, *found}):
-        if expected.get(name) != found.get(name):
-            yield f"{path} header: expected {expected.get(name)} for {name}, got {found.get(name)}"
+    for name in sorted({*pieces, *found}):
+        if pieces.get(name) != found.get(name):
+            yield f"expected {pieces.get(name)} for {name}, got {found.get(name)}"
+
+
+def _pieces_by_shard(manifest: Manifest) -> dict[str, dict[str, _Stored]]:
+    found: dict[str, dict[str, _Stored]] = {name: {} for name in manifest.shards}
+    for name, entry in manifest.tensors.items():
+        for piece in entry.pieces:
+            found[piece.shard][name] = (entry.dtype, piece.box.shape, piece.begin, piece.end)
+    return found

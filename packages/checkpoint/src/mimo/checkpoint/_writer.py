@@ -1,13 +1,14 @@
 """Writes one rank's shards: plain safetensors files, streamed once, their checksums taken on the way.
 
 The safetensors library would need a copy of all bytes or a second read for the checksums; the header is simple enough.
+What lies where follows from names, shapes and dtypes alone, so it is worked out before any data is there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -21,21 +22,60 @@ from mimo.checkpoint._tensors import CODES, view_bytes
 SHARD_BYTES = 2 << 30
 
 _WRITE_BUFFER_BYTES = 1 << 20
+_HASHED_BYTES = 4 << 20  # written while they are still in the cache
 
 
 @attrs.frozen(kw_only=True)
-class Part:
-    """A piece that is still to be written: the box of tensor ``name`` that ``fetch`` returns."""
+class Cut:
+    """A piece that a rank is to write: a box of tensor ``name``."""
 
     name: str
     box: Box
     dtype: torch.dtype
-    fetch: Callable[[], torch.Tensor]
 
     @property
     def bytes(self) -> int:
         """Its size."""
         return self.box.elements * self.dtype.itemsize
+
+
+@attrs.frozen(kw_only=True)
+class Part(Cut):
+    """A piece with the way to its data: the box that ``fetch`` returns."""
+
+    fetch: Callable[[], torch.Tensor]
+
+
+@attrs.frozen(kw_only=True)
+class Slot:
+    """Where a shard holds a piece: ``begin`` and ``end`` count bytes of its data, after the header."""
+
+    cut: Cut
+    begin: int
+    end: int
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """A shard before it is written: file name, header, and which piece lies where, without a gap."""
+
+    shard: str
+    header: bytes
+    slots: tuple[Slot, ...]
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the file without its header."""
+        return self.slots[-1].end
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
+        """Yield tensor names and pieces as a manifest tells them."""
+        start = len(self.header)
+        for slot in self.slots:
+            yield (
+                slot.cut.name,
+                Piece(shard=self.shard, box=slot.cut.box, begin=start + slot.begin, end=start + slot.end),
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -46,25 +86,54 @@ class Written:
     pieces: list[tuple[str, Piece]]
 
 
-def write_shards(folder: Path, rank: int, parts: Sequence[Part], *, shard_bytes: int = SHARD_BYTES) -> Written:
-    """Write ``parts`` into safetensors files of ``folder`` and sync them.
+def lay_out(rank: int, cuts: Sequence[Cut], *, shard_bytes: int = SHARD_BYTES) -> tuple[Layout, ...]:
+    """Return the shards into which a rank's pieces go.
 
-    Empty parts are left out. A file is closed before it would exceed ``shard_bytes``; a larger part has its own.
+    Empty pieces are left out. A file ends before it would exceed ``shard_bytes``; a larger piece has its own.
 
     Args:
-        folder: an existing folder without files of this rank.
-        rank: this rank, for the file names.
-        parts: at most one for each tensor name.
+        rank: for the file names.
+        cuts: at most one for each tensor name.
         shard_bytes: size above which a new file is begun, in bytes of data.
     """
-    shards: dict[str, ShardEntry] = {}
-    pieces: list[tuple[str, Piece]] = []
-    for index, group in enumerate(_group(parts, shard_bytes)):
-        name = f"rank_{rank:05d}_{index:04d}.safetensors"
-        shards[name], found = _write_shard(folder / name, group)
-        pieces += found
+    return tuple(
+        _lay_out_shard(f"rank_{rank:05d}_{index:04d}.safetensors", group)
+        for index, group in enumerate(_group(cuts, shard_bytes))
+    )
+
+
+def write_shards(folder: Path, rank: int, parts: Sequence[Part], *, shard_bytes: int = SHARD_BYTES) -> Written:
+    """Write ``parts`` into safetensors files of ``folder`` and sync them; for the arguments see `lay_out`."""
+    fetches = {part.name: part.fetch for part in parts}
+    layouts = lay_out(rank, parts, shard_bytes=shard_bytes)
+    return Written(
+        shards=write_layouts(folder, layouts, lambda layout: data_of(layout, lambda name: fetches[name]())),
+        pieces=[found for layout in layouts for found in layout.pieces()],
+    )
+
+
+def write_layouts(
+    folder: Path, layouts: Iterable[Layout], data: Callable[[Layout], Iterable[memoryview]]
+) -> dict[str, ShardEntry]:
+    """Write shards into ``folder`` and sync them.
+
+    Args:
+        folder: an existing folder without files of these names.
+        layouts: the shards.
+        data: gives a shard's bytes after its header, in order; each view is used before the next is asked for.
+    """
+    shards = {layout.shard: _write_shard(folder / layout.shard, layout, data(layout)) for layout in layouts}
     sync_folder(folder)
-    return Written(shards=shards, pieces=pieces)
+    return shards
+
+
+def data_of(layout: Layout, fetch: Callable[[str], torch.Tensor]) -> Iterator[memoryview]:
+    """Yield the bytes of a shard's pieces, each fetched by the name of its tensor only when it is written."""
+    for slot in layout.slots:
+        tensor = fetch(slot.cut.name).detach().cpu().resolve_neg().contiguous()
+        assert tuple(tensor.shape) == slot.cut.box.shape, (slot.cut, tensor.shape)
+        assert tensor.dtype == slot.cut.dtype, (slot.cut, tensor.dtype)
+        yield view_bytes(tensor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -76,48 +145,56 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _group(parts: Sequence[Part], shard_bytes: int) -> Iterator[list[Part]]:
+def _group(cuts: Sequence[Cut], shard_bytes: int) -> Iterator[list[Cut]]:
     # Wide dtypes first, as the library does it, so that every tensor begins at a multiple of its item size.
-    group: list[Part] = []
+    group: list[Cut] = []
     filled = 0
-    for part in sorted(parts, key=lambda part: (-part.dtype.itemsize, part.name)):
-        if not part.bytes:
+    for cut in sorted(cuts, key=lambda cut: (-cut.dtype.itemsize, cut.name)):
+        if not cut.bytes:
             continue
-        if group and filled + part.bytes > shard_bytes:
+        if group and filled + cut.bytes > shard_bytes:
             yield group
             group, filled = [], 0
-        group.append(part)
-        filled += part.bytes
+        group.append(cut)
+        filled += cut.bytes
     if group:
         yield group
 
 
-def _write_shard(path: Path, parts: Sequence[Part]) -> tuple[ShardEntry, list[tuple[str, Piece]]]:
+def _lay_out_shard(shard: str, cuts: Sequence[Cut]) -> Layout:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    slots = []
     filled = 0
-    for part in parts:
-        span = [filled, filled + part.bytes]
-        header[part.name] = {"dtype": CODES[part.dtype], "shape": part.box.shape, "data_offsets": span}
-        filled = span[1]
+    for cut in cuts:
+        slots.append(Slot(cut=cut, begin=filled, end=filled + cut.bytes))
+        header[cut.name] = {
+            "dtype": CODES[cut.dtype],
+            "shape": cut.box.shape,
+            "data_offsets": [filled, filled + cut.bytes],
+        }
+        filled += cut.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    head = len(text).to_bytes(8, "little") + text
+    return Layout(shard=shard, header=len(text).to_bytes(8, "little") + text, slots=tuple(slots))
 
+
+def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview]) -> ShardEntry:
     hasher = BlockHasher()
-    pieces: list[tuple[str, Piece]] = []
-    position = len(head)
+    written = len(layout.header)
     with path.open("xb", buffering=_WRITE_BUFFER_BYTES) as file:
-        file.write(head)
-        for part in parts:
-            tensor = part.fetch().detach().cpu().resolve_neg().contiguous()
-            assert tuple(tensor.shape) == part.box.shape, (part.name, tensor.shape, part.box)
-            assert tensor.dtype == part.dtype, (part.name, tensor.dtype, part.dtype)
-            data = view_bytes(tensor)
-            file.write(data)
-            hasher.update(data)
-            pieces.append((part.name, Piece(shard=path.name, box=part.box, begin=position, end=position + part.bytes)))
-            position += part.bytes
+        file.write(layout.header)
+        for view in data:
+            for begin in range(0, len(view), _HASHED_BYTES):
+                part = view[begin : begin + _HASHED_BYTES]
+                hasher.update(part)
+                file.write(part)
+            written += len(view)
         file.flush()
         os.fsync(file.fileno())
-    entry = ShardEntry(bytes=position, header_bytes=len(head), header_checksum=checksum(head), blocks=hasher.finish())
-    return entry, pieces
+    assert written == len(layout.header) + layout.data_bytes, (path, written)
+    return ShardEntry(
+        bytes=written,
+        header_bytes=len(layout.header),
+        header_checksum=checksum(layout.header),
+        blocks=hasher.finish(),
+    )

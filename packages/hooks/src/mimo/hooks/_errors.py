@@ -62,3 +62,15 @@ class CheckpointError(UserError):
 
 class RunError(UserError):
     """A fault of a running job that is neither a setting's nor the data's."""
+
+
+class RestartNeededError(UserError):
+    """Only a restart can tell whether a device is at fault: the run is saved, and to be started again."""
+
+    exit_code = 16
+
+
+class ResultRejectedError(UserError):
+    """A step that comes to the same wrong result on any device: the model or the data have to be changed."""
+
+    exit_code = 17

@@ -20,7 +20,7 @@ from mimo.hooks._contract import (
     specified,
     unspecified,
 )
-from mimo.hooks._errors import PluginError
+from mimo.hooks._errors import PluginError, UserError
 from mimo.hooks._installed import PluginEntry, PluginFailure, ask_each, describe, installed, row
 from mimo.hooks._markers import PROJECT
 from mimo.hooks._values import EvaluationInfo, RunInfo, Stateful, StepInfo
@@ -44,6 +44,10 @@ class Lifecycle(pluggy.PluginManager):
     def evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:
         """Call `mimo_evaluated` of every plugin."""
         self.hook.mimo_evaluated(run=run, info=info)
+
+    def save_failed(self, run: RunInfo, step: int, error: UserError) -> None:
+        """Call `mimo_save_failed` of every plugin; ``step`` is the last one trained."""
+        self.hook.mimo_save_failed(run=run, step=step, error=error)
 
     def run_end(self, run: RunInfo) -> None:
         """Call `mimo_run_end` of every plugin."""

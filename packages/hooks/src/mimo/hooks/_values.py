@@ -24,7 +24,10 @@ class ItemInfo:
 
 @attrs.frozen(kw_only=True)
 class RunInfo:
-    """What a lifecycle plugin may know of the run that begins; ``config`` is the resolved one as plain data."""
+    """What a lifecycle plugin may know of the run that begins; ``config`` is the resolved one as plain data.
+
+    ``loaded`` tells which checkpoint it begins with, and what of it began new or was left; empty if with none.
+    """
 
     name: str
     directory: Path
@@ -33,6 +36,7 @@ class RunInfo:
     first_step: int
     steps: int
     config: Mapping[str, Any]
+    loaded: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -141,3 +145,27 @@ class Stateful(Protocol):
 
     def load(self, tree: StateTree) -> None:
         """Take a state back; ``tree`` has the structure of `state`, filled from a checkpoint."""
+
+
+@attrs.frozen
+class Generators:
+    """A part of a run whose state is that of generators of random numbers, and nothing else.
+
+    ``load.rng = false`` leaves such a part as its plugin made it, where other parts are loaded. A plugin hands it in
+    by `mimo_state` like any `Stateful`.
+    """
+
+    part: Stateful
+
+    @property
+    def name(self) -> str:
+        """Top-level key of the part in the checkpoint."""
+        return self.part.name
+
+    def state(self) -> StateTree:
+        """Return the part's present state."""
+        return self.part.state()
+
+    def load(self, tree: StateTree) -> None:
+        """Have the part take a state back."""
+        self.part.load(tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mimo.hooks._errors import UserError
 from mimo.hooks._markers import hookspec
 from mimo.hooks._values import EvaluationInfo, RunInfo, Stateful, StepInfo
 
@@ -24,6 +25,11 @@ def mimo_step_end(run: RunInfo, info: StepInfo) -> None:
 @hookspec
 def mimo_evaluated(run: RunInfo, info: EvaluationInfo) -> None:
     """Called on every rank after an evaluation."""
+
+
+@hookspec
+def mimo_save_failed(run: RunInfo, step: int, error: UserError) -> None:
+    """Called on every rank when the files of a checkpoint could not be written and the run goes on after ``step``."""
 
 
 @hookspec

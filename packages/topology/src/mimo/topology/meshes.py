@@ -7,6 +7,7 @@ later ones out of step. `Meshes` therefore makes every group on every rank, each
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -36,24 +37,25 @@ class Meshes:
         graph: modules with their grids.
         rank: this process.
         device_type: ``cpu`` or ``cuda``, as `DeviceMesh` takes it.
+        timeout: of every group; None: as the backend has it.
     """
 
-    def __init__(self, graph: ModuleGraph, *, rank: int, device_type: str) -> None:
+    def __init__(self, graph: ModuleGraph, *, rank: int, device_type: str, timeout: timedelta | None = None) -> None:
         self.rank = rank
         self.device_type = device_type
         self._overlaps = {module.name: module.overlaps for module in graph.modules}
         self._shard_lanes = {module.name: module.shard_lanes for module in graph.modules}
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {
-            ranks: dist.new_group(list(ranks)) for ranks in needed_groups(graph)
+            ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in needed_groups(graph)
         }
         self._gradient_groups: dict[tuple[StageId, tuple[int, ...]], dist.ProcessGroup] = {
-            (stage, ranks): dist.new_group(list(ranks)) for stage, ranks in gradient_groups(graph)
+            (stage, ranks): dist.new_group(list(ranks), timeout=timeout) for stage, ranks in gradient_groups(graph)
         }
         self._gather_groups: dict[tuple[int, ...], dist.ProcessGroup] = {
-            ranks: dist.new_group(list(ranks)) for ranks in gather_groups(graph)
+            ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in gather_groups(graph)
         }
         # A group of one needs nobody else, so it is made locally and leaves the counter alone.
-        self._groups[(rank,)] = dist.new_group([rank], use_local_synchronization=True)
+        self._groups[(rank,)] = dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return the group of exactly these ranks, which hold this rank.

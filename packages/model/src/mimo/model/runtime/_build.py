@@ -89,6 +89,7 @@ def build_part(
     assert (experts.ep, experts.etp) == (grid.ep, grid.etp), (experts, grid)
     module, given = _make(spec, config, stage=stage, hidden=hidden, seed=seed, name=grid.name)
     check_parameters(spec, [path for path, _ in module.named_parameters()], name=grid.name)
+    persistent = frozenset(module.state_dict())  # asked before anything is wrapped that would change names
     check_layers(module, name=grid.name)
     splits = _plan(spec, module, axis, experts, name=grid.name)
     if spec.context is not None:
@@ -126,6 +127,7 @@ def build_part(
         splits={f"{grid.name}.{path}": splits[path] for path, _ in module.named_parameters()},
         tied=tied,
         whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),
+        persistent=persistent,
         deferral=_attached(module) if splits_backward else Deferral(),
     )
 

@@ -30,6 +30,7 @@ class Part:
             A rank that holds both stages holds them once.
         whole: full names of parameters that no gradient trains, whatever is frozen, and that other code than layers
             changes between steps.
+        persistent: paths of buffers that a checkpoint holds.
         deferral: where its layers put off weight gradients.
     """
 
@@ -40,6 +41,7 @@ class Part:
     splits: Mapping[str, Split]
     tied: frozenset[str]
     whole: frozenset[str] = frozenset()
+    persistent: frozenset[str] = frozenset()
     deferral: Deferral = attrs.field(factory=Deferral)
 
     @property
@@ -51,6 +53,13 @@ class Part:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by full name, ``<module>.<path with global layer index>``."""
         return {f"{self.name}.{path}": parameter for path, parameter in self.module.named_parameters()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Persistent buffers by full name, likewise; each rank of the stage has its own copy."""
+        return {
+            f"{self.name}.{path}": buffer for path, buffer in self.module.named_buffers() if path in self.persistent
+        }
 
     @property
     def summed(self) -> frozenset[str]:

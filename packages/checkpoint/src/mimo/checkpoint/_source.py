@@ -1,0 +1,70 @@
+"""A checkpoint that one process reads as a stream: any tensor, whatever its pieces, and little of it in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from mimo.checkpoint._boxes import Box, boxes_between, intersect
+from mimo.checkpoint._manifest_file import read_manifest
+from mimo.checkpoint._read_box import read_box
+from mimo.checkpoint._reader import ShardReader, make_slab
+from mimo.checkpoint._tensors import DTYPES
+
+_CHUNK_BYTES = 4 << 20
+_MOST_OPEN = 16  # files of a tensor whose pieces lie in more of them are opened again and again
+
+
+class Source:
+    """A committed checkpoint; whatever is read of it was verified. Files are closed at the end of a ``with``.
+
+    Raises:
+        CheckpointError: there is no manifest, or a damaged one; later, a file or block is damaged.
+    """
+
+    def __init__(self, step_folder: Path) -> None:
+        self.manifest = read_manifest(step_folder)
+        self._folder = step_folder
+        self._readers: OrderedDict[str, ShardReader] = OrderedDict()  # the one used last at the end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with contextlib.ExitStack() as stack:
+            for reader in self._readers.values():
+                stack.callback(reader.close)
+
+    def chunks(self, name: str, box: Box) -> Iterator[torch.Tensor]:
+        """Yield the elements of a box of a tensor, the last dim fastest, as 1-d tensors of some MiB.
+
+        Each is good until the next one is asked for.
+        """
+        dtype = DTYPES[self.manifest.tensors[name].dtype]
+        most = _CHUNK_BYTES // dtype.itemsize
+        buffer = torch.empty(min(most, box.elements), dtype=dtype)
+        for low in range(0, box.elements, most):
+            chunk = buffer[: box.elements - low]
+            for part in boxes_between(box, low, low + len(chunk)):
+                begin = box.find(part.offset) - low
+                self._fill(name, part, chunk[begin : begin + part.elements].view(part.shape))
+            yield chunk
+
+    def _fill(self, name: str, box: Box, target: torch.Tensor) -> None:
+        for piece in self.manifest.tensors[name].pieces:
+            if (common := intersect(box, piece.box)) is not None:
+                read_box(self._open(piece.shard), piece, common, target[common.slices(box)])
+
+    def _open(self, shard: str) -> ShardReader:
+        if shard not in self._readers:
+            if len(self._readers) == _MOST_OPEN:
+                self._readers.popitem(last=False)[1].close()
+            slab = make_slab(self.manifest.block_bytes)
+            self._readers[shard] = ShardReader(self._folder / shard, self.manifest.shards[shard], slab)
+        self._readers.move_to_end(shard)
+        return self._readers[shard]
