@@ -30,6 +30,21 @@ def test_optimizer_stays_at_the_full_rate_before_it_falls() -> None:
     assert [rate.at(step) for step in range(1, 10)] == pytest.approx([0.5, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0])
 
 
+def test_optimizer_a_schedule_may_begin_anew() -> None:
+    """Warm-up and the steps at the full rate count from there, and it ends at the same step of the run."""
+    rate = LearningRate(lr=1.0, lr_schedule="linear", lr_warmup_steps=2, lr_stable_steps=1, lr_decay_steps=17)
+    rates = [rate.at(step, begun=10) for step in (11, 12, 13, 14, 15, 16, 17, 18)]
+    assert rates == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0, 0])
+    rate.check(begun=13)
+    with pytest.raises(ConfigError) as error:
+        rate.check(begun=14)
+    assert str(error.value) == (
+        "optimizer.lr_decay_steps: expected more than 14 steps before it began + lr_warmup_steps + lr_stable_steps = "
+        "17, got 17. It is the step at which lr_min is reached; 0 is run.steps."
+    )
+    assert LearningRate(lr=0.5, lr_warmup_steps=2).at(11, begun=10) == 0.25
+
+
 def test_optimizer_constant_stays() -> None:
     """Without a schedule the rate stays after warm-up."""
     rate = LearningRate(lr=0.5, lr_warmup_steps=2)

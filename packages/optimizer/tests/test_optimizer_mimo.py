@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.optimizer import LearningRate, ModuleParameters
 from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally, is_counted
+from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally, agree, is_counted
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 
@@ -294,3 +294,37 @@ def test_optimizer_tied_parameter_is_summed_over_stages_and_counted_once(run_ran
     (first, values), (second, others) = run_ranks(2, tied)
     assert first == second == pytest.approx(math.sqrt(3 * 3.0**2))
     assert values == others
+
+
+def stopping(rank: int) -> tuple[int, int]:
+    """Return how many ranks are to stop, in a step before one of them is told, and in that step."""
+    tallies = (Tally(loss=math.nan), Tally(loss=math.nan) + Tally(stops=int(rank == 2)))
+    found = [agree(one, squares={}, modules=("language",), counts=(), device=torch.device("cpu")) for one in tallies]
+    return found[0].stops, found[1].stops
+
+
+def test_optimizer_all_ranks_hear_that_one_is_to_stop(run_ranks: Callable[..., list[Any]]) -> None:
+    """In the step's one message, whatever else is in it."""
+    assert run_ranks(3, stopping) == [(0, 1)] * 3
+
+
+def test_optimizer_states_that_are_numbers_come_back(run_ranks: Callable[..., list[Any]]) -> None:
+    """An optimizer may count in plain numbers: a checkpoint gives them back as such."""
+
+    def work(rank: int) -> list[object]:
+        optimizer = build(rank, {})
+        states = [
+            stepper.optimizer.state[parameter]
+            for module in optimizer.modules.values()
+            for stepper in module.steppers
+            for parameter in module.part.parameters.values()
+        ]
+        for state in states:
+            state["rounds"] = 3
+        saved = optimizer.state()
+        for state in states:
+            state["rounds"] = 5
+        optimizer.load(saved)
+        return [state["rounds"] for state in states]
+
+    assert {value for found in run_ranks(4, work) for value in found} == {3}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.schedule import Action, ActionKind, Plan, Route, Timed, assemble, check, pipeline_route
-from mimo.schedule.runtime import LOSS, Boundary, Channel, Executor, Record
+from mimo.schedule.runtime import LOSS, Boundary, Channel, Executor, Progress, Record
 from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 WIDTH = 3
@@ -193,7 +193,11 @@ class Line:
 
 
 def executor_of(
-    graph: ModuleGraph, programs: Mapping[StageId, Any], rank: int = 0, line: Line | None = None
+    graph: ModuleGraph,
+    programs: Mapping[StageId, Any],
+    rank: int = 0,
+    line: Line | None = None,
+    progress: Progress | None = None,
 ) -> Executor:
     """Return the executor of a rank; with others it talks over ``line``."""
     channel: Any = line
@@ -207,11 +211,13 @@ def executor_of(
             channels=channels,
             source_group=None,
             target_group=None,
+            edge=edge.name,
+            progress=progress,
         )
         for edge in graph.edges
         if programs.keys() & {edge.source, edge.target}
     }
-    return Executor(graph, rank=rank, programs=programs, boundaries=boundaries)
+    return Executor(graph, rank=rank, programs=programs, boundaries=boundaries, progress=progress)
 
 
 def at_home(_edge: str, microbatch: int) -> Route:
@@ -452,3 +458,37 @@ def test_schedule_record_tells_waiting_from_work(monkeypatch: pytest.MonkeyPatch
     assert all(moment.ready == moment.ended for moment in sent)
     assert record.began == 0
     assert record.ended == clock.now
+
+
+@attrs.frozen
+class Told:
+    """Keeps what an executor tells."""
+
+    told: list[str] = attrs.field(factory=list)
+
+    def begin(self, action: Action | None) -> None:
+        """Keep it."""
+        self.told.append("end" if action is None else f"{action.kind} {action.microbatches}")
+
+    def wait(self, edge: str, peer: int) -> None:
+        """Keep it."""
+        self.told.append(f"waits for {peer} on {edge}")
+
+    def go_on(self) -> None:
+        """Keep it."""
+        self.told.append("goes on")
+
+
+def test_schedule_executor_tells_what_it_does_and_whom_it_waits_for() -> None:
+    """Rows are awaited where a pass needs them, and what was sent must have left before the end."""
+    graph = graph_of(language=(1,))
+    plan = only(in_turn(graph, steps_of(graph, count=1)), 1, {"forward", "send", "backward", "receive"})
+    programs: Any = {FIRST: Ends("language.0-1", (2,)), LAST: Ends(None, (2,))}
+    told = Told()
+    executor_of(graph, programs, 1, Line(), told).run(plan, apart(1, (2,)))
+    waits = ["waits for 0 on vision->language", "goes on"]
+    begun = [one for one in told.told if one not in waits]
+    assert begun == [*(f"{action.kind} (0,)" for action in plan.actors[0].actions), "end"]
+    first = told.told.index("forward (0,)")
+    assert told.told[first + 1 : first + 3] == waits
+    assert told.told[-3:] == [*waits, "end"]

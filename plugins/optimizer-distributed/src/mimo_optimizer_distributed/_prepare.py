@@ -204,6 +204,7 @@ class Spread:
         if self._overlaps:
             (stage,) = self._part.stages
             group = self._meshes.gradient_group(StageId(self._part.grid.name, stage), group)
+        self._part.observe("lanes", self._part.stages, gradients)
         return (_Whole if lanes.size() == 1 else Scatter)(group, gradients)
 
     def _lay_out(self, given: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, nn.Parameter]]:

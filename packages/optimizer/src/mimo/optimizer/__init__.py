@@ -17,6 +17,7 @@ from mimo.optimizer._specs import (
     Prepared,
     PutOff,
     Share,
+    Sums,
 )
 from mimo.topology import DATA, Overlap
 
@@ -44,5 +45,6 @@ __all__ = [
     "Rule",
     "Rules",
     "Share",
+    "Sums",
     "check_patterns",
 ]

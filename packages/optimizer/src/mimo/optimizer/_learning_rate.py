@@ -29,6 +29,9 @@ class LearningRate:
     ``lr_min`` at ``lr_decay_steps`` along a line or half a cosine (Loshchilov and Hutter 2017, eq. 5, without restarts)
     and stays there. A constant one does not fall, and has none of these three.
 
+    A schedule may begin anew in a run: then warm-up and the steps at ``lr`` count from there, and ``lr_decay_steps``
+    stays a step of the run.
+
     Raises:
         ConfigError: a value is negative, the schedule is unknown or has no use for it, or there is no step left to
             decay over.
@@ -59,14 +62,7 @@ class LearningRate:
                         got=repr(getattr(self, key)),
                         fix="Leave it out, or set lr_schedule to linear or cosine.",
                     )
-        elif self.lr_decay_steps <= self._full_until:
-            before = "lr_warmup_steps" + (" + lr_stable_steps" if self.lr_stable_steps else "")
-            raise ConfigError(
-                f"{self.where}.lr_decay_steps",
-                expected=f"more than {before} = {self._full_until}",
-                got=repr(self.lr_decay_steps),
-                fix="It is the step at which lr_min is reached; 0 is run.steps.",
-            )
+        self.check(begun=0)
         if self.lr_min > self.lr:
             raise ConfigError(
                 f"{self.where}.lr_min",
@@ -75,17 +71,37 @@ class LearningRate:
                 fix="Set it lower, or lr higher.",
             )
 
-    @property
-    def _full_until(self) -> int:
-        """The last step before the rate falls."""
-        return self.lr_warmup_steps + self.lr_stable_steps
+    def check(self, *, begun: int) -> None:
+        """Refuse a schedule that reaches its end before it falls.
 
-    def at(self, step: int) -> float:
-        """Return the learning rate of update ``step``."""
-        if step < self.lr_warmup_steps:
-            return self.lr * step / self.lr_warmup_steps
-        if self.lr_schedule == "constant" or step <= self._full_until:
+        Args:
+            begun: steps that had been trained when it began.
+
+        Raises:
+            ConfigError: naming ``lr_decay_steps``.
+        """
+        if self.lr_schedule == "constant" or self.lr_decay_steps > self._full_until(begun):
+            return
+        before = "lr_warmup_steps" + (" + lr_stable_steps" if self.lr_stable_steps else "")
+        raise ConfigError(
+            f"{self.where}.lr_decay_steps",
+            expected=f"more than {f'{begun} steps before it began + ' if begun else ''}{before}"
+            f" = {self._full_until(begun)}",
+            got=repr(self.lr_decay_steps),
+            fix="It is the step at which lr_min is reached; 0 is run.steps.",
+        )
+
+    def _full_until(self, begun: int) -> int:
+        """Return the last step before the rate falls."""
+        return begun + self.lr_warmup_steps + self.lr_stable_steps
+
+    def at(self, step: int, *, begun: int = 0) -> float:
+        """Return the learning rate of update ``step`` of a schedule before which ``begun`` steps were trained."""
+        full_until = self._full_until(begun)
+        if step - begun < self.lr_warmup_steps:
+            return self.lr * (step - begun) / self.lr_warmup_steps
+        if self.lr_schedule == "constant" or step <= full_until:
             return self.lr
-        share = min((step - self._full_until) / (self.lr_decay_steps - self._full_until), 1.0)
+        share = min((step - full_until) / (self.lr_decay_steps - full_until), 1.0)
         left = 1 - share if self.lr_schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
         return self.lr_min + (self.lr - self.lr_min) * left

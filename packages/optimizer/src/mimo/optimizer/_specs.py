@@ -25,8 +25,14 @@ Access: TypeAlias = Literal["step", "any"]
 """What is about to happen to parameters: those that train are stepped, or any may be read or changed from outside."""
 GRADIENT_SCALE = "gradient_scale"
 """Key of an optimizer's parameter groups: what it multiplies gradients by itself as it steps; see `OptimizerSpec`."""
+Sums: TypeAlias = Literal["lanes", "stages"]
+"""What gradients are about to be summed over: the ranks that share a stage, or the stages that share a parameter."""
 LOSS_SCALES = (2.0**-16, 2.0**32)
 """Least and largest scale of fp16's loss. Below, what is not finite is so by itself; above, gradients are zero."""
+
+
+def _nothing(*_given: Any) -> None:
+    """Do nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +54,8 @@ class ModuleParameters:
             part of the gradient.
         whole: names of those that are not trained and that other code than layers changes between steps: they stay
             whole on every lane, and fp32.
+        observe: is to be called with "lanes", ``stages`` and this rank's own gradients whenever a sum of some of these
+            over lanes begins, before any other rank has added to them. It only reads them, and waits for nothing.
     """
 
     grid: Grid
@@ -61,6 +69,7 @@ class ModuleParameters:
     tied: frozenset[str] = frozenset()
     experts: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
+    observe: Callable[[Sums, Sequence[int], Sequence[Tensor]], None] = _nothing
 
     @property
     def place(self) -> Coordinates:
@@ -97,10 +106,6 @@ class PutOff(Protocol):
 
     def tell(self, added: Callable[[Tensor], None]) -> None:
         """Have ``added`` called with each leaf once all that was put off of its gradient has been added."""
-
-
-def _nothing(*_given: Any) -> None:
-    """Do nothing."""
 
 
 def _no_bounds(*_given: Any) -> AbstractContextManager[None]:

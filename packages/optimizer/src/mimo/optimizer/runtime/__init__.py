@@ -6,7 +6,7 @@ from mimo.optimizer.runtime._gradients import is_counted
 from mimo.optimizer.runtime._in_order import InOrder, LaneSum
 from mimo.optimizer.runtime._layers import layers
 from mimo.optimizer.runtime._loading import load_in_place
-from mimo.optimizer.runtime._mimo_optimizer import MimoOptimizer, Stepped
+from mimo.optimizer.runtime._mimo_optimizer import MimoOptimizer, Proposed, Stepped
 from mimo.optimizer.runtime._module_optimizer import LaidOut, ModuleOptimizer, Stepper, build_together
 from mimo.optimizer.runtime._replicate import FlatSum, local_gradient, reduce_tied, replicate, sum_over
 from mimo.optimizer.runtime._scaling import SCALING, LossScale
@@ -25,6 +25,7 @@ __all__ = [
     "LossScale",
     "MimoOptimizer",
     "ModuleOptimizer",
+    "Proposed",
     "Stepped",
     "Stepper",
     "Tally",

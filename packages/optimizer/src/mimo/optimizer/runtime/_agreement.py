@@ -34,6 +34,7 @@ class Tally:
         told: further sums of several values each by name, what models tell beside their rows: float64, on any device.
         digest: what this rank takes the samples of the coming step to be, as `WORDS` numbers below ``2**WORD_BITS``;
             None where it does not look at them.
+        stops: 1 where this rank has been asked to stop after the step.
     """
 
     loss: float = 0.0
@@ -44,6 +45,7 @@ class Tally:
     zeros: Mapping[str, int] = attrs.field(factory=dict)
     told: Mapping[str, Tensor] = attrs.field(factory=dict)
     digest: tuple[int, ...] | None = None
+    stops: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         """Return the sums of both."""
@@ -56,6 +58,7 @@ class Tally:
             zeros=_add(self.zeros, other.zeros),
             told=_add(self.told, other.told),
             digest=self.digest or other.digest,
+            stops=self.stops + other.stops,
         )
 
 
@@ -63,7 +66,8 @@ class Tally:
 class Agreed:
     """The same on every rank: sums over the step, and squared gradient norms by module and clip group.
 
-    Gradients are as they are before any scaling. ``alike`` says whether all ranks that gave a digest gave the same one.
+    Gradients are as they are before any scaling. ``alike`` says whether all ranks that gave a digest gave the same one,
+    ``stops`` how many ranks have been asked to stop after the step.
     """
 
     loss: float
@@ -75,6 +79,7 @@ class Agreed:
     told: Mapping[str, Tensor]
     squares: Mapping[Bin, float]
     alike: bool
+    stops: int
 
     @property
     def finite(self) -> bool:
@@ -103,7 +108,7 @@ def agree(
         told: names of all sums of several values, likewise, and how many values each has.
         device: where the process group works.
     """
-    mine = [tally.loss, tally.label_tokens, *_digest_terms(tally.digest)]
+    mine = [tally.loss, tally.label_tokens, tally.stops, *_digest_terms(tally.digest)]
     named = [(tally.rows, modules), (tally.seconds, modules), (tally.zeros, modules), (tally.counts, counts)]
     mine += [values.get(name, 0) for values, names in named for name in names]
     mine += [squares.get(one, 0.0) for one in bins]
@@ -114,7 +119,7 @@ def agree(
         vector = torch.cat([vector, *(tally.told.get(name, nothing[name]).to(vector) for name in sizes)])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(vector)
-    loss, label_tokens, *rest = vector[: len(mine)].tolist()
+    loss, label_tokens, stops, *rest = vector[: len(mine)].tolist()
     sums = iter(rest)
     alike = _all_alike([next(sums) for _ in range(1 + 2 * WORDS)])
     rows, seconds, zeros, others = ({name: next(sums) for name in names} for _, names in named)
@@ -128,6 +133,7 @@ def agree(
         zeros={name: round(value) for name, value in zeros.items()},
         told=dict(zip(sizes, torch.split(vector[len(mine) :], list(sizes.values())), strict=True)) if sizes else {},
         alike=alike,
+        stops=round(stops),
     )
 
 

@@ -17,9 +17,30 @@ from mimo.optimizer._specs import Access, Phase, Prepared, PutOff
 from mimo.optimizer.runtime._agreement import Agreed, Bin, Tally, agree
 from mimo.optimizer.runtime._gradients import Gradients
 from mimo.optimizer.runtime._module_optimizer import ModuleOptimizer
-from mimo.optimizer.runtime._replicate import reduce_tied
+from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied
 from mimo.optimizer.runtime._scaling import SCALING, LossScale
 from mimo.topology.meshes import Meshes
+
+
+@attrs.frozen(kw_only=True)
+class Proposed:
+    """What a step comes to, equal on all ranks, while nothing has been changed by it yet.
+
+    Args:
+        agreed: what all ranks added up.
+        loss: a label token.
+        norm: of the mean gradient, before clipping; not a number where the loss or any gradient is not finite.
+        norms: the same of each module, as they are.
+        group_norms: the same of each clip group.
+        skips: whether nothing is to be stepped.
+    """
+
+    agreed: Agreed
+    loss: float
+    norm: float
+    norms: Mapping[str, float]
+    group_norms: Mapping[str, float]
+    skips: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +84,9 @@ class MimoOptimizer:
         scaling: of the loss that gradients are of; None for none.
         meshes: the groups of this rank.
         device: where the process group works.
+
+    Attributes:
+        schedule_begun: steps of the run before the learning rates' schedules began.
     """
 
     def __init__(
@@ -82,6 +106,7 @@ class MimoOptimizer:
         device: torch.device,
     ) -> None:
         self.name = "optimizer"
+        self.schedule_begun = 0
         self.modules = {module.name: module for module in modules}
         self._names = tuple(names)
         self._learning_rate = learning_rate
@@ -98,6 +123,8 @@ class MimoOptimizer:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gather")  # it starts with the first thing to do
         self._reduced: dict[tuple[str, frozenset[int]], set[int]] = {}
         self._added: dict[tuple[str, frozenset[int]], set[int]] = {}
+        self._proposed: dict[str, Tensor] = {}
+        """The gradients of what was proposed last."""
         self._gradients = Gradients(
             [module.part for module in modules],
             {name: one for module in modules for name, one in module.bins.items()},
@@ -115,6 +142,7 @@ class MimoOptimizer:
                 parameter.grad = None
         self._reduced.clear()
         self._added.clear()
+        self._proposed = {}
 
     def reduce(self, module: str, stage: int) -> None:
         """Sum the gradients of one stage of a module over the ranks that share its parameters.
@@ -182,41 +210,63 @@ class MimoOptimizer:
         part = self.modules[module].part
         for prepared in self.modules[module].prepared.values():
             prepared.before_tied()
+        part.observe("stages", part.stages, [local_gradient(part.parameters[name]) for name in sorted(part.tied)])
         for name in sorted(part.tied):
             reduce_tied(part.parameters[name], part, self._meshes)
 
-    @torch.no_grad()
     def step(self, step: int, tally: Tally) -> Stepped:
-        """Agree with all ranks, then scale, clip and step every module, or skip on all ranks alike.
+        """Agree with all ranks, then scale, clip and step every module, or skip on all ranks alike."""
+        return self.apply(step, self.propose(tally))
+
+    @torch.no_grad()
+    def propose(self, tally: Tally) -> Proposed:
+        """Agree with all ranks on what a step comes to, and change nothing.
 
         The gradient is divided by the label tokens of the whole step, and by the loss scale. A step without any, or
-        with a loss or gradient that is not finite, is skipped; a module that saw no rows is left untouched.
+        with a loss or gradient that is not finite, is to be skipped.
         """
-        gradients = self._gradients.read()
+        gradients = self._proposed = self._gradients.read()
         agreed = self._agree(tally, gradients)
         tokens = max(agreed.label_tokens, 1)
-        loss_scale = self.loss_scale
-        divisor = tokens * loss_scale
+        divisor = tokens * self.loss_scale
         norm = math.sqrt(sum(agreed.squares.values())) / divisor if agreed.finite else math.nan
-        group_norms = {group: _norm(agreed, group=group) / divisor for _, group in self._bins}
-        skipped = agreed.label_tokens == 0 or not math.isfinite(norm)
-        self.settle("step")
-        if not skipped:
-            factors = {group: self._clipping(group, norm) / divisor for group, norm in group_norms.items()}
-            for name, module in self.modules.items():
-                if agreed.rows[name]:
-                    for stepper in module.steppers:
-                        stepper.step(step, gradients, factors[stepper.rule.clip_group])
-        if self._scaling is not None and agreed.label_tokens:
-            self._scaling.update(finite=agreed.finite)
-        return Stepped(
+        return Proposed(
             agreed=agreed,
             loss=agreed.loss / tokens,
             norm=norm,
             norms={name: _norm(agreed, module=name) / divisor for name in self._names},
-            group_norms=group_norms,
-            lr=self._learning_rate.at(step),
-            skipped=skipped,
+            group_norms={group: _norm(agreed, group=group) / divisor for _, group in self._bins},
+            skips=agreed.label_tokens == 0 or not math.isfinite(norm),
+        )
+
+    @torch.no_grad()
+    def apply(self, step: int, proposed: Proposed) -> Stepped:
+        """Scale, clip and step every module as was last proposed, or skip; a module that saw no rows is left untouched.
+
+        All ranks are given the same, but for whether it skips what was proposed to be stepped, which they decide alike.
+        """
+        gradients, self._proposed = self._proposed, {}
+        agreed = proposed.agreed
+        loss_scale = self.loss_scale
+        divisor = max(agreed.label_tokens, 1) * loss_scale
+        self.settle("step")
+        if not proposed.skips:
+            factors = {group: self._clipping(group, norm) / divisor for group, norm in proposed.group_norms.items()}
+            for name, module in self.modules.items():
+                if agreed.rows[name]:
+                    for stepper in module.steppers:
+                        lr = stepper.rule.learning_rate.at(step, begun=self.schedule_begun)
+                        stepper.step(lr, gradients, factors[stepper.rule.clip_group])
+        if self._scaling is not None and agreed.label_tokens:
+            self._scaling.update(finite=agreed.finite)
+        return Stepped(
+            agreed=agreed,
+            loss=proposed.loss,
+            norm=proposed.norm,
+            norms=proposed.norms,
+            group_norms=proposed.group_norms,
+            lr=self._learning_rate.at(step, begun=self.schedule_begun),
+            skipped=proposed.skips,
             loss_scale=None if self._scaling is None else loss_scale,
         )
 

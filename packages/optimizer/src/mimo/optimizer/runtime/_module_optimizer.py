@@ -31,15 +31,15 @@ class Stepper:
     names: tuple[str, ...]
     optimizer: torch.optim.Optimizer
 
-    def step(self, step: int, gradients: Mapping[str, Tensor], factor: float) -> None:
-        """Take update ``step`` with the gradients times ``factor``.
+    def step(self, lr: float, gradients: Mapping[str, Tensor], factor: float) -> None:
+        """Take an update with the gradients times ``factor``.
 
         Args:
-            step: counted from 1; the learning rate follows from it.
+            lr: the learning rate.
             gradients: this rank's pieces by full name, those of other parameters among them; changed in place.
             factor: what divides the gradients by the step's labels, and clips them.
         """
-        given = {"lr": self.rule.learning_rate.at(step)}
+        given = {"lr": lr}
         if GRADIENT_SCALE in self.optimizer.defaults:
             given[GRADIENT_SCALE] = factor
         else:
@@ -173,7 +173,7 @@ class ModuleOptimizer(LaidOut):
         for parameter, key, value, states in list(self._states()):
             loaded: Any = tree[self._key(parameter, key)]
             if not isinstance(value, Tensor):
-                states[key] = loaded
+                states[key] = loaded.value
             elif loaded is not value:
                 value.copy_(loaded)
 

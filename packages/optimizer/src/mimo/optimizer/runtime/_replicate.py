@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -67,16 +68,21 @@ def sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
 
 
 class _Message:
-    """Parameters whose gradients are summed at once; ``reduced`` is called with their names when they are."""
+    """Parameters whose gradients are summed at once.
+
+    ``observe`` is called with the gradients before they are, ``reduced`` with the names when they are.
+    """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         group: dist.ProcessGroup,
+        observe: Callable[[Sequence[Tensor]], None],
         reduced: Callable[[Collection[str]], None],
     ) -> None:
         self.parameters = parameters
         self._group = group
+        self._observe = observe
         self._reduced = reduced
         self._has_begun = False
         self._sum: FlatSum | None = None
@@ -91,7 +97,9 @@ class _Message:
         """Begin the sum, without waiting for another lane."""
         assert not self._has_begun, "gradients are summed once a step"
         self._has_begun = True
-        self._sum = FlatSum(self._group, [local_gradient(parameter) for parameter in self.parameters.values()])
+        gradients = [local_gradient(parameter) for parameter in self.parameters.values()]
+        self._observe(gradients)
+        self._sum = FlatSum(self._group, gradients)
 
     def look(self) -> None:
         """Take the sum if it is there, without waiting for it."""
@@ -138,6 +146,7 @@ def replicate(
         for names in (part.tied, part.summed, part.experts)
     )
     groups = [(split, shared), *([(experts, meshes.axes_group(part.grid, ("edp",)))] if experts else [])]
+    observe = partial(part.observe, "lanes", part.stages)
     early: list[_Message] = []
     late: list[_Message] = []
     if overlaps:
@@ -146,17 +155,17 @@ def replicate(
         cut = [(one, meshes.gradient_group(stage, group)) for some, group in groups for one in _cut(some)]
         positions = {name: index for index, name in enumerate(part.parameters)}
         early = [
-            _Message(one, group, reduced)
+            _Message(one, group, observe, reduced)
             for one, group in sorted(cut, key=lambda each: max(map(positions.__getitem__, each[0])), reverse=True)
         ]
     else:
-        late = [_Message(some, group, reduced) for some, group in groups]
+        late = [_Message(some, group, observe, reduced) for some, group in groups]
     # Tied ones are in a message of their own, of one length on both stages: the sum is then made in one order, and the
     # copies stay the same to the bit.
     late = [
-        _Message(tied, shared, reduced),
+        _Message(tied, shared, observe, reduced),
         *late,
-        _Message(summed, meshes.axes_group(part.grid, (*DATA_AXES, "tp")), reduced),
+        _Message(summed, meshes.axes_group(part.grid, (*DATA_AXES, "tp")), observe, reduced),
     ]
     in_order = InOrder(early, name=part.grid.name)
 

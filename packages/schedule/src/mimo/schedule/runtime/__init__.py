@@ -5,6 +5,7 @@ from mimo.schedule.runtime._channel import Channel, open_channels
 from mimo.schedule.runtime._executor import Executor
 from mimo.schedule.runtime._measured import measured
 from mimo.schedule.runtime._program import LOSS, StageProgram
+from mimo.schedule.runtime._progress import Progress
 from mimo.schedule.runtime._record import Moment, Record
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Executor",
     "Moment",
     "Pending",
+    "Progress",
     "Record",
     "StageProgram",
     "measured",

@@ -20,6 +20,7 @@ from mimo.schedule._spans import clipped, count, shifted
 from mimo.schedule._traffic import Traffic
 from mimo.schedule.runtime._channel import Channel
 from mimo.schedule.runtime._join import Join, join_of, pack, unpack
+from mimo.schedule.runtime._progress import Progress, Untold
 
 _UNHEARD = 4
 """Microbatches whose messages may be on their way at once on one channel."""
@@ -36,17 +37,11 @@ class Pending:
 class _Outbox:
     """Messages on their way out by microbatch, kept untouched until they have left, and rows for this rank itself."""
 
-    flying: dict[int, list[tuple[dist.Work, Tensor]]] = attrs.field(factory=dict)
+    flying: dict[int, list[tuple[dist.Work, Tensor, int]]] = attrs.field(factory=dict)
     kept: dict[int, Tensor] = attrs.field(factory=dict)
     sent_rows: int = 0
     sent_bytes: int = 0
     kept_rows: int = 0
-
-    def settle(self, newest: int = 0) -> None:
-        """Wait until all but the messages of the ``newest`` microbatches have left, and let go of them."""
-        for microbatch in list(self.flying)[: max(len(self.flying) - newest, 0)]:
-            for work, _ in self.flying.pop(microbatch):
-                work.wait()
 
 
 class Boundary:
@@ -59,6 +54,8 @@ class Boundary:
         channels: forward and backward channel of the edge.
         source_group: this rank's tensor group at the source, None where it is no source.
         target_group: this rank's tensor group at the target, None where it is no target.
+        edge: its name.
+        progress: is told whom this rank waits for.
     """
 
     def __init__(
@@ -71,8 +68,12 @@ class Boundary:
         channels: tuple[Channel, Channel],
         source_group: dist.ProcessGroup | None,
         target_group: dist.ProcessGroup | None,
+        edge: str = "",
+        progress: Progress | None = None,
     ) -> None:
         self._rank = rank
+        self._edge = edge
+        self._progress = progress or Untold()
         self._width = width
         self._dtype = dtype
         self._device = device
@@ -104,7 +105,7 @@ class Boundary:
     def flush(self) -> None:
         """Wait until everything sent has left."""
         for box in (self._rows, self._gradients):
-            box.settle()
+            self._settle(box)
             assert not box.kept, "rows for this rank itself were never received"
 
     def take_traffic(self) -> Traffic:
@@ -124,7 +125,7 @@ class Boundary:
         assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
         # Nothing else frees what was sent: gloo says that a message has left only to those who wait for it. A plan is
         # proved with sends that wait for their receiver, so waiting here can't deadlock.
-        box.settle(_UNHEARD - 1)
+        self._settle(box, _UNHEARD - 1)
         rows = rows.contiguous()
         for piece in pieces:
             part = pack(rows, piece.spans)
@@ -133,7 +134,18 @@ class Boundary:
                 box.kept_rows += len(part)
             else:
                 box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
-                box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part))
+                box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part, piece.peer))
+
+    def _settle(self, box: _Outbox, newest: int = 0) -> None:
+        """Wait until all but the messages of the ``newest`` microbatches have left, and let go of them."""
+        for microbatch in list(box.flying)[: max(len(box.flying) - newest, 0)]:
+            for work, _, peer in box.flying.pop(microbatch):
+                self._await(work, peer)
+
+    def _await(self, work: dist.Work, peer: int) -> None:
+        self._progress.wait(self._edge, peer)
+        work.wait()
+        self._progress.go_on()
 
     def _expect(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], join: Join, microbatch: int) -> Pending:
         """Post receives for ``pieces``; the result waits for all, joins them, and returns the tensor."""
@@ -148,11 +160,11 @@ class Boundary:
             if piece.peer != self._rank:
                 places = shifted(piece.spans, first)
                 rows = buffer[slice(*places[0])] if len(places) == 1 else self._empty(piece.rows)
-                arriving.append((channel.receive(rows, piece.peer), rows, places))
+                arriving.append((channel.receive(rows, piece.peer), piece.peer, rows, places))
 
         def take() -> Tensor:
-            for work, rows, places in arriving:
-                work.wait()
+            for work, peer, rows, places in arriving:
+                self._await(work, peer)
                 if len(places) > 1:
                     unpack(rows, places, buffer)
             if not own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from datetime import timedelta
 
 import attrs
 import torch
@@ -37,28 +38,32 @@ class Channel:
         return work
 
 
-def open_channels(graph: ModuleGraph) -> Mapping[str, tuple[Channel, Channel]]:
+def open_channels(graph: ModuleGraph, *, timeout: timedelta | None = None) -> Mapping[str, tuple[Channel, Channel]]:
     """Open the forward and the backward channel of every edge. Call it on every rank of the world.
 
     Where a channel has its own communicator, every pair that may ever talk exchanges a first message here, in one
     order on all ranks: NCCL connects a pair at its first message and holds up the caller until the peer is there too,
     which in the middle of a step could be never.
+
+    Args:
+        graph: has the edges.
+        timeout: of every communicator; None: as the backend has it.
     """
     own_groups = dist.get_backend() != "gloo"
     return {
         edge.name: (
-            _open(graph, edge, tag=2 * index, own_group=own_groups),
-            _open(graph, edge, tag=2 * index + 1, own_group=own_groups),
+            _open(graph, edge, tag=2 * index, own_group=own_groups, timeout=timeout),
+            _open(graph, edge, tag=2 * index + 1, own_group=own_groups, timeout=timeout),
         )
         for index, edge in enumerate(graph.edges)
     }
 
 
-def _open(graph: ModuleGraph, edge: Edge, *, tag: int, own_group: bool) -> Channel:
+def _open(graph: ModuleGraph, edge: Edge, *, tag: int, own_group: bool, timeout: timedelta | None) -> Channel:
     if not own_group:
         return Channel(group=None, tag=tag)
     sources, targets = graph.stage_ranks(edge.source), graph.stage_ranks(edge.target)
-    channel = Channel(group=dist.new_group(sorted({*sources, *targets})), tag=0)
+    channel = Channel(group=dist.new_group(sorted({*sources, *targets}), timeout=timeout), tag=0)
     rank, first = dist.get_rank(), torch.zeros(1, device=torch.accelerator.current_accelerator())
     for source, target in itertools.product(sources, targets):
         if source != target and rank == source:

@@ -16,6 +16,7 @@ from mimo.schedule._routes import Route
 from mimo.schedule.runtime._boundary import Boundary, Pending
 from mimo.schedule.runtime._kept import Kept, joined, split
 from mimo.schedule.runtime._program import StageProgram
+from mimo.schedule.runtime._progress import Progress, Untold
 from mimo.schedule.runtime._record import Moment, Record
 from mimo.topology import Edge, ModuleGraph, StageId
 
@@ -46,6 +47,7 @@ class Executor:
         rank: this rank.
         programs: what each of this rank's stages does.
         boundaries: by edge name, for the edges that touch this rank.
+        progress: is told what is done.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Executor:
         rank: int,
         programs: Mapping[StageId, StageProgram],
         boundaries: Mapping[str, Boundary],
+        progress: Progress | None = None,
     ) -> None:
         self._rank = rank
+        self._progress = progress or Untold()
         self._made_ahead: dict[_Message, Tensor] = {}
         self._wiring = _Wiring(
             programs=programs,
@@ -91,6 +95,7 @@ class Executor:
         self._made_ahead = {}  # so that what was sent is let go of
         seconds: dict[str, float] = {}
         for action in actions:
+            self._progress.begin(action)
             moment = step.do(action)
             if action.kind not in ("send", "receive", "reduce"):
                 seconds[action.module] = seconds.get(action.module, 0.0) + moment.ended - moment.began
@@ -99,6 +104,7 @@ class Executor:
         self._made_ahead = step.end(plan.microbatches)
         for boundary in self._wiring.boundaries.values():
             boundary.flush()
+        self._progress.begin(None)
         if record is not None:
             record.began, record.ended = began, time.perf_counter()
         return seconds
