@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mimo.checkpoint import save
-from mimo.hooks import Common
 from mimo.trainer._cli import run
 
 SETTINGS = """
@@ -191,30 +189,6 @@ def test_init_writes_a_new_file_only(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == path.read_text()
     assert run(["init", str(path)]) == 2
     assert "expected a new file, got one that exists" in capsys.readouterr().err
-
-
-def test_checkpoints_are_inspected_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run directory stands for its newest checkpoint; damage ends with code 3."""
-    import torch
-
-    folder = save(
-        tmp_path / "checkpoints",
-        7,
-        {"language": {"embedding.weight": torch.zeros(4, 2)}, "progress": {"step": Common(7)}},
-        config={},
-        topology={},
-    )
-    assert run(["checkpoint", "inspect", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "step 7, 1 tensors of 8 numbers in 1 shards" in out
-    assert "language.embedding.weight" in out
-    assert "4 x 2" in out
-    assert run(["checkpoint", "verify", str(folder)]) == 0
-    assert "as they were written" in capsys.readouterr().out
-    shard = next(folder.glob("*.safetensors"))
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\x01")
-    assert run(["checkpoint", "verify", str(folder)]) == 3
-    assert "mimo: " in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_is_not_there_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

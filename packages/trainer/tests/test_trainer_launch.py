@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,14 +17,16 @@ import pytest
 from mimo.hooks import ConfigError
 from mimo.trainer._launch import _processes, choose_device, start_method
 from mimo.trainer._place import Place, place_in, with_slurm
+from mimo.trainer._watch import Terms
 from mimo.trainer._worker import threads_for
 
 HEAD = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from mimo.hooks import ConfigError, DataError
 from mimo.trainer._launch import launch
+from mimo.trainer._watch import Terms
 
 def together():
     found = torch.ones(())
@@ -33,7 +37,8 @@ def entry(place):
 """
 TAIL = """
 if __name__ == "__main__":
-    sys.exit(launch(entry, world={world}, method={method!r}, directory=Path({directory!r})))
+    terms = Terms(directory=Path({directory!r}), timeout={timeout}, stops={stops})
+    sys.exit(launch(entry, world={world}, method={method!r}, terms=terms))
 """
 BLOCKED = """
     together()
@@ -45,11 +50,20 @@ BLOCKED = """
 
 
 def start(
-    tmp_path: Path, body: str, environ: Mapping[str, str] | None = None, *, world: int = 3, method: str = "fork"
+    tmp_path: Path,
+    body: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    world: int = 3,
+    method: str = "fork",
+    timeout: float = 600,
+    stops: bool = False,
 ) -> subprocess.Popen[str]:
     """Start a program that launches ``body`` in each rank."""
     program = tmp_path / "program.py"
-    program.write_text(HEAD + body + TAIL.format(world=world, method=method, directory=str(tmp_path)))
+    program.write_text(
+        HEAD + body + TAIL.format(world=world, method=method, directory=str(tmp_path), timeout=timeout, stops=stops)
+    )
     return subprocess.Popen(  # noqa: S603 -- the test's own program
         [sys.executable, str(program)],
         stdout=subprocess.PIPE,
@@ -68,6 +82,18 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, out, err
+
+
+def join(tmp_path: Path, body: str, world: int) -> list[tuple[int, str, str]]:
+    """Start each rank by itself, as torchrun and Slurm do, and return what `finish` does by rank."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    ranks = []
+    for rank in range(world):
+        (tmp_path / str(rank)).mkdir()
+        environ = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks.append(start(tmp_path / str(rank), body, environ))
+    return [finish(process) for process in ranks]
 
 
 def test_all_ranks_meet_and_the_exit_code_is_0(tmp_path: Path) -> None:
@@ -176,7 +202,7 @@ def test_ctrl_c_while_fresh_interpreters_import_is_silent(tmp_path: Path) -> Non
 def test_each_process_has_a_gpu_of_its_own() -> None:
     """The number of the process on this machine is that of its GPU; fresh interpreters inherit no socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = _processes(print, 2, "cuda", start_method("cuda"), listener, None)
+        processes = _processes(print, 2, "cuda", start_method("cuda"), listener, Terms())
     arguments = [vars(process)["_args"] for process in processes]
     assert [place for _, place, *_ in arguments] == [
         Place(rank=rank, world=2, local_rank=rank, device=f"cuda:{rank}") for rank in (0, 1)
@@ -204,6 +230,95 @@ def test_sigterm_to_the_launcher_alone_ends_every_process_with_143(tmp_path: Pat
     assert (code, err) == (143, "mimo: interrupted\n")
 
 
+def test_a_task_that_knows_sigterm_is_told_and_ends_by_itself(tmp_path: Path) -> None:
+    """Also where the main thread is in a collective; sent to the group it comes twice, which is one wish."""
+    body = """
+    together()
+    if place.rank:
+        together()
+    else:
+        print("ready", flush=True)
+        while not place.progress.stops:
+            time.sleep(0.01)
+        together()
+    until = time.monotonic() + 60
+    while not place.progress.stops and time.monotonic() < until:
+        time.sleep(0.01)
+    assert place.progress.stops
+"""
+    process = start(tmp_path, body, stops=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGTERM)
+    told = "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
+    assert finish(process) == (0, "", told)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_one_that_takes_too_long_is_ended(again: bool, tmp_path: Path) -> None:
+    """When it has taken as long as a run may stand still, or is asked again."""
+    process = start(tmp_path, BLOCKED, stops=True, timeout=600 if again else 1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    if again:
+        time.sleep(1.5)  # sooner it would be the same wish
+        process.terminate()
+    code, _, err = finish(process)
+    assert (code, err.splitlines()[-1]) == (143, "mimo: interrupted")
+
+
+def test_a_rank_that_hangs_when_others_have_ended_is_named(tmp_path: Path) -> None:
+    """They don't answer any more, and are not taken for dead."""
+    body = """
+    place.progress.enter("the test")
+    together()
+    if place.rank == 1:
+        time.sleep(1000)
+"""
+    code, _, err = finish(start(tmp_path, body, timeout=1))
+    assert code == 3
+    found = re.fullmatch(r"mimo: rank 1 did not go on for .* s in the test, at (.*), line .*", err.strip())
+    assert found is not None, err
+    assert found[1] == "__main__"
+
+
+def test_joined_ranks_name_one_that_died(tmp_path: Path) -> None:
+    """Where no launcher of ours sees it: who loses a connection asks all, and one doesn't answer."""
+    body = """
+    place.progress.enter("the test")
+    together()
+    if place.rank == 2:
+        time.sleep(1.5)  # in which it puts up what it does
+        os.kill(os.getpid(), signal.SIGKILL)
+    together()
+"""
+    ended = join(tmp_path, body, 3)
+    assert [code for code, _, _ in ended] == [3, 3, -signal.SIGKILL]
+    (told,) = (err for _, _, err in ended if err)
+    assert told.endswith(
+        "rank 2 no longer answers: it was killed or stopped, or a machine or its network is gone. "
+        "Rank 2 was last heard of in the test.\n"
+    ), told
+    assert "Traceback" not in told
+
+
+def test_joined_ranks_say_that_the_one_in_which_all_meet_is_gone(tmp_path: Path) -> None:
+    """Rank 1 says so, as nobody is left to agree with."""
+    body = """
+    place.progress.enter("the test")
+    together()
+    if place.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+"""
+    ended = join(tmp_path, body, 3)
+    assert [code for code, _, _ in ended] == [-signal.SIGKILL, 3, 3]
+    told = "mimo: The process in which all ranks meet is gone: rank 0, or what started it. Rank 1 was in the test.\n"
+    assert ended[1][2].endswith(told)  # after what torch says of the lost connection
+    assert "mimo:" not in ended[2][2]
+
+
 def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
     """The ranks' store dies with the launcher; `finish` returns only when all of them are gone."""
     process = start(tmp_path, BLOCKED)
@@ -223,14 +338,7 @@ def test_joined_ranks_all_end_with_the_code_of_the_first_and_only_that_one_tells
         raise DataError("train.jsonl:3", expected="text", got="none")
     together()
 """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    ranks = []
-    for rank in range(3):
-        (tmp_path / str(rank)).mkdir()
-        environ = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks.append(start(tmp_path / str(rank), body, environ))
-    ended = [finish(process) for process in ranks]
+    ended = join(tmp_path, body, 3)
     assert [code for code, _, _ in ended] == [3, 3, 3]
     assert [err.count("rank 1: train.jsonl:3: expected text, got none.") for _, _, err in ended] == [0, 1, 0]
     assert (tmp_path / "1" / "error.txt").exists()
@@ -238,17 +346,10 @@ def test_joined_ranks_all_end_with_the_code_of_the_first_and_only_that_one_tells
 
 def test_joined_ranks_that_succeed_end_with_0(tmp_path: Path) -> None:
     """Rank 0, in which the store lives, outlives the others."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
     body = """
     together()
 """
-    ranks = []
-    for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
-        environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks.append(start(tmp_path / str(rank), body, environ))
-    assert [finish(process) for process in ranks] == [(0, "", "")] * 2
+    assert join(tmp_path, body, 2) == [(0, "", "")] * 2
 
 
 def test_slurm_names_are_read_where_a_master_is_told() -> None:

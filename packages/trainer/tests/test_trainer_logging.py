@@ -129,6 +129,20 @@ def test_a_resumed_run_drops_what_was_written_of_the_steps_to_come(tmp_path: Pat
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3]
 
 
+def test_a_resumed_run_that_is_killed_loses_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is written beside, and takes the place of the old at once."""
+    go_through(Metrics(), make_run(tmp_path))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+
+    def die(_path: Path, _target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", die)
+    with pytest.raises(KeyboardInterrupt):
+        Metrics().mimo_run_begin(make_run(tmp_path, first_step=3))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
 def console_text(run: RunInfo, *, terminal: bool) -> str:
     """Return what a run shows."""
     out = io.StringIO()
@@ -144,6 +158,17 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
     assert lines[1] == "step 2/3  loss  1.2500     1,234 tokens/s  0:00 left"
     assert lines[3] == "evaluation at step 3: loss 0.2500, 97.5% of 40 samples exactly right"
     assert lines[4] == "r: done in 0:00"
+
+
+def test_the_console_says_that_a_run_was_stopped(tmp_path: Path) -> None:
+    """A run that ends before its last step was asked to."""
+    out, run = io.StringIO(), make_run(tmp_path)
+    caller = lifecycle([Progress(Console(file=out, width=100))], entry_points=())
+    caller.run_begin(run)
+    caller.step_end(run, attrs.evolve(STEP, step=2))
+    caller.run_end(run)
+    told = out.getvalue().splitlines()[-1]
+    assert told == "r: stopped as asked, step 2 of 3 is saved, in 0:00; checkpoint.load=latest goes on"
 
 
 def test_the_console_says_where_a_resumed_run_goes_on(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 
@@ -12,12 +14,14 @@ from mimo.model import EncoderSpec, Stage
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import LaidOut, MimoOptimizer, build_together
-from mimo.schedule.runtime import Boundary, open_channels
+from mimo.schedule.runtime import Boundary, Progress, open_channels
 from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
 from mimo.trainer._parameter_names import check_patterns_of
 from mimo.trainer._precision import compute_dtype, make_scaling
 from mimo.trainer._programs import COUNTS, EncoderProgram, LanguageProgram, Program
+from mimo.trainer._progress import group_timeout
+from mimo.trainer._rerun_evidence import Witness
 from mimo.trainer._resolved import Job
 
 
@@ -29,6 +33,8 @@ class Assembly:
         rank: this process.
         device: where this rank computes.
         told: sums that travel with the ranks' agreement, by name with the number of their values.
+        witness: sees what the stages compute while they train; None for nobody.
+        progress: is told whom this rank waits for.
 
     Attributes:
         model: this rank's stages.
@@ -37,18 +43,30 @@ class Assembly:
         boundaries: by name, the edges that touch its stages.
     """
 
-    def __init__(self, job: Job, *, rank: int, device: torch.device, told: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        rank: int,
+        device: torch.device,
+        told: Mapping[str, int],
+        witness: Witness | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         if job.train is not None:
             check_patterns_of(job)
         self.job = job
         self.rank = rank
         self._device = device
-        self._meshes = Meshes(job.graph, rank=rank, device_type=device.type)
+        self._witness = witness
+        self._progress = progress
+        timeout = group_timeout(job.settings.run.timeout)
+        self._meshes = Meshes(job.graph, rank=rank, device_type=device.type, timeout=timeout)
         self._role = job.graph.role(rank)
         self.model = self._model()
         self.optimizer = self._optimizer(told)
         self.programs: dict[StageId, Program] = {stage: self.program(stage) for stage in self._role.stages}
-        channels = open_channels(job.graph)
+        channels = open_channels(job.graph, timeout=timeout)
         self.boundaries = {
             edge.name: self._boundary(edge, channels[edge.name])
             for edge in job.graph.edges
@@ -121,7 +139,7 @@ class Assembly:
         """Return what a stage trains, and what it does not."""
         trains = self.job.train is not None and self.job.graph.by_name[part.name].trains[part.stage.index]
         trained = {name: value for name, value in part.parameters.items() if trains and value.requires_grad}
-        return ModuleParameters(
+        found = ModuleParameters(
             grid=self.job.module(part.name).grid,
             rank=self.rank,
             parameters=trained,
@@ -133,6 +151,9 @@ class Assembly:
             experts=part.experts,
             whole=part.whole,
         )
+        if self._witness is None:
+            return found
+        return attrs.evolve(found, observe=partial(self._witness.see_gradients, part.name))
 
     def program(self, stage: StageId) -> Program:
         """Return what one of this rank's stages does; the model and the optimizer stand by then."""
@@ -149,6 +170,7 @@ class Assembly:
             context=self._meshes.axes_group(module.grid, ("cp",)),
             tensor=self._meshes.axes_group(module.grid, ("tp",)),
             device=self._device,
+            witness=self._witness,
         )
 
     def _boundary(self, edge: Edge, channels: Any) -> Boundary:
@@ -160,6 +182,8 @@ class Assembly:
             channels=channels,
             source_group=self._tensor_group(edge.source),
             target_group=self._tensor_group(edge.target),
+            edge=edge.name,
+            progress=self._progress,
         )
 
     def _tensor_group(self, stage: StageId) -> dist.ProcessGroup | None:

@@ -39,4 +39,4 @@ def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, A
         name: {**{key: value for key, value in module.items() if key not in _LAYOUT}, "ranks": "0"}
         for name, module in table["modules"].items()
     }
-    return {**table, "run": run, "modules": modules, "schedule": {}, "checkpoint": {}}
+    return {**table, "run": run, "modules": modules, "schedule": {}, "checkpoint": {}, "load": {}, "rerun": {}}

@@ -17,6 +17,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from mimo.hooks import ConfigError, UserError
+from mimo.trainer._checkpoint_commands import make_checkpoint_app
 
 _REFUSED = 2
 _FAILED = 3
@@ -60,38 +61,53 @@ def make_app() -> App:
     )
     for command in (train, check, simulate, profile, evaluate, generate, plugins, init):
         app.command(command)
-    checkpoint = App(name="checkpoint", help="Look into a checkpoint, or check every byte of it.")
-    checkpoint.command(inspect)
-    checkpoint.command(verify)
-    app.command(checkpoint)
+    app.command(make_checkpoint_app())
     return app
 
 
-def train(file: Path, /, *overrides: str) -> int:
+def train(
+    file: Path, /, *overrides: str, finetune: Annotated[Path | None, Parameter(show_default=False)] = None
+) -> int:
     """Train as FILE says, on local processes, or as one rank where torchrun or Slurm started this process.
 
     Args:
         file: settings in TOML; `mimo init` writes one.
         overrides: settings that differ, as key=value: run.steps=50 modules.vision.ranks=0-3.
+        finetune: a checkpoint or a run whose weights alone this new run begins with, as load.finetune.
     """
+    from mimo.trainer._attempt import FINAL_CODES, forget_others, is_elastic, last_attempt
     from mimo.trainer._config import read_settings
-    from mimo.trainer._place import is_joining, with_slurm
+    from mimo.trainer._place import is_joining, is_restarted, with_slurm
     from mimo.trainer._preflight import check_directory, check_logging, check_world
     from mimo.trainer._resolve import resolve
 
-    settings = read_settings(file, overrides)
+    given = () if finetune is None else (f"load.finetune={json.dumps(str(finetune))}",)
+    settings = read_settings(file, (*overrides, *given))
     check_logging(settings)
     environ = with_slurm(os.environ)
-    check_directory(settings, joining=is_joining(environ))
+    forget_others(job_folder := Path(settings.directory), environ)
+    last = last_attempt(job_folder, environ)
+    if last is not None and last.code in FINAL_CODES:
+        _tell(f"mimo: not begun again: the last attempt ended with {last.code}.\nmimo: {last.text}")
+        return last.code
+    restarted = is_restarted(environ) and (last is not None or not is_elastic(environ))
+    check_directory(settings, joining=is_joining(environ), restarted=restarted)
     job = resolve(settings)
     check_world(job.world, environ)
+
+    from mimo.trainer._continuity import check_source
+    from mimo.trainer._source import find_source
+
+    source = find_source(settings, restarted=restarted)
+    if source is not None:
+        check_source(job, source)
 
     from mimo.trainer import _train
     from mimo.trainer._parameter_names import check_patterns_of
     from mimo.trainer._tasks import run_job
 
     check_patterns_of(job, computes=False)
-    return run_job(job, _train.train, purpose="train", directory=job.directory)
+    return run_job(job, _train.train, purpose="train", directory=job.directory, stops=True)
 
 
 def check(file: Path, /, *overrides: str) -> None:
@@ -206,7 +222,7 @@ def evaluate(checkpoint: Path, /, *overrides: str) -> int:
     from mimo.trainer._place import with_slurm
     from mimo.trainer._preflight import check_world
     from mimo.trainer._resolve import resolve
-    from mimo.trainer._resuming import step_folder
+    from mimo.trainer._source import step_folder
     from mimo.trainer._tasks import evaluate_checkpoint, run_job
 
     folder = step_folder(checkpoint)
@@ -233,7 +249,7 @@ def generate(
     """
     from mimo.trainer._checkpoint_settings import settings_of
     from mimo.trainer._resolve import resolve
-    from mimo.trainer._resuming import step_folder
+    from mimo.trainer._source import step_folder
     from mimo.trainer._tasks import Prompt, generate_text, read_image, run_job
 
     if not image and not text:
@@ -267,38 +283,6 @@ def init(file: Path | None = None, /) -> None:
     if file.exists():
         raise ConfigError(str(file), expected="a new file", got="one that exists", fix="Name another one.")
     file.write_text(example_text(), encoding="utf-8")
-
-
-def inspect(checkpoint: Path, /) -> None:
-    """Show what a checkpoint holds.
-
-    Args:
-        checkpoint: its folder, or a run directory for the newest one.
-    """
-    from mimo.checkpoint import read_manifest
-    from mimo.trainer._resuming import step_folder
-    from mimo.trainer._show import make_console, show_manifest
-
-    folder = step_folder(checkpoint)
-    show_manifest(make_console(), folder, read_manifest(folder))
-
-
-def verify(checkpoint: Path, /) -> None:
-    """Read every byte of a checkpoint and compare it with its checksums.
-
-    Args:
-        checkpoint: its folder, or a run directory for the newest one.
-    """
-    from mimo.checkpoint import verify as verify_step
-    from mimo.trainer._resuming import step_folder
-    from mimo.trainer._show_memory import show_bytes
-
-    folder = step_folder(checkpoint)
-    found = verify_step(folder)
-    print(
-        f"{folder}: {found.tensors} tensors in {found.shards} shards, {found.blocks} blocks, "
-        f"{show_bytes(found.bytes)}: as they were written"
-    )
 
 
 def _tell(text: str) -> None:

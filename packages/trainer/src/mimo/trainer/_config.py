@@ -83,8 +83,13 @@ def parse_value(text: str) -> Any:
 
 
 def write_config(table: Mapping[str, Any], path: Path) -> None:
-    """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings."""
-    path.write_text(tomli_w.dumps(table), encoding="utf-8")
+    """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings.
+
+    The file is there whole or not at all, whenever the process ends.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(tomli_w.dumps(table), encoding="utf-8")
+    partial.replace(path)
 
 
 def _keys(path: str) -> list[str]:

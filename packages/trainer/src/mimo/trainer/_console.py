@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, hookimpl
+from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, UserError, hookimpl
 
 
 class Progress:
@@ -21,18 +21,22 @@ class Progress:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._begun = 0.0
+        self._step = 0
         self._pending = False
 
     @hookimpl
     def mimo_run_begin(self, run: RunInfo) -> None:
         """Say what begins."""
-        self._begun = time.monotonic()
+        self._begun, self._step = time.monotonic(), run.first_step - 1
         if _prints(run):
             self._line(f"{run.name}: {_span(run)} with {run.world} processes, in {run.directory}")
+            if run.loaded:
+                self._line(f"{run.name}: {run.loaded}")
 
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
         """Show the step; on a terminal each one, as a line every ``logging.interval`` steps."""
+        self._step = info.step
         if not _prints(run):
             return
         due = info.step % run.config["logging"]["interval"] == 0 or info.step == run.steps
@@ -51,10 +55,24 @@ class Progress:
             self._line(show_evaluation(info))
 
     @hookimpl
-    def mimo_run_end(self, run: RunInfo) -> None:
-        """Say how long it took."""
+    def mimo_save_failed(self, run: RunInfo, step: int, error: UserError) -> None:
+        """Say why, and that the run goes on."""
         if _prints(run):
-            self._line(f"{run.name}: done in {show_seconds(time.monotonic() - self._begun)}")
+            self._line(f"checkpoint not saved, going on after step {step}: {error}")
+
+    @hookimpl
+    def mimo_run_end(self, run: RunInfo) -> None:
+        """Say how long it took, and if it ends before its last step, as it was asked to, how it goes on."""
+        if not _prints(run):
+            return
+        took = show_seconds(time.monotonic() - self._begun)
+        if self._step < run.steps:
+            self._line(
+                f"{run.name}: stopped as asked, step {self._step} of {run.steps} is saved, in {took}; "
+                "checkpoint.load=latest goes on"
+            )
+        else:
+            self._line(f"{run.name}: done in {took}")
 
     def _describe(self, run: RunInfo, info: StepInfo) -> str:
         done = info.step - run.first_step + 1
@@ -97,7 +115,7 @@ def _span(run: RunInfo) -> str:
         return f"nothing left to train, step {run.first_step - 1} of {run.steps} was loaded,"
     if run.first_step > 1:
         return f"step {run.first_step} to {run.steps}"
-    if run.config["checkpoint"]["load"] == "latest":
+    if run.config["checkpoint"]["load"] == "latest" and not run.loaded:
         return f"no checkpoint yet, so all {run.steps} steps"
     return f"{run.steps} steps"
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+import attrs
 import torch
+from torch import Tensor
 
 from mimo.data import Dataset, StepSampler
 from mimo.hooks import EvaluationInfo, StateTree, StepInfo, UserError
 from mimo.model import LanguageModelSpec
-from mimo.optimizer.runtime import Agreed, Stepped, Tally, agree
+from mimo.optimizer.runtime import Agreed, Proposed, Stepped, Tally, agree
 from mimo.schedule import Half, Plan, Route
 from mimo.schedule.runtime import Executor, Record
 from mimo.trainer._assembly import Assembly
 from mimo.trainer._edge_traffic import TrafficReport
+from mimo.trainer._kept_samples import KeptSamples
 from mimo.trainer._lookout import Coming, Lookout
 from mimo.trainer._memory_report import add_up_memory
 from mimo.trainer._programs import COUNTS, EncoderProgram, Program, Written
+from mimo.trainer._progress import Progress
+from mimo.trainer._rerun import RerunStateMachine
+from mimo.trainer._rerun_evidence import Witness
+from mimo.trainer._rerunner import Rerunner
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
 from mimo.trainer._same_plan import check_plans
@@ -34,6 +41,8 @@ class Engine:
         rank: this process.
         device: where this rank computes.
         assembly: makes what it is made of.
+        progress: where this rank says what it does.
+        machine: decides what becomes of steps that can't be right; None for nobody, as where nothing is stepped.
 
     Raises:
         PlanError: ranks have made different plans.
@@ -42,10 +51,24 @@ class Engine:
         model: this rank's modules.
         optimizer: steps them together with all other ranks.
         written: what the last evaluation wrote for the samples that this rank judged.
+        stops: whether any rank had been asked to stop after the last step.
+        data_begun: steps of the run before its data began.
     """
 
-    def __init__(self, job: Job, *, rank: int, device: torch.device, assembly: type[Assembly] = Assembly) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        rank: int,
+        device: torch.device,
+        assembly: type[Assembly] = Assembly,
+        progress: Progress | None = None,
+        machine: RerunStateMachine | None = None,
+    ) -> None:
         self.job = job
+        self._progress = progress or Progress()
+        self._progress.stage_ranks = job.graph.stage_ranks
+        self.stops = False
         self.rank = rank
         self.device = device
         check_plans((job.plan, job.evaluation_plan), device=device)
@@ -55,7 +78,9 @@ class Engine:
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._tracer = Tracer(job, rank=rank, device=device)
         told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
-        parts = assembly(job, rank=rank, device=device, told=told)
+        looks = machine is not None and machine.settings.mode != "disabled"
+        self._witness = Witness(microbatches=job.microbatches, injector=machine.injector) if machine and looks else None
+        parts = assembly(job, rank=rank, device=device, told=told, progress=self._progress, witness=self._witness)
         self.model = parts.model
         self.optimizer = parts.optimizer
         self._optimizer_bytes = add_up_memory(job, self.optimizer, device=device)
@@ -63,6 +88,7 @@ class Engine:
         self.programs: tuple[Program, ...] = tuple(parts.programs.values())
         self._boundaries = parts.boundaries
         self.written: list[Written] = []
+        self.data_begun = 0
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._prefetches = any(module.prefetch for module in job.graph.modules)
@@ -73,10 +99,13 @@ class Engine:
         """The step of which the rows have been made ahead."""
         self._half: Half = "both"
         """What of the plan the last step has done."""
+        self._last: tuple[Coming, Coming | None] | None = None
+        """The step that was run last, and the one after it."""
+        self._rerunner = None if machine is None else Rerunner(machine, self, self._witness)
         self._routes = RouteCache()
         self._edges = {edge.name: edge for edge in job.graph.edges}
         self._training, self._evaluating = (
-            Executor(graph, rank=rank, programs=parts.programs, boundaries=parts.boundaries)
+            Executor(graph, rank=rank, programs=parts.programs, boundaries=parts.boundaries, progress=self._progress)
             for graph in (job.graph, job.evaluation_graph)
         )
 
@@ -84,7 +113,7 @@ class Engine:
         """Do one step on every rank: forward, backward, reduction, agreement, update."""
         record = self._tracer.begin(step)
         start = time.perf_counter()
-        stepped = self.update(step, self.accumulate(step, record))
+        stepped = self.apply(step, self._propose(step, record))
         took = time.perf_counter() - start
         self._tracer.end(step, record, self._half)
         rows = stepped.agreed.rows
@@ -135,17 +164,40 @@ class Engine:
             raise now.fault
         if not now.alike:
             raise difference(job, now.data, where=f"step {step}", device=self.device)
+        return self._accumulate(now, following, record) + Tally(digest=self._lookout.further(step))
+
+    def repeat(self, data: StepData | None = None) -> Tally:
+        """Run the last step once more, as `accumulate` did: from its own samples, or from the same that lie elsewhere.
+
+        What was made ahead for it is made again, and what it makes ahead.
+        """
+        assert self._last is not None
+        self.optimizer.zero_gradients()
+        now, following = self._last
+        tally = self._accumulate(now if data is None else attrs.evolve(now, data=data), following, None)
+        return tally + Tally(digest=self._lookout.compared)
+
+    def replay(self, step: int, data: StepData) -> Tally:
+        """Run a step as `accumulate` does, from samples that nobody compares; nothing is made ahead for the next."""
+        self.optimizer.zero_gradients()
+        tally = self._accumulate(Coming(step=step, data=data, digest=None), None, None)
+        return tally + Tally(digest=self._lookout.further(step))
+
+    def _accumulate(self, now: Coming, following: Coming | None, record: Record | None) -> Tally:
+        """Run the plan of a step, and before it what should have been made ahead, and is not."""
+        self._last = now, following
         before = Tally()
-        if self._prefetches and self._made != step:
-            before = self._make_ahead(job.plan, now)
+        if self._prefetches and self._made != now.step:
+            before = self._make_ahead(self.job.plan, now)
             if (fault := self._fault()) is not None:
                 raise fault
-        tally = before + self._run_step(now, following, record)
-        return tally + Tally(digest=self._lookout.further(step))
+        return before + self._run_step(now, following, record) + Tally(stops=int(self._progress.stops))
 
     def _make_ahead(self, plan: Plan, step: Coming) -> Tally:
         """Make what a step finds made when it begins, and return only what that cost."""
         self._made = None
+        if self._witness is not None:
+            self._witness.begin(None, step.step)
         tally = self._run(self._training, plan, step.data, judge=False, following=step.data, half="next")
         self._made = step.step
         return Tally(seconds=tally.seconds, told=tally.told)
@@ -154,6 +206,8 @@ class Engine:
         """Run the plan of a step, and of the one that follows it what is made ahead, if that is known to begin."""
         ahead = following if following is not None and following.is_sound else None
         self._made, self._half = None, "this" if self._prefetches and ahead is None else "both"
+        if self._witness is not None:
+            self._witness.begin(now.step, None if ahead is None else ahead.step)
         tally = self._run(
             self._training,
             self.job.plan,
@@ -176,8 +230,18 @@ class Engine:
 
     def update(self, step: int, tally: Tally) -> Stepped:
         """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
-        stepped = self.optimizer.step(step, tally)
+        return self.apply(step, self.optimizer.propose(tally))
+
+    def _propose(self, step: int, record: Record | None) -> Proposed:
+        if self._rerunner is None:
+            return self.optimizer.propose(self.accumulate(step, record))
+        return self._rerunner.propose(step, record)
+
+    def apply(self, step: int, proposed: Proposed) -> Stepped:
+        """Step every module by what all ranks have agreed on, or skip on all ranks alike."""
+        stepped = self.optimizer.apply(step, proposed)
         self._lookout.settle(alike=stepped.agreed.alike)
+        self.stops = stepped.agreed.stops > 0
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
         if language.spec.experts is not None and not stepped.skipped:
@@ -249,22 +313,57 @@ class Engine:
         return {**self.model_state(), "optimizer": self.optimizer.state()}
 
     def model_state(self) -> dict[str, StateTree]:
-        """Return the parameters by module and path."""
+        """Return the parameters and persistent buffers by module and path."""
+        buffers = self.buffers()
         return {
-            module: {name.removeprefix(f"{module}."): value.detach() for name, value in weights.items()}
+            module: {
+                **{name.removeprefix(f"{module}."): value.detach() for name, value in weights.items()},
+                **buffers[module],
+            }
             for module, weights in self.optimizer.weights().items()
         }
+
+    def buffers(self) -> dict[str, dict[str, Tensor]]:
+        """Return the persistent buffers by module and path."""
+        return {
+            module: {
+                name.removeprefix(f"{module}."): buffer
+                for part in self.model.parts_of(module)
+                for name, buffer in part.buffers.items()
+            }
+            for module in self.optimizer.modules
+        }
+
+    @property
+    def holds_modules(self) -> bool:
+        """Whether this rank holds any module."""
+        return bool(self._role.places)
+
+    @property
+    def data(self) -> StepData:
+        """The samples of the step that was run last."""
+        assert self._last is not None
+        return self._last[0].data
+
+    def samples(self, step: int) -> tuple[int, ...]:
+        """Return the numbers of the samples of a step."""
+        assert self._sampler is not None
+        return self._sampler.samples(step - self.data_begun)
+
+    def cut(self, kept: KeptSamples) -> StepData:
+        """Return kept samples, cut as those of any step are; what is read of them from now on is kept too."""
+        return StepData.cut(
+            self.job, kept, kept.numbers, microbatches=self.job.microbatches, routes=self._routes, kept=kept
+        )
 
     def _cut(self, step: int) -> StepData:
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
-        assert self._sampler is not None
-        return StepData.cut(
-            job, job.train, self._sampler.samples(step), microbatches=job.microbatches, routes=self._routes
-        )
+        with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
+            return StepData.cut(job, job.train, self.samples(step), microbatches=job.microbatches, routes=self._routes)
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
-        return digest_of(data) if self._role.places else None
+        return digest_of(data) if self.holds_modules else None
 
     def _agree(self, tally: Tally) -> Agreed:
         names = [module.name for module in self.job.modules]

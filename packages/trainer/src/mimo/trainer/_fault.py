@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
+import time
 import traceback
-from datetime import timedelta
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,15 +17,17 @@ import attrs
 
 from mimo.hooks import UserError
 from mimo.trainer._preflight import ERROR_FILE
+from mimo.trainer._progress import Mark
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
-_FIRST = "fault.first"
-_FAULT = "fault"
-_PUBLISHED_WITHIN = timedelta(seconds=10)
+_FIRST, _FAULT, _BELL, _ROLL, _FINISHED = "fault.first", "fault", "bell", "roll", "finished"
+_PUBLISHED_SECONDS = 20.0
+_LOOK_SECONDS = 0.05
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "gloo", "NCCL", "Broken pipe")
 
 
 @attrs.frozen(kw_only=True)
@@ -37,12 +39,14 @@ class Fault:
         code: exit code that every process takes.
         text: what the user reads, rank included.
         explained: whether the text is an error of ours, which needs no other cause.
+        waits: where the other ranks waited, a line each.
     """
 
     rank: int
     code: int
     text: str
     explained: bool
+    waits: str = ""
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Self:
@@ -65,15 +69,34 @@ class Fault:
             text = f"rank {rank} ended with exit code {exit_code} and without a reason."
         return cls(rank=rank, code=EXIT_FAILED, text=text, explained=False)
 
+    @property
+    def shown(self) -> str:
+        """All of it, the cause last."""
+        return f"{self.waits}\n{self.text}" if self.waits else self.text
+
     def write(self, directory: Path | None) -> None:
         """Write the text into the run directory, if this is a run; the first to fail may be the first to need it."""
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / ERROR_FILE).write_text(f"{self.text}\n", encoding="utf-8")
+            (directory / ERROR_FILE).write_text(f"{self.shown}\n", encoding="utf-8")
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Tell whether an error may only mean that another process is gone: a lost connection, which names but a port."""
+    from torch import distributed as dist
+
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, dist.DistError | ConnectionError):
+            return True
+        if type(seen) is RuntimeError and any(text in str(seen) for text in _LOST):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 class FaultBoard:
-    """The first fault of a run, told to all its processes.
+    """The first fault of a run, told to all its processes, and what each of them does when somebody asks.
 
     Args:
         store: a client that nothing else waits on.
@@ -82,29 +105,78 @@ class FaultBoard:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def rings(self) -> int:
+        """Return how often something was put up that all should read: one small question, asked again and again."""
+        return int(self._store.add(_BELL, 0))
+
     def claim(self, rank: int) -> bool:
         """Tell whether this rank is the first to fail; it must then `publish` why."""
         found: bytes = self._store.compare_set(_FIRST, "", str(rank))
         return int(found) == rank
 
+    def is_claimed(self) -> bool:
+        """Tell whether a rank has failed, and is about to say why."""
+        return bool(self._store.check([_FIRST]))
+
     def publish(self, fault: Fault) -> None:
         """Tell everybody; from now on every process ends."""
         self._store.set(_FAULT, json.dumps(attrs.asdict(fault)))
+        self._store.add(_BELL, 1)
 
     def read(self) -> Fault | None:
         """Return the fault, if there is one."""
-        return self.wait() if self._store.check([_FAULT]) else None
+        return Fault(**json.loads(self._store.get(_FAULT))) if self._store.check([_FAULT]) else None
 
     def wait(self) -> Fault:
-        """Return the fault that another rank is about to publish."""
-        self._store.wait([_FAULT], _PUBLISHED_WITHIN)
-        return Fault(**json.loads(self._store.get(_FAULT)))
+        """Return the fault that another rank is about to publish.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        until = time.monotonic() + _PUBLISHED_SECONDS
+        while (fault := self.read()) is None:
+            if time.monotonic() > until:
+                raise TimeoutError("a rank failed and didn't say why")
+            time.sleep(_LOOK_SECONDS)
+        return fault
+
+    def roll(self) -> int:
+        """Return the number of the last roll call, 0 before the first."""
+        return int(self._store.add(_ROLL, 0))
+
+    def call_roll(self) -> int:
+        """Ask every process what it does, and return the number of this call."""
+        number = int(self._store.add(_ROLL, 1))
+        self._store.add(_BELL, 1)
+        return number
+
+    def tell(self, rank: int, mark: Mark) -> None:
+        """Put up what a rank does."""
+        self._store.set(f"mark.{rank}", json.dumps(attrs.asdict(mark)))
+
+    def marks(self, ranks: Iterable[int]) -> dict[int, Mark]:
+        """Return what ranks have put up last; those are left out that never have."""
+        found = {}
+        for rank in ranks:
+            if self._store.check([f"mark.{rank}"]):
+                told = json.loads(self._store.get(f"mark.{rank}"))
+                found[rank] = Mark(**{**told, "peers": tuple(told["peers"])})
+        return found
+
+    def answers(self, ranks: Collection[int], seconds: float) -> dict[int, Mark]:
+        """Call the roll, and return what ranks answer within a time; no longer is waited than until all have."""
+        number, until = self.call_roll(), time.monotonic() + seconds
+        found: dict[int, Mark] = {}
+        while True:
+            asked = [rank for rank in ranks if rank not in found]
+            found |= {rank: mark for rank, mark in self.marks(asked).items() if mark.roll >= number or mark.left}
+            if len(found) == len(ranks) or time.monotonic() > until:
+                return found
+            time.sleep(_LOOK_SECONDS)
 
     def finish(self, world: int | None = None) -> None:
         """Count this rank as done; with ``world`` wait for all, as whoever hosts the store must."""
-        self._store.add("finished", 1)
-        if world is not None:
-            pause, waited = threading.Event(), 0.0
-            while self._store.add("finished", 0) < world and waited < _PUBLISHED_WITHIN.total_seconds():
-                pause.wait(0.05)
-                waited += 0.05
+        self._store.add(_FINISHED, 1)
+        until = time.monotonic() + _PUBLISHED_SECONDS / 2
+        while world is not None and self._store.add(_FINISHED, 0) < world and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)

@@ -23,14 +23,18 @@ from mimo.trainer._resolved import Job
 
 def load_model(job: Job, place: Place, checkpoint: Path) -> Engine:
     """Assemble this rank and load the weights, and nothing else, of a step folder."""
-    engine = Engine(job, rank=place.rank, device=torch.device(place.device))
+    place.progress.enter("loading the weights")
+    engine = Engine(job, rank=place.rank, device=torch.device(place.device), progress=place.progress)
     load(checkpoint, engine.model_state())
+    place.progress.enter("")
     return engine
 
 
 def evaluate(job: Job, place: Place, checkpoint: Path, step: int) -> EvaluationInfo | None:
     """Evaluate a step folder's weights on the held-out samples; None where the data has none."""
-    return load_model(job, place, checkpoint).evaluate(step)
+    engine = load_model(job, place, checkpoint)
+    place.progress.enter("evaluation")
+    return engine.evaluate(step)
 
 
 @attrs.frozen(kw_only=True)

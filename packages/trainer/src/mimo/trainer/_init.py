@@ -6,7 +6,7 @@ Its values are those of a small run that works: the digit reader.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 import attrs
 import tomli_w
@@ -51,6 +51,7 @@ _WIDTH = 44
 _EXAMPLES: Mapping[str, Sequence[str]] = {
     "clip_groups": ("# <clip group> = 0.5",),
     "patterns": ('# "*norm*" = { weight_decay = 0.0 }',),
+    "rename": ('# vision = "encoder"',),
 }
 """Lines that show what may stand in a table that is empty."""
 
@@ -107,9 +108,11 @@ def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:
 
 def _tables(section: str, cls: type, table: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables inside a section, which TOML wants after its keys, each with an example that is a comment."""
+    kinds = get_type_hints(cls)
     for name in own_keys(cls):
         if isinstance(table[name], Mapping):
-            yield from ("", f"# {_comment_of(cls, name)}", f"[{section}.{name}]", *_EXAMPLES[name])
+            keys = _keys(kinds[name], table[name]) if attrs.has(kinds[name]) else _EXAMPLES[name]
+            yield from ("", f"# {_comment_of(cls, name)}", f"[{section}.{name}]", *keys)
 
 
 def _plugin_keys(kind: Kind[Any], plugin: str, given: Mapping[str, Any], find: Find) -> Iterator[str]:

@@ -13,22 +13,25 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import ForkContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
+import attrs
 import torch
 
 from mimo.hooks import ConfigError
+from mimo.trainer._diagnosis import show_waits
 from mimo.trainer._fault import Fault, FaultBoard
 from mimo.trainer._place import Place, is_joining, local_world, place_in, with_slurm
 from mimo.trainer._preflight import ERROR_FILE
 from mimo.trainer._stores import connect, host_store
+from mimo.trainer._watch import SAME_SECONDS, Terms
 from mimo.trainer._worker import Task, run_task
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -37,6 +40,9 @@ StartMethod: TypeAlias = Literal["fork", "spawn"]
 _HOST = "127.0.0.1"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_SECONDS = 5.0
+_ANSWER_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
+_STOPPING = "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
 
 
 class _InterruptedError(BaseException):
@@ -84,7 +90,7 @@ def launch(
     world: int,
     device: Device = "cpu",
     method: StartMethod = "fork",
-    directory: Path | None = None,
+    terms: Terms | None = None,
 ) -> int:
     """Run a task in every rank, and return the exit code: that of the first rank to fail.
 
@@ -94,33 +100,33 @@ def launch(
         world: number of processes.
         device: what each process computes on.
         method: how processes are started on this machine, see `start_method`.
-        directory: run directory; the reason of a failure is written there too.
+        terms: under which the task runs.
     """
-    environ = with_slurm(os.environ)
-    if directory is not None:
-        (directory / ERROR_FILE).unlink(missing_ok=True)
+    environ, terms = with_slurm(os.environ), terms or Terms()
+    if terms.directory is not None:
+        (terms.directory / ERROR_FILE).unlink(missing_ok=True)
     if is_joining(environ):
-        _join(task, place_in(environ, device), environ, directory)
+        _join(task, place_in(environ, device), environ, terms)
         return 0
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((_HOST, 0), backlog=max(world, 16)))
-        processes = _processes(task, world, device, method, listener, directory)
+        processes = _processes(task, world, device, method, listener, terms)
         try:
-            with _interruptible(processes):
+            with _interruptible(processes, terms) as asked:
                 # Lives as long as this process; its threads begin after the forks.
                 store = host_store(_HOST, listener.getsockname()[1], listener)
-                fault = _outcome(processes, FaultBoard(store))
+                fault = _outcome(processes, FaultBoard(store), asked)
         except _InterruptedError as interrupt:
             sys.stderr.write("mimo: interrupted\n")
             return 128 + interrupt.number
     if fault is None:
         return 0
-    fault.write(directory)
-    sys.stderr.write(f"mimo: {fault.text}\n")
+    fault.write(terms.directory)
+    sys.stderr.write(f"mimo: {fault.shown}\n")
     return fault.code
 
 
-def _join(task: Task, place: Place, environ: Mapping[str, str], directory: Path | None) -> None:
+def _join(task: Task, place: Place, environ: Mapping[str, str], terms: Terms) -> None:
     """Run the task as the one rank that this process is."""
     for number in _SIGNALS:  # whoever started this process ends it; nothing is to be cleaned up
         signal.signal(number, signal.SIG_DFL)
@@ -134,18 +140,11 @@ def _join(task: Task, place: Place, environ: Mapping[str, str], directory: Path 
     # Kept until the end. An attempt after a restart must not see what the last one left in a store that outlives it.
     server = host_store(host, port) if hosts else None
     prefix = f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    run_task(
-        task,
-        place,
-        partial(connect, host, port, prefix),
-        directory=directory,
-        shows=True,
-        hosts=server is not None,
-    )
+    run_task(task, place, partial(connect, host, port, prefix), terms=terms, shows=True, hosts=server is not None)
 
 
 def _processes(
-    task: Task, world: int, device: Device, method: StartMethod, listener: socket.socket, directory: Path | None
+    task: Task, world: int, device: Device, method: StartMethod, listener: socket.socket, terms: Terms
 ) -> Sequence[BaseProcess]:
     context: ForkContext | SpawnContext
     if method == "spawn":
@@ -165,7 +164,7 @@ def _processes(
                 task,
                 Place(rank=rank, world=world, local_rank=rank, device=f"cuda:{rank}" if device == "cuda" else device),
                 port,
-                directory,
+                terms,
                 forked,
             ),
             name=f"rank {rank}",
@@ -174,21 +173,46 @@ def _processes(
     ]
 
 
-def _main(task: Task, place: Place, port: int, directory: Path | None, inherited: socket.socket | None) -> None:
-    """Be one rank that `launch` started."""
+def _main(task: Task, place: Place, port: int, terms: Terms, inherited: socket.socket | None) -> None:
+    """Be one rank that `launch` started; signals are blocked until it is known what they mean here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if inherited is not None:
         inherited.close()  # so that the port dies with the launcher
-    run_task(task, place, partial(connect, _HOST, port), directory=directory, shows=False)
+    run_task(task, place, partial(connect, _HOST, port), terms=terms, shows=False)
+
+
+@attrs.define
+class _Asked:
+    """Whether, and when, all ranks were asked to save and end."""
+
+    timeout: float
+    at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether they have taken too long."""
+        return self.at is not None and time.monotonic() > self.at + self.timeout
 
 
 @contextlib.contextmanager
-def _interruptible(processes: Sequence[BaseProcess]) -> Iterator[None]:
-    """Start processes, and end all that are left when the block is left, by a signal too."""
+def _interruptible(processes: Sequence[BaseProcess], terms: Terms) -> Iterator[_Asked]:
+    """Start processes, and end all that are left when the block is left, by a signal too.
 
-    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    A first SIGTERM is passed on to those that know what it means; they then have as long as a run may stand still.
+    """
+    asked = _Asked(timeout=terms.timeout)
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and terms.stops:
+            if asked.at is None:
+                asked.at = time.monotonic()
+                for process in processes:
+                    process.terminate()
+                os.write(sys.stderr.fileno(), _STOPPING.encode())
+                return
+            if time.monotonic() < asked.at + SAME_SECONDS:
+                return
         raise _InterruptedError(number)
 
     # Blocked while starting, so that no child ever runs our handler, nor shows a traceback of its imports.
@@ -200,7 +224,7 @@ def _interruptible(processes: Sequence[BaseProcess]) -> Iterator[None]:
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        yield
+        yield asked
     finally:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
@@ -209,21 +233,26 @@ def _interruptible(processes: Sequence[BaseProcess]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _outcome(processes: Sequence[BaseProcess], board: FaultBoard) -> Fault | None:
+def _outcome(processes: Sequence[BaseProcess], board: FaultBoard, asked: _Asked) -> Fault | None:
     """Wait for all ranks and return what made them fail, or None. Once one has failed, the others get a moment."""
     waiting = {process.sentinel: rank for rank, process in enumerate(processes)}
     failed = False
     while waiting:
-        ready = connection.wait(list(waiting), timeout=_GRACE_SECONDS if failed else None)
+        ready = connection.wait(list(waiting), timeout=_GRACE_SECONDS if failed else _LOOK_SECONDS)
         if not ready:
-            break
+            if failed:
+                break
+            if asked.is_over:
+                raise _InterruptedError(signal.SIGTERM)
+            continue
         for rank in [waiting.pop(sentinel) for sentinel in list(waiting) if sentinel in ready]:
             processes[rank].join()
             code = processes[rank].exitcode
             if code and not failed:
                 failed = True
                 if board.read() is None and board.claim(rank):  # it had no time to say why
-                    board.publish(Fault.of_exit(rank, code))
+                    marks = board.answers(list(waiting.values()), _ANSWER_SECONDS)
+                    board.publish(attrs.evolve(Fault.of_exit(rank, code), waits=show_waits(marks)))
     return _cause(processes, board) if failed else None
 
 
@@ -236,29 +265,14 @@ def _cause(processes: Sequence[BaseProcess], board: FaultBoard) -> Fault:
     # Signals are negative; a claim without a reason means that the rank died between the two.
     for code, rank in sorted(codes):
         if code < 0 or (code and told is None):
-            return Fault.of_exit(rank, code)
+            return attrs.evolve(Fault.of_exit(rank, code), waits="" if told is None else told.waits)
     assert told is not None, codes
     return told
 
 
 def _end_all(processes: Sequence[BaseProcess]) -> None:
-    """End every process: asked first, then killed."""
-    for end in (BaseProcess.terminate, BaseProcess.kill):
-        living = [process for process in processes if process.is_alive()]
-        for process in living:
-            end(process)
-        if living and not _all_ended(living):
-            continue
-        break
+    """End every process; none has anything to clean up, and one may be stopped."""
+    for process in processes:
+        process.kill()
     for process in processes:
         process.join()
-
-
-def _all_ended(processes: Sequence[BaseProcess]) -> bool:
-    waiting = [process.sentinel for process in processes]
-    while waiting:
-        ready = connection.wait(waiting, timeout=_GRACE_SECONDS)
-        if not ready:
-            return False
-        waiting = [sentinel for sentinel in waiting if sentinel not in ready]
-    return True

@@ -80,6 +80,11 @@ class Lookout:
         self._coming.append(self._look(step + self._reach))
         return self._coming[-1].digest
 
+    @property
+    def compared(self) -> Digest:
+        """What `further` has returned, while its result is not known."""
+        return self._coming[-1].digest if self._compares else None
+
     def settle(self, *, alike: bool) -> None:
         """Note whether the digests of what `further` looked at were the same."""
         if self._compares:

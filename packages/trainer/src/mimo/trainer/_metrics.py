@@ -1,4 +1,4 @@
-"""Lifecycle plugin ``metrics``: one JSON object a line in ``metrics.jsonl``, for each step and each evaluation."""
+"""Lifecycle plugin ``metrics``: a JSON object a line in ``metrics.jsonl`` for each step, evaluation and failed save."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, hookimpl
+from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, UserError, hookimpl
 from mimo.trainer._preflight import METRICS_FILE
 
 
@@ -24,7 +24,9 @@ class Metrics:
         if run.rank != 0 or not path.exists():
             return
         kept = [line for line in read_lines(path) if line["step"] < run.first_step]
-        path.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+        partial = path.with_name(f".{METRICS_FILE}.partial")  # so that what is kept outlives the end of this process
+        partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
+        partial.replace(path)
 
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
@@ -35,6 +37,11 @@ class Metrics:
     def mimo_evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:
         """Write an evaluation."""
         _append(run, {"step": info.step, "evaluation": True, **attrs.asdict(info)})
+
+    @hookimpl
+    def mimo_save_failed(self, run: RunInfo, step: int, error: UserError) -> None:
+        """Write that a checkpoint is missing, and why."""
+        _append(run, {"step": step, "save_failed": True, "reason": str(error)})
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:

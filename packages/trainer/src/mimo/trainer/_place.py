@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from mimo.hooks import ConfigError
+from mimo.trainer._progress import Progress
 
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
@@ -20,12 +21,14 @@ class Place:
         world: number of processes.
         local_rank: its number among the processes of this machine.
         device: where it computes, ``cpu`` or ``cuda:<local_rank>``.
+        progress: what it does now.
     """
 
     rank: int
     world: int
     local_rank: int
     device: str = "cpu"
+    progress: Progress = attrs.field(factory=Progress, eq=False, repr=False)
 
 
 def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -38,6 +41,13 @@ def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
 def is_joining(environ: Mapping[str, str]) -> bool:
     """Tell whether somebody else, such as torchrun, started this process as one of several."""
     return "RANK" in environ and "WORLD_SIZE" in environ
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Tell whether torchrun or Slurm started this process once more, after an attempt of this run that failed."""
+    return is_joining(with_slurm(environ)) and any(
+        environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    )
 
 
 def place_in(environ: Mapping[str, str], device: str) -> Place:

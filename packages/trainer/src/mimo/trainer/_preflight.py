@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mimo.hooks import ConfigError
+from mimo.trainer._config import read_table
 from mimo.trainer._settings import Settings
 
 CONFIG_FILE = "config.toml"
@@ -16,7 +17,7 @@ CHECKPOINTS = "checkpoints"
 TRACES_OF_A_RUN = (CONFIG_FILE, METRICS_FILE, CHECKPOINTS)
 
 
-def check_directory(settings: Settings, *, joining: bool = False) -> None:
+def check_directory(settings: Settings, *, joining: bool = False, restarted: bool = False) -> None:
     """Refuse a directory that holds another run, and a checkpoint that is not there.
 
     ``latest`` goes on with a run that ended before its first checkpoint too, from its first step. Where there is no
@@ -26,13 +27,16 @@ def check_directory(settings: Settings, *, joining: bool = False) -> None:
     Args:
         settings: the whole file.
         joining: whether torchrun or Slurm started this process.
+        restarted: whether they did so before, for the same run: it goes on in its directory.
 
     Raises:
-        ConfigError: naming ``run.directory`` or ``checkpoint.load``.
+        ConfigError: naming ``run.directory``, ``checkpoint.load`` or ``load.finetune``.
     """
-    directory, load = Path(settings.directory), settings.checkpoint.load
+    directory, load, finetune = Path(settings.directory), settings.checkpoint.load, settings.load.finetune
     if directory.exists() and not directory.is_dir():
         raise ConfigError("run.directory", expected="a folder", got=f"{str(directory)!r}, which is a file")
+    if finetune and not Path(finetune).is_dir():
+        raise ConfigError("load.finetune", expected="the folder of a checkpoint or of a run", got=repr(finetune))
     holds_run = any((directory / trace).exists() for trace in TRACES_OF_A_RUN)
     if load == "latest":
         if not holds_run and not joining:
@@ -42,16 +46,45 @@ def check_directory(settings: Settings, *, joining: bool = False) -> None:
                 got="none",
                 fix="Check run.directory, or set checkpoint.load=none to begin a run.",
             )
+        _check_beginning(settings)
         return
     if load != "none" and not Path(load).is_dir():
         raise ConfigError("checkpoint.load", expected='"none", "latest" or the folder of a checkpoint', got=repr(load))
     resumes = load != "none" and Path(load).resolve().is_relative_to(directory.resolve())
-    if holds_run and not resumes:
+    if holds_run and not resumes and not restarted:
         raise ConfigError(
             "run.directory",
             expected="a directory without a run in it",
             got=f"{str(directory)!r}, which holds one",
             fix="Resume it with checkpoint.load=latest, name another directory, or remove it.",
+        )
+
+
+def _check_beginning(settings: Settings) -> None:
+    """Refuse to begin a run again, or to go on with it, as if it had begun with another checkpoint than it did.
+
+    Raises:
+        ConfigError: naming ``checkpoint.load`` or ``load.finetune``.
+    """
+    directory = Path(settings.directory)
+    if not (directory / CONFIG_FILE).is_file():
+        return
+    before = read_table(directory / CONFIG_FILE)
+    load, finetune = before["checkpoint"]["load"], before["load"]["finetune"]
+    has_saved = any((directory / CHECKPOINTS).glob("step_*"))
+    if settings.load.finetune != finetune and (settings.load.finetune or not has_saved):
+        raise ConfigError(
+            "load.finetune",
+            expected=f"{finetune!r}, with which the run in {str(directory)!r} began",
+            got=repr(settings.load.finetune),
+            fix="Leave it out to go on with the run." if has_saved else "The run has saved no checkpoint of its own.",
+        )
+    if load not in {"none", "latest"} and not has_saved:
+        raise ConfigError(
+            "checkpoint.load",
+            expected=f"{load!r}, with which the run in {str(directory)!r} began",
+            got="'latest'",
+            fix="The run has saved no checkpoint of its own: remove the directory, and begin it again.",
         )
 
 

@@ -51,11 +51,14 @@ def profile_job(out: Path, job: Job, place: Place) -> None:
 
 def measure_job(job: Job, place: Place) -> Profile:
     """Return what the computations and messages of a job take, the same on every rank."""
+    place.progress.enter("profile")
     split = split_backwards(job.plan)
     parts: list[Mapping[int, Mapping[Key, float]]] = []
     for plan in (split,) if split == job.plan else (job.plan, split):
         # An engine of its own: where nothing will be put off, layers are spared all that it takes.
-        engine = Engine(attrs.evolve(job, plan=plan), rank=place.rank, device=torch.device(place.device))
+        engine = Engine(
+            attrs.evolve(job, plan=plan), rank=place.rank, device=torch.device(place.device), progress=place.progress
+        )
         parts.append({size: _measure(engine, plan, samples(job, size)) for size in sizes(job)})
     seconds = {size: {key: took for part in reversed(parts) for key, took in part[size].items()} for size in sizes(job)}
     kept = _kept(engine, split, samples(job, job.settings.run.micro_batch))

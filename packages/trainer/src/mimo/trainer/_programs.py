@@ -23,6 +23,7 @@ from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
 from mimo.topology import Coordinates, Edge
 from mimo.trainer._precision import compute_dtype
+from mimo.trainer._rerun_evidence import Witness
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._row_layout import held_rows
 from mimo.trainer._step_data import Microbatch, StepData
@@ -58,6 +59,7 @@ class Program(abc.ABC):
         optimizer: reduces its gradients; None where nothing trains.
         context: group of the ranks that hold the rest of this rank's samples.
         tensor: group of the ranks that share this rank's rows.
+        witness: sees what it computes while it trains; None for nobody.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Program(abc.ABC):
         context: dist.ProcessGroup,
         tensor: dist.ProcessGroup,
         device: torch.device,
+        witness: Witness | None = None,
     ) -> None:
         self.job = job
         self.module = module
@@ -85,6 +88,7 @@ class Program(abc.ABC):
         self._optimizer = optimizer
         self._context = context
         self._tensor = tensor
+        self._witness = witness
         self._data: StepData | None = None
 
     @property
@@ -128,6 +132,12 @@ class Program(abc.ABC):
     @abc.abstractmethod
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Run a pass, as `StageProgram` says."""
+
+    def _seen(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Have the rows of a pass be seen, and return what goes on as these."""
+        if self._witness is None or self._judge:
+            return rows
+        return self._witness.see_pass(self.part.id, microbatches, inputs, rows)
 
     def weights_later(self) -> AbstractContextManager[WeightsLater]:
         """Put off weight gradients, as `StageProgram` says."""
@@ -184,7 +194,7 @@ class EncoderProgram(Program):
         if not is_ahead:
             rows, items = self._encode(batches, self._prepare(batches), inputs)
             self._rows += self._count(items)
-            return self._outputs(rows)
+            return self._outputs(self._seen(microbatches, inputs, rows))
         prepared = None
         try:
             prepared = self._prepare(batches)
@@ -192,7 +202,8 @@ class EncoderProgram(Program):
             self.fault = self.fault or fault
         if self._all_have(prepared):
             try:
-                return self._outputs(self._encode(batches, prepared or [], inputs)[0])
+                rows, _ = self._encode(batches, prepared or [], inputs)
+                return self._outputs(self._seen(microbatches, inputs, rows))
             except UserError as fault:
                 self.fault = self.fault or fault
         return {edge.name: self._nothing(edge, batches) for edge in self._edges}
@@ -256,12 +267,15 @@ class LanguageProgram(Program):
         else:
             (received,) = inputs.values()
             hidden = self.part.language(batch, {}, received)
+        hidden = self._seen(microbatches, inputs, hidden)
         outputs = {} if self.part.stage.is_last else self._outputs(hidden)
         losses = list(batch.ledger.losses.values())
         if self.part.stage.is_last:
             losses.append(self._read(step, packed, hidden, batch))
         if losses:
             outputs[LOSS] = self._scaled(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
+            if self._witness is not None and not self._judge:
+                self._witness.see_loss(self.part.id, microbatches, outputs[LOSS])
         self._enter(batch.ledger)
         return outputs
 

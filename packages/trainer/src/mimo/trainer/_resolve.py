@@ -19,6 +19,8 @@ from mimo.trainer._costs import job_costs
 from mimo.trainer._fields import own_keys
 from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._precision import check_precision
+from mimo.trainer._rerun_settings import check_rerun
+from mimo.trainer._resolve_load import check_load
 from mimo.trainer._resolve_modules import resolve_module, stages_that_train
 from mimo.trainer._resolve_optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer._resolved import Job, JobModule, plain_settings
@@ -42,6 +44,7 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
         PlanError: the schedule made a plan that could deadlock.
     """
     _check_language(settings)
+    check_load(settings)
     optimizer = resolve_optimizer(settings, find)
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
     check_clip_groups(settings, [module for module in written if any(stages_that_train(module))])
@@ -57,6 +60,8 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     microbatches = count_microbatches(
         global_batch=settings.run.global_batch, micro_batch=settings.run.micro_batch, lanes=_lanes(graph)
     )
+    if purpose == "train":
+        check_rerun(settings, graph, microbatches=microbatches, world=world)
     evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
     data_config, train, evaluation = _data(settings, tokenizer, purpose, find)
     job = Job(

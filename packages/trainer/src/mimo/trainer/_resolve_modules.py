@@ -14,7 +14,8 @@ from mimo.trainer._settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer._structure import structure
 
 RESERVED_NAMES = frozenset(
-    {"checkpoint", "data", "logging", "loss_scale", "model", "optimizer", "progress", "run", "schedule", "tokenizer"}
+    {"checkpoint", "data", "logging", "loss_scale", "model", "optimizer", "progress", "rerun", "run", "schedule"}
+    | {"settings", "tokenizer"}
     | {"drain", "peers", "transfer", "unknown"}
 )
 """Names that a module cannot have, since checkpoints, metrics and causes of waiting use them for something else."""

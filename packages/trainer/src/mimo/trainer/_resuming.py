@@ -1,82 +1,98 @@
-"""Going on from a checkpoint: which one is meant, with which step, and what is taken back from it."""
+"""Beginning with a checkpoint: what a run takes back from it, and what it tells about that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from mimo.checkpoint import latest, load, read_manifest
-from mimo.hooks import CheckpointError, ConfigError, Stateful
-from mimo.optimizer.runtime import SCALING
+import torch.distributed as dist
+
+from mimo.checkpoint import load
+from mimo.hooks import Generators, Stateful, StateTree
+from mimo.trainer._continuity import SETTINGS, differences, refuse
 from mimo.trainer._engine import Engine
-from mimo.trainer._preflight import CHECKPOINTS
-from mimo.trainer._resolved import Job
-from mimo.trainer._run_state import other_state
+from mimo.trainer._fitting import fit
+from mimo.trainer._run_state import BUFFERS, PROGRESS, other_state
+from mimo.trainer._source import Source
 
 
-def find_checkpoint(job: Job) -> Path | None:
-    """Return the step folder that ``checkpoint.load`` names; None for none, and for a run that has saved none yet.
-
-    Raises:
-        CheckpointError: there is no complete checkpoint there.
-    """
-    where = job.settings.checkpoint.load
-    if where == "none":
-        return None
-    if where != "latest":
-        return step_folder(Path(where))
-    folder = job.directory / CHECKPOINTS
-    if latest(folder) is None and not list(folder.glob("step_*")):  # one that lacks its manifest is no beginning
-        return None
-    return step_folder(job.directory)
-
-
-def first_step(job: Job, folder: Path) -> int:
-    """Return the step with which a run goes on from a step folder.
-
-    Raises:
-        ConfigError: steps were of another size, so that samples would be skipped or read again.
-    """
-    manifest = read_manifest(folder)
-    before = manifest.config["run"]["global_batch"]
-    if before != job.settings.run.global_batch:
-        raise ConfigError(
-            "run.global_batch",
-            expected=f"{before}, as in the run that {str(folder)!r} was saved by",
-            got=repr(job.settings.run.global_batch),
-            fix="The position in the data is counted in steps; micro_batch may change freely.",
-        )
-    return manifest.step + 1
-
-
-def step_folder(path: Path) -> Path:
-    """Return the newest step folder of a run directory or of its ``checkpoints``, or ``path`` if it is one itself.
-
-    Raises:
-        CheckpointError: there is no complete checkpoint there.
-    """
-    if (path / "manifest.json").is_file():
-        return path
-    found = latest(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
-    if found is None:
-        raise CheckpointError(
-            str(path),
-            expected="a run directory, its checkpoints folder, or one step's folder",
-            got="no complete checkpoint there",
-        )
-    return found
-
-
-def resume(engine: Engine, parts: Iterable[Stateful], folder: Path) -> None:
+def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
     """Take back what `mimo.trainer._saving.save_step` saved, in this layout or another, this precision or another.
 
-    A run in fp16 that goes on with one in another precision begins with the loss scale of a first step.
+    Collective over all ranks. What begins new has been made so: parameters by the seed, states by their optimizers,
+    the rest by its plugins.
+
+    Returns:
+        Which checkpoint was loaded, what of the run began new, what was left, and which settings differ.
+
+    Raises:
+        ConfigError: an optimizer has no use for the states that the checkpoint has.
+        CheckpointError: anything is missing, unexpected or misshapen, or damaged.
     """
-    parts = list(parts)
-    state = engine.state()
-    if not any(name.startswith(f"optimizer.{SCALING}.") for name in read_manifest(folder).names):
-        state["optimizer"] = {name: tree for name, tree in state["optimizer"].items() if name != SCALING}
-    loaded = load(folder, {**state, **other_state(engine, parts, 0)})
-    engine.optimizer.load(loaded["optimizer"])
-    for part in parts:
-        part.load(loaded[part.name])
+    take, parts = source.take, list(parts)
+    tree: dict[str, StateTree] = dict(engine.model_state())
+    taken: list[Stateful] = []
+    if not source.finetunes:
+        taken = [part for part in parts if take.rng or not isinstance(part, Generators)]
+        others = other_state(engine, taken, 0)
+        tree |= {name: others[name] for name in others.keys() - {BUFFERS, PROGRESS, SETTINGS}}
+        if take.optimizer:
+            tree["optimizer"] = engine.optimizer.state()
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, sorted(_names(tree)))
+    found = fit(
+        {name for each in names for name in each},
+        source.manifest.names,
+        modules=[module.name for module in engine.job.modules],
+        saved=source.manifest.topology,
+        take=take,
+        finetunes=source.finetunes,
+        untaken=[part.name for part in parts if part not in taken],
+    )
+    refuse(list(found.problems), str(source.folder))
+    loaded = load(
+        source.folder,
+        tree,
+        rename=found.rename,
+        may_lack=found.may_lack,
+        refuse_left=True,
+        may_leave=found.may_leave,
+    )
+    if "optimizer" in loaded.tree:
+        engine.optimizer.load(loaded.tree["optimizer"])
+    for part in taken:
+        if any(name not in loaded.lacking for name in _names({part.name: tree[part.name]})):
+            part.load(loaded.tree[part.name])
+    engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
+    new = [*found.new, *_begun_anew(source, parts)]
+    return "; ".join(
+        [
+            f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
+            *(f"{what}: {', '.join(told)}" for what, told in (("new", new), ("left", found.left)) if told),
+            *(f"{told}" for told in differences(engine.job, source)),
+        ]
+    )
+
+
+def _begun_anew(source: Source, parts: Iterable[Stateful]) -> Iterator[str]:
+    """Yield what settings say is not taken, in words."""
+    take = source.take
+    if source.finetunes:
+        return
+    if not take.optimizer:
+        yield "optimizer states"
+    if not take.schedule:
+        yield "learning-rate schedules"
+    if not take.data:
+        yield "place in the data"
+    if not take.rng:
+        yield from ("order of samples", *(part.name for part in parts if isinstance(part, Generators)))
+
+
+def _names(tree: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the names of all leaves, keys joined with dots."""
+    for key, branch in tree.items():
+        if isinstance(branch, Mapping):
+            yield from _names(branch, f"{before}{key}.")
+        else:
+            yield f"{before}{key}"

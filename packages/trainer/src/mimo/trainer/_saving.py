@@ -1,12 +1,12 @@
-"""Saving a run: what a checkpoint holds of it, and where it goes."""
+"""Saving a run: what a checkpoint holds of it, where it goes, and what becomes of one that can't be written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mimo.checkpoint import save
+from mimo.checkpoint import Saver, WriteError, save
 from mimo.hooks import Stateful
 from mimo.topology import AXES, Grid
 from mimo.trainer._engine import Engine
@@ -14,18 +14,82 @@ from mimo.trainer._preflight import CHECKPOINTS
 from mimo.trainer._run_state import other_state
 
 
+class Saving:
+    """Saves the steps of one run as ``[checkpoint]`` says; collective, like the `Saver` inside.
+
+    A disk that is full must not end a run: files that can't be written are told, and the run goes on to its next save.
+    Only where nothing comes after, with ``now``, the error is raised. Any other failure of saving is a mistake, and
+    raised by whatever is called next.
+
+    Args:
+        engine: what is trained.
+        parts: what plugins add.
+        tell: called with the last step trained and what could not be written.
+    """
+
+    def __init__(self, engine: Engine, parts: Iterable[Stateful], tell: Callable[[int, WriteError], None]) -> None:
+        settings = engine.job.settings.checkpoint
+        self._engine = engine
+        self._parts = list(parts)
+        self._tell = tell
+        self._saver = Saver(
+            engine.job.directory / CHECKPOINTS,
+            asynchronous=settings.asynchronous,
+            when_busy=settings.when_busy,
+            assume_constant_structure=settings.assume_constant_structure,
+            keep=settings.keep or None,
+            keep_every=settings.keep_every or None,
+        )
+
+    def save(self, step: int, *, now: bool = False) -> None:
+        """Save model, optimizer, progress and the plugins' state after ``step``.
+
+        Args:
+            step: the last one trained.
+            now: return when it is committed, for whoever is about to leave; waits for the one before.
+
+        Raises:
+            WriteError: with ``now``, its files could not be written.
+            CheckpointError: something can't be saved, or ranks disagree on it.
+        """
+        if now:
+            self._saver.wait()
+            self.report(step)
+        try:
+            self._saver.save(step, now=now, **_contents(self._engine, self._parts, step))
+        except WriteError as error:
+            if now:
+                raise
+            self._tell(step, error)
+
+    def report(self, step: int) -> None:
+        """Tell what has failed in the background up to now; ``step`` is the last one trained.
+
+        Raises:
+            CheckpointError: it is not that files could not be written.
+        """
+        while (failure := self._saver.take_failure()) is not None:
+            if not isinstance(failure, WriteError):
+                raise failure
+            self._tell(step, failure)
+
+    def close(self) -> None:
+        """Wait for what is still being written; afterwards nothing can be saved."""
+        self._saver.close()
+
+
 def save_step(engine: Engine, parts: Iterable[Stateful], step: int) -> Path:
-    """Save model, optimizer, progress and the plugins' state after ``step``."""
+    """Save one step of a run that saves no other, as `Saving` does it, and return its folder."""
+    return save(engine.job.directory / CHECKPOINTS, step, **_contents(engine, parts, step))
+
+
+def _contents(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, Any]:
     job = engine.job
-    tree = {**engine.state(), **other_state(engine, parts, step)}
-    return save(
-        job.directory / CHECKPOINTS,
-        step,
-        tree,
-        config=job.plain,
-        topology={module.name: _grid(module.grid) for module in job.modules},
-        keep=job.settings.checkpoint.keep or None,
-    )
+    return {
+        "tree": {**engine.state(), **other_state(engine, parts, step)},
+        "config": job.plain,
+        "topology": {module.name: _grid(module.grid) for module in job.modules},
+    }
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 import attrs
 
+from mimo.hooks import ConfigError
 from mimo.optimizer import Precision
 from mimo.trainer._fields import Ranks, at_least, finite, not_empty, one_folder, own_keys, rest, setting
+from mimo.trainer._rerun_settings import RerunSettings
 
 LANGUAGE = "language"
 """Name of the module that every model has."""
@@ -40,6 +42,9 @@ class RunSettings:
     device: Literal["auto", "cpu", "cuda"] = setting("auto, cpu or cuda; auto takes GPUs if enough", default="auto")
     directory: str = setting("run directory; empty: runs/<name>", default="")
     world: int = setting("processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0)])
+    timeout: float = setting(
+        "seconds after which a run ends in which no rank goes on", default=600.0, validator=[at_least(1), finite]
+    )
     evaluation_batch: int = setting(
         "samples of one evaluation batch; 0: global_batch", default=0, validator=[at_least(0)]
     )
@@ -134,16 +139,56 @@ class ScheduleSettings:
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 
+def _beside_keep(instance: CheckpointSettings, attribute: attrs.Attribute[int], value: int) -> None:
+    if value and not instance.keep:
+        raise ConfigError(attribute.name, expected="0 where keep is 0, which keeps all", got=repr(value))
+
+
+def _beside_asynchronous(instance: CheckpointSettings, attribute: attrs.Attribute[str], value: str) -> None:
+    if value == "skip" and not instance.asynchronous:
+        raise ConfigError(
+            attribute.name,
+            expected='"wait" where asynchronous is false, since nothing is written beside training',
+            got=repr(value),
+        )
+
+
 @attrs.frozen(kw_only=True)
 class CheckpointSettings:
     """When checkpoints are saved, and what is loaded before the first step."""
 
     interval: int = setting("steps between checkpoints; 0: only at the end", default=0, validator=[at_least(0)])
     keep: int = setting("newest checkpoints that are kept; 0: all", default=0, validator=[at_least(0)])
+    keep_every: int = setting(
+        "steps that are multiples of it are kept too; 0: none", default=0, validator=[at_least(0), _beside_keep]
+    )
+    asynchronous: bool = setting("write while training goes on, from a copy in host memory", default=True)
+    when_busy: Literal["wait", "skip"] = setting(
+        "wait or skip, when the one before is still being written", default="wait", validator=[_beside_asynchronous]
+    )
+    assume_constant_structure: bool = setting("plan again only when what is saved has changed", default=True)
     load: str = setting(
         "none; latest, to go on with the run in the directory; or a checkpoint's folder",
         default="none",
         validator=[not_empty],
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LoadSettings:
+    """What is taken of the checkpoint that a run begins with; what is missing or too much is refused unless named."""
+
+    finetune: str = setting("a checkpoint or run whose weights alone a new run begins with; empty: none", default="")
+    optimizer: bool = setting("optimizer states; false: they begin new", default=True)
+    rng: bool = setting("seed and plugins' generators; false: run.seed, and generators begin new", default=True)
+    schedule: bool = setting("where learning rates are; false: their schedules begin anew", default=True)
+    data: bool = setting("the place in the data; false: the data begin anew", default=True)
+    may_lack: tuple[str, ...] = setting(
+        "patterns of names that the checkpoint may lack, and that keep what they begin with", default=()
+    )
+    may_leave: tuple[str, ...] = setting("patterns of names in the checkpoint that may be left", default=())
+    rename: Mapping[str, str] = setting(
+        "beginnings of names here, and what the checkpoint has instead", default=attrs.Factory(dict)
     )
 
 
@@ -173,6 +218,8 @@ class Settings:
     optimizer: OptimizerSettings = attrs.field(factory=OptimizerSettings)
     schedule: ScheduleSettings = attrs.field(factory=ScheduleSettings)
     checkpoint: CheckpointSettings = attrs.field(factory=CheckpointSettings)
+    load: LoadSettings = attrs.field(factory=LoadSettings)
+    rerun: RerunSettings = attrs.field(factory=RerunSettings)
     logging: LoggingSettings = attrs.field(factory=LoggingSettings)
 
     @property

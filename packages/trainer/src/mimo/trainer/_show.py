@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +17,9 @@ from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module
 from mimo.trainer._fields import show_ranks
 from mimo.trainer._resolved import Job
-from mimo.trainer._show_memory import show_bytes, show_memory, show_on_device
+from mimo.trainer._show_memory import show_memory, show_on_device
 
 if TYPE_CHECKING:
-    from mimo.checkpoint import Manifest
     from mimo.trainer._edge_traffic import ExpectedTraffic
     from mimo.trainer._estimate import Memory
     from mimo.trainer._parameter_names import Followers
@@ -125,32 +123,6 @@ def show_plugins(rows: Iterable[PluginEntry | PluginFailure]) -> Table:
                 row.group, row.name, ", ".join(row.specs), row.distribution, row.version, ", ".join(row.hooks)
             )
     return table
-
-
-def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
-    """Print what a checkpoint holds: where it comes from, and each tensor."""
-    count = sum(math.prod(entry.shape) for entry in manifest.tensors.values())
-    size = sum(entry.bytes for entry in manifest.shards.values())
-    console.print(
-        f"{folder}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} numbers "
-        f"in {len(manifest.shards)} shards, {show_bytes(size)}"
-    )
-    table = Table(box=None, pad_edge=False)
-    for heading in ("tensor", "type", "shape", "pieces"):
-        table.add_column(heading, overflow="fold")
-    for name, entry in sorted(manifest.tensors.items()):
-        table.add_row(name, entry.dtype, " x ".join(map(str, entry.shape)) or "-", str(len(entry.pieces)))
-    console.print(table)
-    values = Table(box=None, pad_edge=False)
-    for heading in ("value", "of", "content"):
-        values.add_column(heading, overflow="fold")
-    for name, value in sorted(manifest.common.items()):
-        values.add_row(name, "all", Text(repr(value)))
-    for name, owned in sorted(manifest.owned.items()):
-        values.add_row(name, owned.module, Text(repr(owned.value)))
-    if values.row_count:
-        console.print()
-        console.print(values)
 
 
 def _modules(job: Job) -> Table:

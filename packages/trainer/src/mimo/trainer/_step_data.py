@@ -13,10 +13,11 @@ import attrs
 from torch import Tensor
 
 from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, lay_out, pack
-from mimo.hooks import DataError
+from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
 from mimo.topology import Edge, Ownership, StageId
+from mimo.trainer._kept_samples import KeptSamples
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._route_cache import RouteCache, Routes
 from mimo.trainer._row_layout import encoder_cut, held_part, is_sliced
@@ -31,10 +32,19 @@ class Microbatch:
         dataset: has the samples.
         samples: their numbers.
         routes: remembers the routes of microbatches of the same layout, of this job's alone.
+        kept: has what encoders are given, or keeps it.
     """
 
-    def __init__(self, job: Job, dataset: Dataset, samples: Sequence[int], routes: RouteCache | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        samples: Sequence[int],
+        routes: RouteCache | None = None,
+        kept: KeptSamples | None = None,
+    ) -> None:
         self._job = job
+        self._kept = kept
         self._dataset = dataset
         self._samples = tuple(samples)
         self._cache = RouteCache(1) if routes is None else routes
@@ -84,19 +94,27 @@ class Microbatch:
         Raises:
             DataError: an item cannot be decoded; its file and line are named.
         """
+        items = self.items(module, lane)
+        if self._kept is None:
+            return [self._prepare_item(module, item.info) for item in items]
+        return [
+            self._kept.item(
+                (module.name, item.info.sample, item.info.index), partial(self._prepare_item, module, item.info)
+            )
+            for item in items
+        ]
+
+    def _prepare_item(self, module: JobModule, info: ItemInfo) -> Mapping[str, Tensor]:
         assert isinstance(module.spec, EncoderSpec)
-        prepared = []
-        for item in self.items(module, lane):
-            raw = self._dataset.raw(item.info.sample, item.info.index)
-            try:
-                prepared.append(module.spec.prepare(module.config, raw))
-            except (ValueError, OSError) as error:
-                raise DataError(
-                    self._dataset.where(item.info.sample),
-                    expected=f"an item that the {module.spec.name} encoder can read",
-                    got=f"{item.info.modality} {item.info.index} of size {item.info.size}: {error}",
-                ) from error
-        return prepared
+        raw = self._dataset.raw(info.sample, info.index)
+        try:
+            return module.spec.prepare(module.config, raw)
+        except (ValueError, OSError) as error:
+            raise DataError(
+                self._dataset.where(info.sample),
+                expected=f"an item that the {module.spec.name} encoder can read",
+                got=f"{info.modality} {info.index} of size {info.size}: {error}",
+            ) from error
 
     def packed(self, lane: int, context_rank: int = 0) -> Packed:
         """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""
@@ -227,15 +245,16 @@ class StepData:
         *,
         microbatches: int,
         routes: RouteCache | None = None,
+        kept: KeptSamples | None = None,
     ) -> StepData:
         """Cut ``samples`` into ``microbatches`` of what the language lanes take at once; the last ones may be short.
 
-        Routes are remembered in ``routes``, for this step and later ones.
+        Routes are remembered in ``routes``, for this step and later ones, and what encoders are given in ``kept``.
         """
         each = job.settings.run.micro_batch * job.language.grid.dp
         assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
         cut = tuple(
-            Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes)
+            Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes, kept)
             for index in range(microbatches)
         )
         for module in job.graph.modules:

@@ -22,6 +22,7 @@ from mimo.trainer._place import Place, is_joining, with_slurm
 from mimo.trainer._resolve import Purpose, resolve
 from mimo.trainer._resolved import Job
 from mimo.trainer._structure import unstructure
+from mimo.trainer._watch import Terms
 
 Entry: TypeAlias = Callable[[Job, Place], None]
 
@@ -35,7 +36,7 @@ class Prompt:
     max_tokens: int
 
 
-def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None = None) -> int:
+def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None = None, stops: bool = False) -> int:
     """Run ``entry`` in every rank of a job, and return the exit code.
 
     Args:
@@ -43,6 +44,7 @@ def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None 
         entry: a function, or a `functools.partial` of one, that a fresh interpreter can import.
         purpose: for which the job was resolved.
         directory: run directory, where the reason of a failure is written.
+        stops: whether ``entry`` ends by itself after SIGTERM.
     """
     device = choose_device(job.settings.run.device, job.world)
     method = start_method(device)
@@ -50,7 +52,8 @@ def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None 
     if method == "spawn" and not is_joining(with_slurm(os.environ)):
         # A fresh interpreter gets plain data: jobs hold functions of plugins, which need not be picklable.
         task = partial(_resolve_again, unstructure(job.settings), purpose, entry)
-    return launch(task, world=job.world, device=device, method=method, directory=directory)
+    terms = Terms(timeout=job.settings.run.timeout, stops=stops, directory=directory)
+    return launch(task, world=job.world, device=device, method=method, terms=terms)
 
 
 def evaluate_checkpoint(step_folder: Path, job: Job, place: Place) -> None:

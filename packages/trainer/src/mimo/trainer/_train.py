@@ -2,64 +2,95 @@
 
 from __future__ import annotations
 
-import tomli_w
+import os
+from collections.abc import Iterable
+from functools import partial
+
+import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.hooks import RunInfo, lifecycle
+from mimo.hooks import RunInfo, Stateful, lifecycle
+from mimo.trainer._attempt import note_begin
 from mimo.trainer._captions import save_captions
+from mimo.trainer._config import write_config
+from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place
+from mimo.trainer._place import Place, is_restarted
 from mimo.trainer._preflight import CONFIG_FILE
+from mimo.trainer._rerun import RerunStateMachine
 from mimo.trainer._resolved import Job
-from mimo.trainer._resuming import find_checkpoint, first_step, resume
-from mimo.trainer._saving import save_step
+from mimo.trainer._resuming import resume
+from mimo.trainer._saving import Saving
+from mimo.trainer._source import Source, find_source, share_source
 
 PLAN_FILE = "plan.json"
 
 
 def train(job: Job, place: Place) -> None:
     """Train on this rank, from the first step or from where a checkpoint left, to the last."""
-    engine = Engine(job, rank=place.rank, device=torch.device(place.device))
+    progress = place.progress
+    progress.enter("building the model")
+    machine = RerunStateMachine(job, place)
+    engine = Engine(job, rank=place.rank, device=torch.device(place.device), progress=progress, machine=machine)
+    progress.enter("loading")
     settings = job.settings
-    found = find_checkpoint(job)
-    first = 1 if found is None else first_step(job, found)
+    source = share_source(find_source(settings, restarted=is_restarted(os.environ)) if place.rank == 0 else None)
     run = RunInfo(
         name=settings.run.name,
         directory=job.directory,
         rank=place.rank,
         world=place.world,
-        first_step=first,
+        first_step=1 if source is None else source.first_step,
         steps=settings.run.steps,
         config=job.plain,
     )
-    plugins = lifecycle()
+    plugins = lifecycle([machine])
     parts = plugins.state(run)
-    if found is not None:
-        resume(engine, parts, found)
+    if source is not None:
+        run = attrs.evolve(run, loaded=_load(engine, machine, parts, source))
     if place.rank == 0:
         job.directory.mkdir(parents=True, exist_ok=True)
-        (job.directory / CONFIG_FILE).write_text(tomli_w.dumps(job.plain), encoding="utf-8")
+        note_begin(job.directory, os.environ)
+        write_config(job.plain, job.directory / CONFIG_FILE)
         (job.directory / PLAN_FILE).write_text(job.plan.to_json(), encoding="utf-8")
     dist.barrier()
+    saving = Saving(engine, parts, partial(plugins.save_failed, run))
+    machine.save = partial(saving.save, now=True)
     try:
         plugins.run_begin(run)
-        for step in range(first, settings.run.steps + 1):
+        for step in range(run.first_step, settings.run.steps + 1):
+            progress.enter(f"step {step}")
             plugins.step_begin(run, step)
             plugins.step_end(run, engine.train(step))
-            last = step == settings.run.steps
-            if last or _is_due(step, settings.run.evaluation_interval):
+            saving.report(step)
+            last, stops = step == settings.run.steps, engine.stops
+            if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
+                progress.enter(f"evaluation after step {step}")
                 evaluation = engine.evaluate(step)
                 if evaluation is not None:
                     plugins.evaluated(run, evaluation)
-            if last or _is_due(step, settings.checkpoint.interval):
-                save_step(engine, parts, step)
+            if last or stops or _is_due(step, settings.checkpoint.interval):
+                progress.enter(f"saving step {step}")
+                saving.save(step, now=last or stops)
+            if stops:
+                break
+        progress.enter("the end of the run")
+        saving.close()
         if engine.judges_first:
             save_captions(job, engine.written)
         plugins.run_end(run)
     except BaseException as error:
         plugins.fault(run, error)
         raise
+
+
+def _load(engine: Engine, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
+    """Take back what a run begins with, and return what is told of it."""
+    check_source(engine.job, source)
+    if not source.finetunes:
+        machine.expect(source.manifest, source.folder)
+    return resume(engine, parts, source)
 
 
 def _is_due(step: int, interval: int) -> bool:

@@ -1,89 +1,86 @@
-"""What one process of a run does around its task: join the others, watch for their faults, tell its own."""
+"""What one process of a run does around its task: join the others, be watched, tell its own fault."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeAlias
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard
+from mimo.trainer._attempt import note_end
+from mimo.trainer._diagnosis import show_silent, show_waits
+from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard, is_consequence
 from mimo.trainer._place import Place, local_world
+from mimo.trainer._progress import Mark, group_timeout
+from mimo.trainer._watch import Terms, Watch, end
 
 Task: TypeAlias = Callable[[Place], None]
 Connect: TypeAlias = Callable[[], Store]
 
-_WATCH_SECONDS = 0.2
+_CLAIM_SECONDS = 2.0
+"""In which a death is told by whoever saw it, before those who lost a connection look for it themselves."""
+_ANSWER_SECONDS = 5.0
+_TELL_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
 
 
-class Watch(threading.Thread):
-    """Ends this process when another one has failed, or when the store is gone and with it whoever hosts it.
-
-    A thread, since the main one may be inside a collective that never returns.
-    """
-
-    def __init__(self, board: FaultBoard) -> None:
-        super().__init__(name="mimo-watch", daemon=True)
-        self._board = board
-        self._done = threading.Event()
-
-    def run(self) -> None:
-        """Look at the board until `stop`."""
-        while not self._done.wait(_WATCH_SECONDS):
-            try:
-                fault = self._board.read()
-            except RuntimeError:  # all errors of stores are
-                if not self._done.is_set():
-                    _end(EXIT_FAILED)
-                return
-            if fault is not None and not self._done.is_set():
-                _end(fault.code)
-
-    def stop(self) -> None:
-        """Stop looking; returns when the thread has ended."""
-        self._done.set()
-        self.join()
-
-
-def run_task(
-    task: Task, place: Place, connect: Connect, *, directory: Path | None, shows: bool, hosts: bool = False
-) -> None:
+def run_task(task: Task, place: Place, connect: Connect, *, terms: Terms, shows: bool, hosts: bool = False) -> None:
     """Run a task as one rank, its process group initialised; ends the process if it fails.
 
     Args:
         task: what to run.
         place: this process.
         connect: opens a new client of the store that all ranks share.
-        directory: run directory, for the reason of a failure.
+        terms: under which it runs.
         shows: whether this process is the one to show its own error.
         hosts: whether the store lives in this process, which then must outlive the others.
     """
-    board = FaultBoard(connect())
-    watch = Watch(board)
+    worker = _Worker(place, FaultBoard(connect()), terms, shows=shows, hosts=hosts)
+    watch = Watch(FaultBoard(connect()), place, terms, shows=shows, tell=worker.tell)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])
     watch.start()
     try:
         _prepare(place)
         backend = "cpu:gloo,cuda:nccl" if place.device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, store=connect(), rank=place.rank, world_size=place.world)
+        place.progress.doing = "the first meeting of all ranks"
+        dist.init_process_group(
+            backend,
+            store=connect(),
+            rank=place.rank,
+            world_size=place.world,
+            timeout=group_timeout(terms.timeout),
+        )
+        place.progress.enter("")
         task(place)
+        place.progress.enter("")
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the other ranks must end too
-        _fail(Fault.of(error, place.rank), board, directory, shows=shows)
-    board.finish(place.world if hosts else None)
-    watch.stop()
+        worker.fail(error, watch)
+    watch.leaving = True
+    with contextlib.suppress(RuntimeError):  # the store has ended with its host: all is done
+        if hosts:
+            worker.board.finish(place.world)
+        watch.stop()
+        if not hosts:
+            worker.board.tell(place.rank, Mark(left=True))  # for those who call the roll later
+            worker.board.finish()
 
 
 def threads_for(place: Place, environ: Mapping[str, str]) -> int | None:
     """Return how many threads a process on CPU should use, or None if the user has said so."""
     if "OMP_NUM_THREADS" in environ:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // local_world(environ, place.world))
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // local_world(environ, place.world))
 
 
 def _prepare(place: Place) -> None:
@@ -95,24 +92,57 @@ def _prepare(place: Place) -> None:
         torch.set_num_threads(threads)
 
 
-def _fail(fault: Fault, board: FaultBoard, directory: Path | None, *, shows: bool) -> None:
-    """Tell why, if this rank is the first to fail, and end. Told is before published: then the others end us."""
-    try:
-        if board.claim(fault.rank):
-            fault.write(directory)
-            if shows:
-                sys.stderr.write(f"mimo: {fault.text}\n")
-            board.publish(fault)
-        else:
-            fault = board.wait()
-    except (RuntimeError, OSError):  # the store is gone, or the disk full: nobody left to tell
-        _end(EXIT_FAILED)
-    _end(fault.code)
+@attrs.frozen
+class _Worker:
+    """Tells why this process fails, if it is the first to, and ends it."""
 
+    place: Place
+    board: FaultBoard
+    terms: Terms
+    shows: bool = attrs.field(kw_only=True)
+    hosts: bool = attrs.field(kw_only=True)
+    once: threading.Lock = attrs.field(factory=threading.Lock, kw_only=True)
 
-def _end(code: int) -> None:
-    """End at once: other threads may hang in collectives, so nothing may be waited for."""
-    for stream in (sys.stdout, sys.stderr):
-        if threading.current_thread() is threading.main_thread():
-            stream.flush()
-    os._exit(code)
+    def fail(self, error: BaseException, watch: Watch) -> None:
+        """Tell of an error; one that only follows from another rank's end leaves it to those who know more."""
+        progress, rank = self.place.progress, self.place.rank
+        follows = is_consequence(error)
+        progress.fail(error)
+        watch.leaving = not follows
+        try:
+            until = time.monotonic() + (_CLAIM_SECONDS if follows else 0.0)
+            while not self.board.is_claimed() and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+            if not self.board.claim(rank):
+                fault = self.board.wait()
+                self.board.finish()
+                end(fault.code)
+            self.tell(self._fault(error, follows=follows))
+        except (RuntimeError, OSError):  # the store is gone, or the disk full: nobody left to tell
+            end(EXIT_FAILED)
+
+    def _fault(self, error: BaseException, *, follows: bool) -> Fault:
+        """Return what an error is, with what the others do meanwhile, and without some of them if that explains it."""
+        fault, everybody = Fault.of(error, self.place.rank), range(self.place.world)
+        if not self.place.progress.doing or self.place.world == 1:
+            return fault
+        marks = self.board.answers(everybody, _ANSWER_SECONDS if follows else _TELL_SECONDS)
+        silent = set(everybody) - marks.keys()
+        if follows and silent:
+            fault = attrs.evolve(fault, text=show_silent(silent, self.board.marks(silent)))
+        return attrs.evolve(fault, waits=show_waits(marks))
+
+    def tell(self, fault: Fault) -> None:
+        """Tell a fault that this process was the first to claim, and end. Told is before published: others end us."""
+        self.once.acquire()  # the other thread that tells ends this one
+        try:
+            fault.write(self.terms.directory)
+            note_end(self.terms.directory, fault.code, fault.text, os.environ)
+            if self.shows:
+                sys.stderr.write(f"mimo: {fault.shown}\n")
+                sys.stderr.flush()
+            self.board.publish(fault)
+            self.board.finish(self.place.world if self.hosts else None)
+        except (RuntimeError, OSError):
+            end(EXIT_FAILED)
+        end(fault.code)

@@ -1,0 +1,177 @@
+"""Whether a run's settings go on with a checkpoint's, told before anything is launched; and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from mimo.hooks import ConfigError
+from mimo.trainer._renaming import Renaming
+from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._source import Source
+from mimo.trainer._structure import unstructure
+
+SETTINGS = "settings"
+"""First key of what each module's optimizer followed when a checkpoint was saved."""
+
+_OF_MODULE = ("plugin", "modality", "config")
+_MISSING = "nothing"
+
+
+def check_source(job: Job, source: Source) -> None:
+    """Refuse settings with which a run can't go on as the checkpoint's did, all of them at once.
+
+    Raises:
+        ConfigError: by the path of the setting.
+        CheckpointError: no run has saved the checkpoint.
+    """
+    problems = [*_check_modules(job, source), *([] if source.finetunes else _check_run(job, source))]
+    refuse(problems, str(source.folder))
+
+
+def refuse(problems: list[ConfigError], folder: str) -> None:
+    """Raise what is wrong beside a checkpoint, as one error.
+
+    Raises:
+        ConfigError: if there is any.
+    """
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise ConfigError(
+            "settings", expected=f"ones that go with {folder}", got=f"{len(problems)} that don't:{lines}\n"
+        )
+
+
+def optimizer_settings(module: JobModule) -> Mapping[str, Any]:
+    """Return what the parameters of a module are stepped by, as plain data, patterns by their path."""
+    rules = module.optimizer.rules
+    found = {}
+    for where, rule in [("", rules.base), *((pattern.where, pattern.rule) for pattern in rules.patterns)]:
+        rate = unstructure(rule.learning_rate)
+        keys = {"plugin": rule.spec.name, **unstructure(rule.config), **rate, "clip_group": rule.clip_group}
+        found[where] = {key: value for key, value in keys.items() if key not in {"where", *rule.spec.lays}}
+    return found
+
+
+def differences(job: Job, source: Source) -> Iterator[str]:
+    """Yield what settings say otherwise than those that the checkpoint was saved with, where a result follows from it.
+
+    Layouts are left out, as nothing follows from them; where weights alone are taken, all but the modules is.
+    """
+    before, now = source.manifest.config, job.plain
+    there = Renaming(source.take.rename).there
+    for module in job.modules:
+        old, new = before["modules"].get(there(module.name), {}), now["modules"][module.name]
+        if old:
+            yield from _compare(f"modules.{module.name}", _only(old, _OF_MODULE), _only(new, _OF_MODULE))
+    if source.finetunes:
+        return
+    for section in ("data", "tokenizer"):
+        yield from _compare(section, before[section], now[section])
+    yield from _compare("run", _only(before["run"], ("precision",)), _only(now["run"], ("precision",)))
+    for module in job.modules:
+        entry = source.manifest.owned.get(f"{SETTINGS}.{there(module.name)}")
+        if entry is not None:
+            yield from _compare(f"optimizer of {module.name}", entry.value, optimizer_settings(module))
+    yield from _compare("optimizer", *(_only(table["optimizer"], ("clip", "clip_groups")) for table in (before, now)))
+
+
+def _check_modules(job: Job, source: Source) -> Iterator[ConfigError]:
+    """Yield modules that the checkpoint lacks, and those that it has beside, unless settings allow for them."""
+    take, saved = source.take, source.manifest.topology
+    there = Renaming(take.rename).there
+    shared = [module.name for module in job.modules if there(module.name) in saved]
+    has = ", ".join(sorted(saved)) or "none"
+    if source.finetunes:
+        if not shared:
+            yield ConfigError(
+                "load.finetune",
+                expected=f"a checkpoint with any of {', '.join(module.name for module in job.modules)}",
+                got=f"one with {has}",
+                fix='If they are called otherwise there, set load.rename: vision = "encoder".',
+            )
+        return
+    for module in job.modules:
+        if module.name not in shared and not _covered(module.name, take.may_lack):
+            yield ConfigError(
+                f"modules.{module.name}",
+                expected=f"a module of {str(source.folder)!r}, which has {has}",
+                got="a new one",
+                fix=f'Add "{module.name}.*" to load.may_lack to begin it with its initial weights, or name it in '
+                "load.rename if it is called otherwise there.",
+            )
+    for name in sorted(saved.keys() - {there(name) for name in shared}):
+        if not _covered(name, take.may_leave):
+            yield ConfigError(
+                f"modules.{name}",
+                expected=f"a module, as {str(source.folder)!r} has one of this name",
+                got="none",
+                fix=f'Add "{name}.*" to load.may_leave to go on without it, or name it in load.rename if it is called '
+                "otherwise here.",
+            )
+
+
+def _check_run(job: Job, source: Source) -> Iterator[ConfigError]:
+    """Yield what of the run's place in its data and schedule the checkpoint doesn't go with."""
+    run, take, folder = job.settings.run, source.take, repr(str(source.folder))
+    if take.rng and run.seed != source.progress("seed"):
+        yield ConfigError(
+            "run.seed",
+            expected=f"{source.progress('seed')}, as in the run that {folder} was saved by",
+            got=repr(run.seed),
+            fix="The order of samples follows from it. Set it so, or load.rng = false to go on with another.",
+        )
+    assert job.train is not None
+    if take.data:
+        fix = "Positions in the data are counted by it. Set load.data = false to begin with the data anew."
+        if run.global_batch != source.progress("global_batch"):
+            yield ConfigError(
+                "run.global_batch",
+                expected=f"{source.progress('global_batch')}, as in the run that {folder} was saved by",
+                got=repr(run.global_batch),
+                fix=f"{fix} micro_batch may change freely.",
+            )
+        if len(job.train) != source.progress("samples"):
+            yield ConfigError(
+                "data",
+                expected=f"{source.progress('samples')} samples, as in the run that {folder} was saved by",
+                got=f"{len(job.train)}",
+                fix=fix,
+            )
+    rates = {rate.where: rate for module in job.modules for rate in _rates(module)}
+    for rate in rates.values():
+        try:
+            rate.check(begun=source.schedule_begun)
+        except ConfigError as error:
+            yield error
+
+
+def _rates(module: JobModule) -> Iterator[Any]:
+    rules = module.optimizer.rules
+    yield from (rule.learning_rate for rule in (rules.base, *(pattern.rule for pattern in rules.patterns)))
+
+
+def _covered(module: str, patterns: tuple[str, ...]) -> bool:
+    """Tell whether patterns name all that a module has."""
+    return any(fnmatchcase(f"{module}.", pattern) for pattern in patterns)
+
+
+def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
+    return {key: table[key] for key in keys if key in table}
+
+
+def _compare(where: str, before: Any, now: Any) -> Iterator[str]:
+    """Yield where plain data differs, by path."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in [*now, *(key for key in before if key not in now)]:
+            place = f"{where}.{key}" if key else where
+            yield from _compare(place, before.get(key, _MISSING), now.get(key, _MISSING))
+    elif before != now:
+        yield f"{where} {_show(now)} (was {_show(before)})"
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)

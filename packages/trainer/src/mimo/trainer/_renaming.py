@@ -1,0 +1,40 @@
+"""Names here as they are in a checkpoint, by ``load.rename``: beginnings of whole keys, of which the longest counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+OPTIMIZER = "optimizer"
+"""First key of the states that optimizers have for parameters, under the names of these."""
+
+
+@attrs.frozen
+class Renaming:
+    """Prefixes of names here, and what the checkpoint has instead."""
+
+    prefixes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, rename: Mapping[str, str], asked: Iterable[str]) -> Renaming:
+        """Return what settings say, for the states of renamed parameters too where any are asked for.
+
+        Args:
+            rename: as in ``load.rename``.
+            asked: names here.
+        """
+        states = {f"{OPTIMIZER}.{here}": f"{OPTIMIZER}.{there}" for here, there in rename.items()}
+        own = cls(states)
+        used = {own.prefix_of(name) for name in asked}
+        return cls({**{here: there for here, there in states.items() if here in used}, **rename})
+
+    def prefix_of(self, name: str) -> str | None:
+        """Return the prefix by which a name is renamed; None if it is not."""
+        found = [prefix for prefix in self.prefixes if name == prefix or name.startswith(f"{prefix}.")]
+        return max(found, key=len, default=None)
+
+    def there(self, name: str) -> str:
+        """Return the name in the checkpoint."""
+        prefix = self.prefix_of(name)
+        return name if prefix is None else self.prefixes[prefix] + name.removeprefix(prefix)

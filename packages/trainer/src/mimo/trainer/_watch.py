@@ -1,0 +1,205 @@
+"""The thread that watches over a rank: for the others' faults, for its own standing still, and for SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from mimo.trainer._diagnosis import show_silent, show_standstill, show_waits
+from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard
+from mimo.trainer._place import Place
+from mimo.trainer._progress import Mark
+
+_LOOK_SECONDS = 0.2
+_RANKS_A_SECOND = 2500
+"""How many ranks may look at the store in a second: more of them look less often."""
+_GAP_SECONDS = 1.0
+"""More than this between two looks is the whole process having stood still, as after Ctrl-Z, and doesn't count."""
+_START_SECONDS = 120.0
+"""Ranks come to their first meeting minutes apart where they import from slow disks."""
+_ANSWER_SECONDS = 10.0
+_BEAT_SECONDS = 1.0
+_MARKS_A_SECOND = 200
+"""How many ranks may put up in a second what they do, unasked, for those who can't answer any more."""
+SAME_SECONDS = 1.0
+"""Signals that come this soon after the first are the same wish, as a process and its group are told."""
+
+
+@attrs.frozen(kw_only=True)
+class Terms:
+    """Under which terms a task runs.
+
+    Args:
+        timeout: seconds in which something must go on somewhere.
+        stops: whether the task looks at `Progress.stops`, and so ends by itself after SIGTERM.
+        directory: run directory, for the reason of a failure.
+    """
+
+    timeout: float = 600.0
+    stops: bool = False
+    directory: Path | None = None
+
+
+class Watch(threading.Thread):
+    """Watches over this process until `stop`; make it in the main thread.
+
+    It ends the process when another one has failed, or when the store is gone and with it whoever hosts it. It puts up
+    what this process does, and when that has not changed for too long it asks all others and says who holds them up. A
+    thread, since the main one may be inside a collective that never returns.
+
+    Args:
+        board: which no other thread waits on.
+        place: this process.
+        terms: how long nothing may go on, and whether SIGTERM is a wish.
+        shows: whether this process is the one to show what it finds.
+        tell: shows and publishes a fault that this process was the first to claim, and ends it.
+    """
+
+    def __init__(
+        self, board: FaultBoard, place: Place, terms: Terms, *, shows: bool, tell: Callable[[Fault], None]
+    ) -> None:
+        super().__init__(name="mimo-watch", daemon=True)
+        self._board = board
+        self._place = place
+        self._terms = terms
+        self._shows = shows
+        self._tell = tell
+        self._done = threading.Event()
+        self._ear, self._mouth = socket.socketpair()
+        self._mouth.setblocking(False)
+        self._every = max(_LOOK_SECONDS, place.world / _RANKS_A_SECOND)
+        self._beat = max(_BEAT_SECONDS, place.world / _MARKS_A_SECOND)
+        self._seen = self._rung = self._answered = 0
+        self._changed = self._clock = 0.0
+        self._told = -self._beat
+        self._patience = self._limit
+        self._asked: float | None = None
+        self.leaving = False
+        """Whether the main thread has come to its end, or tells of its own error."""
+        if terms.stops:
+            self._listen()
+
+    def run(self) -> None:
+        """Look at the board, the clock and signals."""
+        last = time.monotonic()
+        while not self._done.is_set():
+            self._pause()
+            now = time.monotonic()
+            self._clock += min(now - last, _GAP_SECONDS)
+            last = now
+            try:
+                self._look()
+            except RuntimeError:  # all errors of stores are
+                if not self._done.is_set():
+                    self._lose_store()
+                return
+
+    def stop(self) -> None:
+        """Stop looking; returns when the thread has ended."""
+        self._done.set()
+        self._mouth.send(b"\0")
+        self.join()
+        if self._terms.stops:
+            signal.set_wakeup_fd(-1)
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._mouth.send(b"\0")
+
+    def _listen(self) -> None:
+        """Hear of SIGTERM in this thread: the main one may be where no handler of Python's runs."""
+        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.siginterrupt(signal.SIGTERM, False)
+
+    def _pause(self) -> None:
+        if select.select([self._ear], [], [], self._every)[0] and signal.SIGTERM in self._ear.recv(4096):
+            now = time.monotonic()
+            if self._asked is not None and now > self._asked + SAME_SECONDS and self._shows:
+                end(128 + signal.SIGTERM)  # under our launcher it is the one to count
+            self._asked = self._asked or now
+            self._place.progress.stops = True
+
+    def _look(self) -> None:
+        progress = self._place.progress
+        if progress.changes != self._seen:
+            self._seen, self._changed, self._patience = progress.changes, self._clock, self._limit
+        if (rung := self._board.rings()) != self._rung:
+            self._rung = rung
+            self._hear()
+        if self._clock >= self._told + self._beat:
+            self._put_up()
+        if progress.doing and not self.leaving and self._stood >= self._patience:
+            self._ask_all()
+
+    def _hear(self) -> None:
+        """Read what was put up: a fault, or a roll call."""
+        fault = self._board.read()
+        if fault is not None and not self._done.is_set():
+            self._board.finish()
+            end(fault.code)
+        if (roll := self._board.roll()) != self._answered:
+            self._answered = roll
+            self._put_up()
+            self._patience = max(self._patience, self._stood + 2 * _ANSWER_SECONDS)  # somebody asks already
+
+    def _put_up(self) -> None:
+        self._told = self._clock
+        mark = Mark.of(self._place.progress, rank=self._place.rank, seconds=self._stood, roll=self._answered)
+        self._board.tell(self._place.rank, attrs.evolve(mark, left=self.leaving))
+
+    @property
+    def _stood(self) -> float:
+        """For how many seconds this process has not gone on."""
+        return self._clock - self._changed
+
+    @property
+    def _limit(self) -> float:
+        """Seconds after which this process asks why; later ranks a little later, so that one asks for all."""
+        starts = not self._place.progress.changes
+        least = max(self._terms.timeout, _START_SECONDS) if starts else self._terms.timeout
+        return least + self._every * min(self._place.rank, 25) / 5
+
+    def _ask_all(self) -> None:
+        """Ask all ranks what they do, and end the run unless one of them goes on."""
+        everybody = range(self._place.world)
+        self._answered = self._board.roll() + 1
+        self._put_up()
+        marks = self._board.answers(everybody, _ANSWER_SECONDS)
+        silent = set(everybody) - marks.keys()
+        youngest = min((mark.seconds for mark in marks.values() if not mark.left), default=self._stood)
+        if self._place.progress.changes != self._seen:
+            return
+        if not silent and youngest < 0.8 * self._terms.timeout:
+            self._patience = self._stood + self._terms.timeout - youngest
+            return
+        if self._board.claim(self._place.rank):
+            last = self._board.marks(silent)
+            text = show_silent(silent, last) if silent else show_standstill(marks, self._terms.timeout)
+            fault = Fault(rank=self._place.rank, code=EXIT_FAILED, text=text, explained=True, waits=show_waits(marks))
+            self._tell(fault)
+
+    def _lose_store(self) -> None:
+        """End: whoever hosts the store is gone, and has told why if it could."""
+        if self._shows and self._place.rank == 1:
+            text = "The process in which all ranks meet is gone: rank 0, or what started it."
+            place = Mark.of(self._place.progress, rank=1, seconds=self._stood, roll=0).place
+            os.write(sys.stderr.fileno(), f"mimo: {text} Rank 1 was in {place or 'its start'}.\n".encode())
+        end(EXIT_FAILED)
+
+
+def end(code: int) -> None:
+    """End at once: other threads may hang in collectives, so nothing may be waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        if threading.current_thread() is threading.main_thread():
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,163 @@
+"""What ranks say of themselves, and who is named from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mimo.schedule import Action
+from mimo.trainer._diagnosis import show_silent, show_standstill, show_waits
+from mimo.trainer._fault import is_consequence
+from mimo.trainer._progress import Mark, Progress
+
+RECEIVED = Mark(
+    doing="step 3",
+    part="forward of language stage 0",
+    waits=True,
+    peers=(0,),
+    through="edge vision->language",
+    seconds=5.04,
+)
+GATHERS = Mark(doing="step 3", part="forward of language stage 0", waits=True, peers=(2, 3), seconds=61)
+SLEEPS = Mark(doing="step 3", where="sleeper, line 7", seconds=5.5)
+
+
+def at(progress: Progress, *, rank: int = 0) -> Mark:
+    """Return what others are told of a progress."""
+    return Mark.of(progress, rank=rank, seconds=5, roll=1)
+
+
+def test_a_mark_tells_module_stage_microbatches_and_the_peer_of_an_edge() -> None:
+    """As the executor and the boundary noted them last; a wait that is over is forgotten."""
+    progress = Progress()
+    progress.enter("step 3")
+    progress.begin(Action(kind="input-gradient", module="vision", stage=1, microbatches=(2, 3)))
+    progress.wait("vision->language", 5)
+    assert at(progress).told(0) == (
+        "in step 3, backward of vision stage 1, microbatches 2-3, for rank 5 (edge vision->language)"
+    )
+    progress.go_on()
+    assert not at(progress).waits
+    progress.begin(None)
+    assert (at(progress).place, progress.changes) == ("step 3", 5)
+
+
+def test_a_reduction_waits_for_the_other_ranks_of_its_stage() -> None:
+    """All that share its parameters are among them; a rank that is alone waits for nobody."""
+    progress = Progress(stage_ranks=lambda _stage: (1, 2, 4))
+    progress.begin(Action(kind="reduce", module="vision", stage=0))
+    assert at(progress, rank=2).told(2) == "in sum of gradients of vision stage 0, for ranks 1,4"
+    progress.stage_ranks = lambda _stage: (2,)
+    assert not at(progress, rank=2).waits
+
+
+def test_what_is_done_within_something_is_told_until_it_is_done() -> None:
+    """And then what it was done within."""
+    progress = Progress()
+    progress.enter("step 3")
+    with progress.within("step 3, reading the samples of step 4"):
+        assert at(progress).place == "step 3, reading the samples of step 4"
+    assert at(progress).place == "step 3"
+
+
+def test_a_mark_outside_of_collectives_tells_the_line(run_ranks: Callable[..., list[Any]]) -> None:
+    """Ours, and not one of torch; in a collective its ranks."""
+
+    def entry(rank: int) -> tuple[Mark, Mark | None]:
+        torch.ones(2).sum()
+        outside, seen = at(Progress()), []
+        pair = dist.new_group([0, 1])
+
+        def look() -> None:
+            until = time.monotonic() + 60
+            while not (found := at(Progress())).waits and time.monotonic() < until:
+                time.sleep(0.01)
+            seen.append(found)
+            dist.distributed_c10d._get_default_store().set("seen", "")
+
+        if rank == 0:
+            looker = threading.Thread(target=look)
+            looker.start()
+            dist.all_reduce(torch.ones(2), group=pair)
+            looker.join()
+            return outside, seen[0]
+        dist.distributed_c10d._get_default_store().wait(["seen"])
+        dist.all_reduce(torch.ones(2), group=pair)
+        return outside, None
+
+    ((outside, inside), _) = run_ranks(2, entry)
+    assert inside is not None
+    assert (outside.waits, outside.through) == (False, "")
+    assert outside.where.startswith("mimo.trainer._progress, line ")
+    assert (inside.waits, inside.peers, inside.through) == (True, (0, 1), "all_reduce")
+    assert "test_trainer_diagnosis, line " in inside.where
+
+
+def test_each_rank_that_waits_has_a_line_and_those_alike_share_one() -> None:
+    """Those that don't wait, have left, or whose task tells nothing, have none."""
+    marks = {
+        0: SLEEPS,
+        1: RECEIVED,
+        2: GATHERS,
+        3: GATHERS,
+        7: RECEIVED,
+        8: Mark(waits=True),
+        9: Mark(doing="step 3", waits=True, left=True),
+    }
+    assert show_waits(marks).splitlines() == [
+        "ranks 1,7 waited 5.0 s in step 3, forward of language stage 0, for rank 0 (edge vision->language)",
+        "rank 2 waited 61 s in step 3, forward of language stage 0, for rank 3",
+        "rank 3 waited 61 s in step 3, forward of language stage 0, for rank 2",
+    ]
+
+
+def test_a_thousand_ranks_are_told_in_few_lines() -> None:
+    """The rest is counted by name."""
+    marks = {rank: Mark(doing=f"step {rank}", waits=True) for rank in range(1000)}
+    lines = show_waits(marks).splitlines()
+    assert len(lines) == 17
+    assert lines[-1] == "ranks 16-999 waited too"
+
+
+def test_silent_ranks_are_named_with_what_they_told_last() -> None:
+    """Or that they never told anything."""
+    assert show_silent({2}, {2: SLEEPS}) == (
+        "rank 2 no longer answers: it was killed or stopped, or a machine or its network is gone. "
+        "Rank 2 was last heard of in step 3."
+    )
+    assert show_silent({1, 2, 3}, {1: SLEEPS, 3: SLEEPS}) == (
+        "ranks 1-3 no longer answer: they were killed or stopped, or a machine or its network is gone. "
+        "Ranks 1,3 were last heard of in step 3; rank 2 was never heard of."
+    )
+
+
+def test_who_waits_for_nobody_holds_up_the_others() -> None:
+    """Where all wait, the plan or a program is wrong, and nobody is blamed."""
+    assert show_standstill({0: RECEIVED, 1: SLEEPS}, 5) == (
+        "rank 1 did not go on for 5.5 s in step 3, at sleeper, line 7. run.timeout is 5 s."
+    )
+    assert show_standstill({0: RECEIVED, 1: GATHERS}, 600) == ("All ranks waited for each other. run.timeout is 600 s.")
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [
+        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:34567"), True),
+        (dist.DistNetworkError("lost"), True),
+        (ConnectionResetError(), True),
+        (RuntimeError("shapes differ"), False),
+        (KeyError("gloo"), False),
+    ],
+)
+def test_a_lost_connection_is_no_first_cause(error: BaseException, follows: bool) -> None:
+    """Also as the cause of another error."""
+    assert is_consequence(error) == follows
+    outer = ValueError("could not save")
+    outer.__cause__ = error
+    assert is_consequence(outer) == follows
