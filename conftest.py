@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +18,24 @@ if TYPE_CHECKING:
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+_DETACH = 2  # unmounts although a process may still have a file open there
+
 
 @pytest.fixture
 def run_ranks() -> Callable[..., list[Any]]:
     """`fork_ranks`, for tests in any package."""
     return fork_ranks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB, where this process may mount one."""
+    folder, system = tmp_path / "disk", ctypes.CDLL(None)
+    folder.mkdir()
+    if system.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=4m"):
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    system.umount2(bytes(folder), _DETACH)
 
 
 @pytest.fixture(scope="session")

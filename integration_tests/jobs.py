@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
@@ -39,16 +39,17 @@ def prepare() -> None:
 def find(kind: Kind[Any], name: str, where: str) -> Any:
     """Find installed plugins and some of ours.
 
-    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and ``shy-vit``, which runs
-    no layer and gives rows without a graph where it has no picture, as a stranger's encoder may.
+    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and encoders as strangers may
+    write them: ``shy-vit`` runs no layer and gives rows without a graph where it has no picture; the rows of
+    ``counting-vit`` follow from how often it was called, those of ``greedy-vit`` from how many pictures it has seen.
     """
     if kind is DATASETS and name == "synthetic":
         return synthetic.mimo_register_datasets()[0]
     if kind is SCHEDULES and name == "1f1b-v":
         return attrs.evolve(find(kind, "1f1b", where), name=name, placement=lambda _config: "v")
-    if kind is ENCODERS and name == "shy-vit":
+    if kind is ENCODERS and name in STRANGERS:
         spec = find(kind, "vit", where)
-        build = functools.partial(_shy, spec.build)
+        build = functools.partial(STRANGERS[name], spec.build)
         return attrs.evolve(spec, name=name, build=build, tensor=None, stages=None, context=None, recompute={})
     return _installed(kind).find(name, where)
 
@@ -62,6 +63,27 @@ def _shy(build: Callable[[Any, int], nn.Module], config: Any, hidden: int) -> nn
 
     module.__class__ = type("Shy", (type(module),), {"forward": forward})
     return module
+
+
+def _counting(build: Callable[[Any, int], nn.Module], config: Any, hidden: int, *, pictures: bool) -> nn.Module:
+    module = build(config, hidden)
+    module.register_buffer("seen", torch.zeros(()))
+    run = type(module).forward
+
+    def forward(self: Any, items: Sequence[Any]) -> Tensor:
+        self.seen += len(items) if pictures else 1
+        rows: Tensor = run(self, items) * (1 + 1e-3 * self.seen)
+        return rows
+
+    module.__class__ = type("Counting", (type(module),), {"forward": forward})
+    return module
+
+
+STRANGERS: Mapping[str, Callable[..., nn.Module]] = {
+    "shy-vit": _shy,
+    "counting-vit": functools.partial(_counting, pictures=False),
+    "greedy-vit": functools.partial(_counting, pictures=True),
+}
 
 
 def make_job(settings: Table) -> Job:

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from jobs import CPU, find, make_job
 from oracle import Piece, compare
 from tables import RATE
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from mimo.hooks import Generators, Stateful, StateTree
 from mimo.trainer._config import make_settings
+from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine
 from mimo.trainer._resolve import resolve
-from mimo.trainer._resuming import resume, step_folder
+from mimo.trainer._resuming import resume
 from mimo.trainer._saving import save_step
+from mimo.trainer._source import find_source, share_source
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Piece]]
+
+
+def begin(rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[Stateful] = ()) -> tuple[Engine, str]:
+    """Make a rank's engine as `mimo train` does, and load what settings name, or a run directory if one is given.
+
+    Returns:
+        The engine, and what is told of what was loaded.
+    """
+    job = make_job({**settings, "checkpoint": {"load": load}} if load else settings)
+    engine = Engine(job, rank=rank, device=CPU)
+    source = share_source(find_source(job.settings))
+    if source is None:
+        return engine, ""
+    check_source(job, source)
+    return engine, resume(engine, parts, source)
 
 
 def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
@@ -57,9 +76,7 @@ def run_steps(
     Returns:
         Loss, gradient norm and learning rate of each step, and what this rank holds of each weight and moment.
     """
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    if load:
-        resume(engine, [], step_folder(Path(load)))
+    engine, _ = begin(rank, settings, load)
     infos = []
     for step in range(first, last + 1):
         infos.append(engine.train(step))
@@ -116,3 +133,96 @@ def _values(state: Mapping[str, Piece]) -> dict[str, Tensor]:
 def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Tell whether two states are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+class Draws:
+    """A plugin's part that draws numbers from a generator of its own, seeded by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._generator = torch.Generator().manual_seed(sum(name.encode()))
+
+    def draw(self) -> float:
+        """Return the next number."""
+        return float(torch.rand((), generator=self._generator))
+
+    def state(self) -> StateTree:
+        """Return where the generator is."""
+        return {"generator": self._generator.get_state()}
+
+    def load(self, tree: StateTree) -> None:
+        """Put the generator there."""
+        state = tree["generator"]
+        assert isinstance(state, Tensor)
+        self._generator.set_state(state)
+
+
+@attrs.frozen(kw_only=True)
+class WentOn:
+    """What one rank saw of a run that went on.
+
+    Args:
+        told: of what was loaded.
+        began: what it held before the first step, weights and moments by flat name.
+        ended: what it held after the last.
+        losses: of each step.
+        rates: learning rate of each step.
+        drawn: the next number of a part that is a plugin's state, and of one that is its generators.
+    """
+
+    told: str
+    began: dict[str, Tensor]
+    ended: dict[str, Tensor]
+    losses: list[float]
+    rates: list[float]
+    drawn: tuple[float, float]
+
+
+def go_on(rank: int, settings: dict[str, Any], first: int, last: int, *, save: bool = False) -> WentOn:
+    """Load what settings name, and train steps ``first`` to ``last``; save the last if asked."""
+    state, generators = Draws("state"), Draws("generators")
+    parts = (state, Generators(generators))
+    engine, told = begin(rank, settings, parts=parts)
+    began = everything(engine)
+    infos = [engine.train(step) for step in range(first, last + 1)]
+    drawn = (state.draw(), generators.draw())
+    if save:
+        save_step(engine, parts, last)
+    return WentOn(
+        told=told,
+        began=began,
+        ended=everything(engine),
+        losses=[info.loss for info in infos],
+        rates=[info.lr for info in infos],
+        drawn=drawn,
+    )
+
+
+def train_from(rank: int, settings: dict[str, Any], weights: Mapping[str, Tensor], steps: Sequence[int]) -> list[float]:
+    """Put weights into the engine of a new run on one rank by hand, train some steps, and return their losses."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    with torch.no_grad():
+        for name, parameter in (pair for held in engine.optimizer.weights().values() for pair in held.items()):
+            _local(parameter).copy_(weights[name])
+    return [engine.train(step).loss for step in steps]
+
+
+def go_on_and_save(rank: int, settings: dict[str, Any], first: int, last: int) -> WentOn:
+    """Do as `go_on`, and save the last step."""
+    return go_on(rank, settings, first, last, save=True)
+
+
+def everything(engine: Engine) -> dict[str, Tensor]:
+    """Return copies of what this rank holds of weights and moments, by the names that a checkpoint has for them."""
+    states = {f"optimizer.{module}": tree for module, tree in engine.optimizer.state().items()}
+    trees: dict[str, Any] = {**engine.model_state(), **states}
+    return {
+        f"{first}.{name}": _local(value).detach().clone()
+        for first, tree in trees.items()
+        for name, value in tree.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value

@@ -1,13 +1,17 @@
-"""What ends a run that was going well: a killed worker, Ctrl-C, numbers that are not finite."""
+"""What ends a run that was going well: a killed, stopped, sleeping or failing rank, signals, no finite numbers.
+
+In these runs ranks 0 and 1 encode, and ranks 2 and 3 read together.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
-from commands import SCRIPT, losses, read_metrics, start, succeed
+from commands import SCRIPT, Ended, install, losses, mimo, read_metrics, start, succeed
 
 WORDS = (
     "train",
@@ -21,10 +25,57 @@ WORDS = (
     "logging.interval=1",
 )
 ENDLESS = "run.steps=1000000"
+PATIENT = "run.timeout=5"
+
+SLEEPS = """
+import time
+from mimo.hooks import hookimpl
+
+@hookimpl
+def mimo_step_begin(run, step):
+    if step == 2 and run.rank == 1:
+        time.sleep(1000)
+"""
+RAISES = """
+import time
+from mimo.hooks import hookimpl
+
+@hookimpl
+def mimo_step_begin(run, step):
+    if step == 2 and run.rank == 1:
+        time.sleep(3)  # in which the others come to where they wait
+        raise RuntimeError("no more")
+"""
+
+
+def waits(ended: Ended) -> list[str]:
+    """Return the lines of ranks that waited, without seconds and the number of the step; those of others come last."""
+    lines = ended.err.removeprefix("mimo: ").splitlines()
+    found = [re.sub(r"waited \d+(\.\d)? s in step \d+,", "waited in", line) for line in lines if " waited " in line]
+    assert all(" waited " in line for line in lines[: len(found)]), ended.err
+    return found
+
+
+def of_vision(rank: int) -> str:
+    """Return what an encoding rank says of its wait for a gradient."""
+    return (
+        rf"rank {rank} waited in backward of vision stage 0, microbatch [01], for rank [23] \(edge vision->language\)"
+    )
+
+
+def of_language(rank: int, peer: int, how: str) -> str:
+    """Return what a reading rank says of its wait for rows, or for the other half of them."""
+    return rf"rank {rank} waited in \w+ of language stage 0, microbatch [01], for rank {peer} \({how}\)"
+
+
+def matches(found: list[str], *expected: str) -> bool:
+    """Tell whether there are as many lines as patterns, and each fits its own."""
+    fits = [re.fullmatch(pattern, line) for pattern, line in zip(expected, found, strict=False)]
+    return len(found) == len(expected) and all(fits)
 
 
 def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
-    """With code 3, once, on stderr and in the run directory; a peer's lost connection is not taken for the cause."""
+    """With code 3, once and last, on stderr and in the run directory; a lost connection is not taken for the cause."""
     with start(SCRIPT, *WORDS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for("  loss  ")
         os.kill(started.workers()[2], signal.SIGKILL)
@@ -32,19 +83,81 @@ def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
     reason = (
         "rank 2 was ended by signal 9 (SIGKILL). Something killed it; if nobody did, the machine ran out of memory.\n"
     )
-    assert (ended.code, ended.err) == (3, f"mimo: {reason}")
-    assert (tmp_path / "error.txt").read_text() == reason
+    assert ended.code == 3
+    assert ended.err.endswith(reason)
+    assert "Traceback" not in ended.err
+    assert ended.err == f"mimo: {(tmp_path / 'error.txt').read_text()}"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_ends_every_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    """Sent to the whole group as a terminal does; asked to end by a batch system alike. The run can go on later."""
+def test_a_stopped_worker_is_named_when_the_time_is_up(tmp_path: Path) -> None:
+    """Those who wait for it say where and for whom; it says nothing more."""
+    with start(SCRIPT, *WORDS, ENDLESS, PATIENT, f"run.directory={tmp_path}") as started:
+        started.wait_for("  loss  ")
+        os.kill(started.workers()[2], signal.SIGSTOP)
+        ended = started.wait()
+    assert ended.code == 3
+    *others, reason = ended.err.splitlines()
+    assert re.fullmatch(
+        "rank 2 no longer answers: it was killed or stopped, or a machine or its network is gone. "
+        r"Rank 2 was last heard of in .*\.",
+        reason,
+    )
+    assert len(others) == len(waits(ended)) > 0
+    assert any(re.search("for rank 2", line) for line in others), ended.err
+
+
+def test_a_worker_that_sleeps_is_named_with_the_line_of_code(tmp_path: Path) -> None:
+    """Each of those who wait names module, stage, microbatch and peer."""
+    path = install(tmp_path / "site", "sleeper", SLEEPS, "mimo.lifecycle")
+    ended = mimo(*WORDS, ENDLESS, PATIENT, f"run.directory={tmp_path / 'run'}", path=path)
+    assert ended.code == 3
+    assert matches(
+        waits(ended), of_vision(0), of_language(2, 3, "all_gather_single"), of_language(3, 1, "edge vision->language")
+    ), ended.err
+    reason = ended.err.splitlines()[-1]
+    assert re.fullmatch(
+        r"rank 1 did not go on for \d\.\d s in step 2, at sleeper, line 8\. run\.timeout is 5 s\.", reason
+    )
+
+
+def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
+    """After those who waited for it, and its own traceback."""
+    path = install(tmp_path / "site", "raiser", RAISES, "mimo.lifecycle")
+    ended = mimo(*WORDS, ENDLESS, f"run.directory={tmp_path / 'run'}", path=path)
+    assert ended.code == 3
+    assert matches(
+        waits(ended)[-2:], of_language(2, 3, "all_gather_single"), of_language(3, 1, "edge vision->language")
+    ), ended.err
+    assert ended.err.count("Traceback") == 1
+    assert ended.err.endswith("\nrank 1 failed: RuntimeError: no more\n")
+    assert ended.err.count("no more") == 3  # its line of code, the traceback's last line, and the reason
+
+
+def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    """Sent to the whole group as a terminal does. The run can go on later."""
     with start(SCRIPT, *WORDS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
-        os.killpg(started.process.pid, number)
+        os.killpg(started.process.pid, signal.SIGINT)
         ended = started.wait()
-    assert (ended.code, ended.err) == (code, "mimo: interrupted\n")
+    assert (ended.code, ended.err) == (130, "mimo: interrupted\n")
     assert losses(tmp_path)
+
+
+@pytest.mark.parametrize("everybody", [False, True], ids=["the launcher", "its whole group"])
+def test_sigterm_saves_and_leaves_with_0(everybody: bool, tmp_path: Path) -> None:
+    """What clusters send before they take a machine away, to one process or to all."""
+    with start(SCRIPT, *WORDS, ENDLESS, f"run.directory={tmp_path}") as started:
+        started.wait_for(" 2/1000000  loss")
+        (os.killpg if everybody else os.kill)(started.process.pid, signal.SIGTERM)
+        ended = started.wait()
+    assert ended.code == 0
+    assert ended.err == "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
+    done = len(losses(tmp_path))
+    assert f"digits: stopped as asked, step {done} of 1000000 is saved, in " in ended.out
+    assert (tmp_path / "checkpoints" / "latest").read_text() == f"step_{done:08d}\n"
+    assert not read_metrics(tmp_path)[1]
+    more = succeed(*WORDS, f"run.steps={done + 1}", "checkpoint.load=latest", f"run.directory={tmp_path}")
+    assert f"digits: step {done + 1} to {done + 1} with" in more
 
 
 def test_steps_that_are_not_finite_are_skipped_alike(tmp_path: Path) -> None:

@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from pathlib import Path
 
 import pytest
-from commands import install, losses, torchrun
+from commands import SCRIPT, install, losses, start, torchrun
 
-FAILS_ONCE = """
-import os
+FAILS_TWICE = """
+import os, signal
 from mimo.hooks import hookimpl
 
 @hookimpl
 def mimo_step_end(run, info):
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if attempt == "0":
         raise RuntimeError("the first attempt is not the last")
+    if attempt == "1" and info.step == 3 and run.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+ASKS_FOR_A_RESTART = """
+from mimo.hooks import RestartNeededError, hookimpl
+
+@hookimpl
+def mimo_step_end(run, info):
+    raise RestartNeededError("step 1", expected="a device that computes", got="one that doesn't")
 """
 
 TEXT = """
 [run]
 name = "text"
-steps = 2
+steps = 4
 global_batch = 4
 directory = "run"
 [data]
 plugin = "jsonl"
 path = "train.jsonl"
 [checkpoint]
-load = "latest"
+interval = 1
+asynchronous = false
 [modules.language]
 plugin = "decoder"
-ranks = "0"
+ranks = "0-1"
 config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 """
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a model that reads text alone, on one process."""
+    """A folder with a model that reads text alone, on two processes."""
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": f"line {n}"}) + "\n" for n in range(4)))
     (tmp_path / "text.toml").write_text(TEXT)
     return tmp_path
@@ -52,22 +66,55 @@ def test_another_world_than_torchruns_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_restarted_attempt_begins_where_the_last_one_left(folder: Path) -> None:
-    """Also where that was before the first checkpoint, or where nothing had begun: the command is the same."""
-    path = install(folder / "site", "fails_once", FAILS_ONCE, "mimo.lifecycle")
-    ended = torchrun(1, "train", "text.toml", options=("--max-restarts=1",), cwd=folder, path=path)
+def test_a_restarted_attempt_goes_on_where_the_last_one_left(folder: Path) -> None:
+    """Whatever ended that, and also where nothing was saved: the command is the same, and asks for nothing."""
+    path = install(folder / "site", "fails_twice", FAILS_TWICE, "mimo.lifecycle")
+    ended = torchrun(2, "train", "text.toml", options=("--max-restarts=2",), cwd=folder, path=path)
     assert ended.code == 0, ended.err
     assert "RuntimeError: the first attempt is not the last" in ended.err
-    assert ended.out.count("text: no checkpoint yet, so all 2 steps with 1 processes") == 2
-    assert len(losses(folder / "run")) == 2
+    assert ended.out.count("text: 4 steps with 2 processes") == 2
+    assert "rank 1 no longer answers: it was killed or stopped" in ended.err
+    assert ended.out.count("text: step 3 to 4 with 2 processes") == 1
+    assert len(losses(folder / "run")) == 4
     assert not (folder / "run" / "error.txt").exists()
+
+
+def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
+    """With code 16 or 17 a run has been saved for somebody to look at: torchrun would restart it all the same."""
+    path = install(folder / "site", "asks", ASKS_FOR_A_RESTART, "mimo.lifecycle")
+    ended = torchrun(2, "train", "text.toml", options=("--max-restarts=2",), cwd=folder, path=path)
+    assert ended.code != 0
+    reason = "rank [01]: step 1: expected a device that computes, got one that doesn't.\n"
+    assert ended.out.count("text: 4 steps with 2 processes") == 1
+    assert len(re.findall(f"mimo: not begun again: the last attempt ended with 16.\nmimo: {reason}", ended.err)) == 2
+    assert re.fullmatch(reason, (folder / "run" / "error.txt").read_text())
 
 
 def test_the_reason_of_a_failed_rank_is_in_the_run_directory(folder: Path) -> None:
     """Since torchrun's own summary only counts processes."""
     (folder / "train.jsonl").write_text('{"text": "fine"}\n{"texd": "not"}\n')
-    ended = torchrun(1, "train", "text.toml", cwd=folder)
-    reason = "rank 0: train.jsonl:2: expected only the keys 'images' and 'text', got 'texd'. Did you mean 'text'?\n"
+    ended = torchrun(2, "train", "text.toml", cwd=folder)
+    reason = "train.jsonl:2: expected only the keys 'images' and 'text', got 'texd'. Did you mean 'text'?\n"
     assert ended.code != 0
-    assert ended.err.count(f"mimo: {reason}") == 1
-    assert (folder / "run" / "error.txt").read_text() == reason
+    assert ended.err.count(reason) == 1
+    assert re.fullmatch(f"rank [01]: {re.escape(reason)}", (folder / "run" / "error.txt").read_text())
+
+
+def test_one_rank_that_is_asked_to_stop_stops_all(folder: Path) -> None:
+    """Where each was started by itself, a cluster may tell one alone; all save the same step."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    places = [
+        {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(2)
+    ]
+    words = (SCRIPT, "train", "text.toml", "run.steps=1000000", "logging.interval=1", "checkpoint.interval=0")
+    with (
+        start(*words, cwd=folder, environ=places[0]) as first,
+        start(*words, cwd=folder, environ=places[1]) as second,
+    ):
+        first.wait_for(" 2/1000000  loss")
+        for _ in range(2):  # the same wish, as a process and its group are told
+            second.process.terminate()
+        ended = first.wait(), second.wait()
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    assert f"text: stopped as asked, step {len(losses(folder / 'run'))} of 1000000 is saved, in " in ended[0].out

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.trainer._config import make_settings
+from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine
 from mimo.trainer._inference import generate, prompt_of
 from mimo.trainer._place import Place
 from mimo.trainer._resolve import resolve
-from mimo.trainer._resuming import first_step, step_folder
 from mimo.trainer._saving import save_step
+from mimo.trainer._settings import LoadSettings
+from mimo.trainer._source import Source, step_folder
 from mimo.trainer._tasks import evaluate_checkpoint
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
@@ -122,8 +124,10 @@ def test_a_resumed_run_keeps_its_batch_and_says_what_it_lacks(tmp_path: Path, po
     settings["run"]["directory"] = str(tmp_path)
     pool.run(1, run_and_save, settings)
     folder = step_folder(tmp_path)
-    assert first_step(make_job(settings), folder) == 4
+    source = Source.of(folder, LoadSettings())
+    assert source.first_step == 4
+    check_source(make_job(settings), source)
     settings["run"] |= {"global_batch": 48}
     with pytest.raises(ConfigError, match=r"run\.global_batch: expected 24, as in the run that .* got 48"):
-        first_step(make_job(settings), folder)
+        check_source(make_job(settings), source)
     pool.run(1, run_without_held_out, str(tmp_path))

@@ -14,6 +14,7 @@ import torch
 from cases import in_turn
 from jobs import CPU, find, make_job
 from pool import Pool
+from resuming import begin
 from tables import STEPS, Table, alone, table, world_of
 from test_oracle import SP, Modules, on
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._inference import generate, prompt_of
 from mimo.trainer._resolve import resolve
-from mimo.trainer._resuming import resume, step_folder
 from mimo.trainer._saving import save_step
+from mimo.trainer._source import step_folder
 
 SHARDS = ("optimizer", "gradients", "full")
 NEAR = 1e-2
@@ -89,9 +90,7 @@ def run_steps(
     rank: int, settings: Table, first: int = 1, last: int = STEPS, load: str = "", *, save: bool = False
 ) -> Ran:
     """Train as `mimo train` does, after loading a run directory if one is named; evaluate, and save if asked."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    if load:
-        resume(engine, [], step_folder(Path(load)))
+    engine, _ = begin(rank, settings, load)
     steps = [engine.train(step) for step in range(first, last + 1)]
     evaluation = engine.evaluate(last)
     assert evaluation is not None
@@ -270,8 +269,7 @@ def test_fp16_one_rank_that_is_not_finite_skips_all(broken: int, pool: Pool) -> 
 
 def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Tensor], float]:
     """Load a run directory; return what is held, and what the loss would be multiplied by."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    resume(engine, [], step_folder(Path(load)))
+    engine, _ = begin(rank, settings, load)
     return held(engine), engine.optimizer.loss_scale
 
 

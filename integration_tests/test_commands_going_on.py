@@ -1,0 +1,106 @@
+"""`mimo train` from a checkpoint as a user types it: going on, finetuning, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import here, install, losses, succeed, torchrun
+
+TEXT = """
+[run]
+name = "text"
+steps = 4
+global_batch = 4
+directory = "run"
+[data]
+plugin = "jsonl"
+path = "train.jsonl"
+[checkpoint]
+interval = 1
+asynchronous = false
+[modules.language]
+plugin = "decoder"
+ranks = "0"
+config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
+"""
+
+FAILS_ONCE = """
+import os
+from mimo.hooks import hookimpl
+
+@hookimpl
+def mimo_step_end(run, info):
+    if info.step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("the first attempt is not the last")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that reads text alone, and a run of it that has ended; runs go into other directories."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": f"line {n}"}) + "\n" for n in range(9)))
+    (folder / "text.toml").write_text(TEXT)
+    assert succeed("train", "text.toml", cwd=folder).startswith("text: 4 steps with 1 processes, in run\n")
+    return folder
+
+
+def test_a_run_goes_on_in_another_directory_and_tells_what_differs(folder: Path) -> None:
+    """The losses are those of the run that it goes on with."""
+    words = ("checkpoint.load=run/checkpoints/step_00000002", "run.directory=further", "optimizer.weight_decay=0.0")
+    first, second, *_ = succeed("train", "text.toml", *words, cwd=folder).splitlines()
+    assert first == "text: step 3 to 4 with 1 processes, in further"
+    assert second == (
+        "text: step 2 loaded from run/checkpoints/step_00000002; optimizer of language.weight_decay 0.0 (was 0.01)"
+    )
+    assert losses(folder / "further")[0] == losses(folder / "run")[2]
+
+
+def test_finetuning_begins_a_run_and_a_restart_goes_on_with_it(folder: Path) -> None:
+    """From its own checkpoint, not from the weights that it began with."""
+    path = install(folder / "site", "fails_at_three", FAILS_ONCE, "mimo.lifecycle")
+    words = ("train", "text.toml", "--finetune", "run", "run.directory=tuned")
+    ended = torchrun(1, *words, options=("--max-restarts=1",), cwd=folder, path=path)
+    assert ended.code == 0, ended.err
+    told = [line for line in ended.out.splitlines() if "loaded" in line or "processes" in line]
+    assert told == [
+        "text: 4 steps with 1 processes, in tuned",
+        "text: weights of step 4 loaded from run/checkpoints/step_00000004",
+        "text: step 3 to 4 with 1 processes, in tuned",
+        "text: step 2 loaded from tuned/checkpoints/step_00000002",
+    ]
+    assert losses(folder / "tuned")[0] < losses(folder / "run")[0]
+    straight = succeed(*words[:-1], "run.directory=straight", cwd=folder)
+    assert "weights of step 4 loaded" in straight
+    assert losses(folder / "tuned") == losses(folder / "straight")
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["--finetune", "nowhere"], ["load.finetune: expected the folder of a checkpoint or of a run, got 'nowhere'."]),
+        (
+            ["--finetune", "run", "run.directory=run"],
+            ["run.directory: expected a directory without a run in it, got 'run', which holds one."],
+        ),
+        (
+            ["--finetune", "run", "checkpoint.load=run"],
+            ["load.finetune: expected nothing beside checkpoint.load, which names another checkpoint to begin with"],
+        ),
+        (["--finetune", "run", "load.rng=false"], ["load.rng: expected true, as load.finetune takes weights alone"]),
+        (["load.optimizer=false"], ["load.optimizer: expected nothing, as no checkpoint is loaded"]),
+        (["load.optimiser=false"], ["load.optimiser: expected a known key, got an unknown one.", "'optimizer'?"]),
+        (["checkpoint.load=run", "run.seed=3"], ["run.seed: expected 0, as in the run that", "or load.rng = false"]),
+        (
+            ["checkpoint.load=run", "run.global_batch=2"],
+            ["run.global_batch: expected 4, as in the run that", "load.data = false"],
+        ),
+    ],
+)
+def test_what_cannot_go_on_is_refused_before_it_starts(words: list[str], texts: list[str], folder: Path) -> None:
+    """By the path of the setting, with what to do; no directory is made."""
+    directory = [] if any(word.startswith("run.directory") for word in words) else ["run.directory=never"]
+    assert here("train", "text.toml", *words, *directory, cwd=folder).refused(*texts)
+    assert not (folder / "never").exists()

@@ -1,0 +1,168 @@
+"""Settings of a run beside those of the checkpoint that it goes on with: what is refused, and what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from jobs import make_job
+from tables import Table, table
+from test_oracle import on
+
+from mimo.checkpoint import Manifest, OwnedEntry
+from mimo.hooks import ConfigError
+from mimo.trainer._continuity import check_source, differences, optimizer_settings
+from mimo.trainer._settings import LoadSettings
+from mimo.trainer._source import Source
+
+BOTH = {"vision": on(0, 0), "language": on(0, 0)}
+FOLDER = Path("run/checkpoints/step_00000003")
+
+
+def settings(modules: Mapping[str, Mapping[str, Any]] | None = None, **sections: Mapping[str, Any]) -> Table:
+    """Return the settings of a run of ten steps, keys of its sections over those."""
+    found = table(BOTH if modules is None else modules, language={"vocabulary": 40})
+    found["run"]["steps"] = 10
+    return {**found, **{section: {**found.get(section, {}), **keys} for section, keys in sections.items()}}
+
+
+def saved_by(before: Table, *, finetunes: bool = False, **take: Any) -> Source:
+    """Return the third step of a run with such settings."""
+    job = make_job(before)
+    run = job.settings.run
+    assert job.train is not None
+    progress = {"seed": run.seed, "global_batch": run.global_batch, "samples": len(job.train)}
+    manifest = Manifest(
+        step=3,
+        block_bytes=1,
+        tensors={},
+        shards={},
+        common={f"progress.{key}": value for key, value in {**progress, "schedule_begun": 0, "data_begun": 0}.items()},
+        owned={
+            f"settings.{module.name}": OwnedEntry(module=module.name, value=optimizer_settings(module))
+            for module in job.modules
+        },
+        topology={module.name: {} for module in job.modules},
+        config=job.plain,
+    )
+    return Source(folder=FOLDER, manifest=manifest, take=LoadSettings(**take), finetunes=finetunes)
+
+
+def refusal(now: Table, source: Source) -> str:
+    """Return why settings can't go on with a source; empty if they can."""
+    try:
+        check_source(make_job(now), source)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_any_layout_goes_on() -> None:
+    """With the same settings or with other ranks, schedules and microbatches nothing is refused, and nothing told."""
+    other = settings({"vision": on(0, 1, pp=2), "language": on(2, 5, tp=2, pp=2)}, schedule={"plugin": "gpipe"})
+    other["run"] |= {"micro_batch": 3, "name": "other", "steps": 20}
+    source = saved_by(settings())
+    assert [refusal(now, source) for now in (settings(), other)] == ["", ""]
+    assert [*differences(make_job(settings()), source), *differences(make_job(other), source)] == []
+    spread, wider = (settings(optimizer={"plugin": "distributed", "shard": shard}) for shard in ("optimizer", "full"))
+    assert list(differences(make_job(wider), saved_by(spread))) == []
+
+
+SEED = (
+    f"run.seed: expected 5, as in the run that '{FOLDER}' was saved by, got 6. The order of samples follows from it. "
+    "Set it so, or load.rng = false to go on with another."
+)
+BATCH = (
+    f"run.global_batch: expected 24, as in the run that '{FOLDER}' was saved by, got 48. Positions in the data are "
+    "counted by it. Set load.data = false to begin with the data anew. micro_batch may change freely."
+)
+
+
+@pytest.mark.parametrize(("key", "run", "text"), [("rng", {"seed": 6}, SEED), ("data", {"global_batch": 48}, BATCH)])
+def test_what_the_place_of_a_run_follows_from_is_refused(key: str, run: Mapping[str, int], text: str) -> None:
+    """Unless settings say that it is not taken."""
+    now, before = settings(run=run), settings()
+    assert refusal(now, saved_by(before)) == text
+    assert refusal(now, saved_by(before, **{key: False})) == ""
+    assert refusal(now, saved_by(before, finetunes=True)) == ""
+
+
+def test_a_schedule_that_begins_anew_must_have_steps_left() -> None:
+    """Warm-up counts from where it begins, and the end is a step of the run."""
+    text = (
+        "modules.language.optimizer.lr_decay_steps: expected more than 3 steps before it began + lr_warmup_steps = 8, "
+        "got 8. It is the step at which lr_min is reached; 0 is run.steps."
+    )
+    rates = {"lr_schedule": "linear", "lr_warmup_steps": 5, "lr_decay_steps": 8}
+    now = settings({"language": on(0, 0)}, optimizer=rates)
+    assert refusal(now, saved_by(now, schedule=False)) == text
+    assert refusal(now, saved_by(now)) == ""
+
+
+def test_a_dataset_of_another_size_is_refused() -> None:
+    """Its samples would come in another order."""
+    source = saved_by(settings())
+    common = {**source.manifest.common, "progress.samples": 95}
+    shorter = attrs.evolve(source, manifest=attrs.evolve(source.manifest, common=common))
+    assert refusal(settings(), shorter) == (
+        f"data: expected 95 samples, as in the run that '{FOLDER}' was saved by, got 96. Positions in the data are "
+        "counted by it. Set load.data = false to begin with the data anew."
+    )
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    """Modules that are new or gone too, with what to do."""
+    now = settings({"glyph": on(0, 0), "language": on(0, 0)}, run={"seed": 6, "global_batch": 48})
+    new = (
+        f"modules.glyph: expected a module of '{FOLDER}', which has language, vision, got a new one. "
+        'Add "glyph.*" to load.may_lack to begin it with its initial weights, or name it in load.rename if it is '
+        "called otherwise there."
+    )
+    gone = (
+        f"modules.vision: expected a module, as '{FOLDER}' has one of this name, got none. "
+        'Add "vision.*" to load.may_leave to go on without it, or name it in load.rename if it is called otherwise '
+        "here."
+    )
+    lines = "".join(f"\n  {line}" for line in (new, gone, SEED, BATCH))
+    text = f"settings: expected ones that go with {FOLDER}, got 4 that don't:{lines}\n."
+    assert refusal(now, saved_by(settings())) == text
+
+
+def test_a_renamed_module_is_neither_new_nor_gone() -> None:
+    """By itself; and what settings allow for isn't refused."""
+    now = settings({"glyph": on(0, 0), "language": on(0, 0)})
+    assert refusal(now, saved_by(settings(), rename={"glyph": "vision"})) == ""
+    assert refusal(now, saved_by(settings(), may_lack=("glyph.*",), may_leave=("vision*",))) == ""
+    assert refusal(now, saved_by(settings(), may_lack=("glyph.projector.*",), may_leave=("vision*",))) != ""
+    assert refusal(now, saved_by(settings(), finetunes=True)) == ""
+
+
+def test_finetuning_needs_a_module_in_common() -> None:
+    """Else nothing would be loaded."""
+    source = saved_by(settings(), finetunes=True)
+    other = attrs.evolve(source, manifest=attrs.evolve(source.manifest, topology={"text": {}}))
+    assert refusal(settings(), other) == (
+        "load.finetune: expected a checkpoint with any of vision, language, got one with text. If they are called "
+        'otherwise there, set load.rename: vision = "encoder".'
+    )
+
+
+def test_settings_from_which_results_follow_are_told() -> None:
+    """What each module's optimizer follows, with what it inherits and what follows from run.steps; the data; layers."""
+    before = settings(optimizer={"lr_schedule": "linear"})
+    now = settings(optimizer={"lr_schedule": "linear", "lr": 3e-3, "patterns": {"*.bias": {"weight_decay": 0.0}}})
+    now["run"]["steps"] = 20
+    now["data"]["pictures"] = "none"
+    now["modules"]["vision"] = {**now["modules"]["vision"], "optimizer": {"weight_decay": 0.2}}
+    config = {**now["modules"]["language"]["config"], "rope_theta": 500.0}
+    now["modules"]["language"] = {**now["modules"]["language"], "config": config}
+    told = list(differences(make_job(now), saved_by(before)))
+    assert told[:2] == ["modules.language.config.rope_theta 500.0 (was 10000.0)", "data.pictures none (was mixed)"]
+    assert "optimizer of vision.weight_decay 0.2 (was 0.1)" in told
+    assert "optimizer of vision.lr 0.003 (was 0.001)" in told
+    assert "optimizer of language.lr_decay_steps 20 (was 10)" in told
+    assert any(one.startswith('optimizer of language.optimizer.patterns."*.bias" {') for one in told)
+    assert list(differences(make_job(now), saved_by(before, finetunes=True))) == told[:1]
