@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mimo.checkpoint import latest, load, read_manifest, save, verify
+from mimo.checkpoint import _manifest_file, latest, load, read_manifest, save, verify
 from mimo.checkpoint._tensors import DTYPES
 from mimo.hooks import CheckpointError, Common, Owned
 
@@ -344,9 +344,23 @@ def test_ordered_mappings_are_trees_too(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    """A negative step and a `keep` below one are refused."""
-    with pytest.raises(CheckpointError, match="checkpoint step: expected a whole number, got -1"):
-        save(tmp_path, -1, {}, **ABOUT)
+    """A step whose folder would not be found again, and a `keep` below one."""
+    for step in (-1, 10**18):
+        with pytest.raises(
+            CheckpointError, match=f"checkpoint step: expected a whole number of at most 18 digits, got {step}"
+        ):
+            save(tmp_path, step, {}, **ABOUT)
     with pytest.raises(CheckpointError, match=r"checkpoint\.keep: expected at least 1, got 0\. Leave it out"):
         save(tmp_path, 1, {}, **ABOUT, keep=0)
     assert latest(tmp_path) is None
+
+
+def test_a_manifest_that_no_reader_takes_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is as large as readers take is, and loads."""
+    step = save(tmp_path, 1, {"x": Common("x" * 1000)}, **ABOUT)
+    size = (step / "manifest.json").stat().st_size
+    monkeypatch.setattr(_manifest_file, "_LARGEST_MANIFEST_BYTES", size)
+    read_manifest(save(tmp_path, 2, {"x": Common("x" * 1000)}, **ABOUT))
+    with pytest.raises(CheckpointError, match=rf"manifest\.json: expected at most {size} bytes, got {size + 1}"):
+        save(tmp_path, 3, {"x": Common("x" * 1001)}, **ABOUT)
+    assert latest(tmp_path) == tmp_path / "step_00000002"

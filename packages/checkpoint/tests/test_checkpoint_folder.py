@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from mimo.checkpoint import latest, load, name_step, save, verify
+from mimo.checkpoint import WriteError, _folder, latest, load, name_step, save, verify
+from mimo.checkpoint._writer import sync_folder
 from mimo.hooks import CheckpointError, Common
 
 ABOUT: dict[str, Any] = {"config": {}, "topology": {}}
@@ -86,7 +87,7 @@ def test_a_failed_rename_leaves_the_old_checkpoint_the_latest(tmp_path: Path, mo
             save_step(tmp_path, 2)
     assert "in commit" in "".join(caught.value.__notes__)
     assert latest(tmp_path) == tmp_path / "step_00000001"
-    assert [name for name in names(tmp_path) if "step" in name] == ["step_00000001"]
+    assert names(tmp_path) == ["latest", "step_00000001"]
     assert read_value(save_step(tmp_path, 2)) == 2.0
 
 
@@ -172,12 +173,94 @@ def test_keep_deletes_the_lowest_steps(tmp_path: Path) -> None:
     verify(tmp_path / "step_00000004")
 
 
-def test_keep_never_deletes_what_was_just_saved(tmp_path: Path) -> None:
-    """A step below those that are there is kept when it is the newest save."""
-    save_step(tmp_path, 8)
-    save_step(tmp_path, 9)
+def test_a_run_that_went_back_keeps_the_steps_that_it_goes_on_from(tmp_path: Path) -> None:
+    """Steps above the one just saved are another line's: they neither count nor go."""
+    for step in (5, 6, 7, 8, 9):
+        save_step(tmp_path, step)
+    save_step(tmp_path, 7, 7.5, keep=2)
+    assert names(tmp_path) == ["latest", *(f"step_0000000{step}" for step in (6, 7, 8, 9))]
+    assert read_value(tmp_path / "step_00000007") == 7.5
     save_step(tmp_path, 5, keep=1)
-    assert names(tmp_path) == ["latest", "step_00000005"]
+    assert names(tmp_path) == ["latest", *(f"step_0000000{step}" for step in (5, 6, 7, 8, 9))]
+
+
+@pytest.mark.parametrize("name", ["unlink", "rmdir"])
+def test_what_cannot_be_removed_fails_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Neither what a dead save left, nor a checkpoint that is replaced, nor one that isn't kept; a later save does."""
+    save_step(tmp_path, 1)
+    (tmp_path / ".step_00000009.partial-00000000").mkdir()
+    (tmp_path / ".step_00000009.partial-00000000" / "x").write_text("")
+
+    def fail(*_: Any, **more: Any) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")  # as NFS says of a file that is still open somewhere
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        save_step(tmp_path, 1, 1.5)
+        save_step(tmp_path, 2, keep=1)
+    assert len([path for path in names(tmp_path) if ".deleted-" in path]) == 3
+    assert latest(tmp_path) == tmp_path / "step_00000002"
+    save_step(tmp_path, 3)
+    assert names(tmp_path) == ["latest", "step_00000002", "step_00000003"]
+
+
+def test_a_failed_look_for_older_steps_fails_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after the commit is no failure of the save."""
+    save_step(tmp_path, 1)
+
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_folder, "_committed", fail)
+        save_step(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["latest", "step_00000001", "step_00000002"]
+
+
+@pytest.mark.parametrize("before", [None, 1.0])
+def test_a_failure_after_the_commit_is_not_told_as_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: float | None
+) -> None:
+    """If `latest` can't be replaced the step is there and whole, and the message says so."""
+    save_step(tmp_path, 1)
+    if before is not None:
+        save_step(tmp_path, 2, before)
+
+    def fail(self: Path, target: Path) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail)
+        with pytest.raises(
+            WriteError, match=r"/latest: expected no failure after step_00000002 was committed, .* Input/output error"
+        ):
+            save_step(tmp_path, 2)
+    assert read_value(tmp_path / "step_00000002") == 2
+    assert ".latest.partial" not in names(tmp_path)
+
+
+def test_latest_names_the_step_before_the_older_one_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting takes long, and whoever dies in it has finished its save."""
+    save_step(tmp_path, 1, 1.0)
+    save_step(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *args, **kwargs: os._exit(1))
+        save_and_die(lambda: save_step(tmp_path, 1, 1.5))
+    assert latest(tmp_path) == tmp_path / "step_00000001"
+    assert read_value(tmp_path / "step_00000001") == 1.5
+
+
+def test_new_folders_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that holds a new folder is synced, for each that was made."""
+    synced: list[Path] = []
+
+    def note(folder: Path) -> None:
+        synced.append(folder)
+        sync_folder(folder)
+
+    monkeypatch.setattr(_folder, "sync_folder", note)
+    save_step(tmp_path / "a" / "b", 1)
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
 
 
 def test_half_deleted_steps_are_never_chosen_and_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from mimo.checkpoint import Saver, WriteError, _folder, _saver, _writer, latest,
 from mimo.checkpoint._boxes import Box
 from mimo.checkpoint._folder import Keep
 from mimo.checkpoint._plan import plan_together
+from mimo.checkpoint._ranks import Ranks
 from mimo.checkpoint._staging import Staging
+from mimo.checkpoint._tensors import view_bytes
 from mimo.checkpoint._writer import Cut, lay_out
 from mimo.hooks import CheckpointError, Common, Owned
 
@@ -225,6 +228,82 @@ def test_a_busy_saver_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whe
         assert "step_00000001" in names(tmp_path)
         assert not now or latest(tmp_path) == tmp_path / "step_00000002"
     assert [value_of(tmp_path / f"step_0000000{step}") for step in (1, 2)] == [1, 2]
+
+
+@pytest.mark.parametrize("when_busy", ["wait", "skip"])
+def test_lost_ranks_are_told_by_whatever_is_called_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_busy: Any
+) -> None:
+    """A thread that ends without an outcome can't be taken for one that writes or has written."""
+
+    def lose(*_: Any, **more: Any) -> Any:
+        raise SystemExit("connection closed")  # whatever it is
+
+    saver = Saver(tmp_path, asynchronous=True, when_busy=when_busy)
+    monkeypatch.setattr(_saver, "write_together", lose)
+    saver.save(1, {"x": torch.ones(4)}, **ABOUT)
+    assert saver._thread is not None
+    saver._thread.join()
+    monkeypatch.setattr(Ranks, "all_true", None)  # nobody asks those who are gone
+    for call in (saver.take_failure, lambda: saver.save(2, {"x": torch.ones(4)}, **ABOUT), saver.wait):
+        with pytest.raises(SystemExit, match="connection closed"):
+            call()
+
+
+def test_writing_before_training_goes_on_is_told_as_it_goes(tmp_path: Path) -> None:
+    """Each few MiB, in the thread that waits."""
+    told: list[threading.Thread] = []
+    with opened(tmp_path, told=lambda: told.append(threading.current_thread())) as saver:
+        saver.save(1, {"x": torch.ones(5 << 20)}, **ABOUT)  # 20 MiB
+    assert len(told) >= 5
+    assert set(told) == {threading.current_thread()}
+
+
+def test_writing_beside_training_is_told_only_while_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And then only if it goes on: neither a training loop that hangs nor a disk that does looks like progress."""
+    monkeypatch.setattr(_saver, "_LOOK_SECONDS", 0.02)
+    told: list[threading.Thread] = []
+    part, parts = torch.ones(1 << 18), 40
+    stalled, go_on = threading.Event(), threading.Event()
+
+    def data(_: Any) -> Iterator[memoryview]:
+        for index in range(parts):
+            if index == 10:
+                stalled.set()
+                assert go_on.wait(60)
+            elif index > 10:
+                time.sleep(0.02)
+            yield view_bytes(part)
+
+    with opened(tmp_path, asynchronous=True, told=lambda: told.append(threading.current_thread())) as saver:
+        monkeypatch.setattr(saver._staging, "data", data)
+        saver.save(1, {"x": torch.ones(parts << 18)}, **ABOUT)
+        assert stalled.wait(60)
+        time.sleep(0.1)
+        assert not told
+        found: list[int] = []
+
+        def free() -> None:
+            found.append(len(told))
+            go_on.set()
+
+        threading.Timer(0.3, free).start()
+        saver.wait()
+    assert found == [0]
+    assert len(told) >= 5
+    assert set(told) == {threading.current_thread()}
+
+
+def test_reading_is_told_as_it_goes(tmp_path: Path) -> None:
+    """Each block."""
+    with opened(tmp_path) as saver:
+        step = saver.save(1, {"x": torch.ones(5 << 18)}, **ABOUT)  # 5 MiB
+    assert step is not None
+    told: list[int] = []
+    load(step, {"x": torch.zeros(5 << 18)}, told=lambda: told.append(1))
+    assert len(told) == 5
 
 
 def test_a_failed_write_is_told_once_and_the_next_save_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from mimo.checkpoint import Saver, WriteError, _saver, _writer, latest, load, read_manifest, verify
+from mimo.checkpoint import Saver, WriteError, _saver, _writer, latest, load, read_manifest, save, verify
 from mimo.checkpoint._blocks import checksum
 from mimo.checkpoint._plan import share_out
 from mimo.checkpoint._save import write_together
@@ -206,6 +207,23 @@ def test_a_full_disk_on_one_rank_is_told_on_all(tmp_path: Path, run_ranks: RunRa
     run_ranks(3, work)
     verify(tmp_path / "step_00000001")
     verify(tmp_path / "step_00000003")
+
+
+def test_a_folder_that_ranks_do_not_share_is_a_mistake(tmp_path: Path, run_ranks: RunRanks) -> None:
+    """It is none of a disk's failures, past which a run would train on without ever saving."""
+
+    def work(rank: int) -> None:
+        place = tmp_path / str(rank)
+        place.mkdir()
+        os.chdir(place)  # this is a forked process
+        with pytest.raises(
+            CheckpointError,
+            match=r"checkpoints: expected a folder that all ranks share, got no \.step_00000001\.partial-.* on rank 1",
+        ) as caught:
+            save(Path("checkpoints"), 1, {f"x{rank}": torch.ones(4)}, **ABOUT)
+        assert not isinstance(caught.value, WriteError)
+
+    run_ranks(2, work)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

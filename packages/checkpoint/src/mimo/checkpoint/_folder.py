@@ -7,6 +7,7 @@ another one of the same step; should that one never arrive, it is still this ste
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -21,6 +22,9 @@ from mimo.checkpoint._writer import sync_folder
 from mimo.hooks import CheckpointError
 
 LATEST_NAME = "latest"
+
+STEPS = range(10**18)
+"""Steps whose folders are found again."""
 
 _SPARE_BYTES = 1 << 20  # for headers, the manifest, and what others write meanwhile
 
@@ -61,14 +65,17 @@ def begin(folder: Path, step: int, *, room: int) -> Path:
     Raises:
         WriteError: fewer than ``room`` bytes are free. A disk that is filled up would fail others who write to it.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        sync_folder(path.parent)
     for path in _find_asides(folder):
         match = _ASIDE.fullmatch(path.name)
         assert match is not None
         if match[2] == "replaced" and not (folder / match[1]).exists():
             path.rename(folder / match[1])
         else:
-            shutil.rmtree(path)
+            _discard(path, int(match[1].removeprefix("step_")))
     disk = shutil.disk_usage(folder)
     if disk.total and disk.free < room + _SPARE_BYTES:  # some network file systems tell no sizes
         raise WriteError(
@@ -86,30 +93,38 @@ def commit(partial: Path, step: int) -> Path:
     """Turn a partial folder, its files synced, into the committed and latest ``step``; return its path.
 
     The rename is the commit. An older checkpoint of the same step is moved aside before and deleted after it.
+
+    Raises:
+        WriteError: the step is committed, but not named by `latest`.
     """
     folder, final = partial.parent, partial.parent / name_step(step)
-    # Written before the commit, so that a full disk is noticed while nothing has changed.
+    old = _aside(folder, step, "replaced") if final.exists() else None
     pointer = partial.with_name(f".{LATEST_NAME}.partial")
-    with pointer.open("wb") as file:
-        file.write(f"{final.name}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(partial)
-    if final.exists():
-        old = _aside(folder, step, "replaced")
-        final.rename(old)
+    try:
+        # Written before the commit, so that a full disk is noticed while nothing has changed.
+        with pointer.open("wb") as file:
+            file.write(f"{final.name}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(partial)
+        _take_place(partial, final, old)
         try:
-            partial.rename(final)
-        except BaseException:
-            old.rename(final)
-            raise
-        sync_folder(folder)
-        shutil.rmtree(old)
-    else:
-        partial.rename(final)
-        sync_folder(folder)
-    pointer.replace(folder / LATEST_NAME)
-    sync_folder(folder)
+            sync_folder(folder)
+            pointer.replace(folder / LATEST_NAME)
+            sync_folder(folder)
+        except OSError as error:
+            raise WriteError(
+                str(folder / LATEST_NAME),
+                expected=f"no failure after {final.name} was committed, which is whole",
+                got=f"{type(error).__name__}: {error}",
+                fix="Look at the disk.",
+            ) from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            pointer.unlink()
+        raise
+    if old is not None:
+        _discard(old, step)
     return final
 
 
@@ -135,17 +150,38 @@ class Keep:
 
 
 def prune(folder: Path, step: int, keep: Keep) -> None:
-    """Delete the lowest committed steps that don't stay, never the one just saved, ``step``."""
+    """Delete the lowest committed steps that don't stay, of those below the one just saved, ``step``.
+
+    A step above it is of a run that went back to an earlier one: it is left, and doesn't count.
+    """
     if keep.newest is None:
         return
-    others = sorted(other for other in _committed(folder) if other != step)
+    others = sorted(other for other in _committed(folder) if other < step)
     for other in others[: max(0, len(others) + 1 - keep.newest)]:
         if keep.every is not None and other % keep.every == 0:
             continue
-        # Under a name of its own first, so that nobody takes a half deleted checkpoint for a whole one.
-        doomed = _aside(folder, other, "deleted")
-        (folder / name_step(other)).rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)  # what is left of it, the next save deletes
+        _discard(folder / name_step(other), other)
+
+
+def _take_place(partial: Path, final: Path, old: Path | None) -> None:
+    """Rename ``partial`` to ``final``, what is there to ``old`` before; if that fails, all is as it was."""
+    if old is not None:
+        final.rename(old)
+    try:
+        partial.rename(final)
+    except BaseException:
+        if old is not None:
+            old.rename(final)
+        raise
+
+
+def _discard(path: Path, step: int) -> None:
+    """Delete a folder of ``step`` as far as that goes, which fails nothing: the next save deletes the rest."""
+    # Under a name of its own first, so that nobody takes a half deleted checkpoint for a whole one.
+    doomed = _aside(path.parent, step, "deleted")
+    with contextlib.suppress(OSError):
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _aside(folder: Path, step: int, role: str) -> Path:

@@ -7,7 +7,7 @@ planner's own global step changes nothing and is left out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import attrs
@@ -68,6 +68,7 @@ def load(
     may_lack: Iterable[str] = (),
     refuse_left: bool = False,
     may_leave: Iterable[str] = (),
+    told: Callable[[], None] | None = None,
 ) -> Loaded:
     """Fill ``tree`` from a checkpoint; collective over the default process group.
 
@@ -83,6 +84,7 @@ def load(
         may_lack: glob patterns (`fnmatch`) of names here; those that the checkpoint lacks keep what they hold.
         refuse_left: refuse entries of the checkpoint that no rank asks for, instead of leaving them.
         may_leave: glob patterns of names in the checkpoint that may be left all the same.
+        told: called for each block (1 MiB) that this rank has read, so that somebody sees it going on.
 
     Raises:
         CheckpointError: on every rank. Where entries are missing, unexpected or misshapen, a rename fits no name, or
@@ -100,7 +102,7 @@ def load(
     ready = take(prepared)
     left = check_requests(requests, ready.manifest, where, wish)
 
-    outcome = ranks.attempt(lambda: _read(folder, ready), where=where)
+    outcome = ranks.attempt(lambda: _read(folder, ready, told), where=where)
     take_all(ranks.gather_everywhere(outcome))
     held = {**ready.manifest.common, **{name: entry.value for name, entry in ready.manifest.owned.items()}}
     values = {here: held[there] for here, there in ready.request.names.items() if there in held}
@@ -127,10 +129,10 @@ def _prepare(folder: Path, tree: StateTree, wish: Wish) -> _Ready:
     return _Ready(manifest=manifest, planner=planner, reads=reads, request=request)
 
 
-def _read(folder: Path, ready: _Ready) -> None:
+def _read(folder: Path, ready: _Ready, told: Callable[[], None] | None) -> None:
     slab = make_slab(ready.manifest.block_bytes)
     for name, reads in itertools.groupby(ready.reads, key=lambda read: read[0].shard):
-        with ShardReader(folder / name, ready.manifest.shards[name], slab) as reader:
+        with ShardReader(folder / name, ready.manifest.shards[name], slab, told=told) as reader:
             for piece, item in reads:
                 target = ready.planner.resolve_tensor(item).detach()
                 place = tuple(low + at for low, at in zip(piece.box.offset, item.storage_offsets, strict=True))

@@ -37,8 +37,19 @@ _DAMAGED = "The checkpoint is damaged or not ours: load another one."
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """Return the file's content: one JSON object, the digest taken over the exact bytes of its body."""
+    """Return the file's content: one JSON object, the digest taken over the exact bytes of its body.
+
+    Raises:
+        CheckpointError: it is larger than a reader takes.
+    """
     body = _json.write(_to_json(manifest)).encode()
+    if (size := _HEAD_BYTES + len(body) + len(_TAIL)) > _LARGEST_MANIFEST_BYTES:
+        raise CheckpointError(
+            MANIFEST_NAME,
+            expected=f"at most {_LARGEST_MANIFEST_BYTES} bytes",
+            got=str(size),
+            fix="Large data in values (Common, Owned) belongs into tensors.",
+        )
     return b'{"digest":"' + digest(body).encode() + b'","body":' + body + b"}\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,15 +29,19 @@ class ShardReader:
         path: the file.
         entry: what the manifest says of it.
         slab: of `make_slab`, with the manifest's ``block_bytes``; no other reader uses it while this one does.
+        told: called for each block that was read.
 
     Raises:
         CheckpointError: the file is missing, no regular file, or of another size or header; names the file.
     """
 
-    def __init__(self, path: Path, entry: ShardEntry, slab: memoryview) -> None:
+    def __init__(
+        self, path: Path, entry: ShardEntry, slab: memoryview, *, told: Callable[[], None] | None = None
+    ) -> None:
         self._path = path
         self._entry = entry
         self._slab = slab
+        self._told = told or (lambda: None)
         self._kept = -1  # the block in the slab: many small tensors share one
         try:
             # A link could lead out of the folder, a pipe would wait for ever.
@@ -113,6 +117,7 @@ class ShardReader:
 
     def _read_checked(self, index: int, target: memoryview) -> None:
         self._fill(target, self.span(index)[0])
+        self._told()
         got, expected = checksum(target), self._entry.blocks[index]
         if got != expected:
             raise CheckpointError(f"{self._path} block {index}", expected=f"the checksum {expected}", got=got, fix=_FIX)

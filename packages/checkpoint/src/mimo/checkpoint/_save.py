@@ -10,6 +10,7 @@ twice the collectives, and its planner takes any of two replicas that differ in 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -77,7 +78,8 @@ def save(
         tree: this rank's part of the state; leaves are tensors, DTensors, `Common` or `Owned`.
         config: the resolved config as plain JSON data, equal on all ranks.
         topology: the grids as plain JSON data, equal on all ranks.
-        keep: afterwards the lowest steps are deleted until this many are left, the one just saved included; None: all.
+        keep: afterwards this many steps are left of those up to this one, the lowest are deleted; None: all. Steps
+            above it, of a run that went back, are left.
         shard_bytes: a rank begins a new file before one would hold more bytes of data.
 
     Raises:
@@ -107,8 +109,8 @@ def make_record(flat: Flat, step: int, config: Mapping[str, Any], topology: Mapp
     Raises:
         CheckpointError: one of them is no JSON, or the step no step.
     """
-    if type(step) is not int or step < 0:
-        raise CheckpointError("checkpoint step", expected="a whole number", got=repr(step))
+    if type(step) is not int or step not in _folder.STEPS:
+        raise CheckpointError("checkpoint step", expected="a whole number of at most 18 digits", got=repr(step))
     return Record(
         values={
             name: Value(
@@ -134,6 +136,7 @@ def write_together(
     *,
     where: str,
     new_order: bool,
+    told: Callable[[], None] | None = None,
 ) -> Path | Failure:
     """Write and commit one step; collective. Every rank gets the step's folder, or the failure of all of them.
 
@@ -145,6 +148,7 @@ def write_together(
         keep: which older steps stay.
         where: the step's folder, for messages.
         new_order: whether nothing was written by this order yet.
+        told: see `write_layouts`.
     """
     record = contents if isinstance(contents, Failure) else contents.record
     records = ranks.gather(record)
@@ -157,7 +161,14 @@ def write_together(
         return partial
 
     def write() -> dict[str, ShardEntry]:
-        return write_layouts(partial, order.layouts, take(contents).data)
+        if not partial.is_dir():
+            raise CheckpointError(
+                str(partial.parent),
+                expected="a folder that all ranks share",
+                got=f"no {partial.name} in it, which rank 0 has just made",
+                fix="Name one on a disk that all machines see, by an absolute path.",
+            )
+        return write_layouts(partial, order.layouts, take(contents).data, told=told)
 
     results = ranks.gather(ranks.attempt(write, where=where, writes=True))
     outcome: Path | Failure | None = None
@@ -215,5 +226,6 @@ def seal(partial: Path, manifest: Manifest, *, checks_tensors: bool = True) -> P
 
 def _commit(begun: _Begun, manifest: Manifest, keep: Keep, *, checks_tensors: bool) -> Path:
     final = seal(begun.partial, manifest, checks_tensors=checks_tensors)
-    _folder.prune(final.parent, manifest.step, keep)
+    with contextlib.suppress(OSError):  # the step is there, whatever becomes of others
+        _folder.prune(final.parent, manifest.step, keep)
     return final

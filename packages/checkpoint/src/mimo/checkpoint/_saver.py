@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from mimo.checkpoint._staging import Staging, direct
 from mimo.checkpoint._tree import Flat, collect
 from mimo.checkpoint._writer import SHARD_BYTES
 from mimo.hooks import CheckpointError, StateTree
+
+_LOOK_SECONDS = 1.0
 
 
 class Saver:
@@ -34,9 +36,12 @@ class Saver:
         asynchronous: write while training goes on. Costs host memory for what this rank writes.
         when_busy: what `save` does while an earlier step is still being written: wait for it, or skip.
         assume_constant_structure: keep the plan while the structure is the same; else plan every save anew.
-        keep: the lowest steps are deleted until this many are left, the one just saved included; None: all stay.
+        keep: after a save this many steps are left of those up to it, the lowest are deleted; None: all stay. Steps
+            above it, of a run that went back, are left.
         keep_every: steps that are multiples of this are never deleted.
         shard_bytes: a rank begins a new file before one would hold more bytes of data.
+        told: called again and again while a caller of this is held up by this rank's writing and that goes on: about
+            each second or each few MiB. Never because of what is written while nobody waits for it.
 
     Raises:
         CheckpointError: ``keep`` or ``keep_every`` makes no sense.
@@ -52,6 +57,7 @@ class Saver:
         keep: int | None = None,
         keep_every: int | None = None,
         shard_bytes: int = SHARD_BYTES,
+        told: Callable[[], None] | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._asynchronous = asynchronous
@@ -59,6 +65,7 @@ class Saver:
         self._assume_constant_structure = assume_constant_structure
         self._keep = Keep(newest=keep, every=keep_every)
         self._shard_bytes = shard_bytes
+        self._told = told
         self._front = Ranks.own()
         self._back = Ranks.own() if asynchronous else self._front  # a thread's collectives meet nobody else's
         self._plan: tuple[Structure, Order] | None = None  # every rank has one, or none has
@@ -66,7 +73,8 @@ class Saver:
         self._staging = Staging()
         self._thread: threading.Thread | None = None
         self._failures: list[CheckpointError] = []
-        self._lost: Exception | None = None
+        self._lost: BaseException | None = None
+        self._advances = 0  # of the thread
 
     def save(
         self,
@@ -93,7 +101,9 @@ class Saver:
             WriteError: on every rank, if files could not be written, and this was not done in the background.
             CheckpointError: on every rank, if a leaf can't be saved or ranks disagree; what concerns values, in the
                 background, is told by `take_failure`.
+            RuntimeError: the other ranks were lost while an earlier step was written.
         """
+        self._raise_lost()
         where = name_place(self._folder, step)
         if now or self._when_busy == "wait":
             self.wait()
@@ -122,7 +132,7 @@ class Saver:
         # What fails here on one rank, all hear of when they write.
         contents = self._front.attempt(make, where=where)
         if not beside:
-            return take(self._write(contents, order, where))
+            return take(self._write(contents, order, where, self._told))
         self._thread = threading.Thread(
             target=self._write_beside, args=(contents, order, where), name=f"mimo-checkpoint {step}", daemon=True
         )
@@ -134,8 +144,14 @@ class Saver:
 
         A `WriteError` leaves older checkpoints whole and the next save possible. Ranks learn of a failure at nearly the
         same time, not at the same step.
+
+        Raises:
+            RuntimeError: the other ranks were lost while a step was written.
         """
-        return self._failures.pop(0) if self._failures else None
+        if self._failures:
+            return self._failures.pop(0)
+        self._raise_lost()
+        return None
 
     def wait(self) -> None:
         """Return when nothing is being written any more; whether that went well is what `take_failure` says.
@@ -143,11 +159,14 @@ class Saver:
         Raises:
             RuntimeError: the other ranks were lost while a step was written.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._lost is not None:
-            raise self._lost
+        while self._thread is not None:
+            seen = self._advances
+            self._thread.join(_LOOK_SECONDS)
+            if not self._thread.is_alive():
+                self._thread = None
+            elif self._told is not None and self._advances != seen:
+                self._told()
+        self._raise_lost()
 
     def close(self) -> None:
         """Wait, and give back what this needed beside the default process group; collective."""
@@ -163,9 +182,19 @@ class Saver:
     def _is_writing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _write(self, contents: Contents | Failure, order: Order, where: str) -> Path | Failure:
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _advance(self) -> None:
+        self._advances += 1
+
+    def _write(
+        self, contents: Contents | Failure, order: Order, where: str, told: Callable[[], None] | None
+    ) -> Path | Failure:
+        new_order = order is not self._proven
         outcome = write_together(
-            self._back, self._folder, contents, order, self._keep, where=where, new_order=order is not self._proven
+            self._back, self._folder, contents, order, self._keep, where=where, new_order=new_order, told=told
         )
         if not isinstance(outcome, Failure):
             self._proven = order
@@ -173,8 +202,8 @@ class Saver:
 
     def _write_beside(self, contents: Contents | Failure, order: Order, where: str) -> None:
         try:
-            outcome = self._write(contents, order, where)
-        except Exception as error:  # noqa: BLE001  # no failure that ranks have agreed on: they were lost
+            outcome = self._write(contents, order, where, self._advance)
+        except BaseException as error:  # noqa: BLE001  # no failure that ranks have agreed on: they were lost
             self._lost = error
             return
         if isinstance(outcome, Failure):

@@ -20,7 +20,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 class Staging:
     """One buffer for each shard, as long as its data, every piece where the file will have it.
 
-    Pinned where a tensor lies on a GPU, so that copies need no memory between and run beside each other.
+    Pinned where a tensor lies on a GPU, so that copies need no memory between and run beside each other. They run on
+    the device's current stream: what another stream still writes to a tensor, that one must have waited for.
     """
 
     def __init__(self) -> None:

@@ -40,13 +40,6 @@ class Cut:
 
 
 @attrs.frozen(kw_only=True)
-class Part(Cut):
-    """A piece with the way to its data: the box that ``fetch`` returns."""
-
-    fetch: Callable[[], torch.Tensor]
-
-
-@attrs.frozen(kw_only=True)
 class Slot:
     """Where a shard holds a piece: ``begin`` and ``end`` count bytes of its data, after the header."""
 
@@ -78,14 +71,6 @@ class Layout:
             )
 
 
-@attrs.frozen(kw_only=True)
-class Written:
-    """What one rank has written: its shards, and its pieces by tensor name."""
-
-    shards: dict[str, ShardEntry]
-    pieces: list[tuple[str, Piece]]
-
-
 def lay_out(rank: int, cuts: Sequence[Cut], *, shard_bytes: int = SHARD_BYTES) -> tuple[Layout, ...]:
     """Return the shards into which a rank's pieces go.
 
@@ -102,18 +87,12 @@ def lay_out(rank: int, cuts: Sequence[Cut], *, shard_bytes: int = SHARD_BYTES) -
     )
 
 
-def write_shards(folder: Path, rank: int, parts: Sequence[Part], *, shard_bytes: int = SHARD_BYTES) -> Written:
-    """Write ``parts`` into safetensors files of ``folder`` and sync them; for the arguments see `lay_out`."""
-    fetches = {part.name: part.fetch for part in parts}
-    layouts = lay_out(rank, parts, shard_bytes=shard_bytes)
-    return Written(
-        shards=write_layouts(folder, layouts, lambda layout: data_of(layout, lambda name: fetches[name]())),
-        pieces=[found for layout in layouts for found in layout.pieces()],
-    )
-
-
 def write_layouts(
-    folder: Path, layouts: Iterable[Layout], data: Callable[[Layout], Iterable[memoryview]]
+    folder: Path,
+    layouts: Iterable[Layout],
+    data: Callable[[Layout], Iterable[memoryview]],
+    *,
+    told: Callable[[], None] | None = None,
 ) -> dict[str, ShardEntry]:
     """Write shards into ``folder`` and sync them.
 
@@ -121,8 +100,10 @@ def write_layouts(
         folder: an existing folder without files of these names.
         layouts: the shards.
         data: gives a shard's bytes after its header, in order; each view is used before the next is asked for.
+        told: called each few MiB, and when a shard is synced.
     """
-    shards = {layout.shard: _write_shard(folder / layout.shard, layout, data(layout)) for layout in layouts}
+    told = told or (lambda: None)
+    shards = {layout.shard: _write_shard(folder / layout.shard, layout, data(layout), told) for layout in layouts}
     sync_folder(folder)
     return shards
 
@@ -178,7 +159,7 @@ def _lay_out_shard(shard: str, cuts: Sequence[Cut]) -> Layout:
     return Layout(shard=shard, header=len(text).to_bytes(8, "little") + text, slots=tuple(slots))
 
 
-def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview]) -> ShardEntry:
+def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview], told: Callable[[], None]) -> ShardEntry:
     hasher = BlockHasher()
     written = len(layout.header)
     with path.open("xb", buffering=_WRITE_BUFFER_BYTES) as file:
@@ -188,9 +169,11 @@ def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview]) -> Shar
                 part = view[begin : begin + _HASHED_BYTES]
                 hasher.update(part)
                 file.write(part)
+                told()
             written += len(view)
         file.flush()
         os.fsync(file.fileno())
+    told()
     assert written == len(layout.header) + layout.data_bytes, (path, written)
     return ShardEntry(
         bytes=written,

@@ -10,6 +10,7 @@ from mimo.hooks._errors import (
     RestartNeededError,
     ResultRejectedError,
     RunError,
+    SaveSkippedError,
     UserError,
 )
 from mimo.hooks._installed import PluginEntry, PluginFailure
@@ -53,6 +54,7 @@ __all__ = [
     "ResultRejectedError",
     "RunError",
     "RunInfo",
+    "SaveSkippedError",
     "StateTree",
     "Stateful",
     "StepInfo",

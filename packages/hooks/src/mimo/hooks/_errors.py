@@ -60,6 +60,10 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged or does not fit."""
 
 
+class SaveSkippedError(CheckpointError):
+    """A checkpoint that was left out, as settings ask for, since the one before was still being written."""
+
+
 class RunError(UserError):
     """A fault of a running job that is neither a setting's nor the data's."""
 
