@@ -100,6 +100,17 @@ def test_two_checkpoints_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "ends with 0 if nothing does, 1 if anything" in " ".join(capsys.readouterr().out.split())
 
 
+def test_folders_are_printed_as_they_are_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets in a path are no markup."""
+    first, other = saved(tmp_path / "a[/b]"), saved(tmp_path / "[red]", plugin={"counts": torch.zeros(3)})
+    assert run(["checkpoint", "inspect", str(first)]) == 0
+    assert run(["checkpoint", "diff", str(first), str(first)]) == 0
+    assert run(["checkpoint", "diff", str(first), str(other)]) == 1
+    out = capsys.readouterr().out
+    for line in (f"{first}: step 7", f"{first} and {first}: the same", f"{first} and {other} differ"):
+        assert line in out
+
+
 def test_a_checkpoint_is_resharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into another folder, in as many parts as asked for; a second time is refused."""
     first = saved(tmp_path / "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,12 @@ def test_ranks_are_shown_as_they_are_read(text: str) -> None:
     """Shortest form."""
     assert show_ranks(parse_ranks(text)) == text
     assert show_ranks(Ranks((0, 1, 2, 4))) == "0-2,4"
+
+
+def test_settings_are_on_the_disk_before_they_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that goes down would leave an empty file under their name."""
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append((os.fstat(file).st_size, (tmp_path / "c").exists())))
+    write_config({"run": {"steps": 1}}, tmp_path / "c")
+    assert seen == [((tmp_path / "c").stat().st_size, False)]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]

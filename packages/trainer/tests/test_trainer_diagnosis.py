@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its own types don't say so
 
+from mimo.hooks import DataError
 from mimo.schedule import Action
 from mimo.trainer._diagnosis import show_silent, show_standstill, show_waits
 from mimo.trainer._fault import is_consequence
-from mimo.trainer._progress import Mark, Progress
+from mimo.trainer._lookout import Lookout
+from mimo.trainer._progress import Mark, Progress, _ranks_of
+from mimo.trainer._step_data import StepData
 
 RECEIVED = Mark(
     doing="step 3",
@@ -64,6 +69,37 @@ def test_what_is_done_within_something_is_told_until_it_is_done() -> None:
     with progress.within("step 3, reading the samples of step 4"):
         assert at(progress).place == "step 3, reading the samples of step 4"
     assert at(progress).place == "step 3"
+
+
+def test_the_reading_of_samples_is_told_where_it_happens() -> None:
+    """Samples are read as their digest is computed; also where they can't be."""
+    progress, seen = Progress(doing="step 3"), list[str]()
+
+    def digest(_data: StepData) -> None:
+        seen.append(progress.doing)
+        raise DataError("train.jsonl:1", expected="text", got="none")
+
+    lookout = Lookout(
+        cut=lambda _step: StepData(microbatches=(), samples=0),
+        digest=digest,
+        agree=lambda _tally: pytest.fail("nothing is compared"),
+        reach=1,
+        last=9,
+        progress=progress,
+    )
+    lookout.further(3)
+    assert (seen, progress.doing) == (["step 3, reading the samples of step 4"], "step 3")
+
+
+def test_a_group_that_is_being_destroyed_has_no_ranks() -> None:
+    """As it may be while the thread that watches looks at the stack."""
+
+    def collective(group: dist.ProcessGroup) -> tuple[int, ...]:
+        frame = inspect.currentframe()
+        assert frame is not None
+        return _ranks_of(frame)
+
+    assert collective(dist.ProcessGroup(HashStore(), 0, 1)) == ()
 
 
 def test_a_mark_outside_of_collectives_tells_the_line(run_ranks: Callable[..., list[Any]]) -> None:

@@ -23,7 +23,9 @@ def states(*weights: str, keys: Iterable[str] = ADAM) -> set[str]:
     return {f"optimizer.{weight}.{key}" for weight in weights for key in keys}
 
 
-def decide(asked: set[str], held: set[str], *, finetunes: bool = False, untaken: Any = (), **take: Any) -> Fit:
+def decide(
+    asked: set[str], held: set[str], *, finetunes: bool = False, untaken: Any = (), trained: Any = (), **take: Any
+) -> Fit:
     """Decide about a run of vision and language, and a checkpoint with the modules that it names."""
     saved = {name.partition(".")[0] for name in held} - {"optimizer", "keeper", "dice"}
     return fit(
@@ -34,6 +36,7 @@ def decide(asked: set[str], held: set[str], *, finetunes: bool = False, untaken:
         take=LoadSettings(**take),
         finetunes=finetunes,
         untaken=untaken,
+        trained=trained,
     )
 
 
@@ -87,6 +90,30 @@ def test_an_optimizer_with_other_states_is_a_problem() -> None:
     )
 
 
+def test_a_module_that_was_trained_has_states() -> None:
+    """Without any the checkpoint was stripped of them; a loss scale is none, and where none are needed none lack."""
+    weights = model("eye.a", "eye.b", "language.c")
+    asked = model("vision.a", "vision.b", "language.c") | states("vision.a", "vision.b", "language.c")
+    held = weights | states("language.c") | {"optimizer.loss_scale.scale"}
+    rename = {"vision": "eye"}
+    (problem,) = decide(asked, held, rename=rename, trained=("eye", "language")).problems
+    assert str(problem) == (
+        "modules.vision: expected optimizer states in the checkpoint, as eye was trained, got none. Name a checkpoint "
+        "that has them, or set load.optimizer = false to begin all optimizer states new."
+    )
+    assert not decide(asked, held, rename=rename, trained=("language",)).problems
+    assert not decide(asked, held | states("eye.a"), rename=rename, trained=("eye", "language")).problems
+    frozen = asked - states("vision.a", "vision.b")
+    assert not decide(frozen, held, rename=rename, trained=("eye", "language")).problems
+
+
+def test_a_part_is_found_where_the_checkpoint_has_any_name_of_it() -> None:
+    """Names of other ranks count, and those that are renamed."""
+    asked = {"keeper.rank_0", "keeper.rank_1", "dice.x", "other.x"}
+    found = decide(asked, {"keeper.rank_0", "die.x"}, rename={"dice": "die"}, may_lack=("*",))
+    assert found.found == {"keeper", "dice"}
+
+
 def test_a_loss_scale_begins_new_or_is_left() -> None:
     """Another precision needs none, or has none to take."""
     scale = {"optimizer.loss_scale.scale", "optimizer.loss_scale.good_steps"}
@@ -138,3 +165,5 @@ def test_states_are_renamed_with_their_parameters() -> None:
         "head.b",
         "visions.c",
     ]
+    assert renaming.modules_there("vision") == {"eye", "head"}
+    assert Renaming({"head": "language.head"}).modules_there("head") == {"language"}

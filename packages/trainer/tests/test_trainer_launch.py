@@ -8,23 +8,28 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its own types don't say so
 
 from mimo.hooks import ConfigError
-from mimo.trainer._launch import _processes, choose_device, start_method
+from mimo.trainer._fault import Fault, FaultBoard
+from mimo.trainer._launch import _processes, choose_device, launch, start_method
 from mimo.trainer._place import Place, place_in, with_slurm
-from mimo.trainer._watch import Terms
+from mimo.trainer._progress import Mark
+from mimo.trainer._watch import Terms, Watch
 from mimo.trainer._worker import threads_for
 
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from mimo.hooks import ConfigError, DataError
+from mimo.hooks import ConfigError, DataError, UserError
+from mimo.trainer import _fault
 from mimo.trainer._launch import launch
 from mimo.trainer._watch import Terms
 
@@ -84,15 +89,18 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def join(tmp_path: Path, body: str, world: int) -> list[tuple[int, str, str]]:
+def join(
+    tmp_path: Path, body: str, world: int, *, stops: bool = False, shared: bool = False
+) -> list[tuple[int, str, str]]:
     """Start each rank by itself, as torchrun and Slurm do, and return what `finish` does by rank."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     ranks = []
     for rank in range(world):
-        (tmp_path / str(rank)).mkdir()
+        directory = tmp_path if shared else tmp_path / str(rank)
+        directory.mkdir(exist_ok=True)
         environ = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks.append(start(tmp_path / str(rank), body, environ))
+        ranks.append(start(directory, body, environ, stops=stops))
     return [finish(process) for process in ranks]
 
 
@@ -171,6 +179,21 @@ def test_a_rank_that_exits_without_a_reason_is_named(tmp_path: Path) -> None:
 """
     code, _, err = finish(start(tmp_path, body))
     assert (code, err) == (3, "mimo: rank 1 ended with exit code 7 and without a reason.\n")
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["refuses", "doesn't answer"])
+def test_a_reason_that_cannot_be_written_is_told_all_the_same(blocks: bool, tmp_path: Path) -> None:
+    """Whether a run directory is full, or never answers: here the file is a folder, or a pipe that nobody reads."""
+    make = "os.mkfifo" if blocks else "os.mkdir"
+    body = f"""
+    together()
+    if place.rank == 1:
+        {make}({str(tmp_path / "error.txt")!r})
+        raise DataError("train.jsonl:12", expected="an image", got="none")
+    together()
+"""
+    code, _, err = finish(start(tmp_path, body))
+    assert (code, err) == (3, "mimo: rank 1: train.jsonl:12: expected an image, got none.\n")
 
 
 def test_fresh_interpreters_meet_and_end_as_forked_processes_do(tmp_path: Path) -> None:
@@ -344,6 +367,149 @@ def test_joined_ranks_all_end_with_the_code_of_the_first_and_only_that_one_tells
     assert (tmp_path / "1" / "error.txt").exists()
 
 
+def test_the_rank_that_hosts_the_store_outlives_those_that_have_not_heard_yet(tmp_path: Path) -> None:
+    """Rank 1 is stopped while the others end: it takes the code of the fault, and blames nobody."""
+    body = """
+    class Wanted(UserError):
+        exit_code = 16
+
+    together()
+    if place.rank == 1:
+        import subprocess
+        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if place.rank == 2:
+        time.sleep(0.5)
+        raise Wanted("step 3", expected="a restart", got="none")
+    time.sleep(60)
+"""
+    ended = join(tmp_path, body, 3)
+    assert [code for code, _, _ in ended] == [16, 16, 16]
+    assert [err for _, _, err in ended] == ["", "", "mimo: rank 2: step 3: expected a restart, got none.\n"]
+
+
+def test_a_rank_that_fails_while_others_are_late_keeps_its_reason(tmp_path: Path) -> None:
+    """What lies there from an earlier run is deleted by rank 0, once all have met; a late one deletes nothing."""
+    reason = tmp_path / "error.txt"
+    body = f"""
+    together()
+
+if os.environ["RANK"] == "1":
+    import mimo.trainer._worker
+
+    def fail(place):
+        raise ConfigError("run.seed", expected="luck", got="none")
+
+    mimo.trainer._worker._prepare = fail
+if os.environ["RANK"] == "2":
+    while not Path({str(reason)!r}).exists():
+        time.sleep(0.01)
+"""
+    assert [code for code, *_ in join(tmp_path, body, 3, shared=True)] == [2, 2, 2]
+    assert reason.read_text() == "rank 1: run.seed: expected luck, got none.\n"
+
+
+def test_the_reason_of_an_earlier_run_is_deleted(tmp_path: Path) -> None:
+    """By rank 0, once all have met."""
+    (tmp_path / "error.txt").write_text("of the last run")
+    assert not [code for code, *_ in join(tmp_path, "    together()\n", 2, shared=True) if code]
+    assert not (tmp_path / "error.txt").exists()
+
+
+def test_the_rank_that_hosts_the_store_waits_for_one_that_ends_later(tmp_path: Path) -> None:
+    """Longer than where the run has failed, which is made short here."""
+    body = """
+    _fault._FINISHED_SECONDS = 0.1
+    together()
+    time.sleep(1.5 * place.rank)
+"""
+    assert join(tmp_path, body, 2) == [(0, "", "")] * 2
+
+
+def test_sigterm_to_a_rank_that_is_done_is_nothing(tmp_path: Path) -> None:
+    """Python forgets handlers of ours before the process is gone, but not that a signal is ignored."""
+    body = """
+    import atexit
+    atexit.register(lambda: print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN))
+"""
+    assert join(tmp_path, body, 1, stops=True) == [(0, "True\n", "")]
+
+
+def test_two_that_ask_at_once_answer_each_other() -> None:
+    """Each calls the roll before the other has told anything; as both have gone on lately nobody is named."""
+    store, both, told = HashStore(), threading.Barrier(2), list[Fault]()
+
+    class Board(FaultBoard):
+        def call_roll(self) -> int:
+            both.wait(10)
+            number = super().call_roll()
+            both.wait(10)
+            return number
+
+    watches = [
+        Watch(
+            Board(store),
+            Place(rank=rank, world=2, local_rank=rank),
+            Terms(),
+            shows=False,
+            tell=told.append,
+            leave=print,
+        )
+        for rank in range(2)
+    ]
+    asking = [threading.Thread(target=watch._ask_all) for watch in watches]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(30)
+    assert told == []
+
+
+def test_whoever_finds_a_fault_claimed_waits_for_it_and_takes_its_code() -> None:
+    """It answers roll calls meanwhile, so that it is not named itself."""
+    board, left = FaultBoard(HashStore()), list[int]()
+    place = Place(rank=1, world=2, local_rank=1)
+    watch = Watch(board, place, Terms(timeout=0), shows=False, tell=lambda _: left.append(-1), leave=left.append)
+    board.tell(0, Mark(left=True))
+    assert board.first(0) is None
+    thread = threading.Thread(target=watch._ask_all)
+    thread.start()
+    time.sleep(0.5)
+    assert set(board.answers([1], 5)) == {1}
+    board.publish(Fault(rank=0, code=16, text="", explained=True))
+    thread.join(30)
+    assert left == [16]
+
+
+def test_a_claim_of_which_nothing_is_heard_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one of those who wait for it."""
+    monkeypatch.setattr("mimo.trainer._fault._PUBLISHED_SECONDS", 0.1)
+    board = FaultBoard(HashStore())
+    assert board.first(0) is None
+    assert board.first(1) is None
+    assert not board.claim(0)
+
+
+def test_a_watch_survives_a_look_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told of once, and a fault of another rank is heard later."""
+    store, looks, left = HashStore(), list[int](), threading.Event()
+
+    class Board(FaultBoard):
+        def rings(self) -> int:
+            looks.append(1)
+            if len(looks) < 3:
+                raise KeyError("odd")
+            return super().rings()
+
+    place = Place(rank=0, world=1, local_rank=0)
+    watch = Watch(Board(store), place, Terms(), shows=False, tell=print, leave=lambda _: left.set())
+    watch.start()
+    FaultBoard(store).publish(Fault(rank=0, code=3, text="", explained=True))
+    assert left.wait(10)
+    watch.stop()
+    assert capsys.readouterr().err.count("Traceback") == 1
+
+
 def test_joined_ranks_that_succeed_end_with_0(tmp_path: Path) -> None:
     """Rank 0, in which the store lives, outlives the others."""
     body = """
@@ -365,6 +531,20 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
     """The variable is named."""
     with pytest.raises(ConfigError, match="environment variable RANK: expected a whole number, got 'one'"):
         place_in({"RANK": "one", "WORLD_SIZE": "2"}, "cpu")
+
+
+def test_a_port_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is opened."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(ConfigError, match="environment variable MASTER_PORT: expected a whole number, got 'a'"):
+        launch(print, world=1)
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    """As those for real time are."""
+    assert Fault.of_exit(2, -35).text == "rank 2 was ended by signal 35."
 
 
 def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -112,6 +113,31 @@ def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
     line = read_lines(tmp_path / "metrics.jsonl")[1]
     assert (line["loss"], line["norms"]) == (None, {"vision": None})
     assert (tmp_path / "loss.png").exists()
+
+
+def test_a_disk_that_is_full_loses_lines_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told once; what was written of a line is taken back, so that the lines after it can be read."""
+    run, metrics, write = make_run(tmp_path), Metrics(), io.FileIO.write
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            if len(data) < 20:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(self, data[:-10])
+
+    metrics.mimo_step_end(run, STEP)
+    with monkeypatch.context() as context:
+        context.setattr(Path, "open", lambda path, mode, **_keys: Full(path, mode.replace("b", "")))
+        for step in (2, 3):
+            metrics.mimo_step_end(run, attrs.evolve(STEP, step=step))
+    metrics.mimo_step_end(run, attrs.evolve(STEP, step=4))
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 4]
+    assert capsys.readouterr().err == (
+        f"mimo: {tmp_path / 'metrics.jsonl'}: expected to write step 2, got [Errno 28] No space left on device. The "
+        "run goes on; lines are lost until it can be written again.\n"
+    )
 
 
 def test_only_rank_0_writes_metrics(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_going_on_needs_a_run(tmp_path: Path, trace: str) -> None:
     check_directory(settings(tmp_path, "latest"))
 
 
+@pytest.mark.parametrize("text", ["", "[load]\n", "[checkpoint]\n"])
+def test_going_on_needs_no_more_of_the_old_settings_than_is_there(text: str, tmp_path: Path) -> None:
+    """Whoever wrote or emptied them by hand gets no traceback."""
+    (tmp_path / "config.toml").write_text(text)
+    check_directory(settings(tmp_path, "latest"))
+
+
 def test_a_job_that_may_be_restarted_says_the_same_the_first_time(tmp_path: Path) -> None:
     """Under torchrun or Slurm going on begins a run where there is none."""
     check_directory(settings(tmp_path / "new", "latest"), joining=True)

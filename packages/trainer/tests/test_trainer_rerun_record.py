@@ -137,6 +137,7 @@ def test_the_layout_is_as_written_down() -> None:
         {"norms": 10**6},
         {"deeds": [["explode", "vision", 0, []]]},
         {"samples": "none"},
+        {"numbers": [math.inf]},
     ],
 )
 def test_damaged_records_are_refused(change: dict[str, object]) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from mimo.checkpoint import save
 from mimo.hooks import CheckpointError, Common, ConfigError
+from mimo.trainer._attempt import Attempt, last_attempt, note_begin
 from mimo.trainer._config import make_settings, override_key, write_config
-from mimo.trainer._place import is_restarted
 from mimo.trainer._preflight import check_directory
 from mimo.trainer._resolve_load import check_load
 from mimo.trainer._settings import LoadSettings, Settings
@@ -37,6 +37,15 @@ def save_run(directory: Path, step: int, by: Settings | None = None, **progress:
     tree = {"progress": {key: Common(value) for key, value in began.items()}}
     config = {} if by is None else unstructure(by)
     return save(directory / "checkpoints", step, tree, config=config, topology={})
+
+
+def begin(directory: Path, attempt: int) -> Attempt | None:
+    """Begin an attempt of a job of torchrun as a run does, and return the one that it follows."""
+    environ = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    last = last_attempt(directory, environ)
+    directory.mkdir(exist_ok=True)
+    note_begin(directory, environ)
+    return last
 
 
 @pytest.mark.parametrize(
@@ -71,11 +80,12 @@ def test_a_restart_goes_on_with_its_own_checkpoint(load: str, tmp_path: Path) ->
     where = str(tmp_path / "other") if load == "other" else load
     keys: dict[str, Any] = {} if load == "other" else {"finetune": str(tmp_path / "other")}
     given = settings(tmp_path / "own", where, rename={"language": "text"}, **keys)
-    began = find_source(given, restarted=True)
-    assert began is not None
-    assert (began.folder, began.take, began.finetunes) == (other, given.load, load != "other")
+    for attempt in range(2):
+        began = find_source(given, last=begin(tmp_path / "own", attempt))
+        assert began is not None
+        assert (began.folder, began.take, began.finetunes) == (other, given.load, load != "other")
     own = save_run(tmp_path / "own", 4, given)
-    found = find_source(given, restarted=True)
+    found = find_source(given, last=begin(tmp_path / "own", 2))
     assert found is not None
     assert (found.folder, found.take, found.finetunes) == (own, LoadSettings(), False)
 
@@ -89,13 +99,30 @@ def test_a_finetuned_run_goes_on_with_all_of_its_own_checkpoint(tmp_path: Path) 
 
 
 def test_what_load_says_is_done_once(tmp_path: Path) -> None:
-    """A restart does not drop the optimizer states again that were saved after they had been dropped."""
+    """A restart does not drop states again that its job has saved; those that an earlier one has saved, it does."""
     given = settings(tmp_path, "latest", optimizer=False)
-    for by, restarted, taken in ((settings(tmp_path), True, False), (given, True, True), (given, False, False)):
-        save_run(tmp_path, 4, by)
-        found = find_source(given, restarted=restarted)
+    for step, attempt, taken in ((4, 0, False), (4, 1, False), (5, 2, True), (6, 3, True)):
+        save_run(tmp_path, step, given)
+        found = find_source(given, last=begin(tmp_path, attempt))
         assert found is not None
-        assert found.take.optimizer is taken
+        assert (found.manifest.step, found.take.optimizer) == (step, taken)
+
+
+@pytest.mark.parametrize("again", [3, 6])
+def test_a_restart_goes_back_again_until_its_job_has_saved(again: int, tmp_path: Path) -> None:
+    """What lay in its directory beside the step that it goes back to was given up; a step may be saved over it."""
+    for step in (2, 4, 6):
+        save_run(tmp_path, step, settings(tmp_path))
+    back = str(tmp_path / "checkpoints" / "step_00000002")
+    given = settings(tmp_path, back)
+    for attempt in range(3):
+        found = find_source(given, last=begin(tmp_path, attempt))
+        assert found is not None
+        assert str(found.folder) == back
+    save_run(tmp_path, again, given)
+    found = find_source(given, last=begin(tmp_path, 3))
+    assert found is not None
+    assert (found.manifest.step, found.folder.name) == (again, f"step_{again:08}")
 
 
 def test_schedule_and_data_began_where_the_checkpoint_says_or_begin_now(tmp_path: Path) -> None:
@@ -169,6 +196,8 @@ def test_a_run_is_not_begun_again_without_what_it_began_with(tmp_path: Path) -> 
         check_directory(settings(run, "latest"))
     save_run(run, 1)
     check_directory(settings(run, "latest"))
+    (run / "checkpoints" / "step_00000001").rename(run / "checkpoints" / ".step_00000001.replaced-0123abcd")
+    check_directory(settings(run, "latest"))
     with pytest.raises(ConfigError, match=r"got '.*'\. Leave it out to go on with the run\.$"):
         check_directory(settings(run, "latest", finetune=str(tmp_path)))
 
@@ -185,15 +214,6 @@ def test_a_restart_goes_on_in_its_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^run\.directory: expected a directory without a run in it"):
         check_directory(settings(tmp_path), joining=True)
     check_directory(settings(tmp_path), joining=True, restarted=True)
+    check_directory(settings(tmp_path, str(tmp_path / "checkpoints" / "deleted")), joining=True, restarted=True)
     with pytest.raises(ConfigError, match=r"^load\.finetune: expected the folder of a checkpoint or of a run, got 'x'"):
         check_directory(settings(tmp_path / "new", finetune="x"))
-
-
-def test_launchers_tell_of_restarts() -> None:
-    """A process that nobody else started is no restart, whatever the environment of its job says."""
-    torchrun, slurm = {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_RESTART_COUNT": "1"}
-    assert not is_restarted(torchrun)
-    assert not is_restarted({**torchrun, "TORCHELASTIC_RESTART_COUNT": "0"})
-    assert is_restarted({**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"})
-    assert not is_restarted(slurm)
-    assert is_restarted({**torchrun, **slurm})

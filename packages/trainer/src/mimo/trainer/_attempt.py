@@ -1,76 +1,118 @@
-"""How the last attempt of a run under torchrun ended, for the next one to read.
+"""What the attempts of one job know of each other: how the last one ended, and what lay there before the first.
 
-Every worker's exit code is 1 to torchrun, which restarts after all of them alike. What an attempt must know of the one
-before stands in the run directory: that it was of the same job, and whether it is any use to go on.
+Every worker's exit code is 1 to torchrun, which restarts after all of them alike; Slurm starts a job again from its
+queue. What an attempt must know of the one before stands in the run directory: that it was of the same job, whether it
+is any use to go on, and which checkpoint was the newest before the job began, so that its own can be told from others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 
+from mimo.trainer._config import write_whole
+from mimo.trainer._place import is_joining, with_slurm
+from mimo.trainer._preflight import CHECKPOINTS
+
 ATTEMPT_FILE = "attempt.json"
 FINAL_CODES = frozenset({16, 17})
 """Exit codes after which a restart on the same machines would only end the same way."""
 
-_JOB, _COUNT = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+_TORCHRUN, _SLURM = "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"
+_RESTARTS, _REQUEUES = "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"
 
 
 @attrs.frozen(kw_only=True)
 class Attempt:
-    """An attempt of a job of torchrun.
+    """An attempt of a job of torchrun or Slurm.
 
     Args:
-        job: torchrun's name for it.
+        job: Slurm's name for it, which outlives torchrun's; torchrun's where there is no Slurm.
+        requeues: how often Slurm had started it again.
+        before: digest of the manifest of the newest checkpoint in the run directory when the job's first attempt
+            began; empty if there was none.
         code: with which it ended; None if it runs, or was killed.
         text: why.
     """
 
     job: str
+    requeues: str = "0"
+    before: str = ""
     code: int | None = None
     text: str = ""
 
+    def is_final(self, environ: Mapping[str, str]) -> bool:
+        """Tell whether a restart would only end the same way: Slurm's may be on other machines, torchrun's is not."""
+        return self.code in FINAL_CODES and self.requeues == environ.get(_REQUEUES, "0")
 
-def is_elastic(environ: Mapping[str, str]) -> bool:
-    """Tell whether torchrun started this process."""
-    return _JOB in environ
+    def has_saved(self, directory: Path) -> bool:
+        """Tell whether the newest checkpoint in a run directory is one that this job has saved."""
+        found = _newest(directory)
+        return found not in {"", self.before}
 
 
 def forget_others(directory: Path, environ: Mapping[str, str]) -> None:
     """Forget the attempts of an earlier job, in the first of a new one; before the ranks meet."""
-    if is_elastic(environ) and environ.get(_COUNT, "0") == "0":
+    if _job(environ) is not None and _is_first(environ):
         (directory / ATTEMPT_FILE).unlink(missing_ok=True)
 
 
 def note_begin(directory: Path, environ: Mapping[str, str]) -> None:
-    """Note that an attempt has begun, on one rank, when all have met."""
-    if is_elastic(environ):
-        _write(directory, Attempt(job=environ[_JOB]))
+    """Note that an attempt has begun, on one rank, when all have met and before anything is saved."""
+    _note(directory, None, "", environ)
 
 
 def note_end(directory: Path | None, code: int, text: str, environ: Mapping[str, str]) -> None:
     """Note how an attempt ended, on the one rank that was the first to fail."""
-    if directory is not None and is_elastic(environ):
-        _write(directory, Attempt(job=environ[_JOB], code=code, text=text))
+    if directory is not None:
+        _note(directory, code, text, environ)
 
 
 def last_attempt(directory: Path, environ: Mapping[str, str]) -> Attempt | None:
-    """Return the attempt of the same job that this one follows; None if there is none, or it came to nothing."""
-    if not is_elastic(environ) or environ.get(_COUNT, "0") == "0":
-        return None
+    """Return the attempt of the same job that this one follows, which makes this one a restart; None if there is none.
+
+    An attempt that ended before it had noted that it began came to nothing, and is none.
+    """
+    job = _job(environ)
+    return None if job is None or _is_first(environ) else _read(directory, job)
+
+
+def _job(environ: Mapping[str, str]) -> str | None:
+    """Return what names the job that this process was started for; None if nobody else started it."""
+    joins = _TORCHRUN in environ or is_joining(with_slurm(environ))
+    return environ.get(_SLURM, environ.get(_TORCHRUN)) if joins else None
+
+
+def _is_first(environ: Mapping[str, str]) -> bool:
+    return all(environ.get(name, "0") == "0" for name in (_RESTARTS, _REQUEUES))
+
+
+def _note(directory: Path, code: int | None, text: str, environ: Mapping[str, str]) -> None:
+    """Write about this attempt; what lay there before the job began is found out by the first that writes."""
+    job = _job(environ)
+    if job is None:
+        return
+    last = _read(directory, job)
+    before = _newest(directory) if last is None else last.before
+    now = Attempt(job=job, requeues=environ.get(_REQUEUES, "0"), before=before, code=code, text=text)
+    write_whole(directory / ATTEMPT_FILE, json.dumps(attrs.asdict(now)))
+
+
+def _read(directory: Path, job: str) -> Attempt | None:
     try:
         attempt = Attempt(**json.loads((directory / ATTEMPT_FILE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    return attempt if attempt.job == environ[_JOB] else None
+    return attempt if attempt.job == job else None
 
 
-def _write(directory: Path, attempt: Attempt) -> None:
-    path = directory / ATTEMPT_FILE
-    partial = path.with_name(f".{ATTEMPT_FILE}.{os.getpid()}")
-    partial.write_text(json.dumps(attrs.asdict(attempt)), encoding="utf-8")
-    partial.replace(path)
+def _newest(directory: Path) -> str:
+    from mimo.checkpoint import latest
+
+    found = latest(directory / CHECKPOINTS)
+    # Of all its bytes: a step that is trained and saved again has the settings of the job that did it.
+    return "" if found is None else hashlib.blake2b((found / "manifest.json").read_bytes(), digest_size=16).hexdigest()

@@ -75,9 +75,9 @@ def train(
         overrides: settings that differ, as key=value: run.steps=50 modules.vision.ranks=0-3.
         finetune: a checkpoint or a run whose weights alone this new run begins with, as load.finetune.
     """
-    from mimo.trainer._attempt import FINAL_CODES, forget_others, is_elastic, last_attempt
+    from mimo.trainer._attempt import forget_others, last_attempt
     from mimo.trainer._config import read_settings
-    from mimo.trainer._place import is_joining, is_restarted, with_slurm
+    from mimo.trainer._place import is_joining, with_slurm
     from mimo.trainer._preflight import check_directory, check_logging, check_world
     from mimo.trainer._resolve import resolve
 
@@ -87,20 +87,17 @@ def train(
     environ = with_slurm(os.environ)
     forget_others(job_folder := Path(settings.directory), environ)
     last = last_attempt(job_folder, environ)
-    if last is not None and last.code in FINAL_CODES:
+    if last is not None and last.is_final(environ):
         _tell(f"mimo: not begun again: the last attempt ended with {last.code}.\nmimo: {last.text}")
-        return last.code
-    restarted = is_restarted(environ) and (last is not None or not is_elastic(environ))
-    check_directory(settings, joining=is_joining(environ), restarted=restarted)
+        return last.code or _FAILED
+    check_directory(settings, joining=is_joining(environ), restarted=last is not None)
     job = resolve(settings)
     check_world(job.world, environ)
 
     from mimo.trainer._continuity import check_source
     from mimo.trainer._source import find_source
 
-    source = find_source(settings, restarted=restarted)
-    if source is not None:
-        check_source(job, source)
+    check_source(job, find_source(settings, last=last))
 
     from mimo.trainer import _train
     from mimo.trainer._parameter_names import check_patterns_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -85,10 +86,18 @@ def parse_value(text: str) -> Any:
 def write_config(table: Mapping[str, Any], path: Path) -> None:
     """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings.
 
-    The file is there whole or not at all, whenever the process ends.
+    The file is there whole or not at all; see `write_whole`.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(tomli_w.dumps(table), encoding="utf-8")
+    write_whole(path, tomli_w.dumps(table))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all, whenever the process or the machine ends."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 

@@ -19,13 +19,15 @@ _OF_MODULE = ("plugin", "modality", "config")
 _MISSING = "nothing"
 
 
-def check_source(job: Job, source: Source) -> None:
-    """Refuse settings with which a run can't go on as the checkpoint's did, all of them at once.
+def check_source(job: Job, source: Source | None) -> None:
+    """Refuse settings with which a run can't go on as the checkpoint's did, all of them at once; without one, none.
 
     Raises:
         ConfigError: by the path of the setting.
         CheckpointError: no run has saved the checkpoint.
     """
+    if source is None:
+        return
     problems = [*_check_modules(job, source), *([] if source.finetunes else _check_run(job, source))]
     refuse(problems, str(source.folder))
 
@@ -64,26 +66,34 @@ def differences(job: Job, source: Source) -> Iterator[str]:
     before, now = source.manifest.config, job.plain
     there = Renaming(source.take.rename).there
     for module in job.modules:
-        old, new = before["modules"].get(there(module.name), {}), now["modules"][module.name]
+        old, new = before.get("modules", {}).get(there(module.name), {}), now["modules"][module.name]
         if old:
             yield from _compare(f"modules.{module.name}", _only(old, _OF_MODULE), _only(new, _OF_MODULE))
     if source.finetunes:
         return
     for section in ("data", "tokenizer"):
-        yield from _compare(section, before[section], now[section])
-    yield from _compare("run", _only(before["run"], ("precision",)), _only(now["run"], ("precision",)))
+        if section in before:
+            yield from _compare(section, before[section], now[section])
+    if "run" in before:
+        yield from _compare("run", *(_only(table["run"], ("precision",)) for table in (before, now)))
     for module in job.modules:
         entry = source.manifest.owned.get(f"{SETTINGS}.{there(module.name)}")
         if entry is not None:
             yield from _compare(f"optimizer of {module.name}", entry.value, optimizer_settings(module))
-    yield from _compare("optimizer", *(_only(table["optimizer"], ("clip", "clip_groups")) for table in (before, now)))
+    if "optimizer" in before:
+        clips = (_only(table["optimizer"], ("clip", "clip_groups")) for table in (before, now))
+        yield from _compare("optimizer", *clips)
 
 
 def _check_modules(job: Job, source: Source) -> Iterator[ConfigError]:
-    """Yield modules that the checkpoint lacks, and those that it has beside, unless settings allow for them."""
+    """Yield modules that the checkpoint lacks, and those that it has beside, unless settings allow for them.
+
+    One of which a renamed part alone is in the checkpoint, or goes on, is neither: its names are compared at loading.
+    """
     take, saved = source.take, source.manifest.topology
-    there = Renaming(take.rename).there
-    shared = [module.name for module in job.modules if there(module.name) in saved]
+    renaming = Renaming(take.rename)
+    there = {module.name: renaming.modules_there(module.name) & saved.keys() for module in job.modules}
+    shared = [name for name, found in there.items() if found]
     has = ", ".join(sorted(saved)) or "none"
     if source.finetunes:
         if not shared:
@@ -103,7 +113,7 @@ def _check_modules(job: Job, source: Source) -> Iterator[ConfigError]:
                 fix=f'Add "{module.name}.*" to load.may_lack to begin it with its initial weights, or name it in '
                 "load.rename if it is called otherwise there.",
             )
-    for name in sorted(saved.keys() - {there(name) for name in shared}):
+    for name in sorted(saved.keys() - frozenset[str]().union(*there.values())):
         if not _covered(name, take.may_leave):
             yield ConfigError(
                 f"modules.{name}",

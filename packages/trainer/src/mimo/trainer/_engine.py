@@ -53,6 +53,7 @@ class Engine:
         written: what the last evaluation wrote for the samples that this rank judged.
         stops: whether any rank had been asked to stop after the last step.
         data_begun: steps of the run before its data began.
+        go_on: says that this rank goes on, for work that takes long outside of a step; for the main thread.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Engine:
     ) -> None:
         self.job = job
         self._progress = progress or Progress()
+        self.go_on = self._progress.go_on
         self._progress.stage_ranks = job.graph.stage_ranks
         self.stops = False
         self.rank = rank
@@ -93,7 +95,12 @@ class Engine:
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._prefetches = any(module.prefetch for module in job.graph.modules)
         self._lookout = Lookout(
-            cut=self._cut, digest=self._digest, agree=self._agree, reach=1 + self._prefetches, last=run.steps
+            cut=self._cut,
+            digest=self._digest,
+            agree=self._agree,
+            reach=1 + self._prefetches,
+            last=run.steps,
+            progress=self._progress,
         )
         self._made: int | None = None
         """The step of which the rows have been made ahead."""
@@ -273,7 +280,9 @@ class Engine:
                     microbatches=job.evaluation_microbatches,
                     routes=self._routes,
                 )
-                if not self._agree(Tally(digest=self._digest(data))).alike:
+                with self._progress.within(f"{self._progress.doing}, reading samples {samples[0]} to {samples[-1]}"):
+                    digest = self._digest(data)
+                if not self._agree(Tally(digest=digest)).alike:
                     raise difference(job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)
                 tally += self._run(self._evaluating, job.evaluation_plan, data, judge=True)
                 self.written += [written for program in self.programs for written in program.written]
@@ -359,8 +368,7 @@ class Engine:
     def _cut(self, step: int) -> StepData:
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
-        with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
-            return StepData.cut(job, job.train, self.samples(step), microbatches=job.microbatches, routes=self._routes)
+        return StepData.cut(job, job.train, self.samples(step), microbatches=job.microbatches, routes=self._routes)
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
         return digest_of(data) if self.holds_modules else None

@@ -5,11 +5,13 @@ A rank that waits for a living peer is never told that another one has died, so 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import threading
 import time
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +28,8 @@ EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 _FIRST, _FAULT, _BELL, _ROLL, _FINISHED = "fault.first", "fault", "bell", "roll", "finished"
 _PUBLISHED_SECONDS = 20.0
+_FINISHED_SECONDS = 10.0
+_WRITE_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "gloo", "NCCL", "Broken pipe")
 
@@ -61,8 +65,8 @@ class Fault:
     def of_exit(cls, rank: int, exit_code: int) -> Self:
         """Return the fault that a process is which ended without saying why; negative codes are signals."""
         if exit_code < 0:
-            name = signal.Signals(-exit_code).name
-            text = f"rank {rank} was ended by signal {-exit_code} ({name})."
+            names = {one.value: f" ({one.name})" for one in signal.Signals}  # those for real time have none
+            text = f"rank {rank} was ended by signal {-exit_code}{names.get(-exit_code, '')}."
             if -exit_code == signal.SIGKILL:
                 text += " Something killed it; if nobody did, the machine ran out of memory."
         else:
@@ -79,6 +83,19 @@ class Fault:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / ERROR_FILE).write_text(f"{self.shown}\n", encoding="utf-8")
+
+
+def write_in_time(*writes: Callable[[], None]) -> None:
+    """Write what can be written in a few seconds: a disk that is full or doesn't answer must not keep anybody."""
+
+    def write() -> None:
+        for one in writes:
+            with contextlib.suppress(OSError):
+                one()
+
+    writer = threading.Thread(target=write, name="mimo-fault", daemon=True)
+    writer.start()
+    writer.join(_WRITE_SECONDS)
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -114,6 +131,23 @@ class FaultBoard:
         found: bytes = self._store.compare_set(_FIRST, "", str(rank))
         return int(found) == rank
 
+    def first(self, rank: int, meanwhile: Callable[[], object] = lambda: None) -> Fault | None:
+        """Claim to be the first to fail, or return the fault of the rank that was.
+
+        Args:
+            rank: this one, which must `publish` why if nothing is returned.
+            meanwhile: called again and again while that rank is waited for; one that doesn't say why loses its claim.
+        """
+        holder = ""
+        while (found := self._store.compare_set(_FIRST, holder, str(rank)).decode()) != str(rank):
+            holder, until = found, time.monotonic() + _PUBLISHED_SECONDS
+            while time.monotonic() < until:
+                if (fault := self.read()) is not None:
+                    return fault
+                meanwhile()
+                time.sleep(_LOOK_SECONDS)
+        return None
+
     def is_claimed(self) -> bool:
         """Tell whether a rank has failed, and is about to say why."""
         return bool(self._store.check([_FIRST]))
@@ -126,19 +160,6 @@ class FaultBoard:
     def read(self) -> Fault | None:
         """Return the fault, if there is one."""
         return Fault(**json.loads(self._store.get(_FAULT))) if self._store.check([_FAULT]) else None
-
-    def wait(self) -> Fault:
-        """Return the fault that another rank is about to publish.
-
-        Raises:
-            TimeoutError: it does not.
-        """
-        until = time.monotonic() + _PUBLISHED_SECONDS
-        while (fault := self.read()) is None:
-            if time.monotonic() > until:
-                raise TimeoutError("a rank failed and didn't say why")
-            time.sleep(_LOOK_SECONDS)
-        return fault
 
     def roll(self) -> int:
         """Return the number of the last roll call, 0 before the first."""
@@ -163,20 +184,33 @@ class FaultBoard:
                 found[rank] = Mark(**{**told, "peers": tuple(told["peers"])})
         return found
 
-    def answers(self, ranks: Collection[int], seconds: float) -> dict[int, Mark]:
-        """Call the roll, and return what ranks answer within a time; no longer is waited than until all have."""
+    def answers(
+        self, ranks: Collection[int], seconds: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> dict[int, Mark]:
+        """Call the roll, and return what ranks answer within a time; no longer is waited than until all have.
+
+        Args:
+            ranks: that are asked.
+            seconds: which they have.
+            meanwhile: called again and again, where this thread itself must answer, and others who ask.
+        """
         number, until = self.call_roll(), time.monotonic() + seconds
         found: dict[int, Mark] = {}
         while True:
+            meanwhile()
             asked = [rank for rank in ranks if rank not in found]
             found |= {rank: mark for rank, mark in self.marks(asked).items() if mark.roll >= number or mark.left}
             if len(found) == len(ranks) or time.monotonic() > until:
                 return found
             time.sleep(_LOOK_SECONDS)
 
-    def finish(self, world: int | None = None) -> None:
-        """Count this rank as done; with ``world`` wait for all, as whoever hosts the store must."""
-        self._store.add(_FINISHED, 1)
-        until = time.monotonic() + _PUBLISHED_SECONDS / 2
-        while world is not None and self._store.add(_FINISHED, 0) < world and time.monotonic() < until:
+    def finish(self, rank: int) -> None:
+        """Say that a rank no longer needs the store."""
+        self._store.set(f"{_FINISHED}.{rank}", "")
+
+    def wait_for_all(self, world: int, seconds: float | None = None) -> None:
+        """Wait until all ranks have finished, as whoever hosts the store must; a few seconds if the run has failed."""
+        names = [f"{_FINISHED}.{rank}" for rank in range(world)]
+        until = time.monotonic() + (_FINISHED_SECONDS if seconds is None else seconds)
+        while not self._store.check(names) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)

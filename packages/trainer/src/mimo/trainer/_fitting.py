@@ -35,7 +35,8 @@ class Fit:
         may_leave: names in the checkpoint, and patterns of them.
         new: what begins new, in words.
         left: what of the checkpoint is left, in words.
-        problems: optimizers that have no use for the checkpoint's states.
+        found: first keys of names here, of any rank, that the checkpoint has.
+        problems: optimizers that have no use for the checkpoint's states, or should find some and don't.
     """
 
     rename: Mapping[str, str]
@@ -43,6 +44,7 @@ class Fit:
     may_leave: tuple[str, ...]
     new: tuple[str, ...]
     left: tuple[str, ...]
+    found: frozenset[str]
     problems: tuple[ConfigError, ...]
 
 
@@ -55,6 +57,7 @@ def fit(
     take: LoadSettings,
     finetunes: bool = False,
     untaken: Collection[str] = (),
+    trained: Collection[str] = (),
 ) -> Fit:
     """Decide about all names at once.
 
@@ -66,6 +69,7 @@ def fit(
         take: what settings say.
         finetunes: whether weights alone are taken, of modules that both have.
         untaken: first keys of parts whose state is not taken.
+        trained: names of the modules in the checkpoint that were trained.
     """
     renaming = Renaming.of(take.rename, asked)
     there = {name: renaming.there(name) for name in asked}
@@ -78,7 +82,8 @@ def fit(
         may_leave=(*leaving, *take.may_leave),
         new=_told(lacking),
         left=_told(leaving),
-        problems=tuple(_other_optimizers(names)),
+        found=frozenset(_first(here) for here, there in names.asked.items() if there in names.held),
+        problems=(*_other_optimizers(names), *_without_states(names, trained)),
     )
 
 
@@ -164,6 +169,20 @@ def _other_optimizers(names: _Names) -> Iterable[ConfigError]:
             got=f"one that needs {needs} of {len(pairs)} parameters",
             fix="Set the plugin with which it was saved, or load.optimizer = false to begin all optimizer states new.",
         )
+
+
+def _without_states(names: _Names, trained: Collection[str]) -> Iterable[ConfigError]:
+    """Yield the modules that need states, and were trained, but of which the checkpoint has none at all."""
+    held = {_first(parameter) for parameter in names.held_states}
+    pairs = ((_first(here), _first(there)) for here, there in names.weights.items() if names.states.get(there))
+    for module, before in dict.fromkeys(pairs):
+        if before in trained and before not in held:
+            yield ConfigError(
+                f"modules.{module}",
+                expected=f"optimizer states in the checkpoint, as {before} was trained",
+                got="none",
+                fix="Name a checkpoint that has them, or set load.optimizer = false to begin all optimizer states new.",
+            )
 
 
 def _told(causes: Mapping[str, str]) -> tuple[str, ...]:

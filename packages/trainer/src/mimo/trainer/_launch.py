@@ -27,9 +27,8 @@ import torch
 
 from mimo.hooks import ConfigError
 from mimo.trainer._diagnosis import show_waits
-from mimo.trainer._fault import Fault, FaultBoard
+from mimo.trainer._fault import Fault, FaultBoard, write_in_time
 from mimo.trainer._place import Place, is_joining, local_world, place_in, with_slurm
-from mimo.trainer._preflight import ERROR_FILE
 from mimo.trainer._stores import connect, host_store
 from mimo.trainer._watch import SAME_SECONDS, Terms
 from mimo.trainer._worker import Task, run_task
@@ -103,8 +102,6 @@ def launch(
         terms: under which the task runs.
     """
     environ, terms = with_slurm(os.environ), terms or Terms()
-    if terms.directory is not None:
-        (terms.directory / ERROR_FILE).unlink(missing_ok=True)
     if is_joining(environ):
         _join(task, place_in(environ, device), environ, terms)
         return 0
@@ -121,8 +118,9 @@ def launch(
             return 128 + interrupt.number
     if fault is None:
         return 0
-    fault.write(terms.directory)
     sys.stderr.write(f"mimo: {fault.shown}\n")
+    sys.stderr.flush()
+    write_in_time(partial(fault.write, terms.directory))
     return fault.code
 
 
@@ -135,12 +133,14 @@ def _join(task: Task, place: Place, environ: Mapping[str, str], terms: Terms) ->
             raise ConfigError(
                 f"environment variable {name}", expected="where rank 0 is to be met", got="nothing", fix="Set it."
             )
-    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    host, port = environ["MASTER_ADDR"], environ["MASTER_PORT"]
+    if not port.isdecimal():
+        raise ConfigError("environment variable MASTER_PORT", expected="a whole number", got=repr(port))
     hosts = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     # Kept until the end. An attempt after a restart must not see what the last one left in a store that outlives it.
-    server = host_store(host, port) if hosts else None
+    server = host_store(host, int(port)) if hosts else None
     prefix = f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    run_task(task, place, partial(connect, host, port, prefix), terms=terms, shows=True, hosts=server is not None)
+    run_task(task, place, partial(connect, host, int(port), prefix), terms=terms, shows=True, hosts=server is not None)
 
 
 def _processes(

@@ -12,6 +12,7 @@ import attrs
 
 from mimo.hooks import UserError
 from mimo.optimizer.runtime import WORDS, Agreed, Tally
+from mimo.trainer._progress import Progress
 from mimo.trainer._step_data import StepData
 
 Digest = tuple[int, ...] | None
@@ -44,6 +45,7 @@ class Lookout:
         agree: compares digests with all ranks.
         reach: by how many steps it is ahead: 2 where the next step must be known to begin this one.
         last: step of the run.
+        progress: where it says that samples are read.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class Lookout:
         agree: Callable[[Tally], Agreed],
         reach: int,
         last: int,
+        progress: Progress,
     ) -> None:
         self._cut = cut
         self._digest = digest
         self._agree = agree
         self._reach = reach
         self._last = last
+        self._progress = progress
         self._coming: list[Coming] = []
         self._compares = False
 
@@ -96,8 +100,9 @@ class Lookout:
         self._coming = [attrs.evolve(it, fault=it.fault or fault) if it.step == step else it for it in self._coming]
 
     def _look(self, step: int) -> Coming:
-        data = self._cut(step)
-        try:
-            return Coming(step=step, data=data, digest=self._digest(data))
-        except UserError as fault:  # told when its step begins: this one is not lost for it
-            return Coming(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)
+        with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
+            data = self._cut(step)
+            try:
+                return Coming(step=step, data=data, digest=self._digest(data))
+            except UserError as fault:  # told when its step begins: this one is not lost for it
+                return Coming(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)

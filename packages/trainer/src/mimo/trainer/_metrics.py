@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, UserError, hookimpl
+from mimo.hooks import EvaluationInfo, RunInfo, SaveSkippedError, StepInfo, UserError, hookimpl
 from mimo.trainer._preflight import METRICS_FILE
 
 
 class Metrics:
-    """Writes on rank 0, where all values are known as on every rank."""
+    """Writes on rank 0, where all values are known as on every rank.
+
+    A disk that is full must not end a run: lines that can't be written are lost, which is told once.
+    """
+
+    def __init__(self) -> None:
+        self._told = False
 
     @hookimpl
     def mimo_run_begin(self, run: RunInfo) -> None:
@@ -31,17 +40,35 @@ class Metrics:
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
         """Write a step; what it did not ask for or does not have is left out."""
-        _append(run, {key: value for key, value in attrs.asdict(info).items() if value not in ({}, None)})
+        self._append(run, {key: value for key, value in attrs.asdict(info).items() if value not in ({}, None)})
 
     @hookimpl
     def mimo_evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:
         """Write an evaluation."""
-        _append(run, {"step": info.step, "evaluation": True, **attrs.asdict(info)})
+        self._append(run, {"step": info.step, "evaluation": True, **attrs.asdict(info)})
 
     @hookimpl
     def mimo_save_failed(self, run: RunInfo, step: int, error: UserError) -> None:
         """Write that a checkpoint is missing, and why."""
-        _append(run, {"step": step, "save_failed": True, "reason": str(error)})
+        if isinstance(error, SaveSkippedError):
+            self._append(run, {"step": step, "save_skipped": True})
+        else:
+            self._append(run, {"step": step, "save_failed": True, "reason": str(error)})
+
+    def _append(self, run: RunInfo, line: Mapping[str, Any]) -> None:
+        if run.rank != 0:
+            return
+        path = run.directory / METRICS_FILE
+        try:
+            _append(path, f"{json.dumps(_finite(line), allow_nan=False)}\n".encode())
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                sys.stderr.write(
+                    f"mimo: {path}: expected to write step {line['step']}, got {error}. The run goes on; lines are "
+                    "lost until it can be written again.\n"
+                )
+                sys.stderr.flush()
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
@@ -53,10 +80,18 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in whole]
 
 
-def _append(run: RunInfo, line: Mapping[str, Any]) -> None:
-    if run.rank == 0:
-        with (run.directory / METRICS_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps(_finite(line), allow_nan=False)}\n")
+def _append(path: Path, line: bytes) -> None:
+    """Append a line whole or not at all: half of one would spoil the next."""
+    with path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        written = 0
+        try:
+            while written < len(line):  # a disk with room for a part takes that part first
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(before)
+            raise
 
 
 def _finite(value: Any) -> Any:

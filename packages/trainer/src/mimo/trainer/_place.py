@@ -43,13 +43,6 @@ def is_joining(environ: Mapping[str, str]) -> bool:
     return "RANK" in environ and "WORLD_SIZE" in environ
 
 
-def is_restarted(environ: Mapping[str, str]) -> bool:
-    """Tell whether torchrun or Slurm started this process once more, after an attempt of this run that failed."""
-    return is_joining(with_slurm(environ)) and any(
-        environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    )
-
-
 def place_in(environ: Mapping[str, str], device: str) -> Place:
     """Return the place that the environment names.
 

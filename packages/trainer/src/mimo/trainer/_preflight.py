@@ -27,7 +27,8 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
     Args:
         settings: the whole file.
         joining: whether torchrun or Slurm started this process.
-        restarted: whether they did so before, for the same run: it goes on in its directory.
+        restarted: whether they did so before, for the same run: it goes on in its directory, and may need no more
+            what it began with.
 
     Raises:
         ConfigError: naming ``run.directory``, ``checkpoint.load`` or ``load.finetune``.
@@ -35,7 +36,7 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
     directory, load, finetune = Path(settings.directory), settings.checkpoint.load, settings.load.finetune
     if directory.exists() and not directory.is_dir():
         raise ConfigError("run.directory", expected="a folder", got=f"{str(directory)!r}, which is a file")
-    if finetune and not Path(finetune).is_dir():
+    if finetune and not restarted and not Path(finetune).is_dir():
         raise ConfigError("load.finetune", expected="the folder of a checkpoint or of a run", got=repr(finetune))
     holds_run = any((directory / trace).exists() for trace in TRACES_OF_A_RUN)
     if load == "latest":
@@ -48,7 +49,7 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
             )
         _check_beginning(settings)
         return
-    if load != "none" and not Path(load).is_dir():
+    if load != "none" and not restarted and not Path(load).is_dir():
         raise ConfigError("checkpoint.load", expected='"none", "latest" or the folder of a checkpoint', got=repr(load))
     resumes = load != "none" and Path(load).resolve().is_relative_to(directory.resolve())
     if holds_run and not resumes and not restarted:
@@ -70,8 +71,8 @@ def _check_beginning(settings: Settings) -> None:
     if not (directory / CONFIG_FILE).is_file():
         return
     before = read_table(directory / CONFIG_FILE)
-    load, finetune = before["checkpoint"]["load"], before["load"]["finetune"]
-    has_saved = any((directory / CHECKPOINTS).glob("step_*"))
+    load, finetune = before.get("checkpoint", {}).get("load", "none"), before.get("load", {}).get("finetune", "")
+    has_saved = has_steps(directory)
     if settings.load.finetune != finetune and (settings.load.finetune or not has_saved):
         raise ConfigError(
             "load.finetune",
@@ -86,6 +87,15 @@ def _check_beginning(settings: Settings) -> None:
             got="'latest'",
             fix="The run has saved no checkpoint of its own: remove the directory, and begin it again.",
         )
+
+
+def has_steps(directory: Path) -> bool:
+    """Tell whether a run has saved anything in its directory, be it whole or not.
+
+    A step that makes place for another one of its number counts: it is whole, and the other may never have come.
+    """
+    folder = directory / CHECKPOINTS
+    return any(any(folder.glob(pattern)) for pattern in ("step_*", ".step_*.replaced-*"))
 
 
 def check_world(world: int, environ: Mapping[str, str]) -> None:

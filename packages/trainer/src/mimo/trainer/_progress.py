@@ -177,4 +177,7 @@ def _ranks_of(frame: FrameType) -> tuple[int, ...]:
     from torch import distributed as dist
 
     group = frame.f_locals.get("group")
-    return tuple(dist.get_process_group_ranks(group)) if isinstance(group, dist.ProcessGroup) else ()
+    if isinstance(group, dist.ProcessGroup):
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):  # it is being destroyed
+            return tuple(dist.get_process_group_ranks(group))
+    return ()

@@ -34,6 +34,11 @@ class Renaming:
         found = [prefix for prefix in self.prefixes if name == prefix or name.startswith(f"{prefix}.")]
         return max(found, key=len, default=None)
 
+    def modules_there(self, module: str) -> frozenset[str]:
+        """Return the modules of the checkpoint in which a module here, or a part of it, can be."""
+        parts = [there for here, there in self.prefixes.items() if here.startswith(f"{module}.")]
+        return frozenset(name.partition(".")[0] for name in (self.there(module), *parts))
+
     def there(self, name: str) -> str:
         """Return the name in the checkpoint."""
         prefix = self.prefix_of(name)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mimo.checkpoint import Manifest
-from mimo.hooks import CheckpointError, Common, RunInfo, Stateful, StateTree, hookimpl
+from mimo.hooks import CheckpointError, Common, RunInfo, Stateful, StateTree, StepInfo, hookimpl
 from mimo.optimizer.runtime import Proposed
 from mimo.trainer._device_identity import device_identity
 from mimo.trainer._place import Place
@@ -65,6 +65,7 @@ class RerunStateMachine:
         self._losses: deque[float] = deque(maxlen=self.settings.spike_steps)
         self._norms: deque[float] = deque(maxlen=self.settings.spike_steps)
         self._measured = 0.0
+        self._step = 0
         self._record = _no_record()
 
     @property
@@ -115,16 +116,23 @@ class RerunStateMachine:
         self.waiting, self._record = None, _no_record()
 
     def tell(self, step: int, verdict: str, text: str, *, runs: Sequence[Run] = (), **facts: Any) -> None:
-        """Write an event into the run directory, and say it in words; on rank 0."""
+        """Write an event into the run directory, and say it in words; on rank 0.
+
+        A file that can't be written ends no run; it is said, and the event is lost.
+        """
         if self._rank != 0:
             return
         event = {"step": step, "verdict": verdict, **facts, "runs": [dict(run.values) for run in runs]}
-        self._job.directory.mkdir(parents=True, exist_ok=True)
-        with (self._job.directory / RERUN_FILE).open("a", encoding="utf-8") as file:
-            file.write(f"{json.dumps(_finite(event), allow_nan=False)}\n")
+        line = f"{json.dumps(_finite(event), allow_nan=False)}\n"
+        try:
+            self._job.directory.mkdir(parents=True, exist_ok=True)
+            with (self._job.directory / RERUN_FILE).open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            sys.stderr.write(f"mimo: step {step}: {verdict} is not in {RERUN_FILE}, which can't be written: {error}\n")
         if text:
             sys.stderr.write(f"mimo: step {step}: {text}\n")
-            sys.stderr.flush()
+        sys.stderr.flush()
 
     def state(self) -> StateTree:
         """Return what a checkpoint holds of it."""
@@ -185,11 +193,17 @@ class RerunStateMachine:
         return [self]
 
     @hookimpl
+    def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
+        """Remember the last step."""
+        del run
+        self._step = info.step
+
+    @hookimpl
     def mimo_run_end(self, run: RunInfo) -> None:
         """Tell how far runs of a step were apart, where that was measured."""
         if self.settings.mode == "report_determinism":
             text = f"two runs of a step were {self._measured:.3g} apart at most, relative to their size"
-            self.tell(run.steps, "determinism_of_the_run", text, largest=self._measured)
+            self.tell(self._step or run.first_step - 1, "determinism_of_the_run", text, largest=self._measured)
 
     @property
     def _entry(self) -> str:

@@ -32,6 +32,9 @@ _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 
+_NO_RECORD = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What reading anything else raises; RecursionError is a RuntimeError."""
+
 
 @attrs.frozen(kw_only=True)
 class RankRecord:
@@ -94,7 +97,7 @@ class RankRecord:
         """
         try:
             return _read(data)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+        except _NO_RECORD as error:
             raise CheckpointError(
                 where,
                 expected="the record of a step",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -38,11 +38,19 @@ class Waiting:
     values: Mapping[str, str]
 
     @property
-    def is_settled(self) -> bool:
-        """Whether each suspect has come to the result on two devices or more."""
-        return all(len(self.devices[rank]) > 1 for rank in self.ranks)
+    def first_devices(self) -> tuple[str, ...]:
+        """The devices on which the result was first seen, by rank."""
+        return tuple(known[0] for known in self.devices)
 
-    def on(self, devices: list[str]) -> Waiting:
+    def is_settled_on(self, devices: Sequence[str]) -> bool:
+        """Tell whether the same result on these devices, by rank, clears all on which a suspect was at first.
+
+        Suspects that have only swapped devices may have the bad one among them still.
+        """
+        first = self.first_devices
+        return {first[rank] for rank in self.ranks}.isdisjoint(devices[rank] for rank in self.ranks)
+
+    def on(self, devices: Sequence[str]) -> Waiting:
         """Return it with the devices that have come to the result now, by rank."""
         known = tuple(tuple(dict.fromkeys([*old, new])) for old, new in zip(self.devices, devices, strict=True))
         return attrs.evolve(self, devices=known)

@@ -203,6 +203,7 @@ class Rerunner:
         return _restart_needed(waiting, devices)
 
     def _wait(self, waiting: Waiting, before: Before, evidence: Mapping[Deed, float], kept: KeptSamples) -> None:
+        before.restore(self._engine.model, self._engine.device)  # what is saved is the state before the step
         record = RankRecord(samples=kept, evidence=evidence, generators=before.generators, buffers=before.buffers)
         self._machine.wait(waiting, record)
 
@@ -224,8 +225,7 @@ class Rerunner:
         facts = {"reason": waiting.reason, "difference": off, "tolerance": waiting.tolerance}
         if off > waiting.tolerance:
             return self._tell_persistent(step, before, waiting, record, (then, run), proposed, devices, facts)
-        now = waiting.on(devices)
-        settled = now.is_settled
+        now, settled = waiting.on(devices), waiting.is_settled_on(devices)
         where = Where(deed=waiting.deed, ranks=waiting.ranks)
         machine.tell(
             step, "correct" if settled else "undecided", "", runs=(then, run), **facts, **facts_of(where, devices)
@@ -236,7 +236,7 @@ class Rerunner:
         raise ResultRejectedError(
             f"step {step}",
             expected="a result that can be right",
-            got=f"{waiting.reason}, first seen in {words_of(where, devices)}, and so on other devices: "
+            got=f"{waiting.reason}, first seen in {words_of(where, waiting.first_devices)}, and so on other devices: "
             "the model or the data make it so",
             fix=f"Leave the step out with rerun.skip_steps=[{step}] and checkpoint.load=latest, or change the model.",
         )
@@ -256,7 +256,7 @@ class Rerunner:
         machine = self._machine
         then, run = runs
         where = self._parting(then, run, waiting.tolerance)
-        first = [known[0] for known in waiting.devices]
+        first = waiting.first_devices
         moved = any(devices[rank] not in waiting.devices[rank] for rank in where.ranks)
         text = f"{waiting.reason}, and another result after the restart: " + (
             f"the device was at fault in {words_of(where, first)}"

@@ -48,6 +48,7 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         take=take,
         finetunes=source.finetunes,
         untaken=[part.name for part in parts if part not in taken],
+        trained=source.trained,
     )
     refuse(list(found.problems), str(source.folder))
     loaded = load(
@@ -57,11 +58,12 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         may_lack=found.may_lack,
         refuse_left=True,
         may_leave=found.may_leave,
+        told=engine.go_on,
     )
     if "optimizer" in loaded.tree:
         engine.optimizer.load(loaded.tree["optimizer"])
     for part in taken:
-        if any(name not in loaded.lacking for name in _names({part.name: tree[part.name]})):
+        if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])
     engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
     new = [*found.new, *_begun_anew(source, parts)]

@@ -25,7 +25,7 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
     What each module's optimizer follows is its ranks' to tell, so that a run that goes on can tell what has changed.
 
     Raises:
-        PluginError: a part has a name that is taken.
+        PluginError: a part has a name that is taken, or that holds a dot.
     """
     job = engine.job
     assert job.train is not None
@@ -47,9 +47,11 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
         for module, buffers in engine.buffers().items()
     }
     for part in parts:
-        if part.name in taken:
+        if part.name in taken or "." in part.name:
             raise PluginError(
-                f"state {part.name!r}", expected="a name that no module and nothing of ours has", got=repr(part.name)
+                f"state {part.name!r}",
+                expected="a name without dots that no module and nothing of ours has",
+                got=repr(part.name),
             )
         others[part.name] = part.state()
     return others

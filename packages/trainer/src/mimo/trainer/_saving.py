@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo.checkpoint import Saver, WriteError, save
-from mimo.hooks import Stateful
+from mimo.hooks import CheckpointError, SaveSkippedError, Stateful
 from mimo.topology import AXES, Grid
 from mimo.trainer._engine import Engine
 from mimo.trainer._preflight import CHECKPOINTS
@@ -24,10 +24,10 @@ class Saving:
     Args:
         engine: what is trained.
         parts: what plugins add.
-        tell: called with the last step trained and what could not be written.
+        tell: called with the last step trained and what could not be written, or was left out.
     """
 
-    def __init__(self, engine: Engine, parts: Iterable[Stateful], tell: Callable[[int, WriteError], None]) -> None:
+    def __init__(self, engine: Engine, parts: Iterable[Stateful], tell: Callable[[int, CheckpointError], None]) -> None:
         settings = engine.job.settings.checkpoint
         self._engine = engine
         self._parts = list(parts)
@@ -39,6 +39,7 @@ class Saving:
             assume_constant_structure=settings.assume_constant_structure,
             keep=settings.keep or None,
             keep_every=settings.keep_every or None,
+            told=engine.go_on,
         )
 
     def save(self, step: int, *, now: bool = False) -> None:
@@ -56,17 +57,21 @@ class Saving:
             self._saver.wait()
             self.report(step)
         try:
-            self._saver.save(step, now=now, **_contents(self._engine, self._parts, step))
+            saved = self._saver.save(step, now=now, **_contents(self._engine, self._parts, step))
         except WriteError as error:
             if now:
                 raise
             self._tell(step, error)
+        else:
+            if saved is None:
+                self._tell(step, _skipped(step))
 
     def report(self, step: int) -> None:
         """Tell what has failed in the background up to now; ``step`` is the last one trained.
 
         Raises:
             CheckpointError: it is not that files could not be written.
+            RuntimeError: the other ranks were lost while a step was written.
         """
         while (failure := self._saver.take_failure()) is not None:
             if not isinstance(failure, WriteError):
@@ -81,6 +86,15 @@ class Saving:
 def save_step(engine: Engine, parts: Iterable[Stateful], step: int) -> Path:
     """Save one step of a run that saves no other, as `Saving` does it, and return its folder."""
     return save(engine.job.directory / CHECKPOINTS, step, **_contents(engine, parts, step))
+
+
+def _skipped(step: int) -> SaveSkippedError:
+    return SaveSkippedError(
+        f"step {step}",
+        expected="the checkpoint before it to be written",
+        got='one that is still being written, and checkpoint.when_busy = "skip"',
+        fix="A longer checkpoint.interval leaves it the time.",
+    )
 
 
 def _contents(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, Any]:

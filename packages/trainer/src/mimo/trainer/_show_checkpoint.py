@@ -25,7 +25,8 @@ def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
     count, size = sum(map(_numbers, manifest.tensors.values())), sum(map(_bytes, manifest.tensors.values()))
     console.print(
         f"{folder}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} numbers "
-        f"in {len(manifest.shards)} shards, {show_bytes(size)}"
+        f"in {len(manifest.shards)} shards, {show_bytes(size)}",
+        markup=False,
     )
     _print(console, ("module", "tensors", "numbers", "size", "optimizer state", "ranks", *AXES), _modules(manifest))
     _print(
@@ -45,9 +46,9 @@ def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
 def show_differences(console: Console, first: Path, second: Path, found: Differences) -> None:
     """Print what differs between two checkpoints."""
     if not found:
-        console.print(f"{first} and {second}: the same names, numbers and values", soft_wrap=True)
+        console.print(f"{first} and {second}: the same names, numbers and values", soft_wrap=True, markup=False)
         return
-    console.print(f"{first} and {second} differ", soft_wrap=True)
+    console.print(f"{first} and {second} differ", soft_wrap=True, markup=False)
     _print(console, ("only in the first",), ((name,) for name in found.only_first))
     _print(console, ("only in the second",), ((name,) for name in found.only_second))
     _print(console, ("entry", "first", "second"), ((one.path, one.first, one.second) for one in found.kinds))

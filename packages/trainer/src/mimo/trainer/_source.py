@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from mimo.checkpoint import Manifest, latest, read_manifest
 from mimo.hooks import CheckpointError
-from mimo.trainer._preflight import CHECKPOINTS
+from mimo.trainer._attempt import Attempt
+from mimo.trainer._preflight import CHECKPOINTS, has_steps
 from mimo.trainer._settings import LoadSettings, Settings
 from mimo.trainer._structure import structure, unstructure
 
@@ -55,6 +56,12 @@ class Source:
         """Steps of the run before its data began."""
         return self._begun("data_begun", goes_on=self.take.data)
 
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the modules of which the checkpoint's own settings say that they were trained."""
+        modules = self.manifest.config.get("modules", {})
+        return frozenset(name for name, table in modules.items() if table.get("frozen") is not True)
+
     def progress(self, name: str) -> Any:
         """Return what the checkpoint says of the run's progress.
 
@@ -77,26 +84,26 @@ class Source:
         return int(self.progress(name)) if goes_on else self.manifest.step
 
 
-def find_source(settings: Settings, *, restarted: bool = False) -> Source | None:
+def find_source(settings: Settings, *, last: Attempt | None = None) -> Source | None:
     """Return what a run begins with; None where that is nothing.
 
-    A run that has saved a checkpoint goes on with that, if ``checkpoint.load`` is ``latest`` or torchrun or Slurm has
-    restarted it; before its first one it begins as it did. What ``[load]`` says is done once: a restart goes on with
-    all of a checkpoint that was saved after that.
+    A run that has saved a checkpoint goes on with that, if ``checkpoint.load`` is ``latest``. A job that torchrun or
+    Slurm has restarted goes on with all of what it has saved itself, as what ``[load]`` says is done by then; before
+    its first checkpoint it begins as it did, whatever others have left in its directory.
 
     Args:
         settings: the whole file.
-        restarted: whether an attempt of this run was made before.
+        last: the attempt of the same job that this one follows.
 
     Raises:
-        CheckpointError: there is no complete checkpoint where one is named.
+        CheckpointError: there is no complete checkpoint where one is named, or where steps are.
     """
     where, load = settings.checkpoint.load, settings.load
-    own = _own(Path(settings.directory) / CHECKPOINTS) if where == "latest" or restarted else None
-    if own is not None:
-        found = Source.of(own, load)
-        done = restarted and found.manifest.config.get("load") == unstructure(load)
-        return attrs.evolve(found, take=LoadSettings()) if done or load.finetune or where != "latest" else found
+    directory = Path(settings.directory)
+    has_saved = last is not None and last.has_saved(directory)
+    if has_saved or (where == "latest" and has_steps(directory)):
+        own = step_folder(directory / CHECKPOINTS)
+        return Source.of(own, LoadSettings() if has_saved or load.finetune else load)
     if load.finetune:
         return Source.of(step_folder(Path(load.finetune)), load, finetunes=True)
     return None if where in {"none", "latest"} else Source.of(step_folder(Path(where)), load)
@@ -128,12 +135,3 @@ def step_folder(path: Path) -> Path:
             got="no complete checkpoint there",
         )
     return found
-
-
-def _own(folder: Path) -> Path | None:
-    """Return the newest step folder of a run's checkpoints; None where it has saved none.
-
-    Raises:
-        CheckpointError: there are steps and none is complete: one that lacks its manifest is no beginning.
-    """
-    return step_folder(folder) if latest(folder) is not None or list(folder.glob("step_*")) else None

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from mimo.hooks import RunInfo, Stateful, lifecycle
-from mimo.trainer._attempt import note_begin
+from mimo.trainer._attempt import last_attempt, note_begin
 from mimo.trainer._captions import save_captions
 from mimo.trainer._config import write_config
 from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place, is_restarted
+from mimo.trainer._place import Place
 from mimo.trainer._preflight import CONFIG_FILE
 from mimo.trainer._rerun import RerunStateMachine
 from mimo.trainer._resolved import Job
@@ -35,7 +35,7 @@ def train(job: Job, place: Place) -> None:
     engine = Engine(job, rank=place.rank, device=torch.device(place.device), progress=progress, machine=machine)
     progress.enter("loading")
     settings = job.settings
-    source = share_source(find_source(settings, restarted=is_restarted(os.environ)) if place.rank == 0 else None)
+    source = _find(job, place)
     run = RunInfo(
         name=settings.run.name,
         directory=job.directory,
@@ -49,6 +49,7 @@ def train(job: Job, place: Place) -> None:
     parts = plugins.state(run)
     if source is not None:
         run = attrs.evolve(run, loaded=_load(engine, machine, parts, source))
+    del source  # its manifest may be large
     if place.rank == 0:
         job.directory.mkdir(parents=True, exist_ok=True)
         note_begin(job.directory, os.environ)
@@ -83,6 +84,12 @@ def train(job: Job, place: Place) -> None:
     except BaseException as error:
         plugins.fault(run, error)
         raise
+
+
+def _find(job: Job, place: Place) -> Source | None:
+    """Return what a run begins with, as rank 0 sees it."""
+    last = last_attempt(job.directory, os.environ)
+    return share_source(find_source(job.settings, last=last) if place.rank == 0 else None)
 
 
 def _load(engine: Engine, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:

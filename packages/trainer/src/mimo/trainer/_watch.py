@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,10 +63,18 @@ class Watch(threading.Thread):
         terms: how long nothing may go on, and whether SIGTERM is a wish.
         shows: whether this process is the one to show what it finds.
         tell: shows and publishes a fault that this process was the first to claim, and ends it.
+        leave: ends this process with the code of another one's fault.
     """
 
     def __init__(
-        self, board: FaultBoard, place: Place, terms: Terms, *, shows: bool, tell: Callable[[Fault], None]
+        self,
+        board: FaultBoard,
+        place: Place,
+        terms: Terms,
+        *,
+        shows: bool,
+        tell: Callable[[Fault], None],
+        leave: Callable[[int], None],
     ) -> None:
         super().__init__(name="mimo-watch", daemon=True)
         self._board = board
@@ -73,6 +82,7 @@ class Watch(threading.Thread):
         self._terms = terms
         self._shows = shows
         self._tell = tell
+        self._leave = leave
         self._done = threading.Event()
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
@@ -83,6 +93,7 @@ class Watch(threading.Thread):
         self._told = -self._beat
         self._patience = self._limit
         self._asked: float | None = None
+        self._puzzled = False
         self.leaving = False
         """Whether the main thread has come to its end, or tells of its own error."""
         if terms.stops:
@@ -102,6 +113,10 @@ class Watch(threading.Thread):
                 if not self._done.is_set():
                     self._lose_store()
                 return
+            except Exception:  # noqa: BLE001 -- a look that fails is told of once, and the next may not
+                if not self._puzzled:
+                    traceback.print_exc()
+                self._puzzled = True
 
     def stop(self) -> None:
         """Stop looking; returns when the thread has ended."""
@@ -110,6 +125,7 @@ class Watch(threading.Thread):
         self.join()
         if self._terms.stops:
             signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler of Python's is gone before the process is
 
     def wake(self) -> None:
         """Look at once."""
@@ -145,12 +161,17 @@ class Watch(threading.Thread):
         """Read what was put up: a fault, or a roll call."""
         fault = self._board.read()
         if fault is not None and not self._done.is_set():
-            self._board.finish()
-            end(fault.code)
-        if (roll := self._board.roll()) != self._answered:
-            self._answered = roll
-            self._put_up()
+            self._leave(fault.code)
+        if self._answer():
             self._patience = max(self._patience, self._stood + 2 * _ANSWER_SECONDS)  # somebody asks already
+
+    def _answer(self) -> bool:
+        """Answer a roll call, if there is a new one, and tell whether there was."""
+        if (roll := self._board.roll()) == self._answered:
+            return False
+        self._answered = roll
+        self._put_up()
+        return True
 
     def _put_up(self) -> None:
         self._told = self._clock
@@ -172,9 +193,7 @@ class Watch(threading.Thread):
     def _ask_all(self) -> None:
         """Ask all ranks what they do, and end the run unless one of them goes on."""
         everybody = range(self._place.world)
-        self._answered = self._board.roll() + 1
-        self._put_up()
-        marks = self._board.answers(everybody, _ANSWER_SECONDS)
+        marks = self._board.answers(everybody, _ANSWER_SECONDS, self._answer)
         silent = set(everybody) - marks.keys()
         youngest = min((mark.seconds for mark in marks.values() if not mark.left), default=self._stood)
         if self._place.progress.changes != self._seen:
@@ -182,11 +201,12 @@ class Watch(threading.Thread):
         if not silent and youngest < 0.8 * self._terms.timeout:
             self._patience = self._stood + self._terms.timeout - youngest
             return
-        if self._board.claim(self._place.rank):
-            last = self._board.marks(silent)
-            text = show_silent(silent, last) if silent else show_standstill(marks, self._terms.timeout)
-            fault = Fault(rank=self._place.rank, code=EXIT_FAILED, text=text, explained=True, waits=show_waits(marks))
-            self._tell(fault)
+        told = self._board.first(self._place.rank, self._answer)
+        if told is not None:
+            self._leave(told.code)
+            return
+        text = show_silent(silent, self._board.marks(silent)) if silent else show_standstill(marks, self._terms.timeout)
+        self._tell(Fault(rank=self._place.rank, code=EXIT_FAILED, text=text, explained=True, waits=show_waits(marks)))
 
     def _lose_store(self) -> None:
         """End: whoever hosts the store is gone, and has told why if it could."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import attrs
@@ -18,8 +19,9 @@ from torch.distributed.distributed_c10d import Store
 
 from mimo.trainer._attempt import note_end
 from mimo.trainer._diagnosis import show_silent, show_waits
-from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard, is_consequence
+from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard, is_consequence, write_in_time
 from mimo.trainer._place import Place, local_world
+from mimo.trainer._preflight import ERROR_FILE
 from mimo.trainer._progress import Mark, group_timeout
 from mimo.trainer._watch import Terms, Watch, end
 
@@ -45,7 +47,7 @@ def run_task(task: Task, place: Place, connect: Connect, *, terms: Terms, shows:
         hosts: whether the store lives in this process, which then must outlive the others.
     """
     worker = _Worker(place, FaultBoard(connect()), terms, shows=shows, hosts=hosts)
-    watch = Watch(FaultBoard(connect()), place, terms, shows=shows, tell=worker.tell)
+    watch = Watch(FaultBoard(connect()), place, terms, shows=shows, tell=worker.tell, leave=worker.leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])
     watch.start()
     try:
@@ -59,6 +61,9 @@ def run_task(task: Task, place: Place, connect: Connect, *, terms: Terms, shows:
             world_size=place.world,
             timeout=group_timeout(terms.timeout),
         )
+        if place.rank == 0 and terms.directory is not None and not worker.board.is_claimed():
+            with contextlib.suppress(OSError):  # the last run's
+                (terms.directory / ERROR_FILE).unlink(missing_ok=True)
         place.progress.enter("")
         task(place)
         place.progress.enter("")
@@ -68,11 +73,12 @@ def run_task(task: Task, place: Place, connect: Connect, *, terms: Terms, shows:
     watch.leaving = True
     with contextlib.suppress(RuntimeError):  # the store has ended with its host: all is done
         if hosts:
-            worker.board.finish(place.world)
+            worker.board.finish(place.rank)
+            worker.board.wait_for_all(place.world, terms.timeout)
         watch.stop()
         if not hosts:
             worker.board.tell(place.rank, Mark(left=True))  # for those who call the roll later
-            worker.board.finish()
+            worker.board.finish(place.rank)
 
 
 def threads_for(place: Place, environ: Mapping[str, str]) -> int | None:
@@ -113,12 +119,11 @@ class _Worker:
             until = time.monotonic() + (_CLAIM_SECONDS if follows else 0.0)
             while not self.board.is_claimed() and time.monotonic() < until:
                 time.sleep(_LOOK_SECONDS)
-            if not self.board.claim(rank):
-                fault = self.board.wait()
-                self.board.finish()
-                end(fault.code)
+            told = self.board.first(rank)
+            if told is not None:
+                self.leave(told.code)
             self.tell(self._fault(error, follows=follows))
-        except (RuntimeError, OSError):  # the store is gone, or the disk full: nobody left to tell
+        except RuntimeError:  # the store is gone: nobody left to tell
             end(EXIT_FAILED)
 
     def _fault(self, error: BaseException, *, follows: bool) -> Fault:
@@ -133,16 +138,29 @@ class _Worker:
         return attrs.evolve(fault, waits=show_waits(marks))
 
     def tell(self, fault: Fault) -> None:
-        """Tell a fault that this process was the first to claim, and end. Told is before published: others end us."""
+        """Tell a fault that this process was the first to claim, and end.
+
+        Written is before published, as others then end us; and only for so long that a dead disk keeps nobody.
+        """
         self.once.acquire()  # the other thread that tells ends this one
-        try:
-            fault.write(self.terms.directory)
-            note_end(self.terms.directory, fault.code, fault.text, os.environ)
-            if self.shows:
+        if self.shows:
+            with contextlib.suppress(OSError):
                 sys.stderr.write(f"mimo: {fault.shown}\n")
                 sys.stderr.flush()
+        directory = self.terms.directory
+        write_in_time(partial(fault.write, directory), partial(note_end, directory, fault.code, fault.text, os.environ))
+        with contextlib.suppress(RuntimeError):
             self.board.publish(fault)
-            self.board.finish(self.place.world if self.hosts else None)
-        except (RuntimeError, OSError):
-            end(EXIT_FAILED)
-        end(fault.code)
+        self._end(fault.code)
+
+    def leave(self, code: int) -> None:
+        """End with the code of a fault that another rank has told."""
+        self.once.acquire()
+        self._end(code)
+
+    def _end(self, code: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            self.board.finish(self.place.rank)
+            if self.hosts:
+                self.board.wait_for_all(self.place.world)
+        end(code)
