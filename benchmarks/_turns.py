@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 WIDTH = 2048
 MIB = 1 << 20
@@ -82,6 +82,16 @@ def cut(tensors: Mapping[str, torch.Tensor], dim: int) -> dict[str, torch.Tensor
         if tensor.dim() > dim:
             part = tensor.chunk(dist.get_world_size(), dim)[dist.get_rank()].clone()
             found[name] = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
+    return found
+
+
+def cut_by_layers(tensors: Mapping[str, torch.Tensor], parts: int) -> dict[str, torch.Tensor]:
+    """Return this rank's part of each matrix, cut into so many by rows and by columns in turn, as tensor ranks do."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // parts, parts))
+    found: dict[str, torch.Tensor] = {}
+    for number, (name, tensor) in enumerate((name, one) for name, one in tensors.items() if one.dim() > 1):
+        part = tensor.chunk(parts, number % 2)[dist.get_rank() % parts].clone()
+        found[name] = DTensor.from_local(part, mesh, [Replicate(), Shard(number % 2)], run_check=False)
     return found
 
 

@@ -2,11 +2,16 @@
 
 *plain*: the same bytes, written to one file for each rank and synced, or read into memory that is there. Files are in
 the page cache when they are read. What is compared takes turns; in several ranks a turn takes as long as the slowest.
-A *resharding* load takes what was cut by columns into rows, and the other way round, and in one process four column
-pieces into one whole tensor; the plain load takes it as it was saved. Rows to columns every rank needs some of each
-block. The *stall* of an asynchronous save is what `save` takes, with nothing being written before; of a synchronous one
-all of it. *Planning* is what a save does before it writes or copies anything: the first time, and the second. *Peak* is
-by how much the memory of a process grows.
+
+A *resharding* load takes what tensor ranks have cut in two (rows of one matrix, columns of the next) into four, and the
+other way round; the plain load fills the same tensors from what was saved like them. Beside it what seldom happens:
+columns into rows, rows into columns, where every rank needs some of each block, and in one process four column pieces
+into one whole tensor; there the plain load takes the same files as they were saved.
+
+The *stall* of an asynchronous save is what `save` takes, with nothing being written before; of a synchronous one all of
+it. *Planning* is what a save does before it writes or copies anything: the first time, and the second. *Peak* is by how
+much the memory of a process grows.
+
 ``nox -s bench -- checkpoint [--rounds N] [--mib N]`` prints a table, and as its last line one JSON object.
 """
 
@@ -26,7 +31,7 @@ import torch
 import torch.distributed as dist
 from _forked import in_ranks
 from _found import Found, report
-from _turns import MIB, Turns, cut, make_tensors, ratios, read_plain, show, write_plain
+from _turns import MIB, Turns, cut, cut_by_layers, make_tensors, ratios, read_plain, show, write_plain
 from torch.distributed.checkpoint.state_dict_loader import load as pytorch_load
 from torch.distributed.checkpoint.state_dict_saver import save as pytorch_save
 
@@ -153,6 +158,34 @@ def compare_layouts(turns: Turns, tensors: dict[str, torch.Tensor]) -> Found:
     return Found(ratios=found, aims=dict.fromkeys(found, ("<=", 1.3)))
 
 
+def compare_sizes(turns: Turns, tensors: dict[str, torch.Tensor]) -> Found:
+    """Load what two tensor ranks have cut into four, and the other way round, beside loading it as it was saved."""
+    cuts = {parts: cut_by_layers(tensors, parts) for parts in (2, WORLD)}
+    steps = {parts: save(turns.folder / f"in_{parts}", 1, found, **ABOUT) for parts, found in cuts.items()}
+    seconds = turns.take(
+        {
+            f"{saved} to {asked}": functools.partial(_load_parts, steps[saved], cuts[asked])
+            for saved in cuts
+            for asked in cuts
+        }
+    )
+    turns.meet()
+    for parts in cuts:
+        shutil.rmtree(turns.folder / f"in_{parts}", ignore_errors=True)
+    show(f"load of tensor ranks' parts, {WORLD} ranks", seconds)
+    found = {
+        f"resharding load over plain load, {saved} to {asked} tensor ranks": ratios(
+            seconds, f"{saved} to {asked}", f"{asked} to {asked}"
+        )
+        for saved, asked in ((2, WORLD), (WORLD, 2))
+    }
+    return Found(ratios=found, aims=dict.fromkeys(found, ("<=", 1.3)))
+
+
+def _load_parts(step: Path, tensors: dict[str, torch.Tensor], _place: Path) -> None:
+    load(step, tensors)
+
+
 def measure_alone(mib: int, turns: Turns) -> list[Found]:
     """Measure in this process."""
     tensors = make_tensors(mib)
@@ -173,6 +206,7 @@ def measure_ranks(mib: int, folder: Path, _rank: int, rounds: int) -> list[Found
         compare_ways(turns, own, where),
         compare_stalls(turns, own, where),
         compare_plans(turns, where),
+        compare_sizes(turns, tensors),
         compare_layouts(turns, tensors),
     ]
 

@@ -57,7 +57,7 @@ def attempt(rank: int, settings: Table, changed: bool = False) -> Ended:  # noqa
 
     Args:
         rank: this one.
-        settings: encoder ``noisy-vit`` is known beside those of `jobs.find`.
+        settings: encoders of `_find` are known beside those of `jobs.find`.
         changed: whether the samples are others than without.
     """
     job = resolve(make_settings(settings), find=_find)
@@ -111,12 +111,12 @@ class _Changed:
 
 
 def _find(kind: Kind[Any], name: str, where: str) -> Any:
-    """Find ``noisy-vit`` too, whose rows follow from how often it was called and from torch's generator, as well."""
-    if kind is not ENCODERS or name not in ("noisy-vit", "unsteady-vit"):
+    """Find encoders too whose rows follow from how often they were called and from what they draw."""
+    noises = {"noisy-vit": _draws, "unsteady-vit": _does_as_it_likes}
+    if kind is not ENCODERS or name not in noises:
         return find(kind, name, where)
     spec = find(kind, "vit", where)
-    noise = _draws if name == "noisy-vit" else _does_as_it_likes
-    build = partial(_noisy, spec.build, noise)
+    build = partial(_noisy, spec.build, noises[name])
     return attrs.evolve(spec, name=name, build=build, tensor=None, stages=None, context=None, recompute={})
 
 

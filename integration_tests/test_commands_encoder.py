@@ -63,7 +63,8 @@ def test_an_encoder_whose_rows_are_not_what_it_said_is_named(folder: Path) -> No
     ended = mimo("train", "tiles.toml", STEPS, cwd=folder, path=build(folder))
     assert ended.code == 3
     assert re.fullmatch(
-        r"mimo: rank [0-2]: modules\.vision: expected \d+ rows of width 32 for \d items of modality 'image', "
+        r"mimo: (.* waited .*\n)*"
+        r"rank [0-2]: modules\.vision: expected \d+ rows of width 32 for \d items of modality 'image', "
         r"one for each of their placeholders, as rows\(\) of encoder 'tiles' said "
         r"\(17 for item 0 of sample \d+ of size \(8, 8\), .*\), "
         r"got a tensor of shape \(\d+, 32\) from its forward\(\)\. Make them agree\.\n",

@@ -27,11 +27,15 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 """
 
 FAILS_ONCE = """
+import gc
 import os
+from mimo.checkpoint import Manifest
 from mimo.hooks import hookimpl
 
 @hookimpl
 def mimo_step_end(run, info):
+    if info.step == run.first_step and any(isinstance(one, Manifest) for one in gc.get_objects()):
+        raise RuntimeError("a manifest is kept")
     if info.step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise RuntimeError("the first attempt is not the last")
 """
@@ -59,7 +63,7 @@ def test_a_run_goes_on_in_another_directory_and_tells_what_differs(folder: Path)
 
 
 def test_finetuning_begins_a_run_and_a_restart_goes_on_with_it(folder: Path) -> None:
-    """From its own checkpoint, not from the weights that it began with."""
+    """From its own checkpoint, not from the weights that it began with; neither manifest is kept while it trains."""
     path = install(folder / "site", "fails_at_three", FAILS_ONCE, "mimo.lifecycle")
     words = ("train", "text.toml", "--finetune", "run", "run.directory=tuned")
     ended = torchrun(1, *words, options=("--max-restarts=1",), cwd=folder, path=path)
@@ -75,6 +79,25 @@ def test_finetuning_begins_a_run_and_a_restart_goes_on_with_it(folder: Path) -> 
     straight = succeed(*words[:-1], "run.directory=straight", cwd=folder)
     assert "weights of step 4 loaded" in straight
     assert losses(folder / "tuned") == losses(folder / "straight")
+
+
+def test_a_restart_goes_back_to_where_its_job_went_back(folder: Path) -> None:
+    """Not to the newest step in its directory, which was given up."""
+    path = install(folder / "other_site", "fails_at_three", FAILS_ONCE, "mimo.lifecycle")
+    succeed("train", "text.toml", "run.directory=back", cwd=folder)
+    words = ("train", "text.toml", "run.directory=back", "checkpoint.load=back/checkpoints/step_00000002")
+    ended = torchrun(1, *words, options=("--max-restarts=1",), cwd=folder, path=path)
+    assert ended.code == 0, ended.err
+    told = [line for line in ended.out.splitlines() if "processes" in line or "loaded" in line]
+    assert (
+        told
+        == [
+            "text: step 3 to 4 with 1 processes, in back",
+            "text: step 2 loaded from back/checkpoints/step_00000002",
+        ]
+        * 2
+    )
+    assert losses(folder / "back") == losses(folder / "run")
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,20 @@ def test_settings_from_which_results_follow_are_told() -> None:
     assert "optimizer of language.lr_decay_steps 20 (was 10)" in told
     assert any(one.startswith('optimizer of language.optimizer.patterns."*.bias" {') for one in told)
     assert list(differences(make_job(now), saved_by(before, finetunes=True))) == told[:1]
+
+
+def test_a_module_that_is_split_off_is_neither_new_nor_gone() -> None:
+    """Where a part of it is renamed, which of its names the checkpoint has is found out at loading."""
+    now, before = settings({"glyph": on(0, 0), "language": on(0, 0)}), settings({"language": on(0, 0)})
+    assert refusal(now, saved_by(before)).startswith("modules.glyph: expected a module")
+    assert refusal(now, saved_by(before, rename={"glyph.projector": "language.projector"})) == ""
+    assert refusal(before, saved_by(now, rename={"language.projector": "glyph.projector"})) == ""
+
+
+def test_a_checkpoint_without_settings_differs_in_nothing() -> None:
+    """One that was saved from Python says of none how it was."""
+    source = saved_by(settings())
+    bare = attrs.evolve(source, manifest=attrs.evolve(source.manifest, config={}))
+    assert list(differences(make_job(settings()), bare)) == []
+    assert source.trained == {"vision", "language"}
+    assert not bare.trained

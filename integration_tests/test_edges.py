@@ -70,10 +70,11 @@ def test_rows_of_any_number_format_cross_the_boundary(dtype: torch.dtype, pool: 
 
 
 def run_clash(_rank: int, directory: str) -> None:
-    """Save beside a part that is called like a module."""
+    """Save beside a part that is called like a module, and one that is called like a part of one."""
 
     class Part:
-        name = "vision"
+        def __init__(self, name: str) -> None:
+            self.name = name
 
         def state(self) -> StateTree:
             return {"count": Common(1)}
@@ -84,8 +85,10 @@ def run_clash(_rank: int, directory: str) -> None:
     settings = table(ALONE)
     settings["run"]["directory"] = directory
     engine = Engine(make_job(settings), rank=0, device=CPU)
-    with pytest.raises(PluginError, match=r"state 'vision': expected a name that no module and nothing of ours has"):
-        save_step(engine, [Part()], 1)
+    text = "expected a name without dots that no module and nothing of ours has"
+    for name in ("vision", "vision.more"):
+        with pytest.raises(PluginError, match=f"state '{name}': {text}"):
+            save_step(engine, [Part(name)], 1)
 
 
 def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path, pool: Pool) -> None:

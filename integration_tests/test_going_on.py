@@ -11,10 +11,14 @@ import pytest
 import torch
 from pool import Pool
 from ranks import RanksError
-from resuming import WentOn, go_on, go_on_and_save, same_bits, train_from
+from resuming import WentOn, begin, go_on, go_on_and_save, same_bits, train_from
 from tables import RATE, Table, table
 from test_oracle import on
 from torch import Tensor
+
+from mimo.checkpoint import reshard
+from mimo.hooks import StateTree
+from mimo.trainer._saving import save_step
 
 SAVED = 3
 ONE = on(0, 0)
@@ -229,3 +233,55 @@ def test_an_optimizer_that_has_no_use_for_the_states_is_refused(
         pool.run(1, go_on, run_of(BOTH, tmp_path, optimizer=muon, **load(directory)), 4, 4)
     (found,) = pool.run(1, go_on, run_of(BOTH, tmp_path, optimizer=muon, **load(directory, optimizer=False)), 4, 4)
     assert same_bits(weights_of(found.began, "vision", "language"), weights_of(before.ended, "vision", "language"))
+
+
+def test_a_checkpoint_without_its_optimizer_states_is_refused(
+    saved: tuple[Path, WentOn], tmp_path: Path, pool: Pool
+) -> None:
+    """It was trained, so they were left out; a module that was frozen has none."""
+    directory, _ = saved
+    step = reshard(directory / "checkpoints" / "step_00000003", tmp_path, drop=["optimizer.vision.*"])
+    text = r"modules\.vision: expected optimizer states in the checkpoint, as vision was trained, got none\."
+    with pytest.raises(RanksError, match=text):
+        pool.run(1, go_on, run_of(BOTH, tmp_path, **load(step)), 4, 4)
+    (found,) = pool.run(1, go_on, run_of(BOTH, tmp_path, **load(step, optimizer=False)), 4, 3)
+    assert all_zero(moments_of(found.began, "language"))
+
+
+class Lone:
+    """A part of which each rank has a number of its own."""
+
+    name = "lone"
+
+    def __init__(self, rank: int) -> None:
+        self.own = {f"rank_{rank}": torch.ones(1)}
+        self.loaded = False
+
+    def state(self) -> StateTree:
+        """Return the number of this rank."""
+        return self.own
+
+    def load(self, tree: StateTree) -> None:
+        """Note that this was called."""
+        del tree
+        self.loaded = True
+
+
+def save_lone(rank: int, settings: Table) -> None:
+    """Save a run with such a part."""
+    engine, _ = begin(rank, settings)
+    save_step(engine, [Lone(rank)], SAVED)
+
+
+def load_lone(rank: int, settings: Table, directory: str) -> bool:
+    """Return whether a rank loads the part."""
+    part = Lone(rank)
+    begin(rank, settings, directory, [part])
+    return part.loaded
+
+
+def test_a_part_is_loaded_on_all_ranks_or_on_none(tmp_path: Path, pool: Pool) -> None:
+    """Also where a rank has nothing in the checkpoint, as what it does then may be collective."""
+    pool.run(1, save_lone, run_of(BOTH, tmp_path))
+    wide = run_of({"vision": on(0, 0), "language": on(1, 1)}, tmp_path, load={"may_lack": ["lone.rank_1"]})
+    assert pool.run(2, load_lone, wide, str(tmp_path)) == [True, True]

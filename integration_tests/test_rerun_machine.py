@@ -1,0 +1,358 @@
+"""What the rerun machine makes of the results of a step, and of those of the same step run again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+from mimo.hooks import RestartNeededError, RunInfo, StepInfo
+from mimo.optimizer.runtime import Agreed, Proposed
+from mimo.topology import StageId
+from mimo.trainer._config import make_settings
+from mimo.trainer._device_identity import device_identity
+from mimo.trainer._init import EXAMPLE
+from mimo.trainer._place import Place
+from mimo.trainer._rerun import RERUN_FILE, RerunStateMachine
+from mimo.trainer._rerun_evidence import Bounds, Deed, Injector, Witness
+from mimo.trainer._rerun_runs import Order, Where, apart, tell_all
+from mimo.trainer._rerun_settings import InjectSettings, RerunSettings
+from mimo.trainer._rerun_waiting import Waiting
+from mimo.trainer._rerunner import Rerunner
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+
+CPU = torch.device("cpu")
+ALONE = Place(rank=0, world=1, local_rank=0)
+
+
+def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: Any) -> Job:
+    """Return the job of the example with these settings."""
+    table = {**EXAMPLE, "run": {**EXAMPLE["run"], "directory": str(directory), **run}, "rerun": rerun}
+    if "precision" in run:
+        table["optimizer"] = {**EXAMPLE["optimizer"], "plugin": "distributed"}
+    return resolve(make_settings(table))
+
+
+def result(loss: float, norm: float | None = None, *, tokens: int = 1) -> Proposed:
+    """Return what all ranks agreed on in a step of one label token."""
+    norm = loss if norm is None else norm
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    agreed = Agreed(
+        loss=loss,
+        label_tokens=tokens,
+        rows={},
+        seconds={},
+        counts={},
+        zeros={},
+        told={},
+        squares={("language", ""): norm * norm},
+        alike=True,
+        stops=0,
+    )
+    return Proposed(
+        agreed=agreed,
+        loss=loss,
+        norm=norm if finite else math.nan,
+        norms={"language": norm},
+        group_norms={},
+        skips=tokens == 0 or not finite,
+    )
+
+
+def machine_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: Any) -> RerunStateMachine:
+    """Return a machine that judges."""
+    return RerunStateMachine(job_of({"mode": "validate", **rerun}, directory, **run), ALONE)
+
+
+def test_what_is_not_finite_is_rejected() -> None:
+    """A loss, or a gradient; a step that is skipped anyway is not."""
+    machine = machine_of({})
+    assert machine.judge(result(1.0)) == ""
+    assert machine.judge(result(math.nan)) == "a loss that is not finite"
+    assert machine.judge(result(1.0, math.inf)) == "a gradient that is not finite"
+    assert machine.judge(result(math.nan, tokens=0)) == ""
+
+
+def test_an_overflow_of_fp16_is_not_judged_but_a_spike_is() -> None:
+    """It is what the loss scale is for."""
+    machine = machine_of({"spike_steps": 1}, precision="fp16")
+    machine.accept(result(1.0))
+    assert machine.judge(result(1.0, math.inf)) == ""
+    assert machine.judge(result(11.0, 1.0)) == "a loss of 11, above 10, 10 times the largest of the last 1 steps"
+
+
+def test_a_spike_is_one_over_the_largest_of_late() -> None:
+    """Once as many steps have been as count; those that were skipped don't."""
+    machine = machine_of({"spike_factor": 3, "spike_steps": 2})
+    for loss, norm in ((2.0, 1.0), (math.nan, 1.0)):
+        machine.accept(result(loss, norm))
+    assert machine.judge(result(100.0)) == ""
+    machine.accept(result(1.0, 1.0))
+    assert machine.judge(result(6.0, 3.0)) == ""
+    assert machine.judge(result(6.1, 1.0)) == "a loss of 6.1, above 6, 3 times the largest of the last 2 steps"
+    assert "a gradient norm of 3.1, above 3, 3 times" in machine.judge(result(1.0, 3.1))
+    machine.accept(result(1.0, 1.0))
+    assert "above 3," in machine.judge(result(6.0, 1.0))
+    assert machine_of({"spike_factor": 0}).judge(result(1e9)) == ""
+
+
+def test_what_it_knows_goes_through_a_checkpoint() -> None:
+    """The largest of late and what was measured, under names that are always the same."""
+    machine, other = machine_of({"spike_steps": 2}), machine_of({"spike_steps": 2})
+    machine.accept(result(1.0))
+    machine.accept(result(2.0))
+    machine.measure(0.01)
+    machine.measure(math.inf)
+    other.load(machine.state())
+    assert other.state()["state"] == machine.state()["state"]
+    assert set(machine.state()) == {"state", "rank_00000"}
+    assert other.tolerance == 0.01
+    assert other.judge(result(21.0))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (1.0, 1.0, 0.0),
+        (math.nan, math.nan, 0.0),
+        (math.inf, math.inf, 0.0),
+        (math.inf, -math.inf, math.inf),
+        (math.nan, 1.0, math.inf),
+        (0.0, 1.0, 1.0),
+        (-1.0, 1.0, 2.0),
+        (99.0, 100.0, 0.01),
+    ],
+)
+def test_how_far_two_numbers_are_apart(one: float, other: float, expected: float) -> None:
+    """Relative to the larger, and the same for numbers that are not finite alike."""
+    assert apart(one, other) == apart(other, one) == expected
+
+
+class Scripted:
+    """An engine of one rank whose steps come to what is written down, one run after the other."""
+
+    def __init__(self, job: Job, results: list[Proposed]) -> None:
+        self.job, self.rank, self.device, self.model = job, 0, CPU, nn.Linear(1, 1)
+        self.results = list(results)
+        self.optimizer = SimpleNamespace(propose=lambda _tally: self.results.pop(0))
+        self.holds_modules = False
+
+    def accumulate(self, _step: int, _record: object) -> None:
+        """Run the first time."""
+
+    def repeat(self, _data: object) -> None:
+        """Run again."""
+
+    def samples(self, _step: int) -> tuple[int, ...]:
+        """Return no samples."""
+        return ()
+
+    def cut(self, _kept: object) -> None:
+        """Return nothing to run."""
+
+
+NAN = math.nan
+STORIES: Mapping[str, tuple[Mapping[str, Any], list[float], str, int]] = {
+    "a fault that passes": ({}, [NAN, 1.0, 1.0], "transient", 0),
+    "a spike that passes": ({}, [100.0, 1.0, 1.0], "transient", 0),
+    "a spike that stays": ({}, [100.0, 100.0], "reproduced", 0),
+    "no number that stays": ({}, [NAN, NAN], "reproduced", 0),
+    "one that comes back once": ({}, [NAN, 1.0, NAN, 1.0], "transient", 0),
+    "one that comes back again": ({}, [NAN, 1.0, NAN, NAN], "reproduced", 0),
+    "three different spikes": ({}, [100.0, 200.0, 300.0], "reproduced", 0),
+    "noise at the bound": ({}, [10.01, 9.99, 10.0], "noise", 0),
+    "noise that is spiky itself": ({}, [20.0, 20.1, 20.05], "reproduced", 0),
+    "within what is allowed": ({"tolerance": 0.01}, [10.01, 9.99], "noise", 0),
+    "beyond what is allowed": ({"tolerance": 0.01}, [100.0, 1.0], "transient", 0),
+    "the same up to what is allowed": ({"tolerance": 0.01}, [100.0, 100.1], "reproduced", 0),
+}
+
+
+def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
+    """Run a story; return the verdict, the loss that is stepped by, and how many runs were left."""
+    rerun, losses, *_ = STORIES[story]
+    settings = attrs.evolve(
+        plain.settings,
+        run=attrs.evolve(plain.settings.run, directory=str(directory)),
+        rerun=RerunSettings(mode="validate", spike_steps=1, **rerun),
+    )
+    job = attrs.evolve(plain, settings=settings)
+    machine = RerunStateMachine(job, ALONE)
+    machine.accept(result(1.0))
+    engine = Scripted(job, [*map(result, losses)])
+    saved: list[int] = []
+    machine.save = saved.append
+    rerunner = Rerunner(machine, cast("Any", engine), Witness(microbatches=1, injector=machine.injector))
+    try:
+        loss = rerunner.propose(5, None).loss
+    except RestartNeededError:
+        loss = NAN
+        assert saved == [4]
+        assert machine.waiting is not None
+        assert machine.waiting.ranks == (0,)
+    return json.loads((directory / RERUN_FILE).read_text())["verdict"], loss, len(engine.results)
+
+
+def alone(job: Job) -> Job:
+    """Return the job with all its modules on rank 0."""
+    table = {
+        **job.plain,
+        "modules": {name: {**one, "ranks": "0", "tp": 1} for name, one in job.plain["modules"].items()},
+    }
+    return resolve(make_settings(table))
+
+
+def test_what_is_made_of_runs_that_come_to_this(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
+    """The loss of each run, first the one that is judged; all are needed, and no more."""
+    plain = alone(job_of({}))
+    (found,) = run_ranks(1, lambda _rank: [tell(story, plain, tmp_path / story) for story in STORIES])
+    for (story, (_, losses, verdict, left)), (told, loss, unused) in zip(STORIES.items(), found, strict=True):
+        assert (told, unused) == (verdict, left), story
+        assert loss == losses[-1] or (verdict == "reproduced" and math.isnan(loss)), story
+
+
+def test_a_suspect_is_cleared_by_devices_that_none_of_them_had() -> None:
+    """Those that have swapped theirs, or gone back, have the bad one among them still; others don't count."""
+    waiting = Waiting(
+        step=4,
+        layout="",
+        reason="",
+        tolerance=0.0,
+        ranks=(0, 1),
+        deed=None,
+        devices=(("a",), ("b",), ("c",)),
+        values={},
+    )
+    settled = {
+        devices: waiting.is_settled_on(devices) for devices in (("b", "a", "c"), ("a", "d", "c"), ("d", "e", "c"))
+    }
+    assert settled == {("b", "a", "c"): False, ("a", "d", "c"): False, ("d", "e", "c"): True}
+    again = waiting.on(("d", "a", "c"))
+    assert again.devices == (("a", "d"), ("b", "a"), ("c",))
+    assert again.first_devices == ("a", "b", "c")
+    assert not again.is_settled_on(("d", "b", "c"))
+
+
+def test_an_event_that_cannot_be_written_is_said_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the disk is full: the run has just been saved from a fault."""
+    (tmp_path / RERUN_FILE).mkdir()
+    machine_of({}, tmp_path).tell(4, "transient", "a fault that has passed")
+    said, text = capsys.readouterr().err.splitlines()
+    assert said.startswith("mimo: step 4: transient is not in rerun.jsonl, which can't be written: [Errno 21] Is a dir")
+    assert text == "mimo: step 4: a fault that has passed"
+
+
+@pytest.mark.parametrize(("made", "told"), [([5, 6], 6), ([], 4)])
+def test_the_end_of_a_run_is_told_of_the_step_that_it_came_to(made: list[int], told: int, tmp_path: Path) -> None:
+    """Which is not its last when it was stopped."""
+    machine = machine_of({"mode": "report_determinism"}, tmp_path)
+    run = cast("RunInfo", SimpleNamespace(first_step=5, steps=400))
+    for step in made:
+        machine.mimo_step_end(run, cast("StepInfo", SimpleNamespace(step=step)))
+    machine.mimo_run_end(run)
+    (event,) = map(json.loads, (tmp_path / RERUN_FILE).read_text().splitlines())
+    assert (event["step"], event["verdict"]) == (told, "determinism_of_the_run")
+
+
+FORWARD = Deed(kind="forward", module="vision", stage=0, microbatches=(1,))
+LANGUAGE = Deed(kind="forward", module="language", stage=0, microbatches=(1,))
+BACK = attrs.evolve(LANGUAGE, kind="backward")
+GRADIENTS = Deed(kind="gradients", module="vision", stage=0)
+
+
+PLACES: list[tuple[list[list[Deed]], Where]] = [
+    ([[GRADIENTS, FORWARD], [], [LANGUAGE], [LANGUAGE, BACK]], Where(deed=FORWARD, ranks=(0,))),
+    ([[GRADIENTS], [GRADIENTS], [BACK], [BACK]], Where(deed=BACK, ranks=(2, 3))),
+    ([[GRADIENTS], [], [], []], Where(deed=GRADIENTS, ranks=(0,))),
+    ([[], [], [attrs.evolve(LANGUAGE, kind="loss")], [LANGUAGE]], Where(deed=LANGUAGE, ranks=(3,))),
+    ([[attrs.evolve(FORWARD, microbatches=(3,))], [], [LANGUAGE], [BACK]], Where(deed=LANGUAGE, ranks=(2,))),
+    ([[], [], [], []], Where(deed=None, ranks=())),
+]
+
+
+def test_the_earliest_deed_is_found_by_the_plan(run_ranks: Callable[..., list[Any]]) -> None:
+    """What others make of it comes later, wherever they are; ranks that share it are named together."""
+    job = job_of({})
+    found = run_ranks(4, lambda rank: [Order(job, rank, CPU).first(deeds[rank]) for deeds, _ in PLACES])
+    assert found == [[where for _, where in PLACES]] * 4
+
+
+def test_ranks_tell_each_other_texts_of_any_length(run_ranks: Callable[..., list[Any]]) -> None:
+    """In the order of ranks."""
+    found = run_ranks(3, lambda rank: tell_all({"text": "é" * 10**rank}, CPU))
+    assert found == [[{"text": "é" * 10**rank} for rank in range(3)]] * 3
+
+
+def test_a_pass_is_spoiled_where_and_as_often_as_asked() -> None:
+    """In runs of the step, on the device; rows made ahead count for the step that they are for."""
+    settings = InjectSettings(step=3, module="vision", rank=1, times=1, factor=2.0)
+    here = Injector(settings, rank=1, device="a")
+    witness = Witness(microbatches=2, injector=here)
+    stage, ones = StageId("vision", 0), torch.ones(1)
+
+    def rows(step: int | None, ahead: int | None, microbatch: int) -> float:
+        witness.begin(step, ahead)
+        return float(witness.see_pass(stage, (microbatch,), {}, ones))
+
+    assert [rows(2, None, 0), rows(3, None, 1), rows(3, None, 0), rows(3, None, 0)] == [1, 1, 2, 1]
+    witness = Witness(microbatches=2, injector=Injector(settings, rank=1, device="a"))
+    assert [rows(2, 3, 2), rows(3, 4, 2)] == [2, 1]
+    for other in (
+        Injector(settings, rank=0, device="a"),
+        Injector(attrs.evolve(settings, device="b"), rank=1, device="a"),
+    ):
+        witness = Witness(microbatches=2, injector=other)
+        assert rows(3, None, 0) == 1
+
+
+def test_what_was_made_ahead_belongs_to_its_step() -> None:
+    """It is seen with the step that it is for, under the microbatch's number there, and forgotten when made anew."""
+    witness = Witness(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
+    stage = StageId("vision", 0)
+    witness.begin(None, 7)
+    witness.see_pass(stage, (3,), {}, torch.tensor([3.0, 4.0]))
+    assert witness.values() == {}
+    witness.begin(7, 8)
+    witness.see_pass(stage, (2,), {}, torch.tensor([1.0]))
+    assert witness.values() == {FORWARD: 5.0}
+    witness.begin(None, 7)
+    witness.begin(7, 8)
+    assert witness.values() == {}
+
+
+def test_bounds_are_the_largest_of_late() -> None:
+    """Larger ones of before count less and less."""
+    witness = Witness(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
+    bounds = Bounds(1)
+    for norm in (8.0, 1.0, 3.0):
+        witness.begin(1, None)
+        witness.see_pass(StageId("vision", 0), (1,), {}, torch.tensor([norm]))
+        bounds.add(witness)
+    assert bounds.values() == {FORWARD: 3.0}
+    bounds.add(witness)
+    witness.begin(1, None)
+    witness.see_pass(StageId("vision", 0), (1,), {}, torch.tensor([1.0]))
+    bounds.add(witness)
+    assert bounds.values() == {FORWARD: 1.5}
+
+
+def test_devices_have_names_of_their_own() -> None:
+    """Of a CPU the host and which of its processes it is; settings may give another, or one for each rank."""
+    places = [Place(rank=rank, world=2, local_rank=rank) for rank in (0, 1)]
+    first, second = (device_identity(place, "") for place in places)
+    assert first.startswith("cpu ")
+    assert first != second
+    assert first == device_identity(places[0], "")
+    assert device_identity(places[1], "node-7") == "node-7/1"
+    assert device_identity(places[1], ("x", "y")) == "y"
