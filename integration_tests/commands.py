@@ -26,6 +26,38 @@ SCRIPT = Path(sys.executable).with_name("mimo")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 """Words after ``python`` that are torchrun on this machine."""
 
+DIGITS = (
+    "train",
+    "examples/digits.toml",
+    "run.global_batch=8",
+    "run.micro_batch=4",
+    "run.evaluation_interval=0",
+    "data.held_out=0.01",
+    "optimizer.lr_schedule=constant",
+    "optimizer.lr_min=0",
+    "logging.interval=1",
+)
+"""Words after ``mimo`` that train the example in quick steps, of which each is told."""
+
+TEXT = """
+[run]
+name = "text"
+steps = 4
+global_batch = 4
+directory = "run"
+[data]
+plugin = "jsonl"
+path = "train.jsonl"
+[checkpoint]
+interval = 1
+asynchronous = false
+[modules.language]
+plugin = "decoder"
+ranks = "0"
+config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
+"""
+"""Settings of a small model that reads text alone, on one process; all its steps are saved."""
+
 SECONDS = 200
 """Longest that one command may take."""
 

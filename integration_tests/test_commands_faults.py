@@ -11,19 +11,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import SCRIPT, Ended, install, losses, mimo, read_metrics, start, succeed
+from commands import DIGITS, SCRIPT, Ended, install, losses, mimo, read_metrics, start, succeed
 
-WORDS = (
-    "train",
-    "examples/digits.toml",
-    "run.global_batch=8",
-    "run.micro_batch=4",
-    "run.evaluation_interval=0",
-    "data.held_out=0.01",
-    "optimizer.lr_schedule=constant",
-    "optimizer.lr_min=0",
-    "logging.interval=1",
-)
 ENDLESS = "run.steps=1000000"
 PATIENT = "run.timeout=5"
 
@@ -76,7 +65,7 @@ def matches(found: list[str], *expected: str) -> bool:
 
 def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
     """With code 3, once and last, on stderr and in the run directory; a lost connection is not taken for the cause."""
-    with start(SCRIPT, *WORDS, ENDLESS, f"run.directory={tmp_path}") as started:
+    with start(SCRIPT, *DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for("  loss  ")
         os.kill(started.workers()[2], signal.SIGKILL)
         ended = started.wait()
@@ -91,7 +80,7 @@ def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
 
 def test_a_stopped_worker_is_named_when_the_time_is_up(tmp_path: Path) -> None:
     """Those who wait for it say where and for whom; it says nothing more."""
-    with start(SCRIPT, *WORDS, ENDLESS, PATIENT, f"run.directory={tmp_path}") as started:
+    with start(SCRIPT, *DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path}") as started:
         started.wait_for("  loss  ")
         os.kill(started.workers()[2], signal.SIGSTOP)
         ended = started.wait()
@@ -109,7 +98,7 @@ def test_a_stopped_worker_is_named_when_the_time_is_up(tmp_path: Path) -> None:
 def test_a_worker_that_sleeps_is_named_with_the_line_of_code(tmp_path: Path) -> None:
     """Each of those who wait names module, stage, microbatch and peer."""
     path = install(tmp_path / "site", "sleeper", SLEEPS, "mimo.lifecycle")
-    ended = mimo(*WORDS, ENDLESS, PATIENT, f"run.directory={tmp_path / 'run'}", path=path)
+    ended = mimo(*DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path / 'run'}", path=path)
     assert ended.code == 3
     assert matches(
         waits(ended), of_vision(0), of_language(2, 3, "all_gather_single"), of_language(3, 1, "edge vision->language")
@@ -123,7 +112,7 @@ def test_a_worker_that_sleeps_is_named_with_the_line_of_code(tmp_path: Path) -> 
 def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
     """After those who waited for it, and its own traceback."""
     path = install(tmp_path / "site", "raiser", RAISES, "mimo.lifecycle")
-    ended = mimo(*WORDS, ENDLESS, f"run.directory={tmp_path / 'run'}", path=path)
+    ended = mimo(*DIGITS, ENDLESS, f"run.directory={tmp_path / 'run'}", path=path)
     assert ended.code == 3
     assert matches(
         waits(ended)[-2:], of_language(2, 3, "all_gather_single"), of_language(3, 1, "edge vision->language")
@@ -135,7 +124,7 @@ def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     """Sent to the whole group as a terminal does. The run can go on later."""
-    with start(SCRIPT, *WORDS, ENDLESS, f"run.directory={tmp_path}") as started:
+    with start(SCRIPT, *DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
         os.killpg(started.process.pid, signal.SIGINT)
         ended = started.wait()
@@ -146,7 +135,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("everybody", [False, True], ids=["the launcher", "its whole group"])
 def test_sigterm_saves_and_leaves_with_0(everybody: bool, tmp_path: Path) -> None:
     """What clusters send before they take a machine away, to one process or to all."""
-    with start(SCRIPT, *WORDS, ENDLESS, f"run.directory={tmp_path}") as started:
+    with start(SCRIPT, *DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
         (os.killpg if everybody else os.kill)(started.process.pid, signal.SIGTERM)
         ended = started.wait()
@@ -156,14 +145,14 @@ def test_sigterm_saves_and_leaves_with_0(everybody: bool, tmp_path: Path) -> Non
     assert f"digits: stopped as asked, step {done} of 1000000 is saved, in " in ended.out
     assert (tmp_path / "checkpoints" / "latest").read_text() == f"step_{done:08d}\n"
     assert not read_metrics(tmp_path)[1]
-    more = succeed(*WORDS, f"run.steps={done + 1}", "checkpoint.load=latest", f"run.directory={tmp_path}")
+    more = succeed(*DIGITS, f"run.steps={done + 1}", "checkpoint.load=latest", f"run.directory={tmp_path}")
     assert f"digits: step {done + 1} to {done + 1} with" in more
 
 
 def test_steps_that_are_not_finite_are_skipped_alike(tmp_path: Path) -> None:
     """Every rank leaves its weights and moments as they were, and the run goes on to its end."""
     diverges = ("run.steps=3", "optimizer.lr=1e30", "optimizer.clip=0")
-    shown = succeed(*WORDS, *diverges, "checkpoint.interval=1", "checkpoint.keep=0", f"run.directory={tmp_path}")
+    shown = succeed(*DIGITS, *diverges, "checkpoint.interval=1", "checkpoint.keep=0", f"run.directory={tmp_path}")
     assert shown.count("(skipped)") == 2
     steps = read_metrics(tmp_path)[0]
     assert [step["skipped"] for step in steps] == [False, True, True]

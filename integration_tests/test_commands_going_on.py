@@ -6,25 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import here, install, losses, succeed, torchrun
-
-TEXT = """
-[run]
-name = "text"
-steps = 4
-global_batch = 4
-directory = "run"
-[data]
-plugin = "jsonl"
-path = "train.jsonl"
-[checkpoint]
-interval = 1
-asynchronous = false
-[modules.language]
-plugin = "decoder"
-ranks = "0"
-config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
-"""
+from commands import TEXT, here, install, losses, succeed, torchrun
 
 FAILS_ONCE = """
 import gc

@@ -7,22 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import here, mimo, succeed
+from commands import DIGITS, here, mimo, succeed
 
 from mimo.checkpoint import read_manifest, verify
 
-WORDS = (
-    "train",
-    "examples/digits.toml",
-    "run.global_batch=8",
-    "run.micro_batch=4",
-    "run.evaluation_interval=0",
-    "data.held_out=0.01",
-    "optimizer.lr_schedule=constant",
-    "optimizer.lr_min=0",
-    "logging.interval=1",
-    "checkpoint.keep=0",
-)
+WORDS = (*DIGITS, "checkpoint.keep=0")
 
 
 ONE = ("modules.vision.ranks=0", "modules.language.ranks=0", "modules.language.tp=1")

@@ -40,6 +40,13 @@ def test_nothing_else_does(environ: dict[str, str], tmp_path: Path) -> None:
     assert last_attempt(tmp_path, environ) is None
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"job": "a", "unknown": 1}'])
+def test_a_note_that_cannot_be_read_says_nothing(text: str, tmp_path: Path) -> None:
+    """A power cut may leave an empty one."""
+    (tmp_path / "attempt.json").write_text(text)
+    assert last_attempt(tmp_path, SECOND) is None
+
+
 def test_a_first_attempt_forgets_earlier_jobs(tmp_path: Path) -> None:
     """Jobs of torchrun may share a name; so a first attempt that is refused is refused again."""
     note_end(tmp_path, 3, "", FIRST)

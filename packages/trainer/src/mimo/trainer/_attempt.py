@@ -105,7 +105,7 @@ def _note(directory: Path, code: int | None, text: str, environ: Mapping[str, st
 def _read(directory: Path, job: str) -> Attempt | None:
     try:
         attempt = Attempt(**json.loads((directory / ATTEMPT_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (OSError, ValueError, TypeError):  # none, or one that can't be read: what it said is lost
         return None
     return attempt if attempt.job == job else None
 
