@@ -8,21 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its own types don't say so
 
-from mimo.hooks import ConfigError
-from mimo.trainer._fault import Fault, FaultBoard
-from mimo.trainer._launch import _processes, choose_device, launch, start_method
-from mimo.trainer._place import Place, place_in, with_slurm
-from mimo.trainer._progress import Mark
-from mimo.trainer._watch import Terms, Watch
-from mimo.trainer._worker import threads_for
+from mimo.trainer._launch import _processes, start_method
+from mimo.trainer._place import Place
+from mimo.trainer._watch import Terms
 
 HEAD = """
 import os, signal, sys, time
@@ -435,137 +429,9 @@ def test_sigterm_to_a_rank_that_is_done_is_nothing(tmp_path: Path) -> None:
     assert join(tmp_path, body, 1, stops=True) == [(0, "True\n", "")]
 
 
-def test_two_that_ask_at_once_answer_each_other() -> None:
-    """Each calls the roll before the other has told anything; as both have gone on lately nobody is named."""
-    store, both, told = HashStore(), threading.Barrier(2), list[Fault]()
-
-    class Board(FaultBoard):
-        def call_roll(self) -> int:
-            both.wait(10)
-            number = super().call_roll()
-            both.wait(10)
-            return number
-
-    watches = [
-        Watch(
-            Board(store),
-            Place(rank=rank, world=2, local_rank=rank),
-            Terms(),
-            shows=False,
-            tell=told.append,
-            leave=print,
-        )
-        for rank in range(2)
-    ]
-    asking = [threading.Thread(target=watch._ask_all) for watch in watches]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join(30)
-    assert told == []
-
-
-def test_whoever_finds_a_fault_claimed_waits_for_it_and_takes_its_code() -> None:
-    """It answers roll calls meanwhile, so that it is not named itself."""
-    board, left = FaultBoard(HashStore()), list[int]()
-    place = Place(rank=1, world=2, local_rank=1)
-    watch = Watch(board, place, Terms(timeout=0), shows=False, tell=lambda _: left.append(-1), leave=left.append)
-    board.tell(0, Mark(left=True))
-    assert board.first(0) is None
-    thread = threading.Thread(target=watch._ask_all)
-    thread.start()
-    time.sleep(0.5)
-    assert set(board.answers([1], 5)) == {1}
-    board.publish(Fault(rank=0, code=16, text="", explained=True))
-    thread.join(30)
-    assert left == [16]
-
-
-def test_a_claim_of_which_nothing_is_heard_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one of those who wait for it."""
-    monkeypatch.setattr("mimo.trainer._fault._PUBLISHED_SECONDS", 0.1)
-    board = FaultBoard(HashStore())
-    assert board.first(0) is None
-    assert board.first(1) is None
-    assert not board.claim(0)
-
-
-def test_a_watch_survives_a_look_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is told of once, and a fault of another rank is heard later."""
-    store, looks, left = HashStore(), list[int](), threading.Event()
-
-    class Board(FaultBoard):
-        def rings(self) -> int:
-            looks.append(1)
-            if len(looks) < 3:
-                raise KeyError("odd")
-            return super().rings()
-
-    place = Place(rank=0, world=1, local_rank=0)
-    watch = Watch(Board(store), place, Terms(), shows=False, tell=print, leave=lambda _: left.set())
-    watch.start()
-    FaultBoard(store).publish(Fault(rank=0, code=3, text="", explained=True))
-    assert left.wait(10)
-    watch.stop()
-    assert capsys.readouterr().err.count("Traceback") == 1
-
-
 def test_joined_ranks_that_succeed_end_with_0(tmp_path: Path) -> None:
     """Rank 0, in which the store lives, outlives the others."""
     body = """
     together()
 """
     assert join(tmp_path, body, 2) == [(0, "", "")] * 2
-
-
-def test_slurm_names_are_read_where_a_master_is_told() -> None:
-    """A shell inside an allocation alone does not make a process a rank."""
-    step = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
-    assert "RANK" not in with_slurm(step)
-    assert place_in(with_slurm({**step, "MASTER_ADDR": "node"}), "cuda") == Place(
-        rank=3, world=4, local_rank=1, device="cuda:1"
-    )
-
-
-def test_a_rank_that_is_no_number_is_refused() -> None:
-    """The variable is named."""
-    with pytest.raises(ConfigError, match="environment variable RANK: expected a whole number, got 'one'"):
-        place_in({"RANK": "one", "WORLD_SIZE": "2"}, "cpu")
-
-
-def test_a_port_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is opened."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    with pytest.raises(ConfigError, match="environment variable MASTER_PORT: expected a whole number, got 'a'"):
-        launch(print, world=1)
-
-
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    """As those for real time are."""
-    assert Fault.of_exit(2, -35).text == "rank 2 was ended by signal 35."
-
-
-def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise() -> None:
-    """Each rank gets at least one thread."""
-    cores = len(os.sched_getaffinity(0))
-    place = Place(rank=0, world=2 * cores, local_rank=0)
-    assert threads_for(place, {}) == 1
-    assert threads_for(Place(rank=0, world=1, local_rank=0), {}) == cores
-    assert threads_for(place, {"OMP_NUM_THREADS": "3"}) is None
-
-
-def test_cpu_is_always_there() -> None:
-    """Asking for the CPU asks nothing of the machine."""
-    assert choose_device("cpu", 4) == "cpu"
-
-
-def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One GPU for each process of this machine; auto falls back to the CPU."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert choose_device("auto", 2) == "cuda"
-    assert choose_device("auto", 3) == "cpu"
-    with pytest.raises(ConfigError, match=r"run.device: expected 3 GPUs, one for each process.*, got 2 GPUs"):
-        choose_device("cuda", 3)
