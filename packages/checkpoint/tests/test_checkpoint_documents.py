@@ -59,7 +59,8 @@ def dump(data: bytes) -> str:
     """Return bytes as the page shows them: place, hexadecimal, text."""
     rows = [(at, data[at : at + 16]) for at in range(0, len(data), 16)]
     return "".join(
-        f"{at:04x}  {row.hex(' '):47}  {''.join(chr(byte) if 32 <= byte < 127 else '.' for byte in row)}\n"
+        f"{at:04x}  {row.hex(' '):47}  {''.join(chr(byte) if 32 <= byte < 127 else '.' for byte in row)}".rstrip()
+        + "\n"
         for at, row in rows
     )
 
@@ -75,11 +76,11 @@ def test_the_dump_is_what_is_written(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```manifest\n(.*?)```", text, re.DOTALL)
     assert shown.replace("\n", "") == manifest.rstrip("\n")
     assert max(map(len, shown.splitlines())) == 120
-    assert int.from_bytes(data[:8], "little") == 144
-    assert data[149:152] == b"   "
-    assert struct.unpack("<f", data[152:156]) == (0.5,)
-    assert data[156:160].hex() == "803f00c0"
-    assert xxhash.xxh3_64_hexdigest(data[152:]) in manifest
+    assert int.from_bytes(data[:8], "little") == 184
+    assert data[149:192] == b" " * 43
+    assert struct.unpack("<f", data[192:196]) == (0.5,)
+    assert data[196:200].hex() == "803f00c0"
+    assert xxhash.xxh3_64_hexdigest(data[192:]) in manifest
 
 
 def run_program(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+from collections.abc import Sequence
 from operator import add
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,7 +105,7 @@ def test_what_two_boxes_have_in_common(dims: list[tuple[int, int, int, int]]) ->
 
 
 def test_blocks_are_read_in_any_order(tmp_path: Path) -> None:
-    """Blocks come from the slab or go to their place, one twice or another between; ranges name those they touch."""
+    """Blocks come from the slab or go to their places, one twice or another between; ranges name those they touch."""
     data = bytes(range(256)) * 20
     (tmp_path / "x").write_bytes(b"header..." + data)
     blocks = tuple(checksum(data[at : at + 1000]) for at in range(0, len(data), 1000))
@@ -112,11 +115,34 @@ def test_blocks_are_read_in_any_order(tmp_path: Path) -> None:
             low, high = reader.span(index)
             assert reader.read(index) == data[low - 9 : high - 9]
             target = bytearray(high - low)
-            reader.read_into(index, memoryview(target))
+            reader.read_into(index, [(low, memoryview(target))])
             assert target == data[low - 9 : high - 9]
+            parts = [(at, memoryview(bytearray(min(300, high - at)))) for at in range(low, high, 300)]
+            reader.read_into(index, parts[1:])
+            reader.read_into(index, parts)
+            assert b"".join(part for _, part in parts) == data[low - 9 : high - 9]
         for low, high in itertools.combinations((0, 1, 999, 1000, 1001, 2500, 4999, 5000, 5119, 5120), 2):
             assert list(reader.blocks(9 + low, 9 + high)) == sorted({at // 1000 for at in range(low, high)})
         assert not reader.blocks(9, 9)
+
+
+@pytest.mark.parametrize("most", [1, 299, 300, 301, 950])
+def test_reads_that_end_early_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A system may give fewer bytes than are asked for, in the middle of a part or at its end."""
+    data = bytes(range(250)) * 4
+    (tmp_path / "x").write_bytes(b"header..." + data)
+    entry = ShardEntry(bytes=1009, header_bytes=9, header_checksum=checksum(b"header..."), blocks=(checksum(data),))
+    real = os.preadv
+
+    def preadv(file: int, parts: Sequence[memoryview], offset: int) -> int:
+        left = list(itertools.accumulate([most, *map(len, parts)], lambda left, size: max(0, left - size)))
+        return real(file, [part[:size] for part, size in zip(parts, left, strict=False)], offset)
+
+    monkeypatch.setattr("os.preadv", preadv)
+    parts = [(9 + at, memoryview(bytearray(min(300, 1000 - at)))) for at in range(0, 1000, 300)]
+    with ShardReader(tmp_path / "x", entry, make_slab(1000)) as reader:
+        reader.read_into(0, parts)
+    assert b"".join(part for _, part in parts) == data
 
 
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=6))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import torch
 
 from mimo.checkpoint import save
 from mimo.hooks import CheckpointError, Common, ConfigError
+from mimo.model import DECODER
 from mimo.trainer._attempt import Attempt, last_attempt, note_begin
 from mimo.trainer._config import make_settings, override_key, write_config
 from mimo.trainer._preflight import check_directory
@@ -136,6 +139,29 @@ def test_schedule_and_data_began_where_the_checkpoint_says_or_begin_now(tmp_path
         CheckpointError, match=r"got one without progress\.data_begun\. Its weights can begin a new run"
     ):
         _ = Source.of(foreign, LoadSettings()).data_begun
+
+
+@pytest.mark.parametrize(
+    ("plugin", "frozen", "trained"),
+    [
+        ("two", True, False),
+        ("two", False, True),
+        ("two", [], True),
+        ("two", ["left"], True),
+        ("two", ["left", "right"], False),
+        ("two", ["left", "gone"], True),
+        ("other", ["left", "right"], True),
+    ],
+)
+def test_a_module_frozen_part_by_part_was_not_trained(
+    plugin: str, frozen: bool | list[str], trained: bool, tmp_path: Path
+) -> None:
+    """As one that was frozen whole; of plugins that this run hasn't, nobody knows the parts."""
+    spec = attrs.evolve(DECODER, name="two", parts={"left": ("a", "b"), "right": ("c",)})
+    tree = {"eye": {"a": {"weight": torch.ones(1)}, "c": torch.ones(1)}, "eyes": {"d": torch.ones(1)}}
+    config = {"modules": {"eye": {"plugin": plugin, "frozen": frozen}}}
+    source = Source.of(save(tmp_path, 1, tree, config=config, topology={}), LoadSettings())
+    assert source.trained([DECODER, spec]) == ({"eye"} if trained else set())
 
 
 def test_steps_of_which_none_is_whole_are_no_beginning(tmp_path: Path) -> None:

@@ -1,36 +1,30 @@
 """Loading: PyTorch's planner says which boxes of the saved pieces this rank needs; only their bytes are read.
 
-Two object collectives: everything that does not fit, before anything is changed, and whether reading went well. The
-planner's own global step changes nothing and is left out.
+Two object collectives: everything that does not fit, before anything is changed, and whether reading went well. Of the
+planner no more is needed than how it finds the boxes of one tensor; the rest of it changes nothing.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from mimo.checkpoint._boxes import Box
-from mimo.checkpoint._manifest import Manifest, Piece, TensorEntry
+from mimo.checkpoint._manifest import Manifest, TensorEntry
 from mimo.checkpoint._manifest_file import read_manifest
 from mimo.checkpoint._matching import Request, Wish, check_requests, make_request
 from mimo.checkpoint._ranks import Failure, Ranks, take, take_all
-from mimo.checkpoint._read_box import read_box
+from mimo.checkpoint._read_box import Read
+from mimo.checkpoint._read_shards import count_threads, own_place, read_shards
 from mimo.checkpoint._reader import ShardReader, make_slab
-from mimo.checkpoint._tensors import DTYPES
-from mimo.checkpoint._tree import fill, flatten
+from mimo.checkpoint._tensors import examine
+from mimo.checkpoint._tree import collect, fill
 from mimo.hooks import StateTree
 
 
@@ -52,11 +46,16 @@ class Loaded:
 
 @attrs.frozen(kw_only=True)
 class _Ready:
-    """What one rank has found out before it changes a tensor; ``reads`` in the order of the files."""
+    """What one rank has found out before it changes a tensor.
+
+    Args:
+        manifest: of the checkpoint.
+        reads: in the order of the files.
+        request: what the other ranks are to know.
+    """
 
     manifest: Manifest
-    planner: DefaultLoadPlanner
-    reads: list[tuple[Piece, ReadItem]]
+    reads: list[Read]
     request: Request
 
 
@@ -84,7 +83,8 @@ def load(
         may_lack: glob patterns (`fnmatch`) of names here; those that the checkpoint lacks keep what they hold.
         refuse_left: refuse entries of the checkpoint that no rank asks for, instead of leaving them.
         may_leave: glob patterns of names in the checkpoint that may be left all the same.
-        told: called for each block (1 MiB) that this rank has read, so that somebody sees it going on.
+        told: called for each block (1 MiB) that this thread has read, so that somebody sees it going on; others, on
+            cores that no rank uses, may have read more.
 
     Raises:
         CheckpointError: on every rank. Where entries are missing, unexpected or misshapen, a rename fits no name, or
@@ -102,7 +102,10 @@ def load(
     ready = take(prepared)
     left = check_requests(requests, ready.manifest, where, wish)
 
-    outcome = ranks.attempt(lambda: _read(folder, ready, told), where=where)
+    threads = count_threads([request.place for request in requests])
+    outcome = ranks.attempt(
+        lambda: read_shards(folder, ready.manifest, ready.reads, threads=threads, told=told), where=where
+    )
     take_all(ranks.gather_everywhere(outcome))
     held = {**ready.manifest.common, **{name: entry.value for name, entry in ready.manifest.owned.items()}}
     values = {here: held[there] for here, there in ready.request.names.items() if there in held}
@@ -112,45 +115,32 @@ def load(
 
 def _prepare(folder: Path, tree: StateTree, wish: Wish) -> _Ready:
     """Do all that can fail before a tensor is touched."""
-    manifest, flat = read_manifest(folder), flatten(tree)
-    request = make_request(manifest, flat, wish)
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    reads: list[tuple[Piece, ReadItem]] = []
+    manifest, flat = read_manifest(folder), collect(tree)
+    held = examine(flat.tensors)
+    request = make_request(manifest, flat, wish, place=own_place())
+    reads: list[Read] = []
     if not request.misfits:
-        tensors = {name: tensor for name, tensor in flat.tensors.items() if name not in request.lacking}
-        entries = {name: manifest.tensors[request.names[name]] for name in tensors}
-        planner.set_up_planner(dict(tensors), Metadata({name: _describe(entry) for name, entry in entries.items()}))
-        items = planner.finish_plan(planner.create_local_plan()).items
-        reads = [(_find_piece(entries, item.storage_index), item) for item in items]
-        reads.sort(key=lambda read: (read[0].shard, read[0].begin))
+        for name, one in held.items():
+            if one.box is not None and name not in request.lacking:
+                reads += _plan(name, manifest.tensors[request.names[name]], one.local, one.box)
+        reads.sort(key=lambda read: (read.piece.shard, read.piece.begin))
         slab = make_slab(manifest.block_bytes)
-        for name in sorted({piece.shard for piece, _ in reads}):
+        for name in sorted({read.piece.shard for read in reads}):
             ShardReader(folder / name, manifest.shards[name], slab).close()
-    return _Ready(manifest=manifest, planner=planner, reads=reads, request=request)
+    return _Ready(manifest=manifest, reads=reads, request=request)
 
 
-def _read(folder: Path, ready: _Ready, told: Callable[[], None] | None) -> None:
-    slab = make_slab(ready.manifest.block_bytes)
-    for name, reads in itertools.groupby(ready.reads, key=lambda read: read[0].shard):
-        with ShardReader(folder / name, ready.manifest.shards[name], slab, told=told) as reader:
-            for piece, item in reads:
-                target = ready.planner.resolve_tensor(item).detach()
-                place = tuple(low + at for low, at in zip(piece.box.offset, item.storage_offsets, strict=True))
-                read_box(reader, piece, Box(place, tuple(target.shape)), target)
-                ready.planner.commit_tensor(item, target)
+def _plan(name: str, entry: TensorEntry, local: torch.Tensor, box: Box) -> Iterator[Read]:
+    """Yield what is to be read to fill ``local``, which is ``box`` of a tensor."""
+    chunks = [_chunk(piece.box) for piece in entry.pieces]
+    data = TensorStorageMetadata(TensorProperties(dtype=local.dtype), torch.Size(entry.shape), chunks)
+    for item in create_read_items_for_chunk_list(name, data, [_chunk(box)]):
+        assert item.storage_index.index is not None, item  # the planner numbers the pieces that it was given
+        piece = entry.pieces[item.storage_index.index]
+        place = map(operator.add, piece.box.offset, item.storage_offsets)
+        found = Box(tuple(place), tuple(item.lengths))
+        yield Read(piece=piece, box=found, target=local if found == box else local[found.slices(box)])
 
 
-def _describe(entry: TensorEntry) -> TensorStorageMetadata:
-    return TensorStorageMetadata(
-        properties=TensorProperties(dtype=DTYPES[entry.dtype]),
-        size=torch.Size(entry.shape),
-        chunks=[
-            ChunkStorageMetadata(offsets=torch.Size(piece.box.offset), sizes=torch.Size(piece.box.shape))
-            for piece in entry.pieces
-        ],
-    )
-
-
-def _find_piece(entries: Mapping[str, TensorEntry], index: MetadataIndex) -> Piece:
-    assert index.index is not None, index  # the planner numbers the pieces that it was given
-    return entries[index.fqn].pieces[index.index]
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(box.offset), sizes=torch.Size(box.shape))

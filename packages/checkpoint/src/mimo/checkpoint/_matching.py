@@ -46,6 +46,7 @@ class Request:
         lacking: names here that the checkpoint lacks and may lack.
         misfits: what it can't be given and why, by name here.
         renamed: each prefix that is to be renamed, and whether a name of this rank begins with it.
+        place: where it runs; see `own_place`.
     """
 
     identity: str
@@ -53,10 +54,11 @@ class Request:
     lacking: frozenset[str]
     misfits: Mapping[str, str]
     renamed: Mapping[str, bool]
+    place: str
 
 
-def make_request(manifest: Manifest, flat: Flat, wish: Wish) -> Request:
-    """Compare the leaves of one rank with the checkpoint."""
+def make_request(manifest: Manifest, flat: Flat, wish: Wish, *, place: str) -> Request:
+    """Compare the leaves of one rank, which runs at ``place``, with the checkpoint."""
     names = {name: wish.there(name) for name in (*flat.tensors, *flat.values)}
     lacking = frozenset(
         name for name, there in names.items() if there not in manifest.names and matches(name, wish.may_lack)
@@ -74,6 +76,7 @@ def make_request(manifest: Manifest, flat: Flat, wish: Wish) -> Request:
             if text and name not in lacking
         },
         renamed={prefix: prefix in used for prefix in wish.rename},
+        place=place,
     )
 
 

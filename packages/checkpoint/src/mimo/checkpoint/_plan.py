@@ -23,7 +23,7 @@ from mimo.checkpoint._agree import Offer, check_tensors
 from mimo.checkpoint._boxes import Box
 from mimo.checkpoint._manifest import Piece, TensorEntry
 from mimo.checkpoint._ranks import Failure, Ranks, take, take_all
-from mimo.checkpoint._tensors import CODES, check_tensor
+from mimo.checkpoint._tensors import CODES, examine
 from mimo.checkpoint._tree import Flat
 from mimo.checkpoint._writer import Cut, Layout, lay_out
 from mimo.hooks import CheckpointError, Owned
@@ -80,8 +80,7 @@ def plan_together(ranks: Ranks, flat: Flat | Failure, *, shard_bytes: int, where
 
     def offer() -> Offer:
         entries = take(flat)
-        for name, tensor in entries.tensors.items():
-            check_tensor(name, tensor)
+        examine(entries.tensors)
         planner.set_up_planner(dict(entries.tensors), is_coordinator=ranks.rank == 0)
         return Offer(plan=planner.create_local_plan(), values=frozenset(entries.values))
 

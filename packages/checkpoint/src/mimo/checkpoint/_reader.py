@@ -1,11 +1,15 @@
-"""Reads one shard block by block; nothing of a block is used before its checksum was compared."""
+"""Reads one shard block by block; nothing of a block is used before its checksum was compared.
+
+A block that is wanted whole is read right to its places, which may be several; else to a slab that is used again and
+again, and copied from there.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +19,7 @@ from mimo.checkpoint._manifest import ShardEntry
 from mimo.hooks import CheckpointError
 
 _FIX = "The file is damaged: load another checkpoint."
+_MOST_PARTS = 1024  # of one read (`IOV_MAX`)
 
 
 def make_slab(block_bytes: int) -> memoryview:
@@ -88,9 +93,33 @@ class ShardReader:
         found = self._slab[: high - low]
         if self._kept != index:
             self._kept = -1
-            self._read_checked(index, found)
+            self._read_checked(index, [found])
             self._kept = index
         return found
+
+    def read_into(self, index: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Read a block to where it is needed; where it is damaged, zeros or the old bytes are left there.
+
+        Args:
+            index: of the block.
+            parts: where in the file each begins, in this order; each lies in the block.
+
+        Raises:
+            CheckpointError: it is damaged; names file and block.
+        """
+        low, high = self.span(index)
+        views = [view for _, view in parts]
+        if index == self._kept or len(views) > _MOST_PARTS or not _fit(parts, low, high):
+            data = self.read(index)
+            for begin, view in parts:
+                view[:] = data[begin - low : begin - low + len(view)]
+            return
+        try:
+            self._read_checked(index, views)
+        except BaseException:
+            for view in views:
+                view[:] = bytes(len(view))
+            raise
 
     def header(self) -> bytes:
         """Return the header, length field included, verified.
@@ -103,34 +132,21 @@ class ShardReader:
         self._check_header(checksum(found))
         return found
 
-    def read_into(self, index: int, target: memoryview) -> None:
-        """Read a block to where it is needed; where it is damaged, zeros are left there.
-
-        Raises:
-            CheckpointError: it is damaged; names file and block.
-        """
-        try:
-            self._read_checked(index, target)
-        except BaseException:
-            target[:] = bytes(len(target))
-            raise
-
-    def _read_checked(self, index: int, target: memoryview) -> None:
-        self._fill(target, self.span(index)[0])
+    def _read_checked(self, index: int, parts: Sequence[memoryview]) -> None:
+        self._fill(parts, self.span(index)[0])
         self._told()
-        got, expected = checksum(target), self._entry.blocks[index]
+        got, expected = checksum(parts[0]) if len(parts) == 1 else checksum_parts(parts), self._entry.blocks[index]
         if got != expected:
             raise CheckpointError(f"{self._path} block {index}", expected=f"the checksum {expected}", got=got, fix=_FIX)
 
-    def _fill(self, target: memoryview, begin: int) -> None:
-        filled = 0
-        while filled < len(target):
-            count = os.preadv(self._file, [target[filled:]], begin + filled)
+    def _fill(self, parts: Sequence[memoryview], begin: int) -> None:
+        left = sum(map(len, parts))
+        while left:
+            count = os.preadv(self._file, parts, begin)
             if not count:
-                raise CheckpointError(
-                    str(self._path), expected=f"{self._entry.bytes} bytes", got=f"{begin + filled}", fix=_FIX
-                )
-            filled += count
+                raise CheckpointError(str(self._path), expected=f"{self._entry.bytes} bytes", got=f"{begin}", fix=_FIX)
+            begin, left = begin + count, left - count
+            parts = list(_after(parts, count)) if left else ()
 
     def _check(self) -> None:
         state = os.fstat(self._file)
@@ -151,5 +167,23 @@ class ShardReader:
     def _header(self) -> Iterator[memoryview]:
         for low in range(0, self._entry.header_bytes, len(self._slab)):
             part = self._slab[: min(len(self._slab), self._entry.header_bytes - low)]
-            self._fill(part, low)
+            self._fill([part], low)
             yield part
+
+
+def _fit(parts: Sequence[tuple[int, memoryview]], low: int, high: int) -> bool:
+    """Tell whether parts of a file are all of its bytes from ``low`` to ``high``, each once."""
+    at = low
+    for begin, view in parts:
+        if begin != at:
+            return False
+        at += len(view)
+    return at == high
+
+
+def _after(parts: Iterable[memoryview], count: int) -> Iterator[memoryview]:
+    """Yield what is left of parts without their first bytes."""
+    for part in parts:
+        if count < len(part):
+            yield part[count:]
+        count = max(0, count - len(part))

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from mimo.checkpoint._tensors import view_bytes
+from mimo.checkpoint._tensors import local_part, view_bytes
 from mimo.checkpoint._writer import Layout, data_of
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor."""
-    with torch.no_grad():  # else a DTensor would take the long way
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 class Staging:

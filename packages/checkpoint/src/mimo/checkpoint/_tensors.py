@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from mimo.checkpoint._boxes import Box
 from mimo.hooks import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DTYPES = MappingProxyType(
     {
@@ -40,23 +39,47 @@ DTYPES = MappingProxyType(
 CODES = MappingProxyType({dtype: code for code, dtype in DTYPES.items()})
 
 
-def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that has no plain bytes, or a shard that is not one box of the whole.
+@attrs.frozen
+class Held:
+    """What this rank holds of a tensor: a box of the whole, or None where its mesh leaves this rank out."""
+
+    local: torch.Tensor
+    box: Box | None
+
+
+def examine(tensors: Mapping[str, torch.Tensor]) -> dict[str, Held]:
+    """Return what this rank holds of each tensor.
 
     Raises:
-        CheckpointError: names the key and what is wrong with it.
+        CheckpointError: a tensor has no plain bytes, or its shard is not one box of the whole; names it and says why.
     """
-    plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if tensor.dtype not in CODES:
-        raise CheckpointError(name, expected=f"a dtype of {', '.join(DTYPES)}", got=str(tensor.dtype))
-    if plain.layout is not torch.strided or plain.is_meta:
-        raise CheckpointError(
-            name,
-            expected="a dense tensor with data",
-            got="a meta tensor" if plain.is_meta else f"a {plain.layout} tensor",
-        )
-    if isinstance(tensor, DTensor):
-        _check_shard(name, tensor)
+    found: dict[str, Held] = {}
+    boxes: dict[Hashable, Box | None] = {}  # PyTorch takes its time, and layers are cut alike
+    for name, tensor in tensors.items():
+        local = local_part(tensor)
+        _check_plain(name, tensor.dtype, local)
+        if isinstance(tensor, DTensor):
+            cut = (tensor.shape, id(tensor.device_mesh), tensor.placements)
+            if cut not in boxes:
+                boxes[cut] = _find_box(name, tensor)
+            box = boxes[cut]
+        else:
+            box = Box((0,) * tensor.dim(), tuple(tensor.shape))
+        if box is not None and box.shape != tuple(local.shape):
+            assert isinstance(tensor, DTensor), name
+            raise CheckpointError(
+                name,
+                expected=f"a local shard of shape {list(box.shape)}, as its placements {tensor.placements} say",
+                got=f"{list(local.shape)}",
+            )
+        found[name] = Held(local, box)
+    return found
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor."""
+    with torch.no_grad():  # else a DTensor would take the long way
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def view_bytes(tensor: torch.Tensor) -> memoryview:
@@ -67,7 +90,18 @@ def view_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * count).from_address(tensor.data_ptr())).cast("B") if count else memoryview(b"")
 
 
-def _check_shard(name: str, tensor: DTensor) -> None:
+def _check_plain(name: str, dtype: torch.dtype, local: torch.Tensor) -> None:
+    if dtype not in CODES:
+        raise CheckpointError(name, expected=f"a dtype of {', '.join(DTYPES)}", got=str(dtype))
+    if local.layout is not torch.strided or local.is_meta:
+        raise CheckpointError(
+            name,
+            expected="a dense tensor with data",
+            got="a meta tensor" if local.is_meta else f"a {local.layout} tensor",
+        )
+
+
+def _find_box(name: str, tensor: DTensor) -> Box | None:
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise CheckpointError(
             name,
@@ -76,15 +110,7 @@ def _check_shard(name: str, tensor: DTensor) -> None:
             fix="Redistribute it first.",
         )
     if tensor.device_mesh.get_coordinate() is None:
-        return
-    (chunk,) = _create_chunk_list(tensor)
-    local = tensor.to_local()
-    if tuple(chunk.sizes) != tuple(local.shape):
-        raise CheckpointError(
-            name,
-            expected=f"a local shard of shape {list(chunk.sizes)}, as its placements {tensor.placements} say",
-            got=f"{list(local.shape)}",
-        )
+        return None
     for dim in {placement.dim for placement in tensor.placements if isinstance(placement, _StridedShard)}:
         held = _held_indices(tensor, dim)
         if held and held != list(range(held[0], held[0] + len(held))):
@@ -94,6 +120,8 @@ def _check_shard(name: str, tensor: DTensor) -> None:
                 expected="a shard that is one contiguous box of the whole tensor",
                 got=f"placements {tensor.placements}, which leave gaps along dim {dim}",
             )
+    (chunk,) = _create_chunk_list(tensor)
+    return Box(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def _held_indices(tensor: DTensor, dim: int) -> list[int]:

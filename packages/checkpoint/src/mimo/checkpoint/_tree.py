@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import torch
 
-from mimo.checkpoint._tensors import check_tensor
 from mimo.hooks import CheckpointError, Common, Owned, StateTree
 
 _RESERVED = "__metadata__"  # a key of the safetensors header
@@ -22,20 +21,8 @@ class Flat:
     values: dict[str, Common | Owned]
 
 
-def flatten(tree: StateTree) -> Flat:
-    """Return the leaves of ``tree`` by flat name, each tensor examined.
-
-    Raises:
-        CheckpointError: a key is no text, two paths have one flat name, or a leaf can't be saved; names the path.
-    """
-    flat = collect(tree)
-    for name, tensor in flat.tensors.items():
-        check_tensor(name, tensor)
-    return flat
-
-
 def collect(tree: StateTree) -> Flat:
-    """Return the leaves of ``tree`` by flat name, as `flatten` does, but no tensor is looked at.
+    """Return the leaves of ``tree`` by flat name; no tensor is looked at.
 
     Raises:
         CheckpointError: a key is no text, two paths have one flat name, or a leaf is of no known type; names the path.

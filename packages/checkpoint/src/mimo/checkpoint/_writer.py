@@ -23,6 +23,7 @@ SHARD_BYTES = 2 << 30
 
 _WRITE_BUFFER_BYTES = 1 << 20
 _HASHED_BYTES = 4 << 20  # written while they are still in the cache
+_ALIGNED_BYTES = 64  # processors copy between a file and memory up to three times slower where one is shifted by less
 
 
 @attrs.frozen(kw_only=True)
@@ -127,10 +128,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _group(cuts: Sequence[Cut], shard_bytes: int) -> Iterator[list[Cut]]:
-    # Wide dtypes first, as the library does it, so that every tensor begins at a multiple of its item size.
+    # What keeps the next one aligned comes first, then wide dtypes, as the library does it, so that every tensor begins
+    # at a multiple of its item size.
     group: list[Cut] = []
     filled = 0
-    for cut in sorted(cuts, key=lambda cut: (-cut.dtype.itemsize, cut.name)):
+    for cut in sorted(cuts, key=lambda cut: (cut.bytes % _ALIGNED_BYTES > 0, -cut.dtype.itemsize, cut.name)):
         if not cut.bytes:
             continue
         if group and filled + cut.bytes > shard_bytes:
@@ -155,7 +157,7 @@ def _lay_out_shard(shard: str, cuts: Sequence[Cut]) -> Layout:
         }
         filled += cut.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % _ALIGNED_BYTES)
     return Layout(shard=shard, header=len(text).to_bytes(8, "little") + text, slots=tuple(slots))
 
 

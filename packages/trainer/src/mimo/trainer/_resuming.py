@@ -48,7 +48,8 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         take=take,
         finetunes=source.finetunes,
         untaken=[part.name for part in parts if part not in taken],
-        trained=source.trained,
+        trained=source.trained([module.spec for module in engine.job.modules]),
+        fresh=source.fresh,
     )
     refuse(list(found.problems), str(source.folder))
     loaded = load(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import torch.distributed as dist
 
 from mimo.checkpoint import Manifest, latest, read_manifest
 from mimo.hooks import CheckpointError
+from mimo.model import EncoderSpec, LanguageModelSpec, is_frozen
 from mimo.trainer._attempt import Attempt
 from mimo.trainer._preflight import CHECKPOINTS, has_steps
 from mimo.trainer._settings import LoadSettings, Settings
 from mimo.trainer._structure import structure, unstructure
+
+ModuleSpec: TypeAlias = EncoderSpec | LanguageModelSpec
+
+IMPORTED = "imported"
+"""First key of where the modules of a checkpoint were read from, and what of them is not in it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,11 +63,28 @@ class Source:
         """Steps of the run before its data began."""
         return self._begun("data_begun", goes_on=self.take.data)
 
-    @property
-    def trained(self) -> frozenset[str]:
-        """Names of the modules of which the checkpoint's own settings say that they were trained."""
+    def trained(self, specs: Iterable[ModuleSpec]) -> frozenset[str]:
+        """Return the names of the modules of which the checkpoint's own settings say that they were trained.
+
+        One all of whose tensors lie in parts that they freeze by name was not, if its plugin is among ``specs``.
+        """
+        found = {spec.name: spec for spec in specs}
         modules = self.manifest.config.get("modules", {})
-        return frozenset(name for name, table in modules.items() if table.get("frozen") is not True)
+        return frozenset(
+            name for name, table in modules.items() if not self._is_frozen(name, table, found.get(table.get("plugin")))
+        )
+
+    @property
+    def imported(self) -> Mapping[str, Any]:
+        """Of the modules that were read from published folders, by name, what is known of that."""
+        beginning = f"{IMPORTED}."
+        values = self.manifest.common.items()
+        return {name.removeprefix(beginning): value for name, value in values if name.startswith(beginning)}
+
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        """Beginnings of names of which the checkpoint has nothing, as what its modules were read from has not."""
+        return tuple(f"{module}.{part}" for module, about in self.imported.items() for part in about["fresh"])
 
     def progress(self, name: str) -> Any:
         """Return what the checkpoint says of the run's progress.
@@ -77,6 +101,13 @@ class Source:
                 fix="Its weights can begin a new run: load.finetune.",
             )
         return self.manifest.common[key]
+
+    def _is_frozen(self, module: str, table: Mapping[str, Any], spec: ModuleSpec | None) -> bool:
+        frozen = table.get("frozen", ())
+        if isinstance(frozen, bool) or spec is None or not spec.parts.keys() >= set(frozen):
+            return frozen is True
+        paths = (name.removeprefix(f"{module}.") for name in self.manifest.tensors if name.startswith(f"{module}."))
+        return bool(frozen) and all(is_frozen(spec, path, frozenset(frozen)) for path in paths)
 
     def _begun(self, name: str, *, goes_on: bool) -> int:
         if self.finetunes:
