@@ -64,7 +64,7 @@ def test_a_resharded_checkpoint_is_the_same_in_other_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int, chunk: int
 ) -> None:
     """Each tensor has as many pieces as asked for or rows; numbers, values, step, config and topology are kept."""
-    monkeypatch.setattr("mimo.checkpoint._source._CHUNK_BYTES", chunk)
+    monkeypatch.setattr("mimo.checkpoint._source.CHUNK_BYTES", chunk)
     source = save(tmp_path / "a", 4, make_tree(), **ABOUT)
     step = reshard(source, tmp_path / "b", parts=parts, shard_bytes=200)
     assert step == tmp_path / "b" / "step_00000004" == latest(tmp_path / "b")
@@ -112,7 +112,7 @@ def test_columns_and_many_files_are_resharded(
 
     run_ranks(4, write)
     monkeypatch.setattr("mimo.checkpoint._source._MOST_OPEN", 2)
-    monkeypatch.setattr("mimo.checkpoint._source._CHUNK_BYTES", 100)
+    monkeypatch.setattr("mimo.checkpoint._source.CHUNK_BYTES", 100)
     step = reshard(tmp_path / "a" / "step_00000001", tmp_path / "b", parts=4)
     assert [piece.box.shape for piece in read_manifest(step).tensors["x"].pieces] == [
         (2, 9, 4),
@@ -293,7 +293,7 @@ def test_numbers_are_compared_by_bits_and_measured(
 
 def test_a_difference_in_any_chunk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One changed number is found wherever it lies, in whatever pieces both checkpoints are."""
-    monkeypatch.setattr("mimo.checkpoint._source._CHUNK_BYTES", 40)
+    monkeypatch.setattr("mimo.checkpoint._source.CHUNK_BYTES", 40)
     whole = torch.arange(60.0).reshape(12, 5)
     first = reshard(save(tmp_path / "a", 1, {"x": whole}, **ABOUT), tmp_path / "b", parts=5)
     for at in (0, 9, 10, 31, 59):

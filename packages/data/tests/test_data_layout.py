@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -46,9 +47,11 @@ class Toy:
         return "toy.jsonl:7"
 
 
-def layout(toy: Toy, max_tokens: int = 100, rows: Mapping[str, object] = ROWS) -> SampleLayout:
+def layout(
+    toy: Toy, max_tokens: int = 100, rows: Mapping[str, object] = ROWS, grids: Mapping[str, Any] | None = None
+) -> SampleLayout:
     """Lay out the one sample."""
-    return lay_out(toy, 0, tokenizer=TOKENIZER, rows=rows, max_tokens=max_tokens)  # type: ignore[arg-type]
+    return lay_out(toy, 0, tokenizer=TOKENIZER, rows=rows, max_tokens=max_tokens, grids=grids or {})  # type: ignore[arg-type]
 
 
 def placed(found: SampleLayout) -> list[tuple[str, int, int]]:
@@ -189,3 +192,33 @@ def test_data_layout_names_sample_whose_size_is_refused() -> None:
         layout(toy, rows={"image": misconfigured})
     with pytest.raises(ValueError, match="has -1 rows"):
         layout(toy, rows={"image": lambda size: -1})
+
+
+def test_data_layout_places_rows_in_grids() -> None:
+    """Text counts on; a grid counts its own axes from there; what follows goes on from the largest number + 1."""
+    toy = Toy([5, IMAGE, 6, AUDIO, IMAGE, END], [("image", (2, 3)), ("audio", (2,)), ("image", (0, 4))])
+    found = layout(toy, grids={"image": lambda size: (1, *size)}).grid_positions
+    assert found is not None
+    grid = [[1, 1, 1], [1, 1, 2], [1, 1, 3], [1, 2, 1], [1, 2, 2], [1, 2, 3]]
+    assert found.tolist() == [[0] * 3, *grid, [4] * 3, [5] * 3, [6] * 3, [7] * 3]
+
+
+def test_data_layout_counts_frames_first() -> None:
+    """Frames, then rows down, then columns; a side longer than all others is what text goes on from."""
+    found = layout(Toy([IMAGE, END], [("image", (4, 2))]), grids={"image": lambda size: (4, 1, 2)}).grid_positions
+    assert found is not None
+    assert found.tolist() == [[frame, 0, column] for frame in range(4) for column in range(2)] + [[4] * 3]
+
+
+def test_data_layout_without_grids_has_no_places() -> None:
+    """Where no encoder tells a grid, or none of this item, positions say all; the rest of a cut sample is left out."""
+    toy = Toy([5, IMAGE, END], [("image", (2, 3))])
+    assert layout(toy).grid_positions is None
+    assert layout(toy, grids={"image": lambda size: None}).grid_positions is None
+    assert layout(toy, max_tokens=3, grids={"image": lambda size: (1, *size)}).grid_positions is None
+
+
+def test_data_layout_refuses_grids_of_other_rows() -> None:
+    """A grid that isn't as many rows as the encoder says is its plugin's fault."""
+    with pytest.raises(ValueError, match=re.escape("size (2, 3) has 6 rows in a grid of (1, 2, 2)")):
+        layout(Toy([IMAGE], [("image", (2, 3))]), grids={"image": lambda size: (1, 2, 2)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -40,6 +41,24 @@ def test_data_pack_keeps_modalities_apart() -> None:
     packed = pack([layout([7, 8, 8, 7], ("audio", 0, 1), ("image", 1, 2), ("audio", 3, 1))])
     assert packed.placeholders["audio"].tolist() == [0, 3]
     assert packed.placeholders["image"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_data_pack_cuts_places_in_grids_with_their_rows(rank: int) -> None:
+    """Each context rank has its rows' places; samples without a grid count as text, and padding is 0."""
+    pictured, plain = layout([9, 9, 9, 9, 1, 2], ("image", 0, 4)), layout([3, 4, 5])
+    item = attrs.evolve(pictured.items[0], grid=(1, 2, 2))
+    pictured = attrs.evolve(pictured, items=(item,))
+    whole = [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1], [2, 2, 2], [3, 3, 3]]
+    packed = pack([pictured, plain], multiple=4, context_size=2, context_rank=rank)
+    assert packed.grid_positions is not None
+    wanted = [
+        whole[position] if sample == 0 else [position] * 3 if sample == 1 else [0] * 3
+        for sample, position in zip(packed.samples.tolist(), packed.positions.tolist(), strict=True)
+    ]
+    assert packed.grid_positions.tolist() == wanted
+    assert pack([plain]).grid_positions is None
+    assert pack([]).grid_positions is None
 
 
 def test_data_pack_nothing() -> None:

@@ -28,6 +28,9 @@ LENGTHS = [
 ]
 
 
+WINDOWS = (1, 4, 36, 90)
+
+
 @attrs.frozen(kw_only=True)
 class Shape:
     """Heads, and rows of padding; ``served`` names each query head's key-value head."""
@@ -46,7 +49,7 @@ SHAPES = [
 ]
 
 
-def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool) -> Tensor:
+def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool, window: int = 0) -> Tensor:
     """Attention of query, key and value [T, N, D] with a [T, T] mask; rows beyond the segments give zeros."""
     query, key, value = inputs
     rows, heads, width = query.shape
@@ -58,6 +61,8 @@ def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool) -
     sees = (segment.unsqueeze(1) == segment) & (segment >= 0)
     if causal:
         sees &= torch.ones(rows, rows, dtype=torch.bool).tril()
+    if window:
+        sees &= torch.arange(rows).unsqueeze(1) - torch.arange(rows) < window
     scores = torch.einsum("tnd,snd->nts", query, key) / math.sqrt(width)
     weights = torch.where(sees, scores, -1e30).softmax(-1) * sees
     return torch.einsum("nts,snd->tnd", weights, value)
@@ -70,7 +75,9 @@ def _held(lengths: Sequence[int], held: Sequence[Chunk]) -> Tensor:
     return torch.tensor(rows, dtype=torch.long)
 
 
-def _check_case(lengths: Sequence[int], context: ContextAxis, *, causal: bool, sliced: bool, shape: Shape) -> None:
+def _check_case(
+    lengths: Sequence[int], context: ContextAxis, *, causal: bool, sliced: bool, shape: Shape, window: int = 0
+) -> None:
     total = sum(lengths)
     torch.manual_seed(total)
     plain = [torch.randn(total, n, 8, dtype=torch.float64) for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
@@ -82,7 +89,7 @@ def _check_case(lengths: Sequence[int], context: ContextAxis, *, causal: bool, s
     else:
         here = _held(lengths, cut_segments(lengths, size=context.size)[context.rank])
         rows = len(here) + shape.padding
-        segments = Segments.of(lengths, causal=causal, rows=rows, context=context)
+        segments = Segments.of(lengths, causal=causal, window=window, rows=rows, context=context)
     padded = (0, 0, 0, 0, 0, rows - len(here))
     ours = [pad(x[here], padded, value=1e9).requires_grad_() for x in plain]
     theirs = [x.clone().requires_grad_() for x in plain]
@@ -91,7 +98,7 @@ def _check_case(lengths: Sequence[int], context: ContextAxis, *, causal: bool, s
     query, key, value = theirs
     if shape.served is not None:
         key, value = key[:, shape.served], value[:, shape.served]
-    wanted = _masked((query, key, value), lengths, causal=causal)
+    wanted = _masked((query, key, value), lengths, causal=causal, window=window)
     torch.testing.assert_close(found[: len(here)], wanted[here], rtol=0, atol=1e-12)
     assert not found[len(here) :].any()
     found.backward(pad(gradient[here], padded, value=1.0))
@@ -111,13 +118,15 @@ def _check_attention(_rank: int) -> None:
             for sliced in (True, False):
                 for shape in SHAPES:
                     _check_case(lengths, context, causal=causal, sliced=sliced, shape=shape)
+        for window in WINDOWS:
+            _check_case(lengths, context, causal=True, sliced=False, shape=SHAPES[1], window=window)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
     """Values and gradients are those of masked attention over any context ranks.
 
-    Any lengths, empty ones, ranks without a row, shared heads, padding at the end.
+    Any lengths, empty ones, ranks without a row, shared heads, padding at the end, windows back.
     """
     run_ranks(ranks, _check_attention)
 
@@ -125,7 +134,9 @@ def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks
 def _check_pieces(_rank: int) -> None:
     assert dist.group.WORLD is not None
     context = ContextAxis.of(dist.group.WORLD)
-    _check_case((521, 3), context, causal=True, sliced=False, shape=Shape(heads=2, kv_heads=1, padding=1))
+    for window in (0, 100, 300):
+        shape = Shape(heads=2, kv_heads=1, padding=1)
+        _check_case((521, 3), context, causal=True, sliced=False, shape=shape, window=window)
 
 
 def test_long_segments(run_ranks: Callable[..., list[Any]]) -> None:
@@ -193,11 +204,22 @@ def test_long_chunks_run_in_pieces() -> None:
     (call,) = Segments.of((1030,), causal=True, context=ContextAxis(rank=1, size=2)).calls
     assert (call.queries, call.keys) == (515, 773)
     assert [(piece.queries, piece.keys) for piece in call.pieces] == [
-        (slice(0, 128), 386),
-        (slice(128, 257), 515),
-        (slice(257, 386), 644),
-        (slice(386, 515), 773),
+        (slice(0, 128), slice(0, 386)),
+        (slice(128, 257), slice(0, 515)),
+        (slice(257, 386), slice(0, 644)),
+        (slice(386, 515), slice(0, 773)),
     ]
+
+
+def test_a_window_leaves_out_what_no_row_sees() -> None:
+    """Pieces begin where their first row's window does, so that long segments cost what they look at."""
+    (call,) = Segments.of((1024,), causal=True, window=200).calls
+    assert [(piece.queries, piece.keys) for piece in call.pieces] == [
+        (slice(128 * piece, 128 * piece + 128), slice(max(0, 128 * piece - 199), 128 * piece + 128))
+        for piece in range(8)
+    ]
+    assert all(piece.mask is not None and piece.mask.any(1).all() for piece in call.pieces)
+    assert Segments.of((200,), causal=True, window=200).calls[0].pieces[0].mask is None
 
 
 def test_slices_cut_segments_anywhere() -> None:

@@ -223,6 +223,28 @@ def test_which_stages_train() -> None:
         ),
         ({"rope_theta": 0.0}, r"modules\.language\.config\.rope_theta: expected a number above 0, got 0\.0"),
         ({"norm_eps": float("nan")}, r"modules\.language\.config\.norm_eps: expected a number above 0, got nan"),
+        ({"sliding_window": -1}, r"modules\.language\.config\.sliding_window: expected a whole number from 0, got -1"),
+        (
+            {"attention_bias": True, "qkv_bias": True},
+            r"modules\.language\.config\.qkv_bias: expected false beside attention_bias, .*got true\. Leave one of the",
+        ),
+        (
+            {"rope_factor": 8.0},
+            r"modules\.language\.config\.rope_factor: expected 1\.0, since rope_scaling is 'none', got 8\.0\. Leave it",
+        ),
+        (
+            {"rope_scaling": "linear", "rope_factor": 2.0, "rope_original_tokens": 16},
+            r"modules\.language\.config\.rope_original_tokens: expected 8192, since rope_scaling is 'linear', got 16",
+        ),
+        (
+            {"rope_scaling": "llama3", "rope_high_factor": 1.0},
+            r"modules\.language\.config\.rope_high_factor: expected more than rope_low_factor = 1\.0, got 1\.0",
+        ),
+        (
+            {"mrope_section": (1, 1)},
+            r"modules\.language\.config\.mrope_section: expected a number of turned pairs for each of time, down, a",
+        ),
+        ({"mrope_section": (1, 1, 1)}, r"mrope_section: expected .*, together the 1 of a head, got \[1, 1, 1\]"),
     ],
 )
 def test_refused_settings(values: dict[str, Any], message: str) -> None:

@@ -80,12 +80,14 @@ def _row(config: DecoderConfig, layer: Moe, x: Tensor) -> Tensor:
     _, scores, chosen = _scores(config, layer, x)
     whole = sum((scores[e] for e in chosen), torch.zeros(())) if config.router_normalize else 1.0
     experts = layer.experts
+    assert experts.gate is not None
     y = torch.zeros_like(x)
     for e in chosen:
         made = _swiglu(x, experts.gate.weight[e], experts.up.weight[e], experts.down.weight[e])
         y = y + config.router_scale * scores[e] / whole * made
     if layer.shared is not None:
         gate, up, down = layer.shared.gate, layer.shared.up, layer.shared.down
+        assert gate is not None
         assert gate.bias is not None
         assert up.bias is not None
         assert down.bias is not None

@@ -20,6 +20,9 @@ SMALL = DecoderConfig(
     vocabulary=11, hidden=12, layers=3, heads=6, kv_heads=2, intermediate=10, attention_bias=True, mlp_bias=True
 )
 WIDE = attrs.evolve(SMALL, hidden=16, heads=12, kv_heads=3, head_dim=4)
+NORMED = attrs.evolve(
+    WIDE, query_key_norm=True, attention_bias=False, qkv_bias=True, sliding_window=4, mrope_section=(1, 1, 0)
+)
 
 
 def _batch(config: DecoderConfig, lengths: tuple[int, ...], rows: int) -> LanguageBatch:
@@ -36,6 +39,7 @@ def _batch(config: DecoderConfig, lengths: tuple[int, ...], rows: int) -> Langua
         positions=positions,
         lengths=lengths,
         placeholders={"vision": torch.arange(6)[1:used:2], "audio": torch.zeros(0, dtype=torch.long)},
+        grid_positions=torch.stack((positions, positions // 2, positions % 3), 1),
     )
 
 
@@ -160,12 +164,16 @@ LAYOUTS = [
     ("wide", 4, True, 1),
     ("wide tied", 4, True, 1),
     ("narrow vocabulary", 4, True, 1),
+    ("normed", 3, False, 2),
+    ("normed", 2, True, 1),
+    ("normed", 4, True, 2),
 ]
 CONFIGS = {
     "small": SMALL,
     "small tied": attrs.evolve(SMALL, tied=True),
     "wide": WIDE,
     "wide tied": attrs.evolve(WIDE, tied=True, attention_bias=False),
+    "normed": NORMED,
     "narrow vocabulary": attrs.evolve(WIDE, vocabulary=5, intermediate=5),
 }
 

@@ -26,7 +26,7 @@ EXPERTS = attrs.evolve(
 )
 CONFIGS = {
     "dense": DENSE,
-    "tied, biases": attrs.evolve(DENSE, tied=True, attention_bias=True, mlp_bias=True),
+    "tied, biases": attrs.evolve(DENSE, tied=True, attention_bias=True, mlp_bias=True, query_key_norm=True),
     "experts": EXPERTS,
     "sigmoid": attrs.evolve(EXPERTS, router_score="sigmoid", experts_per_token=3, expert_intermediate=21),
 }

@@ -8,17 +8,25 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from spread import Config, spec_of
 from torch import Tensor
 
-from mimo.model import DECODER, DecoderConfig, Frozen
+from mimo.model import DecoderConfig, Frozen, HybridConfig
 from mimo.model.runtime import NO_LABEL, ContextAxis, ExpertAxis, LanguageBatch, Part, TensorAxis, build_part, local
 from mimo.topology import ROW_AXES, Grid, Module, ModuleGraph, Recompute, context_spans
 from mimo.topology.meshes import Meshes
 
-DENSE = DecoderConfig(vocabulary=11, hidden=12, layers=2, heads=6, kv_heads=2, intermediate=10, attention_bias=True)
+DENSE = DecoderConfig(
+    vocabulary=11, hidden=12, layers=2, heads=6, kv_heads=2, intermediate=10, attention_bias=True, query_key_norm=True
+)
 EXPERTS = DecoderConfig(
     vocabulary=11, hidden=12, layers=2, heads=4, head_dim=4, intermediate=12, experts=4, shared_intermediate=6,
     dense_layers=1, balance_loss=0.1, z_loss=0.1, expert_bias_rate=0.01,
+)  # fmt: skip
+HYBRID = HybridConfig(
+    vocabulary=11, hidden=12, pattern="ME*-", heads=4, kv_heads=2, head_dim=4, intermediate=10, activation="relu2",
+    experts=4, shared_intermediate=6, balance_loss=0.1, mamba_heads=6, mamba_head_dim=3, mamba_groups=3,
+    mamba_state=5, mamba_chunk=4,
 )  # fmt: skip
 LAYERS = frozenset({"layers", "head"})
 
@@ -28,7 +36,7 @@ class Layout:
     """A grid, its samples lane by lane, and what is frozen."""
 
     sizes: dict[str, int]
-    config: DecoderConfig = DENSE
+    config: Config = DENSE
     sequence_parallel: bool = False
     lengths: tuple[tuple[int, ...], ...] = ((6, 0, 5),)
     frozen: Frozen = frozenset()
@@ -67,7 +75,7 @@ def _build(layout: Layout, meshes: Meshes, rank: int, recompute: Recompute, *, s
     grid, mesh = layout.grid, meshes.tensor_mesh(layout.grid)
     group, rows = meshes.axes_group(grid, ("ep", "etp")), meshes.axes_group(grid, ROW_AXES)
     return build_part(
-        DECODER,
+        spec_of(layout.config),
         layout.config,
         grid=grid,
         seed=3,
@@ -130,6 +138,12 @@ LAYOUTS = {
     "ep2 over tensor ranks": Layout(sizes={"tp": 2, "ep": 2}, config=EXPERTS),
     "ep2 over tensor ranks, rows split": Layout(sizes={"tp": 2, "ep": 2}, config=EXPERTS, sequence_parallel=True),
     "etp2 over context ranks, one empty": Layout(sizes={"cp": 2, "etp": 2}, config=EXPERTS, lengths=((1,),)),
+    "hybrid, cp2": Layout(sizes={"cp": 2}, config=HYBRID),
+    "hybrid, cp2, a rank without rows": Layout(sizes={"cp": 2}, config=HYBRID, lengths=((1,),)),
+    "hybrid, cp2, a rank without rows, layers frozen": Layout(
+        sizes={"cp": 2}, config=HYBRID, lengths=((1,),), frozen=LAYERS
+    ),
+    "hybrid, tp2 inside of groups, rows split": Layout(sizes={"tp": 2, "ep": 2}, config=HYBRID, sequence_parallel=True),
     "ep2 etp2 over cp2 and tp2": Layout(sizes={"cp": 2, "tp": 2, "ep": 2, "etp": 2}, config=EXPERTS),
 }
 

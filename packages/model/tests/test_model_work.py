@@ -62,6 +62,7 @@ def counted(config: DecoderConfig) -> tuple[float, int]:
         (CONFIG, 0),
         (MIXED, 2 * 3 * 2 * (2 * sum(LENGTHS)) * 16 * 12),  # layers, products, operations, chosen rows
         (attrs.evolve(CONFIG, tied=True, attention_bias=True), 0),
+        (attrs.evolve(CONFIG, qkv_bias=True, head_dim=6, query_key_norm=True), 0),
     ],
 )
 def test_counts_the_products_and_weights_that_a_forward_has(config: DecoderConfig, grouped: int) -> None:
@@ -69,7 +70,8 @@ def test_counts_the_products_and_weights_that_a_forward_has(config: DecoderConfi
     operations, weights = counted(config)
     found = work(config)
     assert found.weighted == operations + grouped
-    assert 0 <= weights - found.weights <= (2 * config.layers + 1) * config.hidden
+    norms = (2 * config.layers + 1) * config.hidden + 2 * config.layers * config.head_width * config.query_key_norm
+    assert weights - found.weights in (norms, norms - config.hidden)
 
 
 def test_stages_share_out_the_whole() -> None:
@@ -87,6 +89,13 @@ def test_attention_is_twice_as_much_backward_and_all_of_it_awaited() -> None:
     assert inner.input_gradient == 2 * inner.forward
     assert inner.weight_gradient == 0
     assert attention((4,), width=8, causal=True).forward == inner.forward / 2
+
+
+def test_a_window_bounds_what_attention_takes() -> None:
+    """Rows that look back at no more than a window cost as much wherever they lie; short samples cost what they did."""
+    whole, near = (attention((4, 100), width=8, causal=True, window=window).forward for window in (0, 10))
+    assert near == attention((4, 10), width=8, causal=True).forward + 90 * 10 * 4 * 8
+    assert attention((4, 100), width=8, causal=True, window=100).forward == whole
 
 
 def test_recomputation_keeps_less_and_repeats() -> None:

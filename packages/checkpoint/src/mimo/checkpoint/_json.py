@@ -67,7 +67,7 @@ def read(text: str | bytes) -> Any:
         ValueError: it is no JSON, holds NaN or an infinity, gives one name twice, or nests absurdly deep.
     """
     try:
-        return json.loads(text, object_pairs_hook=_refuse_repeats, parse_constant=_refuse_constant)
+        return json.loads(text, object_pairs_hook=refuse_repeats, parse_constant=_refuse_constant)
     except RecursionError:
         msg = "too many levels of nesting"
         raise ValueError(msg) from None
@@ -77,7 +77,8 @@ def _is_tag(value: dict[str, Any]) -> bool:
     return len(value) == 1 and (key := next(iter(value))).startswith("$") and key.lstrip("$") == "float"
 
 
-def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's names and values, each name given once; for `json.loads`."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
-from mimo.checkpoint import _folder
-from mimo.checkpoint._blocks import BLOCK_BYTES
+from mimo.checkpoint._alone import commit_alone
 from mimo.checkpoint._boxes import Box
-from mimo.checkpoint._manifest import Manifest, Piece, TensorEntry
+from mimo.checkpoint._manifest import Manifest, TensorEntry
 from mimo.checkpoint._matching import matches
-from mimo.checkpoint._ranks import Failure, Ranks, take
-from mimo.checkpoint._save import seal
 from mimo.checkpoint._source import Source
 from mimo.checkpoint._tensors import DTYPES, view_bytes
-from mimo.checkpoint._writer import SHARD_BYTES, Cut, Layout, lay_out, write_layouts
+from mimo.checkpoint._writer import SHARD_BYTES, Cut, Layout, lay_out
 from mimo.hooks import CheckpointError
 
 
@@ -53,23 +49,12 @@ def reshard(
         layouts = [
             layout for part, found in enumerate(cuts) for layout in lay_out(part, found, shard_bytes=shard_bytes)
         ]
-        where = target / _folder.name_step(kept.step)
-        alone, room = Ranks(rank=0, size=1), sum(layout.data_bytes for layout in layouts)
-        _refuse_existing(where)
-        partial = take(
-            alone.attempt(lambda: _folder.begin(target, kept.step, room=room), where=str(where), writes=True)
-        )
-        outcome = alone.attempt(lambda: _write(opened, kept, layouts, partial), where=str(where), writes=True)
-        if isinstance(outcome, Failure):
-            shutil.rmtree(partial, ignore_errors=True)  # else the next save deletes it
-        return take(outcome)
 
+        def data(layout: Layout) -> Iterator[memoryview]:
+            for slot in layout.slots:
+                yield from map(view_bytes, opened.chunks(slot.cut.name, slot.cut.box))
 
-def _refuse_existing(step_folder: Path) -> None:
-    if step_folder.exists():
-        raise CheckpointError(
-            str(step_folder), expected="a folder without this step", got="one that holds it", fix="Name another one."
-        )
+        return commit_alone(target, kept, layouts, data)
 
 
 def _without(manifest: Manifest, drop: Sequence[str]) -> Manifest:
@@ -110,20 +95,3 @@ def _rows(shape: tuple[int, ...], parts: int) -> Iterator[Box]:
 
 def _bytes(entry: TensorEntry) -> int:
     return Box(entry.shape, entry.shape).elements * DTYPES[entry.dtype].itemsize
-
-
-def _write(source: Source, kept: Manifest, layouts: list[Layout], partial: Path) -> Path:
-    def data(layout: Layout) -> Iterator[memoryview]:
-        for slot in layout.slots:
-            yield from map(view_bytes, source.chunks(slot.cut.name, slot.cut.box))
-
-    shards = write_layouts(partial, layouts, data)
-    _refuse_existing(partial.parent / _folder.name_step(kept.step))  # put back there since, or saved meanwhile
-    pieces: dict[str, list[Piece]] = {name: [] for name in kept.tensors}
-    for name, piece in (found for layout in layouts for found in layout.pieces()):
-        pieces[name].append(piece)
-    tensors = {
-        name: attrs.evolve(entry, pieces=tuple(sorted(pieces[name], key=lambda piece: piece.box.offset)))
-        for name, entry in kept.tensors.items()
-    }
-    return seal(partial, attrs.evolve(kept, block_bytes=BLOCK_BYTES, tensors=tensors, shards=shards))

@@ -12,11 +12,11 @@ import torch
 
 from mimo.checkpoint._boxes import Box, boxes_between, intersect
 from mimo.checkpoint._manifest_file import read_manifest
-from mimo.checkpoint._read_box import read_box
+from mimo.checkpoint._read_box import Read, read_boxes
 from mimo.checkpoint._reader import ShardReader, make_slab
 from mimo.checkpoint._tensors import DTYPES
 
-_CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 _MOST_OPEN = 16  # files of a tensor whose pieces lie in more of them are opened again and again
 
 
@@ -40,25 +40,37 @@ class Source:
             for reader in self._readers.values():
                 stack.callback(reader.close)
 
-    def chunks(self, name: str, box: Box) -> Iterator[torch.Tensor]:
+    def elements(self, name: str, begin: int, end: int) -> Iterator[torch.Tensor]:
+        """Yield the elements of a tensor from ``begin`` to ``end``, as `chunks` does."""
+        shape = self.manifest.tensors[name].shape
+        return self.chunks(name, Box(tuple(0 for _ in shape), shape), begin, end)
+
+    def chunks(self, name: str, box: Box, begin: int = 0, end: int | None = None) -> Iterator[torch.Tensor]:
         """Yield the elements of a box of a tensor, the last dim fastest, as 1-d tensors of some MiB.
 
         Each is good until the next one is asked for.
+
+        Args:
+            name: of the tensor.
+            box: of it.
+            begin: first element of the box.
+            end: the one after the last; None for all.
         """
         dtype = DTYPES[self.manifest.tensors[name].dtype]
-        most = _CHUNK_BYTES // dtype.itemsize
-        buffer = torch.empty(min(most, box.elements), dtype=dtype)
-        for low in range(0, box.elements, most):
-            chunk = buffer[: box.elements - low]
+        most = CHUNK_BYTES // dtype.itemsize
+        end = box.elements if end is None else end
+        buffer = torch.empty(min(most, end - begin), dtype=dtype)
+        for low in range(begin, end, most):
+            chunk = buffer[: end - low]
             for part in boxes_between(box, low, low + len(chunk)):
-                begin = box.find(part.offset) - low
-                self._fill(name, part, chunk[begin : begin + part.elements].view(part.shape))
+                at = box.find(part.offset) - low
+                self._fill(name, part, chunk[at : at + part.elements].view(part.shape))
             yield chunk
 
     def _fill(self, name: str, box: Box, target: torch.Tensor) -> None:
         for piece in self.manifest.tensors[name].pieces:
             if (common := intersect(box, piece.box)) is not None:
-                read_box(self._open(piece.shard), piece, common, target[common.slices(box)])
+                read_boxes(self._open(piece.shard), [Read(piece=piece, box=common, target=target[common.slices(box)])])
 
     def _open(self, shard: str) -> ShardReader:
         if shard not in self._readers:

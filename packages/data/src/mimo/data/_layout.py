@@ -6,6 +6,7 @@ S tokens of one sample, placeholder rows included.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -14,6 +15,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from mimo.data._grid_positions import Grid, grid_positions
 from mimo.data._specs import Dataset, Tokenizer
 from mimo.hooks import ConfigError, DataError, ItemInfo
 
@@ -22,15 +24,19 @@ NO_LABEL = -100
 
 Rows: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], int]]
 """For each modality, the rows that an item of a size becomes."""
+Grids: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], Grid | None]]
+"""For each modality whose rows may lie in grids, that of an item of a size, None for one in none."""
+_NO_GRIDS: Grids = {}
 
 
 @attrs.frozen(kw_only=True)
 class PlacedItem:
-    """An item and the positions ``start … start + rows - 1`` of its sample that its rows take."""
+    """An item and the positions ``start … start + rows - 1`` of its sample that its rows take, and their grid."""
 
     info: ItemInfo
     start: int
     rows: int
+    grid: Grid | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -51,8 +57,16 @@ class SampleLayout:
     items: tuple[PlacedItem, ...]
     truncated: bool
 
+    @property
+    def grid_positions(self) -> NDArray[np.int64] | None:
+        """Places ``[S, 3]`` in time, down and across of all rows; None where none lies in a grid."""
+        grids = [(item.start, item.grid) for item in self.items if item.grid is not None]
+        return grid_positions(len(self.tokens), grids) if grids else None
 
-def lay_out(dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, max_tokens: int) -> SampleLayout:
+
+def lay_out(
+    dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, max_tokens: int, grids: Grids = _NO_GRIDS
+) -> SampleLayout:
     """Return the layout of one sample, at most ``max_tokens`` long.
 
     A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
@@ -65,6 +79,7 @@ def lay_out(dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, 
         tokenizer: names the placeholder of each modality in ``rows``.
         rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
         max_tokens: limit of S.
+        grids: of the modalities whose rows may lie in a grid, that of an item by its size; its product is its rows.
 
     Raises:
         DataError: placeholders and items do not match, a modality is not read by the model, an item's size is
@@ -91,7 +106,8 @@ def lay_out(dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, 
             count = _rows(where, info, rows[modality])
             truncated = count > room
             if not truncated:
-                items.append(PlacedItem(info=info, start=length, rows=count))
+                grid = _grid(info, count, grids)
+                items.append(PlacedItem(info=info, start=length, rows=count, grid=grid))
             placed = piece.repeat(0 if truncated else count)
         pieces.append(placed)
         length += len(placed)
@@ -150,6 +166,16 @@ def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) ->
         msg = f"the {info.modality} encoder says that an item of size {info.size} has {count} rows"
         raise ValueError(msg)
     return count
+
+
+def _grid(info: ItemInfo, count: int, grids: Grids) -> Grid | None:
+    if info.modality not in grids:
+        return None
+    grid = grids[info.modality](info.size)
+    if grid is not None and math.prod(grid) != count:
+        msg = f"the {info.modality} encoder says that an item of size {info.size} has {count} rows in a grid of {grid}"
+        raise ValueError(msg)
+    return grid
 
 
 def _check(

@@ -24,6 +24,8 @@ class Packed:
         tokens: ids ``[T]``; 0 in the padding.
         labels: ``[T]``; `NO_LABEL` in the padding.
         positions: ``[T]``; from 0 in each sample, 0 in the padding.
+        grid_positions: ``[T, 3]`` places in time, down and across, as `mimo.data.SampleLayout` has them, 0 in the
+            padding; None where no row lies in a grid, so that each is its position.
         samples: ``[T]`` number of each row's sample; ``len(lengths)`` in the padding.
         lengths: tokens of each sample, those on other context ranks included, the padding left out.
         label_tokens: label tokens of each sample, likewise.
@@ -34,6 +36,7 @@ class Packed:
     tokens: NDArray[np.int64]
     labels: NDArray[np.int64]
     positions: NDArray[np.int64]
+    grid_positions: NDArray[np.int64] | None
     samples: NDArray[np.int64]
     lengths: tuple[int, ...]
     label_tokens: tuple[int, ...]
@@ -65,27 +68,32 @@ def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: in
     tokens = np.zeros(padded, dtype=np.int64)
     labels = np.full(padded, NO_LABEL, dtype=np.int64)
     positions = np.zeros(padded, dtype=np.int64)
+    grids = [layout.grid_positions for layout in layouts]
+    places = None if all(each is None for each in grids) else np.zeros((padded, 3), dtype=np.int64)
     samples = np.full(padded, len(layouts), dtype=np.int64)
     runs: defaultdict[str, list[NDArray[np.int64]]] = defaultdict(list)
     first = 0
-    for number, (layout, each) in enumerate(zip(layouts, spans, strict=True)):
-        places = {item.info.modality: runs[item.info.modality] for item in layout.items}
+    for number, (layout, each, grid) in enumerate(zip(layouts, spans, grids, strict=True)):
+        found = {item.info.modality: runs[item.info.modality] for item in layout.items}
         for start, stop in each:
             inside = slice(first, first + stop - start)
             tokens[inside] = layout.tokens[start:stop]
             labels[inside] = layout.labels[start:stop]
             positions[inside] = np.arange(start, stop)
+            if places is not None:
+                places[inside] = positions[inside, None] if grid is None else grid[start:stop]
             samples[inside] = number
             for item in layout.items:
                 low, high = max(item.start, start), min(item.start + item.rows, stop)
-                places[item.info.modality].append(np.arange(low, max(low, high), dtype=np.int64) + (first - start))
+                found[item.info.modality].append(np.arange(low, max(low, high), dtype=np.int64) + (first - start))
             first += stop - start
     return Packed(
         tokens=tokens,
         labels=labels,
         positions=positions,
+        grid_positions=places,
         samples=samples,
         lengths=lengths,
         label_tokens=tuple(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in layouts),
-        placeholders={modality: np.concatenate([_NONE, *found]) for modality, found in runs.items()},
+        placeholders={modality: np.concatenate([_NONE, *each]) for modality, each in runs.items()},
     )

@@ -54,7 +54,10 @@ class Dataset(Protocol):
         """Return the items of a sample in the order of their placeholders, per modality."""
 
     def raw(self, sample: int, index: int) -> Any:
-        """Return item ``index`` undecoded, as its modality's encoders take it (an image: a `PIL.Image.Image`)."""
+        """Return item ``index`` undecoded, as its modality's encoders take it.
+
+        An image is a `PIL.Image.Image`; a clip a path, the bytes of a file, or a pair (waveform, frames a second).
+        """
 
     def where(self, sample: int) -> str:
         """Return where a sample comes from, for messages: ``train.jsonl:12``."""

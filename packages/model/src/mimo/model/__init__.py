@@ -3,7 +3,20 @@
 from mimo.hooks import Kind
 from mimo.model import hookspecs
 from mimo.model._checks import Frozen, check_module, is_frozen, stage_trains
-from mimo.model._decoder_spec import DECODER, DecoderConfig
+from mimo.model._decoder_config import DecoderConfig
+from mimo.model._decoder_spec import DECODER
+from mimo.model._encoder_work import Activation, encoder_layer_work
+from mimo.model._hf import HfFamily, HfTensor, file_shapes, place
+from mimo.model._hybrid_config import HybridConfig
+from mimo.model._hybrid_spec import HYBRID
+from mimo.model._packed_encoder import packed_context, packed_recompute, packed_tensor
+from mimo.model._projector import (
+    ProjectorConfig,
+    projected_grid,
+    projected_rows,
+    projector_divisible,
+    projector_work,
+)
 from mimo.model._specs import (
     ContextSupport,
     EncoderSpec,
@@ -14,6 +27,7 @@ from mimo.model._specs import (
     TensorSupport,
     Told,
 )
+from mimo.model._tiling import best_tiling
 from mimo.model._work import Work, attention, product
 
 ENCODERS = Kind(
@@ -30,21 +44,38 @@ LANGUAGE_MODELS = Kind(
 __all__ = [
     "DECODER",
     "ENCODERS",
+    "HYBRID",
     "LANGUAGE_MODELS",
+    "Activation",
     "ContextSupport",
     "DecoderConfig",
     "EncoderSpec",
     "EncoderStages",
     "ExpertSupport",
     "Frozen",
+    "HfFamily",
+    "HfTensor",
+    "HybridConfig",
     "LanguageModelSpec",
+    "ProjectorConfig",
     "Stage",
     "TensorSupport",
     "Told",
     "Work",
     "attention",
+    "best_tiling",
     "check_module",
+    "encoder_layer_work",
+    "file_shapes",
     "is_frozen",
+    "packed_context",
+    "packed_recompute",
+    "packed_tensor",
+    "place",
     "product",
+    "projected_grid",
+    "projected_rows",
+    "projector_divisible",
+    "projector_work",
     "stage_trains",
 ]

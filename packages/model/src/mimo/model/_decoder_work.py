@@ -5,12 +5,12 @@ H hidden, T rows, N query heads of width D, K key-value heads, I width inside th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from mimo.model._decoder_spec import DecoderConfig
-from mimo.model._specs import Stage
+from mimo.model._decoder_config import DecoderConfig
+from mimo.model._specs import Stage, StageConfig
 from mimo.model._work import Work, attention, product
 from mimo.topology import Recompute
 
@@ -27,12 +27,19 @@ def decoder_work(
         lengths: rows of each sample.
         labels: how many of all these rows have labels; the head reads no others.
     """
-    rows, hidden, found = sum(lengths), config.hidden, {}
-    if stage.is_first:
-        found["embedding"] = Work(copied=rows, weights=config.vocabulary * hidden)
     layers = [
         _layer(config, recompute, lengths, mixed=index in config.expert_layers) for index in stage.layers(config.layers)
     ]
+    return stage_work(config, stage, layers, rows=sum(lengths), labels=labels)
+
+
+def stage_work(
+    config: StageConfig, stage: Stage, layers: Iterable[Work], *, rows: int, labels: int
+) -> Mapping[str, Work]:
+    """Return by part what a stage takes whose ``layers`` take this, of so many rows and labels."""
+    hidden, found = config.hidden, {}
+    if stage.is_first:
+        found["embedding"] = Work(copied=rows, weights=config.vocabulary * hidden)
     found["layers"] = sum(layers, Work())
     if stage.is_last:
         head = product(labels, hidden, config.vocabulary)
@@ -42,50 +49,72 @@ def decoder_work(
 
 
 def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], *, mixed: bool) -> Work:
+    rows = sum(lengths)
+    layer = attention_work(config, recompute, lengths)
+    layer += experts_work(config, recompute, rows) if mixed else mlp_work(config, recompute, rows, config.intermediate)
+    layer += Work(copied=4.0 * rows * config.hidden)  # the rows before each of the two parts, and their norms
+    return repeated_layer(layer, rows * config.hidden) if recompute == "full" else layer
+
+
+def repeated_layer(layer: Work, inputs: float) -> Work:
+    """Return what a layer takes that keeps its inputs, so many numbers, and computes all else again."""
+    return attrs.evolve(
+        layer,
+        repeated=layer.forward,
+        split=0,
+        copied=inputs,
+        recomputed=layer.split + layer.copied - inputs,
+    )
+
+
+def attention_work(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int]) -> Work:
+    """Return what attention takes, with its products, without its norm."""
     rows, hidden = sum(lengths), config.hidden
     queries, keys = config.heads * config.head_width, config.key_value_heads * config.head_width
-    bias = config.attention_bias
-    mixing = product(rows, hidden, queries, bias=bias) + product(rows, queries, hidden, bias=bias)
+    bias = config.biased_inputs
+    work = product(rows, hidden, queries, bias=bias) + product(rows, queries, hidden, bias=config.attention_bias)
     key = product(rows, hidden, keys, bias=bias, shared=True)
-    mixing += key + key
-    mixing += attention(lengths, width=queries, causal=True)
-    # Kept: the rows and their norm; queries, keys and values turned, what they attend to and its log-sum.
-    mixing += Work(copied=2.0 * rows * hidden, split=rows * (2.0 * queries + 2.0 * keys + config.heads))
-    feeding = _experts(config, rows) if mixed else _mlp(rows, hidden, config.intermediate, bias=config.mlp_bias)
-    feeding += Work(copied=2.0 * rows * hidden)
-    layer = mixing + feeding
-    match recompute:
-        case "none":
-            return layer
-        case "selective":  # what lies between the products: attention itself, the gate's SiLU and what it gates
-            widths = config.experts_per_token * (config.expert_intermediate or config.intermediate)
-            widths = widths + config.shared_intermediate if mixed else config.intermediate
-            again = rows * (queries + config.heads + 2.0 * widths)
-            return attrs.evolve(layer, repeated=layer.inner, split=layer.split - again, recomputed=again)
-        case "full":
-            return attrs.evolve(
-                layer,
-                repeated=layer.forward,
-                split=0,
-                copied=rows * hidden,
-                recomputed=layer.split + layer.copied - rows * hidden,
-            )
+    work += key + key
+    work += attention(lengths, width=queries, causal=True, window=config.sliding_window)
+    # Kept: queries, keys and values turned, what they attend to and its log-sum.
+    work += Work(split=rows * (2.0 * queries + 2.0 * keys + config.heads))
+    normed = queries + keys if config.query_key_norm else 0  # kept before they are turned too
+    work += Work(split=float(rows * normed))
+    return _again(work, recompute, rows * (normed + queries + config.heads), repeated=work.inner)
 
 
-def _mlp(rows: float, hidden: int, width: int, *, bias: bool) -> Work:
-    gate, up = (product(rows, hidden, width, bias=bias, shared=shared) for shared in (False, True))
+def mlp_work(config: DecoderConfig, recompute: Recompute, rows: float, width: int, *, bias: bool | None = None) -> Work:
+    """Return what a feed-forward part of this width takes, without its norm."""
+    bias = config.mlp_bias if bias is None else bias
+    up, down = product(rows, config.hidden, width, bias=bias), product(rows, width, config.hidden, bias=bias)
+    if not config.gated:  # the ReLU and its square are kept
+        work = up + down + Work(split=2.0 * rows * width)
+        return _again(work, recompute, rows * width, recomputed=2.0 * rows * width)
+    gate = product(rows, config.hidden, width, bias=bias, shared=True)
     # Gate and up, the gate's SiLU and their product are kept.
-    return gate + up + product(rows, width, hidden, bias=bias) + Work(split=4.0 * rows * width)
+    work = up + gate + down + Work(split=4.0 * rows * width)
+    return _again(work, recompute, 2.0 * rows * width)
 
 
-def _experts(config: DecoderConfig, rows: float) -> Work:
+def experts_work(config: DecoderConfig, recompute: Recompute, rows: float) -> Work:
+    """Return what a mixture of experts takes, without its norm."""
     width = config.expert_intermediate or config.intermediate
     chosen = config.experts_per_token * rows
-    routed = _mlp(chosen, config.hidden, width, bias=False)
+    routed = mlp_work(config, recompute, chosen, width, bias=False)
     weights = config.experts * routed.weights
     split = routed.split + 2.0 * chosen * config.hidden
     routed = attrs.evolve(routed, weights=weights, expert_weights=weights, split=split)
     routed += product(rows, config.hidden, config.experts) + Work(copied=2.0 * rows * config.experts)
     if config.shared_intermediate:
-        routed += _mlp(rows, config.hidden, config.shared_intermediate, bias=config.mlp_bias)
+        routed += mlp_work(config, recompute, rows, config.shared_intermediate)
     return routed
+
+
+def _again(
+    work: Work, recompute: Recompute, dropped: float, *, repeated: float = 0, recomputed: float | None = None
+) -> Work:
+    """Return ``work``, with ``selective`` recomputation of so many numbers that it then does not keep."""
+    if recompute != "selective":
+        return work
+    recomputed = dropped if recomputed is None else recomputed
+    return attrs.evolve(work, repeated=repeated, split=work.split - dropped, recomputed=recomputed)

@@ -1,4 +1,4 @@
-"""How the decoder's experts lie on the expert view of a grid, and how its routers follow their load.
+"""How a language model's experts lie on the expert view of a grid, and how its routers follow their load.
 
 Experts are spread over ``ep``; over ``etp`` the width inside each is cut, as tensor ranks cut that of a dense layer.
 """
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from mimo.model._decoder import Decoder
 from mimo.model._decoder_spec import load_name
 from mimo.model._experts import Experts, Moe
+from mimo.model._language_stage import LanguageStage
 from mimo.model.runtime import ExpertAxis, Split
 
 OUTPUTS = 1
@@ -21,22 +21,23 @@ INPUTS = 2
 
 
 def split_experts(module: nn.Module, axis: ExpertAxis) -> dict[str, Split]:
-    """Hand ``axis`` to the parts of a `Decoder` stage that use it, and return how its experts are split."""
-    assert isinstance(module, Decoder)
+    """Hand ``axis`` to the parts of a stage that use it, and return how its experts are split."""
+    assert isinstance(module, LanguageStage)
     module.expert_axis = axis
     splits: dict[str, Split] = {}
     for path, part in module.named_modules():
         if isinstance(part, Experts):
             part.axis = axis
-            splits |= {f"{path}.{name}.weight": Split(OUTPUTS, experts=True) for name in ("gate", "up")}
+            made = ("up",) if part.gate is None else ("gate", "up")
+            splits |= {f"{path}.{name}.weight": Split(OUTPUTS, experts=True) for name in made}
             splits[f"{path}.down.weight"] = Split(INPUTS, experts=True)
     return splits
 
 
 def follow_loads(module: nn.Module, counts: Mapping[str, Tensor]) -> None:
     """Move the biases of a stage's routers by the loads of the step, summed over all ranks; frozen routers stay."""
-    assert isinstance(module, Decoder)
+    assert isinstance(module, LanguageStage)
     for index, layer in module.layers.items():
-        router = layer.mlp.router if isinstance(layer.mlp, Moe) else None
-        if router is not None and router.bias is not None and router.weight.requires_grad:
-            router.follow(counts[load_name(int(index))], module.config.expert_bias_rate)
+        for part in layer.children():
+            if isinstance(part, Moe) and part.bias_rate and part.router.weight.requires_grad:
+                part.router.follow(counts[load_name(int(index))], part.bias_rate)

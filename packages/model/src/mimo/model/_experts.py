@@ -1,4 +1,4 @@
-"""The feed-forward part of a decoder layer as a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538).
+"""The feed-forward part of a layer as a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538).
 
 It reads as if all experts were here: `_expert_plan.py` says how they are spread, `mimo.model.runtime.Dispatch` moves
 the rows. Shapes: T rows, n of them routed here, H hidden, E experts, k chosen by each row.
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional
 
-from mimo.model._decoder_spec import DecoderConfig
-from mimo.model._mlp import Mlp
+from mimo.model._decoder_config import DecoderConfig
+from mimo.model._mlp import Mlp, activated
 from mimo.model._routing import Routing
 from mimo.model.runtime import Choices, Dispatch, ExpertAxis, GroupedLinear, Router
 
 
 class Experts(nn.Module):
-    """SwiGLU, once for each expert.
+    """Up, `activated`, and down again, once for each expert.
 
     Attributes:
         axis: over which the experts are spread, and the width inside each is cut.
@@ -29,7 +28,7 @@ class Experts(nn.Module):
         super().__init__()
         self.count = config.experts
         width = config.expert_intermediate or config.intermediate
-        self.gate = GroupedLinear(config.experts, config.hidden, width)
+        self.gate = GroupedLinear(config.experts, config.hidden, width) if config.gated else None
         self.up = GroupedLinear(config.experts, config.hidden, width)
         self.down = GroupedLinear(config.experts, width, config.hidden)
         self.axis = ExpertAxis.single()
@@ -39,12 +38,13 @@ class Experts(nn.Module):
         dispatch = Dispatch.of(choices.experts, experts=self.count, axis=self.axis)
         rows = dispatch.send(x)
         counts = dispatch.counts
-        made = dispatch.bring(self.finish(self.gate(rows, counts), self.up(rows, counts), counts))  # [n, k, H]
+        gate = None if self.gate is None else self.gate(rows, counts)
+        made = dispatch.bring(self.finish(self.up(rows, counts), gate, counts))  # [n, k, H]
         return (made * choices.weights.unsqueeze(2)).sum(1).to(x.dtype)
 
-    def finish(self, gate: Tensor, up: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return what the experts make of their rows, of two of their products: cheap to compute again."""
-        return cast("Tensor", self.down(functional.silu(gate) * up, counts))
+    def finish(self, up: Tensor, gate: Tensor | None, counts: Sequence[int]) -> Tensor:
+        """Return what the experts make of their rows, of their first products: cheap to compute again."""
+        return cast("Tensor", self.down(activated(up, gate), counts))
 
 
 class Moe(nn.Module):
@@ -59,12 +59,11 @@ class Moe(nn.Module):
             score=config.router_score,
             normalize=config.router_normalize,
             scale=config.router_scale,
-            biased=config.expert_bias_rate > 0,
+            biased=config.router_bias or config.expert_bias_rate > 0,
         )
         self.experts = Experts(config)
-        self.shared = (
-            Mlp(config.hidden, config.shared_intermediate, bias=config.mlp_bias) if config.shared_intermediate else None
-        )
+        self.shared = Mlp(config, config.shared_intermediate) if config.shared_intermediate else None
+        self.bias_rate = config.expert_bias_rate
 
     def forward(self, x: Tensor, routing: Routing) -> tuple[Tensor, Choices]:
         """Return [T, H] of ``x`` [T, H], and the choices of the rows that are routed here."""

@@ -1,4 +1,4 @@
-"""The dense feed-forward part of a decoder layer. Shapes: T rows, H hidden."""
+"""The dense feed-forward part of a layer. Shapes: T rows, H hidden."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mimo.model._decoder_config import DecoderConfig
 from mimo.model.runtime import Linear, TensorAxis
 
 
+def activated(up: Tensor, gate: Tensor | None) -> Tensor:
+    """Return what goes down again: gated by SiLU (Shazeer 2020, arXiv:2002.05202), else the squared ReLU.
+
+    The latter is that of So et al. 2021, arXiv:2109.08668.
+    """
+    return functional.relu(up).square() if gate is None else functional.silu(gate) * up
+
+
 class Mlp(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202).
+    """Up, `activated`, and down again.
 
     Attributes:
         axis: over which the intermediate width is split.
     """
 
-    def __init__(self, hidden: int, intermediate: int, *, bias: bool) -> None:
+    def __init__(self, config: DecoderConfig, intermediate: int) -> None:
         super().__init__()
-        self.gate = Linear(hidden, intermediate, bias=bias)
-        self.up = Linear(hidden, intermediate, bias=bias)
-        self.down = Linear(intermediate, hidden, bias=bias)
+        self.gate = Linear(config.hidden, intermediate, bias=config.mlp_bias) if config.gated else None
+        self.up = Linear(config.hidden, intermediate, bias=config.mlp_bias)
+        self.down = Linear(intermediate, config.hidden, bias=config.mlp_bias)
         self.axis = TensorAxis.single()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, H] of ``x`` [T, H]."""
         x = self.axis.enter(x)
-        return self.finish(self.gate(x), self.up(x))
+        return self.finish(self.up(x), None if self.gate is None else self.gate(x))
 
-    def finish(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Return [T, H] of the two products: cheap to compute again, beside what it keeps."""
-        return cast("Tensor", self.down(functional.silu(gate) * up, leave=self.axis))
+    def finish(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        """Return [T, H] of the first products: cheap to compute again, beside what it keeps."""
+        return cast("Tensor", self.down(activated(up, gate), leave=self.axis))

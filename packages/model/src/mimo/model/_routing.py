@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model._decoder_spec import DecoderConfig, load_name
+from mimo.model._decoder_config import DecoderConfig
+from mimo.model._decoder_spec import load_name
 from mimo.model.runtime import Choices, ExpertAxis, LanguageBatch, TensorAxis
 
 

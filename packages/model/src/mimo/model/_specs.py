@@ -7,9 +7,11 @@ and pipeline ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
+
+from mimo.model._hf import HfFamily
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +49,21 @@ class Stage:
         share, more = divmod(total, self.count)
         start = self.index * share + min(self.index, more)
         return range(start, start + share + (self.index < more))
+
+
+class StageConfig(Protocol):
+    """What the config of each of our language models tells; see `mimo.model.DecoderConfig`."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def tied(self) -> bool: ...
 
 
 @attrs.frozen(kw_only=True)
@@ -134,6 +151,10 @@ class EncoderSpec:
         prepare: decodes a raw item into tensors, on the encoder's ranks only.
         build: makes the whole plain module; its ``forward(items) -> Tensor [T, hidden]`` returns the rows of the
             prepared items in order, an empty list included.
+        grid: of the rows that an item of this size becomes, how many frames they are, and in each how many rows down
+            and across, in that order; their product is `rows`. A language model may turn by them
+            (``mrope_section`` of ``decoder``). Without it, or where it returns None, rows lie one after the other as
+            those of text do.
         modality: what it reads, and the default name of its placeholder, ``<image>``.
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
@@ -145,6 +166,9 @@ class EncoderSpec:
         flops: of a config, the width of the rows that it delivers, a stage, what is recomputed and the sizes of items,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
+        hf: families of published Hugging Face folders that can be read and written.
+        examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
+            those are pictures.
     """
 
     name: str
@@ -153,6 +177,7 @@ class EncoderSpec:
     rows: Callable[[Any, tuple[int, ...]], int]
     prepare: Callable[[Any, Any], Mapping[str, Tensor]]
     build: Callable[[Any, int], nn.Module]
+    grid: Callable[[Any, tuple[int, ...]], tuple[int, int, int] | None] | None = None
     modality: str = "image"
     parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     tensor: TensorSupport | None = None
@@ -160,6 +185,8 @@ class EncoderSpec:
     context: ContextSupport | None = None
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, Work]] | None = None
+    hf: Sequence[HfFamily] = ()
+    examples: Callable[[Any], Sequence[Any]] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -197,6 +224,7 @@ class LanguageModelSpec:
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
+        hf: families of published Hugging Face folders that can be read and written.
     """
 
     name: str
@@ -214,3 +242,4 @@ class LanguageModelSpec:
     tells: Callable[[Any], Told] = lambda _config: Told()
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, Work]] | None = None
+    hf: Sequence[HfFamily] = ()

@@ -1,4 +1,4 @@
-"""How the decoder lies over tensor ranks.
+"""How language models lie over tensor ranks.
 
 Query heads, the intermediate width and the vocabulary are cut; what works on whole rows is copied. Key-value heads
 are cut where tensor ranks divide them; otherwise every rank holds all their weights, computes the heads that its query
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from mimo.model._decoder import Attention, Decoder
+from mimo.model._decoder import Attention
+from mimo.model._language_stage import LanguageStage
 from mimo.model._mlp import Mlp
 from mimo.model.runtime import Linear, RMSNorm, Router, Split, TensorAxis
 
@@ -22,24 +23,24 @@ COLUMNS = 1
 """Dim of a weight that takes inputs: cut for row-parallel products."""
 
 
-def split_decoder(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
-    """Hand ``axis`` to the parts of a `Decoder` stage that use it, and return how its parameters are split."""
-    assert isinstance(module, Decoder)
+def split_stage(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
+    """Hand ``axis`` to the parts of a stage that use it, and return how its parameters are split."""
+    assert isinstance(module, LanguageStage)
     module.axis = axis
     # Under sequence parallelism a rank sees only its slice of the rows outside of enter .. leave.
     whole_rows = Split(summed=axis.splits_rows)
     splits: dict[str, Split] = {}
     for path, part in module.named_modules():
         if isinstance(part, RMSNorm):
-            splits[f"{path}.weight"] = whole_rows
+            splits.setdefault(f"{path}.weight", whole_rows)  # attention, met before its parts, has planned its own
         elif isinstance(part, Attention):
             part.axis = axis
-            splits |= _attention(path, part, axis, module.config.heads, module.config.key_value_heads, whole_rows)
+            splits |= _attention(path, part, axis, whole_rows)
         elif isinstance(part, Mlp):
             part.axis = axis
-            splits |= dict(_column(f"{path}.gate", part.gate))
-            splits |= dict(_column(f"{path}.up", part.up))
-            splits |= dict(_row(f"{path}.down", part.down, whole_rows))
+            for name, linear in (("gate", part.gate), ("up", part.up)):
+                splits |= {} if linear is None else dict(column(f"{path}.{name}", linear))
+            splits |= dict(row(f"{path}.down", part.down, whole_rows))
         elif isinstance(part, Router):
             splits[f"{path}.weight"] = Split(summed=axis.size > 1)  # tensor ranks route rows of their own
     if hasattr(module, "embedding"):
@@ -50,12 +51,13 @@ def split_decoder(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
     return splits
 
 
-def _attention(
-    path: str, part: Attention, axis: TensorAxis, heads: int, kv_heads: int, whole_rows: Split
-) -> dict[str, Split]:
-    splits = dict(_column(f"{path}.query", part.query)) | dict(_row(f"{path}.output", part.output, whole_rows))
+def _attention(path: str, part: Attention, axis: TensorAxis, whole_rows: Split) -> dict[str, Split]:
+    heads, kv_heads = part.heads, part.kv_heads
+    splits = dict(column(f"{path}.query", part.query)) | dict(row(f"{path}.output", part.output, whole_rows))
+    if part.query_norm is not None:  # one scale for all heads, of which each tensor rank has its own
+        splits |= {f"{path}.{name}.weight": Split(summed=axis.size > 1) for name in ("query_norm", "key_norm")}
     if kv_heads % axis.size == 0:
-        return splits | dict(_column(f"{path}.key", part.key)) | dict(_column(f"{path}.value", part.value))
+        return splits | dict(column(f"{path}.key", part.key)) | dict(column(f"{path}.value", part.value))
     group = heads // kv_heads
     seen = [head // group for head in axis.span(heads)]
     first, last = seen[0], seen[-1]
@@ -68,13 +70,15 @@ def _attention(
     return splits
 
 
-def _column(path: str, linear: Linear) -> Iterator[tuple[str, Split]]:
+def column(path: str, linear: Linear) -> Iterator[tuple[str, Split]]:
+    """Yield how the parameters of a product lie whose outputs are cut."""
     yield f"{path}.weight", Split(ROWS)
     if linear.bias is not None:
         yield f"{path}.bias", Split(ROWS)
 
 
-def _row(path: str, linear: Linear, whole_rows: Split) -> Iterator[tuple[str, Split]]:
+def row(path: str, linear: Linear, whole_rows: Split) -> Iterator[tuple[str, Split]]:
+    """Yield how the parameters of a product lie whose inputs are cut; ``whole_rows`` as rows outside of it do."""
     yield f"{path}.weight", Split(COLUMNS)
     if linear.bias is not None:
         yield f"{path}.bias", whole_rows  # added once, after the product has left the axis

@@ -80,13 +80,16 @@ def product(rows: float, inputs: int, outputs: int, *, bias: bool = False, share
     )
 
 
-def attention(lengths: Sequence[int], *, width: int, causal: bool) -> Work:
+def attention(lengths: Sequence[int], *, width: int, causal: bool, window: int = 0) -> Work:
     """Return what attention over samples of these lengths takes between queries and output, all heads ``width`` wide.
 
     Args:
         lengths: rows of each sample.
         width: of all query heads together.
         causal: whether rows attend to earlier ones only, which is half as much.
+        window: of these, to how many at most; 0 for all.
     """
     pairs = sum(length * length for length in lengths) / (2 if causal else 1)
+    if window:
+        pairs -= sum(max(0, length - window) ** 2 for length in lengths) / 2
     return Work(inner=4.0 * pairs * width)

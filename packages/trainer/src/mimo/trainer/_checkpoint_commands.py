@@ -1,4 +1,4 @@
-"""``mimo checkpoint``: looking into checkpoints, checking, comparing and rewriting them, in one process."""
+"""``mimo checkpoint``: looking into checkpoints, checking, comparing, rewriting and converting them, in one process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from mimo.trainer._hf_commands import export_hf, import_hf
+
 
 def make_checkpoint_app() -> App:
     """Return the command with its subcommands."""
-    app = App(name="checkpoint", help="Look into a checkpoint, check every byte of it, compare two, or rewrite one.")
-    for command in (inspect, verify, diff, reshard):
+    app = App(name="checkpoint", help="Look into a checkpoint, check, compare, rewrite or convert it.")
+    for command in (inspect, verify, diff, reshard, import_hf, export_hf):
         app.command(command)
     return app
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo.checkpoint import read_manifest
+from mimo.hooks import CheckpointError
 from mimo.trainer._config import make_settings
 from mimo.trainer._resolve import Purpose
 from mimo.trainer._settings import Settings
@@ -21,10 +22,18 @@ def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -
     """Return the settings that a checkpoint was saved with, on one process unless overrides say otherwise.
 
     Raises:
-        CheckpointError: the manifest is damaged.
+        CheckpointError: the manifest is damaged, or no run has settings in it, as of weights that were imported alone.
         ConfigError: an override is wrong.
     """
-    return make_settings(on_one_process(read_manifest(step_folder).config, purpose), overrides)
+    config = read_manifest(step_folder).config
+    if "run" not in config:
+        raise CheckpointError(
+            str(step_folder),
+            expected="a checkpoint with the settings of a run",
+            got="one of weights alone",
+            fix="Import them with --config FILE, or begin a run with them: mimo train FILE --finetune.",
+        )
+    return make_settings(on_one_process(config, purpose), overrides)
 
 
 def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, Any]:

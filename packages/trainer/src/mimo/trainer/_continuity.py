@@ -68,6 +68,7 @@ def differences(job: Job, source: Source) -> Iterator[str]:
     for module in job.modules:
         old, new = before.get("modules", {}).get(there(module.name), {}), now["modules"][module.name]
         if old:
+            new = _within(new, old) if there(module.name) in source.imported else new
             yield from _compare(f"modules.{module.name}", _only(old, _OF_MODULE), _only(new, _OF_MODULE))
     if source.finetunes:
         return
@@ -171,6 +172,13 @@ def _covered(module: str, patterns: tuple[str, ...]) -> bool:
 
 def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     return {key: table[key] for key in keys if key in table}
+
+
+def _within(table: Any, other: Any) -> Any:
+    """Return of a table what another one has too: a published folder decides some settings of a module alone."""
+    if not isinstance(table, Mapping) or not isinstance(other, Mapping):
+        return table
+    return {key: _within(table[key], other[key]) for key in table if key in other}
 
 
 def _compare(where: str, before: Any, now: Any) -> Iterator[str]:

@@ -58,6 +58,7 @@ def fit(
     finetunes: bool = False,
     untaken: Collection[str] = (),
     trained: Collection[str] = (),
+    fresh: Collection[str] = (),
 ) -> Fit:
     """Decide about all names at once.
 
@@ -70,11 +71,12 @@ def fit(
         finetunes: whether weights alone are taken, of modules that both have.
         untaken: first keys of parts whose state is not taken.
         trained: names of the modules in the checkpoint that were trained.
+        fresh: beginnings of names of which the checkpoint can have nothing: where it was read from there was none.
     """
     renaming = Renaming.of(take.rename, asked)
     there = {name: renaming.there(name) for name in asked}
     names = _Names.of(asked=there, held=frozenset(held), modules=modules)
-    lacking = dict(_lacking(names, take, finetunes=finetunes))
+    lacking = dict(_lacking(names, take, finetunes=finetunes, fresh=fresh))
     leaving = dict(_leaving(names, take, saved=saved, finetunes=finetunes, untaken=untaken))
     return Fit(
         rename=renaming.prefixes,
@@ -108,12 +110,14 @@ class _Names:
         )
 
 
-def _lacking(names: _Names, take: LoadSettings, *, finetunes: bool) -> Iterable[tuple[str, str]]:
+def _lacking(
+    names: _Names, take: LoadSettings, *, finetunes: bool, fresh: Collection[str]
+) -> Iterable[tuple[str, str]]:
     """Yield names here that the checkpoint lacks and may lack, each with what to call it."""
     firsts = {_first(name) for name in names.held}
     new = set()
     for here, there in names.weights.items():
-        is_absent = finetunes and _first(there) not in firsts
+        is_absent = finetunes and (_first(there) not in firsts or _is_below(there, fresh))
         if there not in names.held and (is_absent or _matches(here, take.may_lack)):
             new.add(there)
             yield here, f"{_INITIAL} of {_first(here)}"
@@ -204,6 +208,10 @@ def _state(name: str) -> tuple[str, str]:
     first, _, rest = name.partition(".")
     parameter, _, key = rest.rpartition(".")
     return (parameter, key) if first == OPTIMIZER else ("", "")
+
+
+def _is_below(name: str, beginnings: Iterable[str]) -> bool:
+    return any(name == begin or name.startswith(f"{begin}.") for begin in beginnings)
 
 
 def _first(name: str) -> str:

@@ -4,18 +4,32 @@ from mimo.model.runtime._attention import attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._build import build_part
 from mimo.model.runtime._context import ContextAxis
+from mimo.model.runtime._convolution import convolve
 from mimo.model.runtime._deferral import Deferral, Deferring, WeightsLater
 from mimo.model.runtime._dispatch import Dispatch
+from mimo.model.runtime._encoder_layers import (
+    EncoderAttention,
+    EncoderLayer,
+    EncoderMlp,
+    PackedEncoder,
+    activate,
+    split_encoder,
+)
 from mimo.model.runtime._expert_axis import ExpertAxis
 from mimo.model.runtime._grouped import GroupedLinear
+from mimo.model.runtime._hf import left_over, read_hf, write_hf
 from mimo.model.runtime._language import NO_LABEL, LanguageBatch, LanguageModule, Ledger
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
 from mimo.model.runtime._multiply import multiply
+from mimo.model.runtime._packed_rows import PackedRows, touched_by
 from mimo.model.runtime._parameters import Split, local
 from mimo.model.runtime._part import MimoModel, Part
+from mimo.model.runtime._projectors import Projector
 from mimo.model.runtime._router import Choices, Router
 from mimo.model.runtime._rowwise import turn
+from mimo.model.runtime._scan import SampleChunks, scan, scan_by_row
 from mimo.model.runtime._segments import Segments
+from mimo.model.runtime._sequences import Sequences
 from mimo.model.runtime._vocabulary import vocabulary_argmax, vocabulary_cross_entropy
 
 __all__ = [
@@ -26,6 +40,9 @@ __all__ = [
     "Deferring",
     "Dispatch",
     "Embedding",
+    "EncoderAttention",
+    "EncoderLayer",
+    "EncoderMlp",
     "ExpertAxis",
     "GroupedLinear",
     "LanguageBatch",
@@ -34,18 +51,32 @@ __all__ = [
     "Ledger",
     "Linear",
     "MimoModel",
+    "PackedEncoder",
+    "PackedRows",
     "Part",
+    "Projector",
     "RMSNorm",
     "Router",
+    "SampleChunks",
     "Segments",
+    "Sequences",
     "Split",
     "TensorAxis",
     "WeightsLater",
+    "activate",
     "attend",
     "build_part",
+    "convolve",
+    "left_over",
     "local",
     "multiply",
+    "read_hf",
+    "scan",
+    "scan_by_row",
+    "split_encoder",
+    "touched_by",
     "turn",
     "vocabulary_argmax",
     "vocabulary_cross_entropy",
+    "write_hf",
 ]

@@ -49,8 +49,8 @@ def attend(
         outs = [
             functional.scaled_dot_product_attention(
                 q[:, :, piece.queries],
-                k[:, :, : piece.keys],
-                v[:, :, : piece.keys],
+                k[:, :, piece.keys],
+                v[:, :, piece.keys],
                 attn_mask=piece.mask,
                 is_causal=segments.causal and piece.mask is None,
                 enable_gqa=grouped,

@@ -96,6 +96,10 @@ class TensorAxis:
             return linear(y, self.scatter, self.gather)
         return linear(y, self.total, _same)
 
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of all ranks' ``x``, of which each rank uses its own part: its gradient is summed too."""
+        return x if self.size == 1 else linear(x, self.total, self.total)
+
     def share_out(self, x: Tensor) -> Tensor:
         """Return this rank's `span` of rows that all ranks hold alike, [T, …] -> [n, …].
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo.model.runtime._axis import chunk
 from mimo.model.runtime._messages import by_messages, exchange, linear
 
 
@@ -40,6 +41,10 @@ class ContextAxis:
         """Return this rank's axis in ``group``, ranks ascending."""
         return cls() if group.size() == 1 else cls(group=group, rank=group.rank(), size=group.size())
 
+    def spans(self, total: int) -> list[range]:
+        """Return which of ``total`` indices each rank takes where they are shared out: uneven, even none."""
+        return [chunk(total, size=self.size, rank=rank) for rank in range(self.size)]
+
     def share(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """Return all ranks' rows one after the other, [t, …] -> [G, …].
 
@@ -56,6 +61,46 @@ class ContextAxis:
         stops = list(accumulate(counts))
         spans = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
         return linear(x, lambda rows: self._gather(rows, spans), lambda rows: self._scatter(rows, spans))
+
+    def to_columns(self, shares: Sequence[Tensor], counts: Sequence[int], widths: Sequence[int]) -> Tensor:
+        """Return some columns of all ranks' rows, one rank after the other, for all columns of this rank's: [G, W].
+
+        Every rank must call it, those without rows too. Its adjoint is `to_rows`.
+
+        Args:
+            shares: [t, W] for each rank, the columns that it gets of this rank's rows.
+            counts: rows of each rank.
+            widths: W of each rank.
+        """
+        sent = [counts[self.rank] * width for width in widths]
+        received = [count * widths[self.rank] for count in counts]
+        flat = self._swap(torch.cat([share.flatten() for share in shares]), sent, received)
+        return flat.view(-1, widths[self.rank]) if widths[self.rank] else flat.view(sum(counts), 0)
+
+    def to_rows(self, y: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Tensor:
+        """Return all ranks' columns of this rank's rows, for this rank's columns of all rows: [G, W] -> [t, sum of W].
+
+        Args:
+            y: [G, W].
+            counts: rows of each rank.
+            widths: W of each rank.
+        """
+        sent = [count * widths[self.rank] for count in counts]
+        received = [counts[self.rank] * width for width in widths]
+        parts = self._swap(y.flatten(), sent, received).split(received)
+        return torch.cat([part.view(-1, w) for part, w in zip(parts, widths, strict=True) if w], 1)
+
+    def _swap(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send each rank its numbers of ``x``, return what all sent here."""
+        if self.size == 1:
+            return x
+
+        def swap(x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+            found = x.new_empty(sum(received))
+            dist.all_to_all_single(found, x.contiguous(), list(received), list(sent), group=self.group)
+            return found
+
+        return linear(x, lambda x: swap(x, sent, received), lambda gradient: swap(gradient, received, sent))
 
     def _gather(self, x: Tensor, spans: Sequence[slice]) -> Tensor:
         assert self.group is not None

@@ -46,6 +46,10 @@ class LanguageBatch:
         tokens: [T] ids; at placeholders, the placeholder's.
         labels: [T] the next id, or `NO_LABEL`.
         positions: [T] of each token in its sample.
+        grid_positions: [T, 3] place of each row in time, down and across, for models that turn by these; None where
+            each is its position. A row of text has one number on all three. The rows of an item whose encoder tells
+            its grid count frames, rows of patches and columns from the number that text would have there, and what
+            follows goes on from the largest number of them + 1 (Wang et al. 2024, arXiv:2409.12191, section 2.1).
         lengths: tokens of each sample, those on other context ranks included; without these, their sum is T without
             the padding.
         placeholders: for each encoder by module name, [R] ascending positions in T that its rows take.
@@ -63,6 +67,7 @@ class LanguageBatch:
     samples: Tensor
     label_tokens: tuple[int, ...]
     labelled: Tensor | None = None
+    grid_positions: Tensor | None = None
     ledger: Ledger = attrs.field(factory=Ledger)
 
     @classmethod
@@ -74,6 +79,7 @@ class LanguageBatch:
         *,
         lengths: Sequence[int],
         placeholders: Mapping[str, Tensor] | None = None,
+        grid_positions: Tensor | None = None,
     ) -> LanguageBatch:
         """Return the batch of whole samples, as one context rank holds them."""
         samples = torch.full_like(tokens, len(lengths))
@@ -89,6 +95,7 @@ class LanguageBatch:
             placeholders=placeholders or {},
             samples=samples,
             label_tokens=tuple(counts.tolist()),
+            grid_positions=grid_positions,
         )
 
 

@@ -77,7 +77,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]."""
+        """Return [..., H] of ``x`` [..., H]."""
         return rms_norm(x, local(self.weight), self.eps)
 
 

@@ -29,14 +29,14 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         normed, scales, weight = ctx.saved_tensors
         products = gradients[0] * normed
-        for_weight = products.sum(0)
-        along = torch.mv(products, weight).div_(-normed.shape[-1]).unsqueeze(1)  # [T, 1], what the length takes away
+        for_weight = products.flatten(0, -2).sum(0)
+        along = torch.matmul(products, weight).div_(-normed.shape[-1]).unsqueeze(-1)  # what the length takes away
         for_x = torch.mul(gradients[0], weight, out=products).addcmul_(normed, along).mul_(scales)
         return for_x, for_weight, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return ``x`` [T, H] divided by the root mean square of each row, times ``weight`` [H]."""
+    """Return ``x`` [..., H] divided by the root mean square of each row, times ``weight`` [H]."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32:
         return functional.rms_norm(x, weight.shape, weight, eps)
     return cast("Tensor", _RmsNorm.apply(x, weight, eps))  # type: ignore[no-untyped-call]  # torch leaves it untyped

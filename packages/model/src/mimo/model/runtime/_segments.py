@@ -25,10 +25,10 @@ _PIECE = 128  # queries of each at least, for the kernel to be quick
 
 @attrs.frozen(eq=False)
 class Piece:
-    """Some queries of a call, the first ``keys`` that they look at, and the mask where the kernel needs one."""
+    """Some queries of a call, the keys that they look at, and the mask where the kernel needs one."""
 
     queries: slice
-    keys: int
+    keys: slice
     mask: Tensor | None = None
 
 
@@ -74,6 +74,7 @@ class Segments:
         lengths: Sequence[int],
         *,
         causal: bool,
+        window: int = 0,
         rows: int | None = None,
         device: torch.device | str = "cpu",
         context: ContextAxis | None = None,
@@ -83,13 +84,15 @@ class Segments:
         Args:
             lengths: rows of each segment, on all context ranks together.
             causal: whether a row sees only itself and earlier rows of its segment.
+            window: of these, how many it sees at most, itself among them; 0 for all.
             rows: T, where padding at the end follows the last segment.
             device: where attention will run.
             context: where several ranks each hold `mimo.topology.context_spans` of every segment.
         """
         context = context or ContextAxis.single()
+        assert causal or not window, "a window looks back"
         held = cut_segments(lengths, size=context.size)
-        return cls._of(held, lengths, causal=causal, rows=rows, device=device, context=context)
+        return cls._of(held, lengths, causal=causal, window=window, rows=rows, device=device, context=context)
 
     @classmethod
     def sliced(
@@ -111,7 +114,7 @@ class Segments:
             context: the ranks, in the order of their slices.
         """
         held = cut_rows(lengths, rows=rows, size=context.size)
-        return cls._of(held, lengths, causal=causal, rows=rows, device=device, context=context)
+        return cls._of(held, lengths, causal=causal, window=0, rows=rows, device=device, context=context)
 
     @classmethod
     def _of(
@@ -120,6 +123,7 @@ class Segments:
         lengths: Sequence[int],
         *,
         causal: bool,
+        window: int,
         rows: int | None,
         device: torch.device | str,
         context: ContextAxis,
@@ -131,7 +135,8 @@ class Segments:
         chunks = held[context.rank]
         batches = batch(chunks, lengths, causal=causal)
         calls = tuple(
-            _call([chunks[i] for i in each], lengths, causal=causal, device=torch.device(device)) for each in batches
+            _call([chunks[i] for i in each], lengths, causal=causal, window=window, device=torch.device(device))
+            for each in batches
         )
         in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
         asks = sees = back = None
@@ -152,25 +157,37 @@ class Segments:
         )
 
 
-def _call(chunks: Sequence[Chunk], lengths: Sequence[int], *, causal: bool, device: torch.device) -> Call:
+def _call(chunks: Sequence[Chunk], lengths: Sequence[int], *, causal: bool, window: int, device: torch.device) -> Call:
     if not causal:
         queries, keys = chunks[0].rows, lengths[chunks[0].segment]
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), keys),))
+        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),))
     keys = max(chunk.stop for chunk in chunks)
     queries = keys - min(chunk.start for chunk in chunks)
+    if 0 < window < keys:
+        return Call(len(chunks), queries, keys, _pieces(queries, keys, window, device))
     if queries == keys:
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), keys),))
+        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),))
     if device.type == "cuda":  # flash attention knows this mask without being given one
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), keys, causal_lower_right(queries, keys)),))
-    # On the CPU a masked pair costs as much as any other: pieces leave out most of those.
-    count = min(_PIECES, max(1, queries // _PIECE))
-    cuts = [queries * piece // count for piece in range(count + 1)]
+        mask = causal_lower_right(queries, keys)
+        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys), mask),))
+    return Call(len(chunks), queries, keys, _pieces(queries, keys, keys, device))
+
+
+def _pieces(queries: int, keys: int, window: int, device: torch.device) -> tuple[Piece, ...]:
+    """Return the last ``queries`` of ``keys`` rows in pieces, each of which sees at most ``window`` rows back.
+
+    To a kernel a masked pair costs as much as any other. Pieces leave out most of those: they are `_PIECES`, or as many
+    to a window.
+    """
+    count = max(1, queries // max(_PIECE, min(queries, window) // _PIECES))
+    cuts = [keys - queries + queries * piece // count for piece in range(count + 1)]
     pieces = []
     for start, stop in pairwise(cuts):
-        seen = keys - queries + stop
-        mask = torch.ones(stop - start, seen, dtype=torch.bool, device=device).tril(seen - (stop - start))
-        pieces.append(Piece(slice(start, stop), seen, mask))
-    return Call(len(chunks), queries, keys, tuple(pieces))
+        first = max(0, start - window + 1)  # row ``start`` sees none before it
+        seen = torch.ones(stop - start, stop - first, dtype=torch.bool, device=device)
+        mask = seen.tril(start - first).triu(start - first - window + 1)
+        pieces.append(Piece(slice(start - keys + queries, stop - keys + queries), slice(first, stop), mask))
+    return tuple(pieces)
 
 
 def _asks(

@@ -1,0 +1,142 @@
+"""Where a published Hugging Face folder holds what a module of ours has: a table for each family. Free of torch.
+
+A family's table is all that reading and writing its folders needs: `mimo.model.runtime.read_hf` and `write_hf` follow
+it for a module in memory, ``mimo checkpoint import-hf`` and ``export-hf`` for whole checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class HfTensor:
+    """Where a published folder holds one parameter of ours.
+
+    What is read goes through these steps, each left out where its field is not given: ``theirs[rows]``, seen as
+    ``shape``, ``permute(dims)``, seen as our shape.
+
+    Args:
+        ours: the parameter's path in the whole module, ``layers.3.attention.query.weight``; buffers have no place here.
+        theirs: its name there. Of a tuple each is one index of our dim 0 (experts), and all else is about each of
+            them.
+        rows: which rows (dim 0) of theirs are ours, from and before which, where several of ours lie in one of theirs
+            one after the other (a fused query-key-value, an input projection); together these take up all of it.
+        shape: the shape that this (these rows) has there, where it isn't ours: the same elements, for example
+            ``[channels, 1, taps]`` of a convolution.
+        dims: the order of their dims in which ours has them, ``(1, 0)`` for a transposed matrix.
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    rows: tuple[int, int] | None = None
+    shape: tuple[int, ...] | None = None
+    dims: tuple[int, ...] | None = None
+
+    @property
+    def stacked(self) -> bool:
+        """Whether each of its names is one index of our dim 0."""
+        return not isinstance(self.theirs, str)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its names there."""
+        return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+
+    def part_shape(self, each: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape that our parameter, or one index of a stacked one, of shape ``each`` has there."""
+        if self.shape is not None:
+            return self.shape
+        return each if self.dims is None else tuple(each[self.dims.index(dim)] for dim in range(len(each)))
+
+
+def _no_rename() -> tuple[Mapping[str, str], ...]:
+    return ({},)
+
+
+@attrs.frozen(kw_only=True)
+class HfFamily:
+    """A family of published models that a plugin can read and write.
+
+    Args:
+        model_type: of its ``config.json``, or of the section of it that describes this part of a composed model.
+        architecture: the class that ``config.json`` names in an exported folder: ``LlamaForCausalLM``.
+        settings: of a ``config.json`` (that section), the settings of ours that it decides, to be given to the plugin's
+            config class. Raises `ConfigError` with the key of ``config.json`` where ours can't do what it says.
+        describe: of our config, the ``config.json`` (without ``architectures``, ``model_type`` and the dtype); the
+            inverse of ``settings``. Raises `ConfigError` with our setting where the family has no place for it.
+        tensors: of our config, the table; only what of the module the family has, so of an encoder no projector.
+        renamed: how names can begin otherwise than in the table, by beginnings; the fullest of these is taken where
+            several fit, and the first is written. ``({}, {"": "language_model."}, {"model.": "model.text_model."})``.
+        ignored: glob patterns of names that nobody needs: a text tower, a pooling head, positions that follow from the
+            configuration.
+        fixed: of our config, by glob pattern of names, the numbers that a tensor must hold which is no parameter of
+            ours but counts (an input's mean, a layer scale of ones), where a folder has one; one number for all alike.
+    """
+
+    model_type: str
+    architecture: str
+    settings: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    describe: Callable[[Any], Mapping[str, Any]]
+    tensors: Callable[[Any], Sequence[HfTensor]]
+    renamed: Sequence[Mapping[str, str]] = attrs.field(factory=_no_rename)
+    ignored: Sequence[str] = ()
+    fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
+
+
+def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors that a published folder must hold.
+
+    Args:
+        table: of the model.
+        ours: shapes of our parameters by path.
+
+    Raises:
+        ValueError: the table is wrong: it reads a tensor twice, or not all of its rows.
+    """
+    found: dict[str, list[tuple[int, int, tuple[int, ...]]]] = {}
+    for entry in table:
+        shape = ours[entry.ours]
+        part = entry.part_shape(shape[1:] if entry.stacked else shape)
+        for name in entry.names:
+            low, high = entry.rows or (0, part[0] if part else 1)
+            found.setdefault(name, []).append((low, high, part))
+    shapes = {}
+    for name, parts in found.items():
+        end = 0
+        for low, high, part in sorted(parts):
+            if low != end or (part and high - low != part[0]) or part[1:] != parts[0][2][1:]:
+                msg = f"the table reads rows {low} to {high} of {name}, a part of shape {part}, after row {end}"
+                raise ValueError(msg)
+            end = high
+        first = parts[0][2]
+        shapes[name] = (end, *first[1:]) if first else ()
+    return shapes
+
+
+def place(
+    family: HfFamily, table: Sequence[HfTensor], names: Iterable[str]
+) -> tuple[Mapping[str, str], list[HfTensor]]:
+    """Return how the names of a folder begin, and the table with its own.
+
+    Args:
+        family: knows how they can begin.
+        table: as ``family.tensors`` gives it.
+        names: in the folder; none to write one.
+    """
+    held = frozenset(names)
+    choices = [
+        (renamed, [attrs.evolve(entry, theirs=_renamed(entry.theirs, renamed)) for entry in table])
+        for renamed in family.renamed
+    ]
+    return max(choices, key=lambda choice: sum(name in held for entry in choice[1] for name in entry.names))
+
+
+def _renamed(theirs: str | tuple[str, ...], beginnings: Mapping[str, str]) -> str | tuple[str, ...]:
+    if not isinstance(theirs, str):
+        return tuple(str(_renamed(name, beginnings)) for name in theirs)
+    longest = max((begin for begin in beginnings if theirs.startswith(begin)), key=len, default=None)
+    return theirs if longest is None else beginnings[longest] + theirs.removeprefix(longest)

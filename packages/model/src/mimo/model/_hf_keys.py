@@ -1,0 +1,27 @@
+"""Reading a published ``config.json``: what it says, and refusing what ours can't do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mimo.hooks import ConfigError
+
+
+def refuse(key: str, expected: str, got: object, fix: str = "") -> ConfigError:
+    """Return the error of a key that says something else than expected."""
+    return ConfigError(f"config.json: {key}", expected=expected, got=repr(got), fix=fix)
+
+
+def only(keys: Mapping[str, Any], key: str, allowed: Sequence[object]) -> None:
+    """Refuse what a key says, if it is there and not null, where ours knows no other."""
+    if keys.get(key) is not None and keys[key] not in allowed:
+        raise refuse(key, f"{allowed[0]!r}, as ours knows no other", keys[key])
+
+
+def number(keys: Mapping[str, Any], key: str) -> int:
+    """Return a whole number."""
+    value = keys.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refuse(key, "a whole number", value)
+    return value

@@ -1,0 +1,325 @@
+"""The published families that ``hybrid`` can read and write: Nemotron-H, with or without experts, and Mamba-2.
+
+Both have the same table of tensors; their config.json name things differently. What multi-token prediction heads have
+is not read, as in `transformers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+
+from mimo.hooks import ConfigError
+from mimo.model._hf import HfFamily, HfTensor
+from mimo.model._hf_keys import number, only, refuse
+from mimo.model._hybrid_config import ATTENTION, EXPERTS, MAMBA, MLP, HybridConfig
+
+Keys: TypeAlias = Mapping[str, Any]
+"""Of a ``config.json``."""
+
+_KINDS = {
+    "linear_attention": MAMBA,
+    "mamba": MAMBA,
+    "moe": EXPERTS,
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "mlp": MLP,
+}
+"""Names of layers in ``layers_block_type``, those of older folders too."""
+_WRITTEN_KINDS = {letter: name for name, letter in reversed(_KINDS.items())}
+_UNWRITTEN = frozenset({"expert_bias_rate", "balance_loss", "z_loss"})
+"""Said where a model is trained, not in what it is."""
+_OF_MAMBA = {"mamba_groups": "n_groups", "mamba_taps": "conv_kernel", "mamba_chunk": "chunk_size"}
+_OF_NEMOTRON = {**_OF_MAMBA, "mamba_heads": "mamba_num_heads", "mamba_state": "ssm_state_size"}
+
+
+def _read_pattern(keys: Keys) -> str:
+    kinds, pattern = keys.get("layers_block_type"), keys.get("hybrid_override_pattern")
+    if kinds is None:
+        if not isinstance(pattern, str):
+            raise refuse("layers_block_type", "the kind of each layer", kinds)
+        return pattern
+    unknown = [kind for kind in kinds if kind not in _KINDS]
+    if unknown:
+        raise refuse("layers_block_type", f"layers of the kinds {', '.join(_KINDS)}", unknown[0])
+    return "".join(_KINDS[kind] for kind in kinds)
+
+
+def _read_nemotron(keys: Keys) -> dict[str, Any]:
+    only(keys, "residual_in_fp32", [False])
+    only(keys, "sliding_window", [None])
+    pattern = _read_pattern(keys)
+    found: dict[str, Any] = {
+        "vocabulary": number(keys, "vocab_size"),
+        "hidden": number(keys, "hidden_size"),
+        "pattern": pattern,
+        "norm_eps": keys.get("layer_norm_epsilon", 1e-5),
+        "tied": bool(keys.get("tie_word_embeddings")),
+    }
+    if MAMBA in pattern:
+        only(keys, "mamba_hidden_act", ["silu"])
+        found |= {ours: number(keys, theirs) for ours, theirs in _OF_NEMOTRON.items()}
+        found |= {
+            "mamba_head_dim": number(keys, "mamba_head_dim"),
+            "mamba_bias": bool(keys.get("use_bias")),
+            "mamba_conv_bias": bool(keys.get("use_conv_bias", True)),
+            "mamba_step_low": keys.get("time_step_min", 1e-3),
+        }
+    if ATTENTION in pattern:
+        only(keys, "attention_bias", [False])
+        only(keys, "attention_dropout", [0.0])
+        found |= {
+            "heads": number(keys, "num_attention_heads"),
+            "kv_heads": keys.get("num_key_value_heads") or number(keys, "num_attention_heads"),
+            "head_dim": number(keys, "head_dim"),
+        }
+    if {MLP, EXPERTS} & set(pattern):
+        only(keys, "mlp_hidden_act", ["relu2"])
+        found |= {"activation": "relu2", "mlp_bias": bool(keys.get("mlp_bias"))}
+    if MLP in pattern:
+        found["intermediate"] = number(keys, "intermediate_size")
+    if EXPERTS in pattern:
+        for key in ("n_group", "topk_group", "n_shared_experts"):
+            only(keys, key, [1])
+        only(keys, "moe_latent_size", [None])
+        found |= {
+            "experts": number(keys, "n_routed_experts"),
+            "experts_per_token": number(keys, "num_experts_per_tok"),
+            "expert_intermediate": number(keys, "moe_intermediate_size"),
+            "shared_intermediate": number(keys, "moe_shared_expert_intermediate_size"),
+            "router_score": "sigmoid",
+            "router_normalize": bool(keys.get("norm_topk_prob", True)),
+            "router_scale": keys.get("routed_scaling_factor", 1.0),
+            "router_bias": True,
+        }
+    return found
+
+
+def _write_nemotron(config: HybridConfig) -> dict[str, Any]:
+    decoder = config.decoder
+    return {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.hidden,
+        "layers_block_type": [_WRITTEN_KINDS[letter] for letter in config.pattern],
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "residual_in_fp32": False,
+        **{theirs: getattr(config, ours) for ours, theirs in _OF_NEMOTRON.items()},
+        "mamba_head_dim": config.mamba_head_dim,
+        "mamba_hidden_act": "silu",
+        "use_bias": config.mamba_bias,
+        "use_conv_bias": config.mamba_conv_bias,
+        "time_step_min": config.mamba_step_low,
+        "num_attention_heads": decoder.heads,
+        "num_key_value_heads": decoder.key_value_heads,
+        "head_dim": decoder.head_width,
+        "attention_bias": False,
+        "mlp_hidden_act": "relu2",
+        "mlp_bias": config.mlp_bias,
+        "intermediate_size": config.intermediate,
+        "n_routed_experts": config.experts or 8,
+        "num_experts_per_tok": config.experts_per_token,
+        "moe_intermediate_size": decoder.expert_intermediate or config.intermediate,
+        "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": config.shared_intermediate or config.intermediate,
+        "norm_topk_prob": config.router_normalize,
+        "routed_scaling_factor": config.router_scale,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+
+
+def _read_mamba(keys: Keys) -> dict[str, Any]:
+    only(keys, "hidden_act", ["silu"])
+    low, high = (_float(limit) for limit in keys.get("time_step_limit") or (0.0, math.inf))
+    return {
+        "vocabulary": number(keys, "vocab_size"),
+        "hidden": number(keys, "hidden_size"),
+        "pattern": MAMBA * number(keys, "num_hidden_layers"),
+        "norm_eps": keys.get("layer_norm_epsilon", 1e-5),
+        "tied": bool(keys.get("tie_word_embeddings")),
+        **{ours: number(keys, theirs) for ours, theirs in _OF_MAMBA.items()},
+        "mamba_heads": number(keys, "num_heads"),
+        "mamba_head_dim": number(keys, "head_dim"),
+        "mamba_state": number(keys, "state_size"),
+        "mamba_bias": bool(keys.get("use_bias")),
+        "mamba_conv_bias": bool(keys.get("use_conv_bias", True)),
+        "mamba_step_low": low,
+        "mamba_step_high": high,
+    }
+
+
+def _write_mamba(config: HybridConfig) -> dict[str, Any]:
+    if config.mamba_width % config.hidden:
+        raise ConfigError(
+            "modules.language.config.mamba_heads",
+            expected=f"heads whose columns are a multiple of hidden = {config.hidden}, as 'mamba2' has",
+            got=f"{config.mamba_heads} of mamba_head_dim = {config.mamba_head_dim}",
+            fix="Write it as another family.",
+        )
+    return {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "expand": config.mamba_width // config.hidden,
+        **{theirs: getattr(config, ours) for ours, theirs in _OF_MAMBA.items()},
+        "num_heads": config.mamba_heads,
+        "head_dim": config.mamba_head_dim,
+        "state_size": config.mamba_state,
+        "hidden_act": "silu",
+        "use_bias": config.mamba_bias,
+        "use_conv_bias": config.mamba_conv_bias,
+        "time_step_limit": [config.mamba_step_low, config.mamba_step_high],
+        "residual_in_fp32": False,
+    }
+
+
+def _float(value: Any) -> float:
+    """Return a number of ``config.json``, in which infinity has several forms."""
+    return float(value["__float__"] if isinstance(value, Mapping) else value)
+
+
+def _describe(
+    config: HybridConfig,
+    *,
+    family: str,
+    read: Callable[[Keys], Mapping[str, Any]],
+    write: Callable[[HybridConfig], Keys],
+) -> Keys:
+    """Return what a folder says of ``config``, having made sure that it says all of it."""
+    written = write(config)
+    kept = {name: getattr(config, name) for name in _UNWRITTEN}
+    back = _resolved(HybridConfig(**{**read(written), **kept}))
+    for field in attrs.fields(HybridConfig):
+        ours, theirs = getattr(_resolved(config), field.name), getattr(back, field.name)
+        if ours != theirs:
+            raise ConfigError(
+                f"modules.language.config.{field.name}",
+                expected=f"{theirs!r}, as models of the family {family!r} have no other",
+                got=repr(ours),
+                fix="Write it as another family.",
+            )
+    return written
+
+
+def _resolved(config: HybridConfig) -> HybridConfig:
+    """Return the same model with nothing left to follow from something else."""
+    decoder, fields = config.decoder, attrs.fields(HybridConfig)
+    found: dict[str, Any] = {}
+    if ATTENTION in config.pattern:
+        found |= {"kv_heads": decoder.key_value_heads, "head_dim": decoder.head_width}
+    if EXPERTS in config.pattern:
+        found["expert_intermediate"] = config.expert_intermediate or config.intermediate
+        found["router_bias"] = config.router_bias or config.expert_bias_rate > 0
+    if MLP not in config.pattern:
+        found["intermediate"] = fields.intermediate.default
+    return attrs.evolve(config, **found)
+
+
+def hybrid_tensors(config: HybridConfig) -> list[HfTensor]:
+    """Return the table of both families."""
+    found = [
+        HfTensor(ours="embedding.weight", theirs="backbone.embeddings.weight"),
+        HfTensor(ours="norm.weight", theirs="backbone.norm_f.weight"),
+    ]
+    if not config.tied:
+        found.append(HfTensor(ours="head.weight", theirs="lm_head.weight"))
+    makers = {MAMBA: _mamba, EXPERTS: _experts, ATTENTION: _attention, MLP: _mlp}
+    for layer, letter in enumerate(config.pattern):
+        ours, theirs = f"layers.{layer}", f"backbone.layers.{layer}"
+        found.append(HfTensor(ours=f"{ours}.norm.weight", theirs=f"{theirs}.norm.weight"))
+        found += makers[letter](config, f"{ours}.mixer", f"{theirs}.mixer")
+    return found
+
+
+def _attention(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    return _linears(names, ours, theirs, bias=config.attention_bias)
+
+
+def _mlp(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
+    return _linears({"up": "up_proj", "down": "down_proj"}, ours, theirs, bias=config.mlp_bias)
+
+
+def _linears(names: Mapping[str, str], ours: str, theirs: str, *, bias: bool) -> Iterator[HfTensor]:
+    for one, other in names.items():
+        for leaf in ("weight", "bias") if bias else ("weight",):
+            yield HfTensor(ours=f"{ours}.{one}.{leaf}", theirs=f"{theirs}.{other}.{leaf}")
+
+
+def _experts(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
+    yield HfTensor(ours=f"{ours}.router.weight", theirs=f"{theirs}.gate.weight")
+    yield HfTensor(ours=f"{ours}.router.bias", theirs=f"{theirs}.gate.e_score_correction_bias")
+    for part in ("up", "down"):
+        each = tuple(f"{theirs}.experts.{one}.{part}_proj.weight" for one in range(config.experts))
+        yield HfTensor(ours=f"{ours}.experts.{part}.weight", theirs=each)
+    yield from _mlp(config, f"{ours}.shared", f"{theirs}.shared_experts")
+
+
+def _mamba(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
+    width, shared, heads = config.mamba_width, config.mamba_groups * config.mamba_state, config.mamba_heads
+    parts = {"gate": width, "input": width, "write": shared, "read": shared, "step": heads}
+    leaves = ("weight", "bias") if config.mamba_bias else ("weight",)
+    for leaf in leaves:
+        for part, rows in _rows(parts):
+            yield HfTensor(ours=f"{ours}.{part}.{leaf}", theirs=f"{theirs}.in_proj.{leaf}", rows=rows)
+        yield HfTensor(ours=f"{ours}.output.{leaf}", theirs=f"{theirs}.out_proj.{leaf}")
+    for part, (start, stop) in _rows({"input": width, "write": shared, "read": shared}):
+        yield HfTensor(
+            ours=f"{ours}.{part}_conv.weight",
+            theirs=f"{theirs}.conv1d.weight",
+            rows=(start, stop),
+            shape=(stop - start, 1, config.mamba_taps),
+        )
+        if config.mamba_conv_bias:
+            yield HfTensor(ours=f"{ours}.{part}_conv.bias", theirs=f"{theirs}.conv1d.bias", rows=(start, stop))
+    for one, other in {"rate_log": "A_log", "step_bias": "dt_bias", "skip": "D", "norm.weight": "norm.weight"}.items():
+        yield HfTensor(ours=f"{ours}.{one}", theirs=f"{theirs}.{other}")
+
+
+def _rows(sizes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, int]]]:
+    start = 0
+    for name, size in sizes.items():
+        yield name, (start, start + size)
+        start += size
+
+
+def _family(
+    model_type: str,
+    architecture: str,
+    read: Callable[[Keys], Mapping[str, Any]],
+    write: Callable[[HybridConfig], Keys],
+    renamed: Sequence[Mapping[str, str]],
+) -> HfFamily:
+    return HfFamily(
+        model_type=model_type,
+        architecture=architecture,
+        settings=read,
+        describe=partial(_describe, family=model_type, read=read, write=write),
+        tensors=hybrid_tensors,
+        renamed=renamed,
+        ignored=("mtp.*", "*lm_head.weight"),  # the head is read by the table where it isn't tied
+    )
+
+
+NEMOTRON_H = _family(
+    "nemotron_h",
+    "NemotronHForCausalLM",
+    _read_nemotron,
+    _write_nemotron,
+    ({}, {"backbone.": "model."}, {"": "language_model."}),
+)
+MAMBA2 = _family(
+    "mamba2",
+    "Mamba2ForCausalLM",
+    _read_mamba,
+    _write_mamba,
+    ({}, {"backbone.embeddings.": "backbone.embedding."}),
+)
+HYBRID_HF = (NEMOTRON_H, MAMBA2)

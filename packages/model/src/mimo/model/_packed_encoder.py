@@ -1,0 +1,60 @@
+"""What a plugin registers for an encoder of the shared layers: `mimo.model.runtime.PackedEncoder`. Free of torch.
+
+Three of `EncoderSpec`'s optional supports are alike for all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mimo.model._specs import ContextSupport, Methods, TensorSupport
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mimo.model.runtime import ContextAxis, Split, TensorAxis
+
+
+def packed_tensor(divisible: Callable[[Any], Mapping[str, int]]) -> TensorSupport:
+    """Return the support for tensor ranks; ``divisible`` as for `TensorSupport`."""
+    return TensorSupport(divisible=divisible, plan=_plan, splits_rows=True)
+
+
+def packed_context() -> ContextSupport:
+    """Return the support for context ranks."""
+    return ContextSupport(attach=_attach)
+
+
+def packed_recompute() -> Mapping[str, Methods]:
+    """Return the support for recomputation: of each layer, or of what is cheap between its products."""
+    return {"full": _layers, "selective": _middles}
+
+
+def _plan(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
+    from mimo.model.runtime import split_encoder
+
+    return split_encoder(module, axis)
+
+
+def _attach(module: nn.Module, context: ContextAxis) -> None:
+    from mimo.model.runtime import PackedEncoder
+
+    assert isinstance(module, PackedEncoder)
+    module.rows = attrs.evolve(module.rows, context=context)
+
+
+def _layers(module: nn.Module) -> list[Callable[..., Any]]:
+    from mimo.model.runtime import EncoderLayer
+
+    return [part.forward for part in module.modules() if isinstance(part, EncoderLayer)]
+
+
+def _middles(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return what of the layers keeps much and is cheap to compute again: what lies between their products."""
+    from mimo.model.runtime import EncoderLayer
+
+    layers = (part for part in module.modules() if isinstance(part, EncoderLayer))
+    return [middle.finish for layer in layers for middle in (layer.attention, layer.mlp)]

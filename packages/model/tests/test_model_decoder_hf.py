@@ -1,0 +1,314 @@
+"""The decoder's published families against `transformers`' own models, from small random configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+from transformers.models.mistral import MistralConfig, MistralForCausalLM
+from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
+from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from mimo.hooks import ConfigError
+from mimo.model import DECODER, DecoderConfig, Stage
+from mimo.model._decoder_hf import DECODER_HF
+from mimo.model._hf import HfFamily
+from mimo.model.runtime import LanguageBatch, read_hf, write_hf
+
+LENGTHS = (9, 1, 17, 4)
+SMALL: Mapping[str, Any] = {
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "attn_implementation": "eager",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+EXPERTS: Mapping[str, Any] = {
+    **SMALL,
+    "head_dim": 8,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "decoder_sparse_step": 1,
+}
+
+
+def family_of(model_type: str) -> HfFamily:
+    """Return the family of a ``model_type``."""
+    return next(family for family in DECODER_HF if family.model_type == model_type)
+
+
+MODELS: Mapping[str, tuple[type[Any], Any]] = {
+    "Llama 2": (LlamaForCausalLM, LlamaConfig(**{**SMALL, "num_key_value_heads": None})),
+    "Llama 3": (LlamaForCausalLM, LlamaConfig(**SMALL, rope_parameters=LLAMA3, rms_norm_eps=1e-2)),
+    "Llama with biases": (LlamaForCausalLM, LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True, head_dim=10)),
+    "Llama, linear": (
+        LlamaForCausalLM,
+        LlamaConfig(**SMALL, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}),
+    ),
+    "Mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=5, head_dim=8)),
+    "Mistral, no window": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None)),
+    "Qwen 2.5": (Qwen2ForCausalLM, Qwen2Config(**SMALL, rope_parameters={"rope_theta": 1e6})),
+    "Qwen 2.5 tied": (Qwen2ForCausalLM, Qwen2Config(**SMALL, tie_word_embeddings=True)),
+    "Qwen 2.5, window": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=0),
+    ),
+    "Qwen 3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True)),
+    "Qwen 3 with biases": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=14, attention_bias=True)),
+    "Qwen3-MoE": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**EXPERTS, norm_topk_prob=True)),
+    "Qwen3-MoE, first layer dense": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**EXPERTS, mlp_only_layers=[0])),
+}
+
+
+def drawn(model: nn.Module) -> None:
+    """Give every parameter, those that start at zero or one too, values that matter."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + 0.1)
+
+
+def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
+    """Return what a model's published folder holds, but for its vision."""
+    model.save_pretrained(folder)
+    found = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    return {name: tensor for name, tensor in found.items() if not name.startswith("visual.")}
+
+
+@torch.no_grad()
+def gradients_for_weights(model: nn.Module) -> None:
+    """Put each parameter's gradient in its place, so that it is told by the same names."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None
+            parameter.copy_(parameter.grad)
+
+
+def ours_of(model: Any, family: HfFamily, folder: Path) -> tuple[Any, DecoderConfig]:
+    """Return a decoder with a model's weights and settings."""
+    config = DecoderConfig(**family.settings(model.config.get_text_config().to_dict()))
+    module = DECODER.build(config, Stage())
+    assert read_hf(module, family, config, files_of(model, folder)) == ()
+    return module, config
+
+
+def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse gradients that differ, or any that is missing."""
+    assert found.keys() == expected.keys()
+    whole = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for name, gradient in expected.items():
+        apart = float((found[name] - gradient).norm())
+        assert apart <= 1e-4 * max(float(gradient.norm()), 1e-3 * float(whole)), (name, apart, float(gradient.norm()))
+
+
+def packed(tokens: Tensor, lengths: Sequence[int], **more: Any) -> LanguageBatch:
+    """Return samples without labels."""
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return LanguageBatch.of(tokens, torch.full_like(tokens, -100), positions, lengths=lengths, **more)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp_path: Path) -> None:
+    """Logits and every gradient, with the weights of the folder that it writes."""
+    build, given = MODELS[name]
+    theirs = build(given).eval()
+    drawn(theirs)
+    family = family_of(given.model_type)
+    ours, config = ours_of(theirs, family, tmp_path)
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(31, (sum(LENGTHS),), generator=generator)
+    weights = torch.randn(sum(LENGTHS), 31, generator=generator)
+    found = ours.logits(ours(packed(tokens, LENGTHS), {}, None))
+    expected = torch.cat([theirs(sample[None]).logits[0] for sample in tokens.split(LENGTHS)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for model in (ours, theirs):
+        gradients_for_weights(model)
+    check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
+    """A model of the configuration that we describe is the same model, and describing it again tells the same."""
+    build, given = MODELS[name]
+    theirs = build(given).eval()
+    drawn(theirs)
+    family = family_of(given.model_type)
+    _, config = ours_of(theirs, family, tmp_path)
+    described = family.describe(config)
+    again = build(type(given)(**described, attn_implementation="eager")).eval()
+    again.load_state_dict(theirs.state_dict())
+    tokens = torch.arange(19)[None] * 7 % 31
+    torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, rtol=0, atol=0)
+    assert DecoderConfig(**family.settings(described)) == DecoderConfig(**family.settings(again.config.to_dict()))
+
+
+def test_grids_turn_as_in_qwen2_vl(tmp_path: Path) -> None:
+    """Two images among text, of unequal grids: hidden rows, and gradients of weights and of the images' rows."""
+    text = {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1}
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 2, 3]}
+    vision = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "out_hidden_size": 24}
+    text = {**text, "rope_parameters": rope, "bos_token_id": None, "eos_token_id": None}
+    sections: Mapping[str, Any] = {"text_config": text, "vision_config": vision, "attn_implementation": "eager"}
+    theirs = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**sections)).eval()
+    drawn(theirs)
+    theirs.model.visual.requires_grad_(False)
+    family = family_of("qwen2_5_vl_text")
+    ours, config = ours_of(theirs, family, tmp_path)
+    assert config.mrope_section == (1, 2, 3)
+
+    tokens = torch.arange(30) * 7 % 29
+    grids = [(1, 2, 3), (1, 4, 1)]
+    places = torch.tensor([*range(3, 9), *range(14, 18)])
+    tokens[places] = 30
+    positions, _ = theirs.model.get_rope_index(
+        tokens[None],
+        mm_token_type_ids=(tokens == 30).int()[None],
+        image_grid_thw=torch.tensor([(frames, 2 * down, 2 * across) for frames, down, across in grids]),
+    )  # [3, 1, T]; their encoder merges patches two by two
+    rows = torch.randn(len(places), 24, generator=torch.Generator().manual_seed(3))
+    given_ours, given_theirs = (rows.clone().requires_grad_() for _ in range(2))
+    batch = packed(tokens, (len(tokens),), placeholders={"vision": places}, grid_positions=positions[:, 0].T)
+    found = ours.logits(ours(batch, {"vision": given_ours}, None))
+    embedded = theirs.model.language_model.embed_tokens(tokens).index_copy(0, places, given_theirs)
+    expected = theirs(inputs_embeds=embedded[None], position_ids=positions).logits[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(given_ours.grad, given_theirs.grad, rtol=1e-3, atol=1e-5)
+    for model in (ours, theirs):
+        gradients_for_weights(model)
+    check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
+    flat = ours(attrs.evolve(batch, grid_positions=None), {"vision": given_ours}, None)
+    assert not torch.allclose(ours.logits(flat), found, atol=1e-3)
+
+
+def test_where_all_is_text_three_positions_are_one() -> None:
+    """A model with sections computes bitwise what it does without, whether it is told equal positions or none."""
+    config = DecoderConfig(vocabulary=31, hidden=24, layers=2, heads=2, intermediate=20)
+    plain = DECODER.build(config, Stage())
+    turned: Any = DECODER.build(attrs.evolve(config, mrope_section=(3, 1, 2)), Stage())
+    turned.load_state_dict(plain.state_dict())
+    batch = packed(torch.arange(30), (20, 10))
+    expected = plain(batch, {}, None)
+    assert torch.equal(turned(batch, {}, None), expected)
+    places = batch.positions[:, None].expand(-1, 3)
+    assert torch.equal(turned(attrs.evolve(batch, grid_positions=places), {}, None), expected)
+
+
+OLD: Mapping[str, Any] = {**SMALL, "rope_theta": 500.0, "rms_norm_eps": 1e-5}
+
+
+def test_both_spellings_of_positions_are_read() -> None:
+    """``rope_theta`` and ``rope_scaling`` say what ``rope_parameters`` says since transformers 5."""
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    settings = family_of("llama").settings
+    old = settings({**OLD, "rope_scaling": scaling})
+    assert old == settings({**OLD, "rope_theta": None, "rope_parameters": LLAMA3})
+    assert (old["rope_theta"], old["rope_scaling"], old["rope_factor"]) == (500.0, "llama3", 8.0)
+    assert settings({**OLD, "rope_scaling": {"type": "linear", "factor": 2.0}})["rope_scaling"] == "linear"
+    assert settings({**OLD, "rope_scaling": None}) == settings({**OLD, "rope_parameters": {"rope_theta": 500.0}})
+    section = {"type": "mrope", "mrope_section": [1, 1, 1]}
+    assert family_of("qwen2_vl_text").settings({**OLD, "rope_scaling": section})["mrope_section"] == (1, 1, 1)
+
+
+LEFT_OUT: Mapping[str, type[Any]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "qwen2_vl_text": Qwen2VLTextConfig,
+    "qwen2_5_vl_text": Qwen2_5_VLTextConfig,
+}
+
+
+@pytest.mark.parametrize("model_type", LEFT_OUT)
+def test_keys_that_are_left_out_mean_what_transformers_takes_them_for(model_type: str) -> None:
+    """Sections of composed models name only what differs, such as LLaVA 1.5's of its language model."""
+    keys = LEFT_OUT[model_type]().to_dict()
+    settings = family_of(model_type).settings
+    assert settings({}) == settings(keys)
+    assert settings({"use_sliding_window": True, "sliding_window": 5, "num_hidden_layers": 20}) == settings(
+        LEFT_OUT[model_type](use_sliding_window=True, sliding_window=5, num_hidden_layers=20).to_dict()
+    )
+
+
+REFUSED: Sequence[tuple[str, Mapping[str, Any], str]] = [
+    ("llama", {"hidden_act": "gelu"}, "hidden_act: expected 'silu', as the decoder knows no other, got 'gelu'"),
+    ("qwen2", {"attention_dropout": 0.1}, "attention_dropout: expected 0.0, as the decoder knows no other, got 0.1"),
+    ("llama", {"rope_scaling": {"type": "yarn"}}, "rope_scaling.rope_type: expected one of default, linear, llama3"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type: expected one of"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: expected a number, as rope_type 'linear' n"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
+    ("llama", {"hidden_size": None}, "hidden_size: expected a whole number, got None"),
+    ("mistral", {"quantization_config": {"bits": 4}}, "quantization_config: expected None"),
+    (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        "max_window_layers: expected a window on all layers or on none, got 1",
+    ),
+    (
+        "qwen3",
+        {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types: expected a window on all layers or on none",
+    ),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: expected the first layers"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: expected 1"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "keys", "told"), REFUSED)
+def test_what_the_decoder_has_not_is_refused_by_its_key(model_type: str, keys: Mapping[str, Any], told: str) -> None:
+    """Another activation, dropout, other positions: the key of ``config.json`` is named."""
+    with pytest.raises(ConfigError, match=re.escape(f"config.json: {told}")):
+        family_of(model_type).settings({**EXPERTS, **keys})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "told"),
+    [
+        ("llama", {"query_key_norm": True}, "query_key_norm: expected False, as models of the family 'llama' have no"),
+        ("llama", {"sliding_window": 8}, "sliding_window: expected 0"),
+        ("llama", {"mrope_section": (1, 1, 1)}, "mrope_section"),
+        ("llama", {"hidden": 26, "head_dim": 6}, "hidden: expected a multiple of heads = 4, as LlamaConfig demands"),
+        ("mistral", {"attention_bias": True}, "attention_bias: expected False"),
+        ("qwen2", {}, "qkv_bias: expected True"),
+        ("qwen2_5_vl_text", {"qkv_bias": True}, "mrope_section: expected numbers of turned pairs"),
+        ("qwen2_vl", {"qkv_bias": True}, "expected a language model with its vision tower, got a language model alone"),
+        ("qwen3", {"experts": 4, "query_key_norm": True}, "experts: expected 0"),
+        ("qwen3_moe", {"experts": 4, "query_key_norm": True, "shared_intermediate": 3}, "shared_intermediate: expect"),
+        ("qwen3_moe", {"experts": 4, "query_key_norm": True, "expert_bias_rate": 0.1}, "expert_bias_rate: expected 0"),
+    ],
+)
+def test_what_a_family_has_no_place_for_is_refused(model_type: str, settings: Mapping[str, Any], told: str) -> None:
+    """A setting that a folder of the family can't say is named, rather than lost."""
+    config = DecoderConfig(**{"vocabulary": 31, "hidden": 24, "heads": 4, **settings})
+    with pytest.raises(ConfigError, match=rf"modules\.language\.config[.:] ?{re.escape(told)}"):
+        family_of(model_type).describe(config)

@@ -1,0 +1,216 @@
+"""The hybrid's published families against `transformers`' own models, from small random configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers.models.mamba2 import Mamba2Config, Mamba2ForCausalLM
+from transformers.models.nemotron_h import NemotronHConfig, NemotronHForCausalLM
+
+from mimo.hooks import ConfigError
+from mimo.model import HYBRID, HfFamily, HybridConfig, Stage
+from mimo.model._hybrid_hf import HYBRID_HF
+from mimo.model.runtime import LanguageBatch, read_hf, write_hf
+
+LENGTHS = (9, 1, 17, 4)
+SHARED: Mapping[str, Any] = {
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "n_groups": 2,
+    "chunk_size": 5,
+    "conv_kernel": 3,
+    "pad_token_id": 0,
+}
+NEMOTRON: Mapping[str, Any] = {
+    **SHARED,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 20,
+    "ssm_state_size": 6,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 4,
+    "time_step_min": 0.2,  # as short as several of the steps below, so that it matters
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "moe_shared_expert_intermediate_size": 10,
+    "routed_scaling_factor": 2.5,
+    "attn_implementation": "eager",
+}
+MAMBA: Mapping[str, Any] = {
+    **SHARED, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 8, "state_size": 6, "expand": 2
+}  # fmt: skip
+MODELS: Mapping[str, tuple[type[Any], Any]] = {
+    "Nemotron-H": (NemotronHForCausalLM, NemotronHConfig(**NEMOTRON)),
+    "Nemotron-H with biases": (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **{
+                **NEMOTRON,
+                "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+                "use_bias": True,
+                "mlp_bias": True,
+            }
+        ),
+    ),
+    "Nemotron-H, scores as they are": (
+        NemotronHForCausalLM,
+        NemotronHConfig(**{**NEMOTRON, "layers_block_type": ["moe", "full_attention"], "norm_topk_prob": False}),
+    ),
+    "Mamba-2": (Mamba2ForCausalLM, Mamba2Config(**MAMBA)),
+    "Mamba-2 tied": (Mamba2ForCausalLM, Mamba2Config(**{**MAMBA, "n_groups": 1}, tie_word_embeddings=True)),
+    "Mamba-2, limited steps": (
+        Mamba2ForCausalLM,
+        Mamba2Config(**MAMBA, time_step_limit=[0.3, 0.8], use_bias=True, use_conv_bias=False),
+    ),
+}
+
+
+def family_of(model_type: str) -> HfFamily:
+    """Return the family of a ``model_type``."""
+    return next(family for family in HYBRID_HF if family.model_type == model_type)
+
+
+def drawn(model: nn.Module) -> None:
+    """Give every parameter, those that start at zero or one too, values that matter."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3 + 0.1)
+
+
+def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
+    """Return what a model's published folder holds."""
+    model.save_pretrained(folder)
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@torch.no_grad()
+def gradients_for_weights(model: nn.Module) -> None:
+    """Put each parameter's gradient in its place, so that it is told by the same names; 0 where nothing trains it."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+
+
+def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse gradients that differ, or any that is missing."""
+    assert found.keys() == expected.keys()
+    whole = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    for name, gradient in expected.items():
+        apart = float((found[name] - gradient).norm())
+        assert apart <= 1e-4 * max(float(gradient.norm()), 1e-3 * float(whole)), (name, apart, float(gradient.norm()))
+
+
+def packed(tokens: Tensor) -> LanguageBatch:
+    """Return samples without labels."""
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    return LanguageBatch.of(tokens, torch.full_like(tokens, -100), positions, lengths=LENGTHS)
+
+
+def ours_of(model: Any, family: HfFamily, folder: Path) -> tuple[Any, HybridConfig]:
+    """Return a hybrid with a model's weights and settings."""
+    config = HybridConfig(**family.settings(model.config.to_dict()))
+    module = HYBRID.build(config, Stage())
+    assert read_hf(module, family, config, files_of(model, folder)) == ()
+    return module, config
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp_path: Path) -> None:
+    """Logits and every gradient, with the weights of the folder that it writes; states begin anew in each sample."""
+    build, given = MODELS[name]
+    theirs = build(given).eval()
+    drawn(theirs)
+    family = family_of(given.model_type)
+    ours, config = ours_of(theirs, family, tmp_path)
+    back = write_hf(ours, family, config)
+    assert all(torch.equal(back[name], tensor) for name, tensor in files_of(theirs, tmp_path).items())
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(31, (sum(LENGTHS),), generator=generator)
+    weights = torch.randn(sum(LENGTHS), 31, generator=generator)
+    found = ours.logits(ours(packed(tokens), {}, None))
+    expected = torch.cat([theirs(sample[None]).logits[0] for sample in tokens.split(LENGTHS)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for model in (ours, theirs):
+        gradients_for_weights(model)
+    check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
+    """A model of the configuration that we describe is the same model, and describing it again tells the same."""
+    build, given = MODELS[name]
+    theirs = build(given).eval()
+    drawn(theirs)
+    family = family_of(given.model_type)
+    _, config = ours_of(theirs, family, tmp_path)
+    described = family.describe(config)
+    again = build(type(given)(**described, attn_implementation="eager")).eval()
+    again.load_state_dict(theirs.state_dict())
+    tokens = torch.arange(19)[None] * 7 % 31
+    torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, rtol=0, atol=0)
+    assert HybridConfig(**family.settings(again.config.to_dict())) == config
+
+
+def test_older_folders_spell_their_layers_otherwise() -> None:
+    """A pattern of letters, or other names of the kinds."""
+    settings = family_of("nemotron_h").settings
+    plain = {key: value for key, value in NEMOTRON.items() if key != "layers_block_type"}
+    expected = settings(NEMOTRON)
+    assert expected["pattern"] == "ME*-M"
+    assert settings({**plain, "hybrid_override_pattern": "ME*-M"}) == expected
+    assert settings({**plain, "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"]}) == expected
+    limit = family_of("mamba2").settings({**MAMBA, "time_step_limit": [0.0, {"__float__": "Infinity"}]})
+    assert limit["mamba_step_high"] == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "told"),
+    [
+        ("nemotron_h", {"n_group": 2}, "n_group: expected 1"),
+        ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size: expected None"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: expected 'relu2'"),
+        ("nemotron_h", {"layers_block_type": ["moe", "conv"]}, "layers_block_type: expected layers of the kinds"),
+        ("nemotron_h", {"layers_block_type": None}, "layers_block_type: expected the kind of each layer, got None"),
+        ("nemotron_h", {"mamba_num_heads": None}, "mamba_num_heads: expected a whole number, got None"),
+        ("mamba2", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
+    ],
+)
+def test_what_the_hybrid_has_not_is_refused_by_its_key(model_type: str, keys: Mapping[str, Any], told: str) -> None:
+    """Groups of experts, another activation, other layers: the key of ``config.json`` is named."""
+    given = NEMOTRON if model_type == "nemotron_h" else MAMBA
+    with pytest.raises(ConfigError, match=re.escape(f"config.json: {told}")):
+        family_of(model_type).settings({**given, **keys})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "told"),
+    [
+        ("nemotron_h", {"pattern": "M-", "activation": "swiglu"}, "activation: expected 'relu2'"),
+        ("nemotron_h", {"pattern": "*", "attention_bias": True}, "attention_bias: expected False"),
+        ("nemotron_h", {"pattern": "M", "mamba_step_high": 1.0}, "mamba_step_high: expected inf"),
+        (
+            "nemotron_h",
+            {"pattern": "E", "experts": 4, "activation": "relu2", "router_score": "sigmoid", "router_bias": True},
+            "shared_intermediate: expected 1024, as models of the family 'nemotron_h' have no other, got 0",
+        ),
+        ("mamba2", {"pattern": "M*"}, "pattern: expected 'MM'"),
+        ("mamba2", {"pattern": "M", "mamba_head_dim": 5}, "mamba_heads: expected heads whose columns are a multiple"),
+    ],
+)
+def test_what_a_family_has_no_place_for_is_refused(model_type: str, settings: Mapping[str, Any], told: str) -> None:
+    """A setting that a folder of the family can't say is named, rather than lost."""
+    config = HybridConfig(**{"vocabulary": 31, "hidden": 32, **settings})
+    with pytest.raises(ConfigError, match=re.escape(f"modules.language.config.{told}")):
+        family_of(model_type).describe(config)

@@ -1,0 +1,165 @@
+"""The chunked scan of Mamba-2 against its recurrence, the convolution before it, and the columns of context ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from mimo.model.runtime import ContextAxis, SampleChunks, Sequences, convolve, scan, scan_by_row
+from mimo.model.runtime._convolution import convolve_by_kernel
+from mimo.model.runtime._scan import scan_by_kernel
+from mimo.topology import context_spans
+
+HEADS, WIDTH, GROUPS, STATE = 6, 3, 2, 5
+SAMPLES = [(11,), (1, 1, 1), (4, 4), (5, 0, 1, 9, 2), (0,), (), (3, 13, 1)]
+
+
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _of(x: Tensor, steps: Tensor, rates: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Operands:
+    return x, steps, rates, b, c, skip
+
+
+def _operands(rows: int, *, dtype: torch.dtype = torch.float64) -> Operands:
+    generator = torch.Generator().manual_seed(rows)
+    x, b, c = (
+        torch.randn(rows, *shape, generator=generator, dtype=dtype)
+        for shape in ((HEADS, WIDTH), (GROUPS, STATE), (GROUPS, STATE))
+    )
+    steps = torch.rand(rows, HEADS, generator=generator, dtype=dtype) + 0.01
+    rates = -torch.rand(HEADS, generator=generator, dtype=dtype) * 3
+    skip = torch.randn(HEADS, generator=generator, dtype=dtype)
+    return _of(*(value.requires_grad_() for value in (x, steps, rates, b, c, skip)))
+
+
+@pytest.mark.parametrize("lengths", SAMPLES)
+@pytest.mark.parametrize("chunk", [1, 4, 128])
+def test_chunks_are_the_recurrence(lengths: tuple[int, ...], chunk: int) -> None:
+    """What rows read and all gradients, wherever samples end in the chunks."""
+    chunks = SampleChunks.of(lengths, chunk=chunk)
+    given, same = _operands(sum(lengths)), _operands(sum(lengths))
+    found, expected = scan(*given, chunks), scan_by_row(*same, chunks)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
+    (found * weights).sum().backward()
+    (expected * weights + 0 * sum(value.sum() for value in same)).sum().backward()
+    for value, other in zip(given, same, strict=True):
+        torch.testing.assert_close(value.grad, other.grad)
+
+
+def test_a_state_ends_with_its_sample() -> None:
+    """A sample reads the same whatever was packed before it."""
+    operands = _of(*(value.detach() for value in _operands(12)))
+    whole = scan(*operands, SampleChunks.of((5, 7), chunk=4))
+    x, steps, rates, b, c, skip = operands
+    alone = scan(x[5:], steps[5:], rates, b[5:], c[5:], skip, SampleChunks.of((7,), chunk=4))
+    torch.testing.assert_close(whole[5:], alone)
+    joined = scan(*operands, SampleChunks.of((12,), chunk=4))
+    assert not torch.allclose(joined[5:], alone, atol=1e-2)
+
+
+def test_the_scan_computes_in_single_precision_at_least() -> None:
+    """Rows of half the precision are read as what they are, and nothing more is rounded."""
+    rounded = _of(*(value.detach().bfloat16() for value in _operands(40, dtype=torch.float32)))
+    chunks = SampleChunks.of((30, 10), chunk=8)
+    found = scan(*rounded, chunks)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, scan(*_of(*(value.float() for value in rounded)), chunks), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("groups", [(0, 1, 1, 1, 1, 1), (0, 0, 0, 0, 0, 1)])
+def test_heads_of_unequal_groups(groups: tuple[int, ...]) -> None:
+    """Where heads were cut inside of groups, each still reads its own."""
+    x, steps, rates, b, c, skip = (value.detach() for value in _operands(9))
+    chunks = SampleChunks.of((4, 5), chunk=4)
+    found = scan(x, steps, rates, b, c, skip, chunks, groups=groups)
+    torch.testing.assert_close(found, scan_by_row(x, steps, rates, b[:, groups], c[:, groups], skip, chunks))
+
+
+@pytest.mark.parametrize("lengths", SAMPLES)
+@pytest.mark.parametrize("taps", [1, 4])
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_convolution_is_pytorchs_in_each_sample(lengths: tuple[int, ...], taps: int, biased: bool) -> None:
+    """With zeros before the first row of each."""
+    rows, columns = sum(lengths), 7
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(rows, columns, generator=generator), torch.randn(columns, taps, generator=generator)
+    bias = torch.randn(columns, generator=generator) if biased else None
+    found = convolve(x, weight, bias, SampleChunks.of(lengths, chunk=4))
+    expected = [
+        functional.conv1d(sample.T, weight[:, None], bias, padding=taps - 1, groups=columns)[:, : len(sample)].T
+        for sample in x.split(lengths)
+        if len(sample)
+    ]
+    torch.testing.assert_close(found, functional.silu(torch.cat([x[:0], *expected])))
+
+
+def test_kernels_are_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the optional packages would be given means the same by their documented arguments; theirs never ran here."""
+    chunks = SampleChunks.of((4, 7), chunk=5)
+    x, steps, rates, b, c, skip = (value.detach().float() for value in _operands(11))
+
+    def scanned(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, **more: Tensor) -> Tensor:
+        assert set(more) == {"D", "seq_idx"}
+        assert more["seq_idx"].dtype == torch.int32
+        assert chunk_size == 5
+        return scan_by_row(x[0], dt[0], a, b[0], c[0], more["D"], _chunks(more["seq_idx"])).unsqueeze(0)
+
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *, seq_idx: Tensor, activation: str) -> Tensor:
+        assert x.stride(1) == 1, "the kernel takes samples only where columns lie side by side"
+        assert activation == "silu"
+        return convolve(x[0].T, weight, bias, _chunks(seq_idx)).T.unsqueeze(0)
+
+    fakes: dict[str, Any] = {name: ModuleType(name) for name in ("causal_conv1d", "mamba_ssm.ops.triton.ssd_combined")}
+    fakes["causal_conv1d"].causal_conv1d_fn = convolved
+    fakes["mamba_ssm.ops.triton.ssd_combined"].mamba_chunk_scan_combined = scanned
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    found = scan_by_kernel(x, steps, rates, b, c, skip, chunks)
+    torch.testing.assert_close(found, scan(x, steps, rates, b, c, skip, chunks))
+    weight = torch.randn(HEADS, 4)
+    torch.testing.assert_close(convolve_by_kernel(steps, weight, skip, chunks), convolve(steps, weight, skip, chunks))
+
+
+def _chunks(numbers: Tensor) -> SampleChunks:
+    return SampleChunks.of(torch.bincount(numbers[0]).tolist(), chunk=3)
+
+
+def _exchange(rank: int, lengths: Sequence[int], widths: Sequence[int], padding: int) -> None:
+    size, total = dist.get_world_size(), sum(widths)
+    whole = torch.arange(sum(lengths) * total, dtype=torch.float64).view(-1, total) + 1
+    places, first = [], 0
+    for length in lengths:
+        places += [first + row for span in context_spans(length, size=size, rank=rank) for row in range(*span)]
+        first += length
+    assert dist.group.WORLD is not None
+    axis = ContextAxis.of(dist.group.WORLD)
+    rows = len(places) + padding
+    sequences = Sequences.of(lengths, rows=rows, chunk=4, context=axis)
+    mine = functional.pad(whole[places], (0, 0, 0, padding), value=7.0).requires_grad_()
+    taken = sequences.take(list(mine.split(list(widths), 1)))
+    start = sum(widths[:rank])
+    torch.testing.assert_close(taken, whole[:, start : start + widths[rank]])
+    back = sequences.put(taken * 2, widths)
+    torch.testing.assert_close(back[: len(places)], 2 * mine[: len(places)])
+    assert not back[len(places) :].any()
+    (back * back.detach()).sum().backward()
+    torch.testing.assert_close(mine.grad, functional.pad(4 * whole[places], (0, 0, 0, padding)))
+
+
+@pytest.mark.parametrize("widths", [(2, 3), (4, 0)])
+@pytest.mark.parametrize("lengths", [(8, 0, 3, 1), (1,), ()])
+def test_context_ranks_exchange_rows_for_columns(
+    run_ranks: Callable[..., list[Any]], lengths: tuple[int, ...], widths: tuple[int, ...]
+) -> None:
+    """Each gets whole samples in order of its columns, gives them back to whose they are, and gradients likewise."""
+    run_ranks(len(widths), _exchange, lengths, widths, 2)

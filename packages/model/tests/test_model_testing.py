@@ -1,0 +1,357 @@
+"""The conformance kit: it finds each of these faults in an encoder that is otherwise right, and none without one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mimo.model import (
+    EncoderSpec,
+    EncoderStages,
+    Stage,
+    Work,
+    encoder_layer_work,
+    packed_context,
+    packed_recompute,
+    packed_tensor,
+    product,
+)
+from mimo.model.runtime import (
+    EncoderAttention,
+    EncoderLayer,
+    EncoderMlp,
+    Linear,
+    PackedEncoder,
+    Split,
+    TensorAxis,
+    split_encoder,
+)
+from mimo.model.testing import CHECKS, assert_conforms, check_encoder
+
+WIDTH, HEADS, MIDDLE, LAYERS = 8, 2, 12, 2
+ITEMS = ((0.5, -1.0, 2.0, 0.1), (1.5, 0.3), (-0.7, 0.9, 0.2, 0.4, 1.1, -0.2))
+"""A raw item is a tuple of numbers; two of them become a row."""
+
+
+@attrs.frozen
+class Config:
+    """Nothing to set."""
+
+
+class Pairs(PackedEncoder):
+    """A row for each pair of numbers."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(EncoderLayer(WIDTH, HEADS, MIDDLE, eps=1e-6) for _ in range(LAYERS))
+        self.embed = Linear(2, WIDTH)
+        self.projector = EncoderMlp(WIDTH, MIDDLE, hidden)
+
+    def forward(
+        self,
+        items: Sequence[Mapping[str, Tensor]],
+        sizes: Sequence[tuple[int, ...]],
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """Return the rows of this rank."""
+        lengths = [size[0] // 2 for size in sizes]
+        if hidden is None:
+            hidden = self.start(items, lengths)
+        hidden = self.pass_layers(hidden, lengths)
+        return self.projector(hidden) if self.stage.is_last else hidden
+
+    def start(self, items: Sequence[Mapping[str, Tensor]], lengths: Sequence[int]) -> Tensor:
+        """Return embedded pairs."""
+        values = torch.cat([item["values"] for item in items]) if items else torch.zeros(0)
+        held = self.rows.held(sum(lengths))
+        pairs = values.to(self.embed.weight.dtype).view(-1, 2)[held.start : held.stop]
+        return self.rows.pad(self.embed(pairs), total=sum(lengths))
+
+
+def _cut(module: nn.Module, stage: Stage) -> nn.Module:
+    assert isinstance(module, PackedEncoder)
+    module.cut(stage, first=("embed",), last=("projector",))
+    return module
+
+
+def _flops(_config: Config, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]) -> Any:
+    lengths = [size[0] // 2 for size in sizes]
+    sums = {"width": WIDTH, "heads": HEADS, "intermediate": MIDDLE, "recompute": recompute}
+    work = sum([encoder_layer_work(lengths, **sums)] * len(stage.layers(LAYERS)), Work())  # type: ignore[arg-type]
+    rows = sum(lengths)
+    projector = product(rows, WIDTH, MIDDLE, bias=True) + product(rows, MIDDLE, hidden, bias=True)
+    return {"encoder": product(rows, 2, WIDTH, bias=True) + work, "projector": projector}
+
+
+def _spec(module: type[Pairs] = Pairs, **changes: Any) -> EncoderSpec:
+    spec = EncoderSpec(
+        name="pairs",
+        config=Config,
+        measure=lambda raw: (len(raw),),
+        rows=lambda _config, size: size[0] // 2,
+        prepare=lambda _config, raw: {"values": torch.tensor(raw)},
+        build=lambda _config, hidden: module(hidden),
+        parts={"encoder": ("embed", "layers"), "projector": ("projector",)},
+        tensor=packed_tensor(lambda _config: {"heads": HEADS}),
+        context=packed_context(),
+        recompute=packed_recompute(),
+        stages=EncoderStages(
+            layers=lambda _config: LAYERS,
+            message_rows=lambda _config, size: size[0] // 2,
+            width=lambda _config: WIDTH,
+            cut=_cut,
+            parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
+        ),
+        flops=_flops,
+    )
+    return attrs.evolve(spec, **changes)
+
+
+def test_an_encoder_that_keeps_its_promises_breaks_none() -> None:
+    """Every check but that of published weights looks at it."""
+    verdicts = list(check_encoder(_spec(), ITEMS, hidden=6))
+    assert [verdict.check for verdict in verdicts] == list(CHECKS)
+    assert [verdict.check for verdict in verdicts if verdict.skipped is not None] == ["published weights"]
+    assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
+
+
+def test_a_plain_encoder_needs_nothing_more() -> None:
+    """Without the optional fields their checks are not looked at, each saying why."""
+    spec = EncoderSpec(
+        name="plain",
+        config=Config,
+        measure=lambda raw: (len(raw),),
+        rows=lambda _config, _size: 1,
+        prepare=lambda _config, raw: {"sum": torch.tensor([sum(raw)])},
+        build=lambda _config, hidden: Sums(hidden),
+    )
+    verdicts = {verdict.check: str(verdict) for verdict in check_encoder(spec, ITEMS, hidden=6)}
+    assert not any(line.startswith("NO") for line in verdicts.values())
+    assert verdicts["stages"].endswith("(not looked at: the spec has no stages)")
+    assert verdicts["rows"].startswith("ok rows: forward() returns as many rows of an item as rows() says")
+
+
+class Sums(nn.Module):
+    """One row for each item, in PyTorch's own layers."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(1, hidden)
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Return the rows."""
+        weight = self.project.weight
+        sums = torch.stack([item["sum"] for item in items]) if items else weight.new_zeros(0, 1)
+        return cast("Tensor", self.project(sums))
+
+
+class Longer(Pairs):
+    """A row more than it promised."""
+
+    def forward(self, *given: Any) -> Tensor:
+        """Return them."""
+        rows = super().forward(*given)
+        return torch.cat((rows, rows[-1:]))
+
+
+class Remembers(Pairs):
+    """Adds what the last call saw."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.last: Tensor | None = None
+
+    def forward(self, *given: Any) -> Tensor:
+        """Return the rows."""
+        rows = super().forward(*given)
+        found = rows if self.last is None else rows + self.last
+        self.last = rows.detach().sum()
+        return found
+
+
+class Standardises(Pairs):
+    """Subtracts the mean of whatever items are there."""
+
+    def forward(self, *given: Any) -> Tensor:
+        """Return the rows."""
+        rows = super().forward(*given)
+        return rows - rows.mean(0) if len(rows) else rows
+
+
+class Forgets(Pairs):
+    """Has a parameter that nothing reads."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.projector.spare = Linear(2, 2)
+
+
+class Unsharded(Pairs):
+    """Scales heads by a buffer that knows all of them, beside queries that are cut."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        for part in self.modules():
+            if isinstance(part, EncoderAttention):
+                part.query.register_buffer("scales", torch.linspace(1, 2, WIDTH))
+                part.query.register_forward_hook(_scale)
+
+
+def _scale(module: nn.Module, _args: object, out: Tensor) -> Tensor:
+    return out * module.get_buffer("scales")[: out.shape[1]].to(out)
+
+
+class Shaky(Pairs):
+    """Drops values by chance."""
+
+    def start(self, *given: Any) -> Tensor:
+        """Return fewer."""
+        rows = super().start(*given)
+        return rows * (torch.rand(rows.shape) > 0.1).to(rows)
+
+
+class NeedsItems(Pairs):
+    """Falls over an empty list."""
+
+    def start(self, items: Sequence[Mapping[str, Tensor]], lengths: Sequence[int]) -> Tensor:
+        """Return embedded pairs."""
+        torch.stack([item["values"].sum() for item in items])
+        return super().start(items, lengths)
+
+
+class Unsaved(Pairs):
+    """Draws a tensor at birth that no state dict holds."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.hidden_scale = [random.random()]
+
+    def forward(self, *given: Any) -> Tensor:
+        """Return the rows."""
+        return super().forward(*given) * self.hidden_scale[0]
+
+
+class Unseeded(Linear):
+    """Draws its bias from a generator of its own."""
+
+    def reset_parameters(self) -> None:
+        """Draw."""
+        super().reset_parameters()
+        assert self.bias is not None
+        nn.init.constant_(self.bias, random.random())
+
+
+class DrawsElsewhere(Pairs):
+    """Has initial values that the seed doesn't decide."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.embed = Unseeded(2, WIDTH)
+
+
+class Promotes(Pairs):
+    """Makes a tensor of another number type."""
+
+    def forward(self, *given: Any) -> Tensor:
+        """Return the rows."""
+        rows = super().forward(*given)
+        return rows + torch.zeros(rows.shape[1])
+
+
+class Detaches(Pairs):
+    """Cuts the graph between encoder and projector."""
+
+    def pass_layers(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the rows of the layers, without their past."""
+        return super().pass_layers(hidden, lengths).detach()
+
+
+def _of_tensors(**changes: Any) -> EncoderSpec:
+    tensor = _spec().tensor
+    assert tensor is not None
+    return _spec(tensor=attrs.evolve(tensor, **changes))
+
+
+def _of_stages(**changes: Any) -> EncoderSpec:
+    stages = _spec().stages
+    assert stages is not None
+    return _spec(stages=attrs.evolve(stages, **changes))
+
+
+def _no_sums(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
+    return {path: attrs.evolve(split, summed=False) for path, split in split_encoder(module, axis).items()}
+
+
+def _random(_config: Config, raw: Any) -> Mapping[str, Tensor]:
+    return {"values": torch.tensor(raw) + torch.rand(())}
+
+
+FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
+    "wrong row count": (lambda: _spec(Longer), "rows", "item 0 of size (4,) became a tensor of shape (3, 6)"),
+    "another grid than rows": (
+        lambda: _spec(grid=lambda _config, size: (1, size[0], 2)),
+        "rows",
+        "grid() of size (4,) is (1, 4, 2), rows() 2",
+    ),
+    "state shared between calls": (lambda: _spec(Remembers), "memory", "rows of item 0 after other items differ"),
+    "batch-dependent output": (lambda: _spec(Standardises), "independence", "rows of all items at once differ from"),
+    "missing gradient": (lambda: _spec(Forgets), "gradients", "parameter 'projector.spare.weight' got no gradient"),
+    "cut graph": (lambda: _spec(Detaches), "gradients", "got no gradient"),
+    "unsharded buffer": (lambda: _spec(Unsharded), "tensor ranks", "rows of 3 items differ from those of the whole"),
+    "chance": (lambda: _spec(Shaky), "chance", "it drew from torch's generator"),
+    "no items": (lambda: _spec(NeedsItems), "empty", "RuntimeError: stack expects a non-empty TensorList"),
+    "unsaved state": (lambda: _spec(Unsaved), "save and load", "rows after loading differ from those before"),
+    "unseeded values": (lambda: _spec(DrawsElsewhere), "initial values", "'embed.bias' differs between two modules"),
+    "number types": (lambda: _spec(Promotes), "number types", "rows are torch.float32"),
+    "no sum over split rows": (
+        lambda: _of_tensors(plan=_no_sums),
+        "sequence parallel",
+        "the gradient of parameter",
+    ),
+    "wrong message": (
+        lambda: _of_stages(message_rows=lambda _config, size: size[0]),
+        "stages",
+        "stage 0 sends a tensor of shape (6, 8), message_rows() and width() promise (12, 8)",
+    ),
+    "wrong parts of a stage": (
+        lambda: _of_stages(parts=lambda _config, _stage: frozenset({"encoder"})),
+        "stages",
+        "stage 1 holds the parts ['encoder', 'projector'], parts() says ['encoder']",
+    ),
+    "careless prepare": (lambda: _spec(prepare=_random), "prepare", "'values' differs from one call to the next"),
+    "sizes that are no numbers": (
+        lambda: _spec(measure=lambda raw: [len(raw)]),
+        "measure",
+        "of item 0 it returned [4], not a tuple of whole numbers",
+    ),
+    "weights left out": (
+        lambda: _spec(flops=lambda *_given: {"encoder": Work(weighted=1, weights=3)}),
+        "costs",
+        "it counts 3 weights, the module has",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_planted_fault_is_found(fault: str) -> None:
+    """By the check that is for it, in words that lead to it."""
+    make, check, words = FAULTS[fault]
+    (verdict,) = check_encoder(make(), ITEMS, hidden=6, checks=[check])
+    assert words in str(verdict.broken)
+
+
+def test_an_author_sees_all_verdicts_at_once() -> None:
+    """`assert_conforms` fails with a line for each check."""
+    with pytest.raises(AssertionError, match=r"(?s)encoder 'pairs' breaks its promises\nok measure: .*\nNO rows: "):
+        assert_conforms(_spec(Longer), ITEMS, hidden=6, checks=["measure", "rows"])
+
+
+def test_a_single_item_is_refused() -> None:
+    """It shows nothing of what another does to it."""
+    with pytest.raises(ValueError, match="expected at least two items, got 1"):
+        check_encoder(_spec(), ITEMS[:1])

@@ -1,0 +1,144 @@
+"""``mimo checkpoint import-hf`` and ``export-hf``: weights from published folders, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from mimo.hooks import ConfigError
+
+if TYPE_CHECKING:
+    from mimo.trainer._hf_parts import HfPart
+    from mimo.trainer._resolved import Job
+
+
+def import_hf(
+    *folders: str,
+    out: Annotated[Path | None, Parameter(show_default=False)] = None,
+    config: Annotated[Path | None, Parameter(show_default=False)] = None,
+) -> None:
+    """Read Hugging Face folders of safetensors: print the settings that they mean, and write a checkpoint.
+
+    Args:
+        folders: vision=DIR to read one module from a folder, or DIR for all of it that installed plugins can read.
+        out: folder for the checkpoint; mimo train FILE --finetune then begins with its weights. Without it, settings
+            are printed and nothing is written.
+        config: settings of a run, which must mean the same models as the folders.
+    """
+    if not folders:
+        raise ConfigError("folders", expected="at least one, as DIR or module=DIR", got="none")
+    job = None if config is None else _job(config)
+    parts = _parts(folders, job)
+    if job is None:
+        import tomli_w
+
+        print(tomli_w.dumps({"modules": {part.name: part.table for part in parts}}), end="")
+    if out is None and job is None:
+        return
+
+    from mimo.trainer._hf_import import prepare, show, write
+
+    reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
+    for read in reads:
+        print(f"# {show(read)}" if job is None else show(read))
+    if out is not None:
+        saved = {part.name: part.table for part in parts}
+        whole: Any = {"modules": saved} if job is None else _only(job, saved)
+        folder = write(reads, out, config=whole)
+        print(f"# {folder}" if job is None else folder)
+
+
+def export_hf(
+    checkpoint: Path,
+    out: Path,
+    /,
+    *,
+    module: str = "language",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    shard_bytes: int = 5_000_000_000,
+    beside: Annotated[Path | None, Parameter(show_default=False)] = None,
+    model_type: Annotated[str, Parameter(show_default=False)] = "",
+) -> None:
+    """Write a module of a checkpoint as a folder that `transformers` loads.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        out: the new folder.
+        module: which module.
+        dtype: of the weights; checkpoints hold them in float32.
+        shard_bytes: most bytes of weights in a file, unless a single tensor is larger.
+        beside: folder to copy tokenizer files and the like from; left out, the one that the module was imported from.
+        model_type: of the family to write; left out, the one that it was imported from, or the first that fits.
+    """
+    import torch
+
+    from mimo.trainer._hf_export import export
+    from mimo.trainer._source import step_folder
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if shard_bytes < 1:
+        raise ConfigError("--shard-bytes", expected="at least 1", got=repr(shard_bytes))
+    if beside is not None and not beside.is_dir():
+        raise ConfigError("--beside", expected="a folder", got=repr(str(beside)))
+    done = export(
+        step_folder(checkpoint),
+        out,
+        module=module,
+        dtype=dtypes[dtype],
+        shard_bytes=shard_bytes,
+        beside=beside,
+        model_type=model_type,
+    )
+    print(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}")
+    if done.left:
+        print(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}")
+    print(f"copied: {', '.join(done.copied)}" if done.copied else "no tokenizer files: --beside DIR copies them")
+
+
+def _job(config: Path) -> Job:
+    from mimo.trainer._config import read_settings
+    from mimo.trainer._resolve import resolve
+
+    return resolve(read_settings(config), purpose="generate")
+
+
+def _parts(folders: tuple[str, ...], job: Job | None) -> tuple[HfPart, ...]:
+    """Return the modules that the words of the command name.
+
+    Raises:
+        ConfigError: a module is named twice, or the settings have none of this name.
+    """
+    from mimo.checkpoint import read_published_json
+    from mimo.trainer._hf_parts import CONFIG_NAME, find_parts, installed_readers, readers_of, split_word
+
+    found: dict[str, HfPart] = {}
+    for word in folders:
+        name, folder = split_word(word)
+        if not folder.is_dir():
+            raise ConfigError(
+                repr(word), expected="a folder, or module=folder", got="a file" if folder.exists() else "nothing there"
+            )
+        if name and job is not None and name not in job.settings.modules:
+            raise ConfigError(repr(word), expected=f"a module of {', '.join(job.settings.modules)}", got=repr(name))
+        if job is None:
+            readers = installed_readers(name)
+        else:
+            readers = readers_of((module.name, module.spec) for module in job.modules if name in {"", module.name})
+        for part in find_parts(folder, read_published_json(folder / CONFIG_NAME), readers):
+            if part.name in found:
+                raise ConfigError(
+                    repr(word),
+                    expected="each module once",
+                    got=f"{part.name} from {found[part.name].folder} too",
+                    fix="Write module=DIR for each.",
+                )
+            found[part.name] = part
+    return tuple(found.values())
+
+
+def _only(job: Job, saved: Any) -> Any:
+    """Return a run's settings, of the modules those that are imported."""
+    modules = {name: table for name, table in job.plain["modules"].items() if name in saved}
+    return {**job.plain, "modules": modules}

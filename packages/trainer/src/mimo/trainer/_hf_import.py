@@ -1,0 +1,206 @@
+"""Published Hugging Face folders into one checkpoint: compared with what is asked for, then streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from mimo.checkpoint import PublishedFolder, Stream, open_published, write_checkpoint
+from mimo.hooks import CheckpointError, ConfigError, PluginError
+from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, place
+from mimo.model.runtime import left_over
+from mimo.trainer._hf_parts import CONFIG_NAME, HfPart, describe
+from mimo.trainer._hf_streams import our_streams
+from mimo.trainer._source import IMPORTED
+
+_ANY_WIDTH = 1024
+_SHOWN = 8
+
+
+@attrs.frozen(kw_only=True)
+class Read:
+    """A module that is ready to be read.
+
+    Args:
+        part: which.
+        streams: its tensors by path.
+        dtypes: that its tensors have in the folder.
+        fresh: beginnings of paths of which the folder holds nothing.
+    """
+
+    part: HfPart
+    streams: Mapping[str, Stream]
+    dtypes: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+
+def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[Read, ...]:
+    """Compare folders with modules, by names, shapes and settings; no weight is read.
+
+    Args:
+        parts: that are to be imported.
+        asked: configs of modules by name, where a file of settings says them; others are as their folder says.
+
+    Raises:
+        ConfigError: the settings of a module are not those of its folder; all that differ are told, and shapes.
+        CheckpointError: a folder is damaged or incomplete, or its tensors are not those that its settings mean.
+    """
+    parts = tuple(parts)
+    configs = {part.name: asked.get(part.name, part.config) for part in parts}
+    hidden = _ANY_WIDTH  # of an encoder, what a folder holds doesn't depend on it
+    for part in parts:
+        if not isinstance(part.reader.spec, EncoderSpec):
+            hidden = part.reader.spec.hidden(configs[part.name])
+    return tuple(_prepare(part, configs[part.name], hidden) for part in parts)
+
+
+def write(reads: Iterable[Read], out: Path, *, config: Mapping[str, Any]) -> Path:
+    """Stream modules into a new checkpoint of step 0, as fp32, and return its folder.
+
+    Args:
+        reads: of `prepare`.
+        out: holds the step's folder.
+        config: of the checkpoint.
+
+    Raises:
+        CheckpointError: a file is damaged, or ``out`` holds this step already.
+    """
+    reads = tuple(reads)
+    return write_checkpoint(
+        out,
+        {f"{read.part.name}.{path}": stream for read in reads for path, stream in read.streams.items()},
+        config=config,
+        topology={read.part.name: {} for read in reads},
+        common={f"{IMPORTED}.{read.part.name}": _about(read) for read in reads},
+    )
+
+
+def show(read: Read) -> str:
+    """Return in a line what is read of a folder."""
+    section = f" ({read.part.section})" if read.part.section else ""
+    family, spec = read.part.reader.family, read.part.reader.spec
+    return (
+        f"{read.part.name}: {family.model_type} from {read.part.folder}{section} for {spec.name}, "
+        f"{len(read.streams)} tensors, {' and '.join(read.dtypes)} there and float32 here"
+        + (f"; not in it: {', '.join(read.fresh)}" if read.fresh else "")
+    )
+
+
+def left_whole(paths: Collection[str], covered: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is not covered: first keys of which nothing is, and paths of which the first key is covered."""
+    known = {path.partition(".")[0] for path in covered}
+    whole = dict.fromkeys(path.partition(".")[0] for path in paths if path.partition(".")[0] not in known)
+    return tuple(whole), tuple(path for path in paths if path.partition(".")[0] in known)
+
+
+def whole_shapes(spec: Any, config: Any, hidden: int) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
+    """Return a whole module, without storage where it can be built so, and the shapes of its parameters by path."""
+    try:
+        with torch.device("meta"):
+            built = _build(spec, config, hidden)
+    except (RuntimeError, TypeError):  # some read numbers back while being built
+        built = _build(spec, config, hidden)
+    return built, {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
+
+
+def _build(spec: Any, config: Any, hidden: int) -> nn.Module:
+    built = spec.build(config, hidden) if isinstance(spec, EncoderSpec) else spec.build(config, Stage())
+    assert isinstance(built, nn.Module)
+    return built
+
+
+def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
+    family, folder = part.reader.family, open_published(part.folder)
+    built, shapes = whole_shapes(part.reader.spec, config, hidden)
+    renamed, table = place(family, family.tensors(config), folder.tensors)
+    expected = file_shapes(table, shapes)
+    differing = list(_settings_that_differ(part, config))
+    problems = list(_misfits(folder, expected))
+    if differing:
+        lines = [*differing, *_short(problems)]
+        raise ConfigError(
+            f"modules.{part.name}.config",
+            expected=f"what {part.folder / CONFIG_NAME} says",
+            got=f"{len(differing)} settings that differ:{''.join(f'{chr(10)}  {line}' for line in lines)}\n",
+            fix=f"`mimo checkpoint import-hf {part.folder}` prints the settings that go with it.",
+        )
+    # Of a composed model's tensors only those below this module's own beginning are its business.
+    scope = tuple(renamed.values()) if part.section and renamed else ("",)
+    problems += _unread(folder, expected, family, config, scope)
+    if problems:
+        raise CheckpointError(
+            str(part.folder),
+            expected=f"the {len(expected)} tensors of a {family.model_type} model as its {CONFIG_NAME} describes it",
+            got=f"{len(problems)} that do not fit:{''.join(f'{chr(10)}  {line}' for line in _short(problems))}\n",
+        )
+    return Read(
+        part=attrs.evolve(part, config=config),
+        streams=our_streams(table, shapes, folder, expected, dtype=torch.float32),
+        dtypes=tuple(sorted({str(folder.tensors[name].dtype).removeprefix("torch.") for name in expected})),
+        fresh=_fresh(part, built, table),
+    )
+
+
+def _settings_that_differ(part: HfPart, config: Any) -> Iterator[str]:
+    """Yield the settings in which a config is not the folder's, as ``config.json`` calls them."""
+    there, here = (describe(part.reader.family, one) for one in (part.config, config))
+    for key in [*there, *(key for key in here if key not in there)]:
+        if there.get(key) != here.get(key):
+            yield f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
+
+
+def _misfits(folder: PublishedFolder, expected: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    for name, shape in expected.items():
+        found = folder.tensors.get(name)
+        if found is None:
+            yield f"{name}: missing"
+        elif found.shape != shape:
+            yield f"{name}: shape {list(found.shape)} there, {list(shape)} here"
+        elif not found.dtype.is_floating_point:
+            yield f"{name}: of the type {str(found.dtype).removeprefix('torch.')}, which is no floating one"
+
+
+def _unread(
+    folder: PublishedFolder, expected: Collection[str], family: HfFamily, config: Any, scope: tuple[str, ...]
+) -> Iterator[str]:
+    def fetch(name: str) -> Tensor:
+        return torch.cat([chunk.clone() for chunk in folder.elements(name, 0, folder.tensors[name].numbers)])
+
+    for name in sorted(folder.tensors.keys() - set(expected)):
+        if name.startswith(scope) and (problem := left_over(family, config, name, partial(fetch, name))):
+            yield f"{name}: {problem}"
+
+
+def _fresh(part: HfPart, built: nn.Module, table: Iterable[HfTensor]) -> tuple[str, ...]:
+    """Return what of the module the folder lacks: whole parts, or the table is wrong."""
+    covered = {entry.ours for entry in table}
+    names = dict.fromkeys([*(path for path, _ in built.named_parameters()), *built.state_dict()])
+    whole, torn = left_whole([name for name in names if name not in covered], covered)
+    if torn:
+        raise PluginError(
+            f"modules.{part.name}.plugin",
+            expected=f"a table of {part.reader.family.model_type} that fills each part of {part.reader.spec.name!r} "
+            "wholly, or not at all",
+            got=f"nothing for {', '.join(_short(list(torn)))}",
+        )
+    return whole
+
+
+def _about(read: Read) -> Mapping[str, Any]:
+    return {
+        "folder": str(read.part.folder.absolute()),
+        "model_type": read.part.reader.family.model_type,
+        "dtypes": list(read.dtypes),
+        "fresh": list(read.fresh),
+    }
+
+
+def _short(lines: list[str]) -> list[str]:
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [*lines[:_SHOWN], *more]

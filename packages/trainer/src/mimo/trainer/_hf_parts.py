@@ -1,0 +1,178 @@
+"""What published Hugging Face folders hold that installed plugins can read: by their ``config.json``, free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
+
+from mimo.hooks import ConfigError, discover
+from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, HfFamily, LanguageModelSpec
+from mimo.trainer._settings import LANGUAGE
+from mimo.trainer._structure import structure, unstructure
+
+CONFIG_NAME = "config.json"
+_TIED = "tie_word_embeddings"
+
+Spec: TypeAlias = EncoderSpec | LanguageModelSpec
+
+
+@attrs.frozen(kw_only=True)
+class Reader:
+    """A plugin that can read a family, and the module for which it does."""
+
+    module: str
+    spec: Spec
+    family: HfFamily
+
+
+@attrs.frozen(kw_only=True)
+class HfPart:
+    """A module that a published folder holds.
+
+    Args:
+        folder: that holds it.
+        section: of ``config.json`` that describes it, empty for all of it.
+        reader: what reads it.
+        config: the plugin's, as the folder says.
+        given: the settings that the folder decides.
+    """
+
+    folder: Path
+    section: str
+    reader: Reader
+    config: Any
+    given: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The module's."""
+        return self.reader.module
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """The module's settings as a file has them."""
+        plain = unstructure(self.config)
+        return {"plugin": self.reader.spec.name, "config": {key: plain[key] for key in self.given}}
+
+
+def split_word(word: str) -> tuple[str, Path]:
+    """Return of ``module=folder`` both, and of a folder alone an empty name and the folder."""
+    name, equals, folder = word.partition("=")
+    return (name, Path(folder)) if equals and not Path(word).exists() else ("", Path(word))
+
+
+def readers_of(modules: Iterable[tuple[str, Spec]]) -> tuple[Reader, ...]:
+    """Return all that the plugins of these modules can read."""
+    return tuple(Reader(module=name, spec=spec, family=family) for name, spec in modules for family in spec.hf)
+
+
+def installed_readers(name: str) -> tuple[Reader, ...]:
+    """Return all that installed plugins can read, for the module ``name``; without one, encoders have their plugin's.
+
+    Only the language model has a name that is fixed.
+    """
+    found: list[tuple[str, Spec]] = []
+    if name in {"", LANGUAGE}:
+        found += [(LANGUAGE, spec) for spec in discover(LANGUAGE_MODELS).values()]
+    if name != LANGUAGE:
+        found += [(name or spec.name, spec) for spec in discover(ENCODERS).values()]
+    return readers_of(found)
+
+
+def find_parts(folder: Path, described: Mapping[str, Any], readers: Sequence[Reader]) -> tuple[HfPart, ...]:
+    """Return the modules that a folder holds.
+
+    Args:
+        folder: of the files.
+        described: its ``config.json``.
+        readers: that may read it.
+
+    Raises:
+        ConfigError: there is nothing that a reader could read, or a module could be several things; or a setting of the
+            folder is one that ours can't do.
+    """
+    where = str(folder / CONFIG_NAME)
+    if described.get("quantization_config") is not None:
+        raise ConfigError(
+            where, expected="weights in a floating type", got="a quantization_config", fix="Fetch the full weights."
+        )
+    sections = dict(_sections(described))
+    found: dict[str, list[tuple[str, Reader]]] = {}
+    for section, (model_type, _) in sections.items():
+        for reader in readers:
+            if reader.family.model_type == model_type:
+                found.setdefault(reader.module, []).append((section, reader))
+    if not found:
+        known = sorted({f"{reader.family.model_type} ({reader.spec.name})" for reader in readers})
+        raise ConfigError(
+            f"{where} model_type",
+            expected=f"a family that can be read here: {', '.join(known) or 'there is none'}",
+            got=", ".join(repr(kind) + (f" in {section}" if section else "") for section, (kind, _) in sections.items())
+            or "none",
+            fix="`mimo plugins` lists what is installed.",
+        )
+    for module, several in found.items():
+        several[:] = [
+            one for one in several if one[0]
+        ] or several  # a section says more closely what it is than the whole
+        if len(several) > 1:
+            plugins = ", ".join(f"{reader.spec.name} of {section or 'all of it'}" for section, reader in several)
+            raise ConfigError(
+                where,
+                expected=f"one thing that can be modules.{module}",
+                got=plugins,
+                fix="Give --config FILE, which names the module's plugin.",
+            )
+    return tuple(_part(folder, described, *several[0]) for several in found.values())
+
+
+def _part(folder: Path, described: Mapping[str, Any], section: str, reader: Reader) -> HfPart:
+    where = folder / CONFIG_NAME
+    try:
+        given = dict(reader.family.settings(_keys(described, section)))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where.parent}/{error.where}" if error.where.startswith(CONFIG_NAME) else f"{where}: {error.where}",
+            expected=error.expected,
+            got=error.got,
+            fix=error.fix,
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            str(where),
+            expected=f"the settings of a {reader.family.model_type} model",
+            got=f"others ({type(error).__name__}: {error})",
+        ) from error
+    config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
+    return HfPart(folder=folder, section=section, reader=reader, config=config, given=given)
+
+
+def _keys(described: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return the keys of a section; of a composed model either place may tie the embeddings, as in transformers."""
+    if not section:
+        return described
+    tied = {_TIED: True} if described.get(_TIED) else {}
+    return {**described[section], **tied}
+
+
+def _sections(described: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
+    """Yield all of a ``config.json``, and its sections that have a ``model_type`` of their own."""
+    for section, one in [("", described), *described.items()]:
+        if isinstance(one, Mapping) and isinstance(kind := one.get("model_type"), str):
+            yield section, (kind, one)
+
+
+def describe(family: HfFamily, config: Any) -> Mapping[str, Any]:
+    """Return a config as the ``config.json`` of a family says it, flat: keys of inner tables are joined with dots."""
+    return dict(_flat(family.describe(config)))
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", list(value) if isinstance(value, tuple) else value

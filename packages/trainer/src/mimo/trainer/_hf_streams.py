@@ -1,0 +1,103 @@
+"""From the tensors of one side to those of the other by a family's table, a few MiB at a time.
+
+A tensor whose dims lie in another order is held whole; of all others a chunk is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mimo.checkpoint import Stream
+from mimo.model import HfTensor
+
+
+class Elements(Protocol):
+    """Where tensors are read."""
+
+    def elements(self, name: str, begin: int, end: int) -> Iterator[Tensor]:
+        """Yield a tensor's elements from ``begin`` to ``end``, the last dim fastest, as 1-d tensors."""
+
+
+def our_streams(
+    table: Iterable[HfTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    theirs: Elements,
+    their_shapes: Mapping[str, tuple[int, ...]],
+    *,
+    dtype: torch.dtype,
+) -> dict[str, Stream]:
+    """Return our tensors by path.
+
+    Args:
+        table: with the names of the folder.
+        shapes: ours, by path.
+        theirs: the folder.
+        their_shapes: by name there.
+        dtype: to convert to.
+    """
+
+    def chunks(entry: HfTensor) -> Iterator[Tensor]:
+        shape = shapes[entry.ours]
+        part = entry.part_shape(shape[1:] if entry.stacked else shape)
+        for name in entry.names:
+            begin = entry.rows[0] * math.prod(their_shapes[name][1:]) if entry.rows else 0
+            found = (chunk.to(dtype) for chunk in theirs.elements(name, begin, begin + math.prod(part)))
+            yield from found if entry.dims is None else _turned(found, part, entry.dims)
+
+    return {entry.ours: Stream(dtype=dtype, shape=shapes[entry.ours], chunks=partial(chunks, entry)) for entry in table}
+
+
+def their_streams(
+    table: Iterable[HfTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    ours: Elements,
+    their_shapes: Mapping[str, tuple[int, ...]],
+    *,
+    before: str,
+    dtype: torch.dtype,
+) -> dict[str, Stream]:
+    """Return the tensors of a folder by name.
+
+    Args:
+        table: with the names of the folder.
+        shapes: ours, by path.
+        ours: the checkpoint.
+        their_shapes: by name there.
+        before: what our names begin with in the checkpoint, beside their paths.
+        dtype: to convert to.
+    """
+    parts: dict[str, list[tuple[int, HfTensor, int]]] = {}
+    for entry in table:
+        for index, name in enumerate(entry.names):
+            parts.setdefault(name, []).append((entry.rows[0] if entry.rows else 0, entry, index))
+
+    def chunks(name: str) -> Iterator[Tensor]:
+        for _, entry, index in sorted(parts[name], key=lambda part: part[0]):
+            shape = shapes[entry.ours][1:] if entry.stacked else shapes[entry.ours]
+            each = math.prod(shape)
+            elements = ours.elements(f"{before}{entry.ours}", index * each, (index + 1) * each)
+            found = (chunk.to(dtype) for chunk in elements)
+            if entry.dims is None:
+                yield from found
+            else:
+                part = entry.part_shape(shape)
+                turned = [part[dim] for dim in entry.dims]
+                yield from _turned(found, turned, [entry.dims.index(dim) for dim in range(len(part))])
+
+    return {name: Stream(dtype=dtype, shape=their_shapes[name], chunks=partial(chunks, name)) for name in parts}
+
+
+def _turned(chunks: Iterator[Tensor], shape: Sequence[int], dims: Sequence[int]) -> Iterator[Tensor]:
+    """Yield all elements at once, of a tensor of ``shape`` whose dims are put into the order ``dims``."""
+    whole, filled = torch.empty(0), 0
+    for chunk in chunks:
+        whole = whole if filled else torch.empty(math.prod(shape), dtype=chunk.dtype)
+        whole[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
+    yield whole.view(*shape).permute(*dims).reshape(-1)

@@ -1,0 +1,171 @@
+"""Published folders by tables: streams are what a module in memory has, and which module a folder is for."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mimo.checkpoint import Stream, write_safetensors
+from mimo.hooks import ConfigError, PluginError
+from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
+from mimo.model.runtime import write_hf
+from mimo.trainer._hf_import import left_whole, prepare
+from mimo.trainer._hf_parts import HfPart, Reader, find_parts, installed_readers, readers_of, split_word
+from mimo.trainer._hf_streams import our_streams, their_streams
+
+SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
+TABLE = (
+    HfTensor(ours="key", theirs="qk", rows=(4, 6)),
+    HfTensor(ours="query", theirs="qk", rows=(0, 4)),
+    HfTensor(ours="kernel", theirs="conv", shape=(5, 1, 3)),
+    HfTensor(ours="up", theirs=("e.0", "e.1"), dims=(1, 0)),
+    HfTensor(ours="patch", theirs="patch", shape=(6, 3, 2, 2), dims=(0, 2, 3, 1)),
+    HfTensor(ours="one", theirs=("single.0",)),
+    HfTensor(ours="s", theirs="scale"),
+)
+FAMILY = HfFamily(
+    model_type="toy", architecture="Toy", settings=dict, describe=dict, tensors=lambda _config: TABLE, renamed=({},)
+)
+
+
+@attrs.frozen
+class Held:
+    """Tensors in memory, read three elements at a time into the same place, as files are."""
+
+    tensors: Mapping[str, Tensor]
+
+    def elements(self, name: str, begin: int, end: int) -> Iterator[Tensor]:
+        buffer = torch.empty(3, dtype=self.tensors[name].dtype)
+        for low in range(begin, end, 3):
+            found = buffer[: min(3, end - low)]
+            found.copy_(self.tensors[name].reshape(-1)[low : low + len(found)])
+            yield found
+
+
+def whole(stream: Stream) -> Tensor:
+    """Return all of a stream."""
+    chunks = [chunk.clone() for chunk in stream.chunks()]
+    assert all(chunk.dim() == 1 and chunk.is_contiguous() and chunk.dtype == stream.dtype for chunk in chunks)
+    return torch.cat(chunks).view(stream.shape)
+
+
+def test_streams_follow_the_table_both_ways() -> None:
+    """Fused, reshaped, stacked, turned and single numbers, as `write_hf` has them; types are converted on the way."""
+    module = nn.Module()
+    ours = {name: torch.arange(math.prod(shape)).float().view(shape) + len(name) for name, shape in SHAPES.items()}
+    for name, tensor in ours.items():
+        setattr(module, name, nn.Parameter(tensor))
+    expected = write_hf(module, FAMILY, None)
+    shapes = file_shapes(TABLE, SHAPES)
+    prefixed = Held({f"language.{name}": tensor for name, tensor in ours.items()})
+    theirs = their_streams(TABLE, SHAPES, prefixed, shapes, before="language.", dtype=torch.bfloat16)
+    assert {name: stream.shape for name, stream in theirs.items()} == shapes
+    assert all(torch.equal(whole(theirs[name]), tensor.bfloat16()) for name, tensor in expected.items())
+    back = our_streams(TABLE, SHAPES, Held(expected), shapes, dtype=torch.float64)
+    assert all(torch.equal(whole(back[name]), tensor.double()) for name, tensor in ours.items())
+
+
+def test_a_part_is_left_whole_or_torn() -> None:
+    """By the first key of its names."""
+    assert left_whole(["projector.a", "projector.b", "layers.0.lora"], ["layers.0.weight"]) == (
+        ("projector",),
+        ("layers.0.lora",),
+    )
+
+
+def test_a_word_names_a_module_and_its_folder(tmp_path: Path) -> None:
+    """A folder whose own name has an equals sign is one."""
+    (tmp_path / "a=b").mkdir()
+    assert split_word("vision=x/y=z") == ("vision", Path("x/y=z"))
+    assert split_word(str(tmp_path / "a=b")) == ("", tmp_path / "a=b")
+    assert split_word("x") == ("", Path("x"))
+
+
+def reader(module: str, model_type: str, plugin: str = "decoder") -> Reader:
+    """Return a reader of a family whose settings are those of the decoder."""
+
+    def settings(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"hidden": given["width"] // given["parts"]}
+
+    family = attrs.evolve(FAMILY, model_type=model_type, settings=settings)
+    return Reader(module=module, spec=attrs.evolve(DECODER, name=plugin, hf=(family,)), family=family)
+
+
+def test_sections_of_a_folder_are_found_by_their_family() -> None:
+    """The whole of a `config.json`, and what in it has a family of its own."""
+    described = {"model_type": "x", "width": 64, "parts": 2, "inner": {"model_type": "y", "width": 32, "parts": 1}}
+    parts = find_parts(Path("f"), described, [reader("language", "x"), reader("vision", "y"), reader("radio", "z")])
+    assert [(part.name, part.section, part.config.hidden) for part in parts] == [
+        ("language", "", 32),
+        ("vision", "inner", 32),
+    ]
+    assert parts[0].table == {"plugin": "decoder", "config": {"hidden": 32}}
+
+
+@pytest.mark.parametrize(
+    ("described", "text"),
+    [
+        ({}, "f/config.json model_type: expected a family that can be read here: x (decoder), x (other), got none."),
+        ({"model_type": "y", "i": {"model_type": "z"}}, "x (other), got 'y', 'z' in i. `mimo plugins` lists"),
+        (
+            {"model_type": "x", "width": 8, "parts": 1},
+            "f/config.json: expected one thing that can be modules.language, got decoder of all of it, other of all ",
+        ),
+    ],
+)
+def test_folders_for_nothing_or_for_several_are_refused(described: dict[str, Any], text: str) -> None:
+    """With what can be read, and what would tell."""
+    with pytest.raises(ConfigError) as caught:
+        find_parts(Path("f"), described, [reader("language", "x"), reader("language", "x", plugin="other")])
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "got"), [({}, "KeyError: 'width'"), ({"width": "8"}, "TypeError"), ({"parts": 0}, "ZeroDivisionError")]
+)
+def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any], got: str) -> None:
+    """By the file, whatever a plugin makes of them."""
+    described = {"model_type": "x", **({"width": 8, "parts": 2, **keys} if keys else {})}
+    with pytest.raises(ConfigError) as caught:
+        find_parts(Path("f"), described, [reader("language", "x")])
+    assert f"f/config.json: expected the settings of a x model, got others ({got}" in str(caught.value)
+
+
+def test_readers_are_those_of_the_named_module() -> None:
+    """Language models for the language model, encoders for others, under the name of their plugin if they have none."""
+    assert {one.module for one in installed_readers("language")} == {"language"}
+    assert all(one.spec is DECODER or one.spec.name != "decoder" for one in installed_readers("language"))
+    assert "language" not in {one.module for one in installed_readers("vision")}
+    assert [one.family for one in readers_of([("language", DECODER)])] == list(DECODER.hf)
+
+
+def test_a_table_that_leaves_out_a_part_of_a_part_is_refused(tmp_path: Path) -> None:
+    """As what it forgets would begin with random numbers."""
+    config = DecoderConfig(vocabulary=6, hidden=4, heads=2, layers=1, intermediate=4)
+    family = DECODER.hf[0]
+    module: Any = DECODER.build(config, Stage())
+    tensors = write_hf(module, family, config)
+    streams = {
+        name: Stream(dtype=one.dtype, shape=tuple(one.shape), chunks=functools.partial(one.reshape(-1).split, 2))
+        for name, one in tensors.items()
+    }
+    write_safetensors(tmp_path / "f", streams, texts={})
+
+    def forgetful(config: Any) -> list[HfTensor]:
+        return [entry for entry in family.tensors(config) if not entry.ours.endswith("key.weight")]
+
+    less = attrs.evolve(family, tensors=forgetful, ignored=("*.k_proj.weight",))
+    reader = Reader(module="language", spec=DECODER, family=less)
+    part = HfPart(folder=tmp_path / "f", section="", reader=reader, config=config, given={})
+    with pytest.raises(PluginError) as caught:
+        prepare([part], {})
+    told = "a table of llama that fills each part of 'decoder' wholly, or not at all, got nothing for layers.0."
+    assert told in str(caught.value)

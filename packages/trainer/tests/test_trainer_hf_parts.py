@@ -1,0 +1,45 @@
+"""Which modules a published ``config.json`` describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mimo.model import DECODER
+from mimo.trainer._hf_parts import find_parts, readers_of
+
+TEXT = {
+    "vocab_size": 7,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 0]},
+}
+
+
+def test_text_of_a_vision_model_is_found_in_its_section_or_beside_the_rest() -> None:
+    """Qwen2-VL's keys stand together as it was published, and in a section since transformers 5: there they count."""
+    readers = readers_of([("language", DECODER)])
+    (flat,) = find_parts(Path("folder"), {**TEXT, "model_type": "qwen2_vl"}, readers)
+    section = {**TEXT, "model_type": "qwen2_vl_text"}
+    (nested,) = find_parts(Path("folder"), {"model_type": "qwen2_vl", "text_config": section}, readers)
+    assert (flat.section, nested.section) == ("", "text_config")
+    assert flat.config == nested.config
+    assert flat.config.mrope_section == (1, 1, 0)
+
+
+def test_a_composed_folder_ties_embeddings_in_either_place() -> None:
+    """As transformers reads it: beside the sections since its version 5, in the text's before."""
+    readers = readers_of([("language", DECODER)])
+    text, tied = {**TEXT, "model_type": "qwen2_vl_text"}, {"tie_word_embeddings": True}
+    for outer, inner, expected in (({}, {}, False), (tied, {}, True), ({}, tied, True)):
+        described = {"model_type": "llava", "text_config": {**text, **inner}, **outer}
+        (part,) = find_parts(Path("folder"), described, readers)
+        assert part.config.tied is expected
+
+
+def test_no_quantization_may_be_said() -> None:
+    """Some folders have the key with nothing in it."""
+    described = {**TEXT, "model_type": "qwen2_vl", "quantization_config": None}
+    assert find_parts(Path("folder"), described, readers_of([("language", DECODER)]))
