@@ -1,0 +1,117 @@
+"""C-RADIO's vision transformer over packed images of any size (Ranzinger et al. 2024, arXiv:2312.06709).
+
+A ViT whose patches are embedded without bias, with cropped positions, and with class tokens and registers before the
+patches of each image; there is no norm at its end.
+Shapes: T rows of this rank's slice, padding included, W encoder width, H the language model's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from mimo.model import Stage
+from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, local, touched_by
+from mimo_encoder_radio._config import RadioConfig
+from mimo_encoder_radio._grids import Grid, grids_of
+from mimo_encoder_radio._images import to_patches
+from mimo_encoder_radio._positions import Positions, Prefix
+
+
+class Radio(PackedEncoder):
+    """The whole encoder, or after `keep` one pipeline stage of it."""
+
+    def __init__(self, config: RadioConfig, hidden: int) -> None:
+        super().__init__(
+            EncoderLayer(
+                config.width,
+                config.heads,
+                config.intermediate,
+                eps=config.eps,
+                activation=config.activation,
+                key_bias=True,
+            )
+            for _ in range(config.layers)
+        )
+        self.config = config
+        self.patch = Linear(config.channels * config.patch**2, config.width, bias=False)
+        self.positions = Positions(config.positions, config.width)
+        self.prefix = Prefix(config.prefix, config.width)
+        self.projector = Projector(config.projector, config.width, hidden)
+
+    def keep(self, stage: Stage) -> Radio:
+        """Keep what ``stage`` runs: what makes rows on the first, the projector on the last. Returns itself."""
+        self.cut(stage, first=("patch", "positions", "prefix"), last=("projector",))
+        return self
+
+    def forward(
+        self,
+        items: Sequence[Mapping[str, Tensor]],
+        sizes: Sequence[tuple[int, ...]] | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """Return this rank's rows of all images in order: [T, H] from the last stage, [T, W] from the others.
+
+        Args:
+            items: prepared images, on the first stage: ``pixels`` [n, C, height, width].
+            sizes: their header sizes; a later stage has nothing else to tell the images apart.
+            hidden: rows [T, W] of the stage before; None on the first.
+        """
+        images = [image for item in items for image in item["pixels"]]
+        if hidden is None:
+            grids = [self._grid(image) for image in images]
+        else:
+            assert sizes is not None, "a later stage needs the sizes of the images"
+            grids = [grid for size in sizes for grid in grids_of(self.config, size)]
+        lengths = [self.config.prefix + down * across for down, across in grids]
+        if hidden is None:
+            hidden = self._embed(images, grids, lengths)
+        hidden = self.pass_layers(hidden, lengths)
+        if not self.stage.is_last:
+            return hidden
+        kept = len(self.config.keep)
+        if not kept:
+            return cast("Tensor", self.projector(hidden, grids, self.rows, prefix=self.config.prefix))
+        index = _kept(lengths, prefix=self.config.prefix, keep=self.config.keep)
+        hidden = self.rows.take(hidden, index, total=sum(lengths))
+        return cast("Tensor", self.projector(hidden, grids, self.rows, prefix=kept, kept=kept))
+
+    def _grid(self, image: Tensor) -> Grid:
+        return image.shape[1] // self.config.patch, image.shape[2] // self.config.patch
+
+    def _embed(self, images: Sequence[Tensor], grids: Sequence[Grid], lengths: Sequence[int]) -> Tensor:
+        """Return class tokens, registers and embedded patches with their positions added, [T, W]."""
+        weight = local(self.patch.weight)
+        learned = self.prefix()
+        touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
+        source = _sources(lengths[touched], prefix=len(learned))[here]
+        patches = source[source >= len(learned)] - len(learned)  # one after the other
+        mine = slice(int(patches[0]), int(patches[-1]) + 1) if len(patches) else slice(0, 0)
+        pixels = to_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[mine]
+        embedded = self.patch(pixels)
+        embedded = embedded + self.positions(grids[touched], mine).to(embedded)
+        place = source.where(source < len(learned), source - mine.start).to(weight.device)
+        return self.rows.pad(torch.cat((learned, embedded)).index_select(0, place), total=sum(lengths))
+
+
+def _sources(lengths: Sequence[int], *, prefix: int) -> Tensor:
+    """Return what each row of some images is: below ``prefix`` one of these, above it a patch, counted over all."""
+    patches = [length - prefix for length in lengths]
+    stops = list(accumulate(patches, initial=prefix))
+    learned = torch.arange(prefix)
+    pieces = [piece for start, stop in pairwise(stops) for piece in (learned, torch.arange(start, stop))]
+    return torch.cat([*pieces, learned[:0]])
+
+
+def _kept(lengths: Sequence[int], *, prefix: int, keep: Sequence[int]) -> Tensor:
+    """Return which rows of some images stay where only ``keep`` of the first ``prefix`` of each do."""
+    chosen = torch.tensor(keep)
+    starts = list(accumulate(lengths, initial=0))
+    pieces = [
+        piece for start, stop in pairwise(starts) for piece in (chosen + start, torch.arange(start + prefix, stop))
+    ]
+    return torch.cat([*pieces, chosen[:0]])

@@ -1,0 +1,101 @@
+"""The encoder ``radio``: how many rows an image becomes, and how it registers. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mimo.hooks import hookimpl
+from mimo.model import (
+    EncoderSpec,
+    EncoderStages,
+    Stage,
+    Work,
+    packed_context,
+    packed_recompute,
+    packed_tensor,
+    projected_grid,
+    projected_rows,
+    projector_divisible,
+)
+from mimo_encoder_radio._config import RadioConfig
+from mimo_encoder_radio._grids import grids_of
+from mimo_encoder_radio._hf import RADIO_HF
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def _measure(raw: Any) -> tuple[int, ...]:
+    return (raw.height, raw.width)
+
+
+def _rows(config: RadioConfig, size: tuple[int, ...]) -> int:
+    kept = len(config.keep)
+    return sum(projected_rows(config.projector, grid, kept=kept) for grid in grids_of(config, size))
+
+
+def _grid(config: RadioConfig, size: tuple[int, ...]) -> tuple[int, int, int] | None:
+    return projected_grid(config.projector, grids_of(config, size), kept=len(config.keep))
+
+
+def _message_rows(config: RadioConfig, size: tuple[int, ...]) -> int:
+    return sum(config.prefix + math.prod(grid) for grid in grids_of(config, size))
+
+
+def _prepare(config: RadioConfig, raw: Any) -> Mapping[str, Tensor]:
+    from mimo_encoder_radio._images import to_pixels
+
+    return {"pixels": to_pixels(config, raw)}
+
+
+def _build(config: RadioConfig, hidden: int) -> nn.Module:
+    from mimo_encoder_radio._encoder import Radio
+
+    return Radio(config, hidden)
+
+
+def _cut(module: nn.Module, stage: Stage) -> nn.Module:
+    from mimo_encoder_radio._encoder import Radio
+
+    assert isinstance(module, Radio)
+    return module.keep(stage)
+
+
+def _flops(
+    config: RadioConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
+) -> Mapping[str, Work]:
+    from mimo_encoder_radio._work import radio_work
+
+    return radio_work(config, hidden, stage, recompute, sizes)
+
+
+RADIO = EncoderSpec(
+    name="radio",
+    config=RadioConfig,
+    measure=_measure,
+    rows=_rows,
+    prepare=_prepare,
+    build=_build,
+    grid=_grid,
+    parts={"encoder": ("patch", "positions", "prefix", "layers"), "projector": ("projector",)},
+    tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),
+    context=packed_context(),
+    stages=EncoderStages(
+        layers=lambda config: config.layers,
+        message_rows=_message_rows,
+        width=lambda config: config.width,
+        cut=_cut,
+        parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
+    ),
+    recompute=packed_recompute(),
+    flops=_flops,
+    hf=(RADIO_HF,),
+)
+
+
+@hookimpl
+def mimo_register_encoders() -> list[EncoderSpec]:
+    """Register ``radio``."""
+    return [RADIO]
