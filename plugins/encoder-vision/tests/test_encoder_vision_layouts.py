@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import attrs
@@ -15,23 +16,57 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
-from mimo.model import Stage
+from mimo.model import EncoderSpec, ProjectorConfig, Stage
 from mimo.model.runtime import ContextAxis, Part, TensorAxis, build_part, local
 from mimo.topology import Grid
-from mimo_encoder_vision import VIT, VitConfig
+from mimo_encoder_vision import CLIP, SIGLIP, VIT, ClipConfig, SiglipConfig, VisionConfig, VitConfig
+from mimo_encoder_vision._grids import grids_of, packed_rows_of
 
 HIDDEN = 10
 SMALL = VitConfig(patch=2, channels=3, width=24, layers=3, heads=6, intermediate=11)
 SIZES = ((4, 4), (2, 6), (4, 4), (8, 2), (2, 2))
+_SHARED: dict[str, Any] = {"patch": 2, "width": 12, "layers": 3, "heads": 6, "intermediate": 11}
+_RESAMPLER = ProjectorConfig(kind="resampler", hidden=12, heads=6, queries=3, layers=1, norm="layer")
+FAMILIES: dict[str, tuple[EncoderSpec, VisionConfig]] = {
+    "vit": (VIT, SMALL),
+    "native, joined, resized positions": (
+        SIGLIP,
+        SiglipConfig(
+            **_SHARED, mode="native", table=3, resize_positions="bilinear", projector=ProjectorConfig(shuffle=2)
+        ),
+    ),
+    "native, enlarged, resampled": (
+        SIGLIP,
+        SiglipConfig(**_SHARED, mode="native", size=6, max_patches=9, enlarge=True, projector=_RESAMPLER),
+    ),
+    "tiles, joined": (
+        CLIP,
+        ClipConfig(**_SHARED, mode="tiles", size=4, max_tiles=3, projector=ProjectorConfig(kind="linear", shuffle=2)),
+    ),
+    "class token kept, a layer left": (
+        CLIP,
+        ClipConfig(**_SHARED, size=6, keep_class_token=True, feature_layer=-2, final_norm=False),
+    ),
+    "tiles, class token seen, resampled": (
+        CLIP,
+        ClipConfig(**_SHARED, mode="tiles", size=4, max_tiles=4, keep_class_token=True, projector=_RESAMPLER),
+    ),
+}
 
 
-def _items(sizes: Sequence[tuple[int, int]], channels: int = 3) -> list[dict[str, Tensor]]:
+def _items(config: VisionConfig, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(4)
-    return [{"pixels": torch.randn(channels, *size, generator=generator)} for size in sizes]
+    items = []
+    for size in sizes:
+        grids, side = grids_of(config, size), config.patch
+        shape = (len(grids), config.channels, grids[0][0] * side, grids[0][1] * side)
+        items.append({"pixels": torch.randn(shape, generator=generator)})
+    return items
 
 
 def _stages(
-    config: VitConfig,
+    spec: EncoderSpec,
+    config: VisionConfig,
     mesh: DeviceMesh,
     pp: int = 1,
     frozen: frozenset[str] = frozenset(),
@@ -43,7 +78,7 @@ def _stages(
     grid = Grid(name="eye", ranks=range(pp * context.size * axis.size), pp=pp, cp=context.size, tp=axis.size)
     return [
         build_part(
-            VIT,
+            spec,
             config,
             grid=grid,
             stage=Stage(stage, pp),
@@ -85,7 +120,7 @@ def _reference(config: VitConfig, weights: Mapping[str, Tensor], pixels: Tensor)
                 for wave in (math.sin, math.cos)
                 for i in range(quarter)
             ]
-            rows.append(linear("patch", patch.reshape(-1)) + torch.tensor(position))
+            rows.append(linear("patch", patch.permute(1, 2, 0).reshape(-1)) + torch.tensor(position))
     x = torch.stack(rows)
     width = config.width // config.heads
     for layer in range(config.layers):
@@ -98,7 +133,7 @@ def _reference(config: VitConfig, weights: Mapping[str, Tensor], pixels: Tensor)
             heads.append((query[:, mine] @ key[:, mine].T / math.sqrt(width)).softmax(-1) @ value[:, mine])
         x = x + linear(f"{path}.attention.output", torch.cat(heads, -1))
         x = x + mlp(f"{path}.mlp", norm(f"{path}.mlp_norm", x))
-    return mlp("projector", norm("norm", x))
+    return mlp("projector.mlp", norm("norm", x))
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -108,8 +143,8 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _check_reference(_rank: int) -> None:
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
-    for config in (SMALL, attrs.evolve(SMALL, channels=1, projector=7, heads=2)):
-        (part,) = _stages(config, mesh)
+    for config in (SMALL, attrs.evolve(SMALL, channels=1, projector=ProjectorConfig(hidden=7), heads=2)):
+        (part,) = _stages(VIT, config, mesh)
         with torch.no_grad():  # biases start at zero and norms at one, where a mistake would not show
             for index, parameter in enumerate(part.module.parameters()):
                 piece = local(parameter)
@@ -118,9 +153,9 @@ def _check_reference(_rank: int) -> None:
             name.removeprefix("eye."): local(parameter.detach()).clone().requires_grad_()
             for name, parameter in part.parameters.items()
         }
-        items = _items(SIZES, config.channels)
+        items = _items(config, SIZES)
         found = part.encode(items, SIZES)
-        wanted = torch.cat([_reference(config, weights, item["pixels"]) for item in items])
+        wanted = torch.cat([_reference(config, weights, item["pixels"][0]) for item in items])
         assert len(found) == sum(VIT.rows(config, size) for size in SIZES)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         gradient = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
@@ -139,15 +174,17 @@ def test_equals_an_encoder_written_out(run_ranks: Callable[..., list[Any]]) -> N
     run_ranks(1, _check_reference)
 
 
-def _run(stages: list[Part], sizes: Sequence[tuple[int, int]], part: int = 0, parts: int = 1) -> Tensor:
+def _run(stages: list[Part], family: str, sizes: Sequence[tuple[int, int]], part: int = 0, parts: int = 1) -> Tensor:
     """Return slice ``part`` of the rows, after a backward with the same gradient in whatever slices."""
-    total = sum(VIT.rows(SMALL, size) for size in sizes)
+    spec, config = FAMILIES[family]
+    total = sum(spec.rows(config, size) for size in sizes)
+    inside = sum(packed_rows_of(config, size) for size in sizes)
     each = -(-total // parts)
-    items, hidden = _items(sizes), None
+    items, hidden = _items(config, sizes), None
     for stage in stages:
         hidden = stage.encode(items if stage.stage.is_first else [], sizes, hidden)
-        width = HIDDEN if stage.stage.is_last else SMALL.width
-        assert hidden.shape == (each, width)
+        last = stage.stage.is_last
+        assert hidden.shape == ((each, HIDDEN) if last else (-(-inside // parts), config.width))
     assert hidden is not None
     gradient = torch.randn(total, HIDDEN, generator=torch.Generator().manual_seed(1))
     hidden.backward(pad(gradient, (0, 0, 0, parts * each - total))[part * each : (part + 1) * each])
@@ -184,18 +221,20 @@ def _check_weights(whole: Part, stages: list[Part], cp: int, tp: int) -> None:
         assert apart <= 1e-5 * max(_gradient(other).norm(), 1e-3 * norm), (name, apart)
 
 
-def _check_layout(rank: int, pp: int, cp: int, tp: int, everything: Sequence[Sequence[tuple[int, int]]]) -> None:
+def _check_layout(
+    rank: int, pp: int, cp: int, tp: int, families: Sequence[str], everything: Sequence[Sequence[tuple[int, int]]]
+) -> None:
     world = dist.get_world_size()
     alone = [DeviceMesh("cpu", [each], mesh_dim_names=("tp",)) for each in range(world)][rank]
     mesh = DeviceMesh("cpu", torch.arange(world).view(cp, tp), mesh_dim_names=("cp", "tp"))
     context = ContextAxis.of(mesh.get_group("cp"))
-    for sizes in everything:
-        (whole,) = _stages(SMALL, alone)
-        wanted = _run([whole], sizes)
+    for family, sizes in product(families, everything):
+        (whole,) = _stages(*FAMILIES[family], alone)
+        wanted = _run([whole], family, sizes)
         for splits_rows in (False, True)[: min(tp, 2)]:
-            stages = _stages(SMALL, mesh["tp"], pp, sequence_parallel=splits_rows, context=context)
+            stages = _stages(*FAMILIES[family], mesh["tp"], pp, sequence_parallel=splits_rows, context=context)
             parts, part = (cp * tp, rank) if splits_rows else (cp, context.rank)
-            found = _run(stages, sizes, part, parts)
+            found = _run(stages, family, sizes, part, parts)
             here = wanted[part * len(found) :][: len(found)]
             torch.testing.assert_close(found[: len(here)], here, rtol=1e-5, atol=1e-6)
             assert splits_rows == any(stage.summed for stage in stages)
@@ -212,23 +251,42 @@ def test_layout_changes_nothing(run_ranks: Callable[..., list[Any]], pp: int, cp
     Over tensor ranks and stages, with rows whole and split (sequence parallelism); with images cut anywhere, with ranks
     without a row, and without an image at all.
     """
-    run_ranks(cp * tp, _check_layout, pp, cp, tp, EVERYTHING)
+    run_ranks(cp * tp, _check_layout, pp, cp, tp, ["vit"], EVERYTHING)
 
 
 @pytest.mark.parametrize(("pp", "cp", "tp"), [(1, 2, 1), (2, 3, 1), (1, 4, 1), (2, 2, 2), (1, 2, 3)])
 def test_context_ranks_change_nothing(run_ranks: Callable[..., list[Any]], pp: int, cp: int, tp: int) -> None:
     """The same over context ranks, and tensor ranks inside of them."""
-    run_ranks(cp * tp, _check_layout, pp, cp, tp, EVERYTHING)
+    run_ranks(cp * tp, _check_layout, pp, cp, tp, ["vit"], EVERYTHING)
+
+
+FIVE = ((5, 9), (3, 4), (12, 5), (4, 4), (1, 1))
+
+
+@pytest.mark.parametrize(("pp", "cp", "tp"), [(2, 1, 2), (1, 3, 1)])
+def test_layout_changes_no_family(run_ranks: Callable[..., list[Any]], pp: int, cp: int, tp: int) -> None:
+    """The same for class tokens, joined patches, tiles, resampled and native images: five of them, and none."""
+    run_ranks(cp * tp, _check_layout, pp, cp, tp, [name for name in FAMILIES if name != "vit"], (FIVE, ()))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("pp", "cp", "tp"), [(2, 2, 2), (1, 1, 3), (3, 2, 1), (1, 1, 6), (2, 1, 3), (1, 4, 1), (1, 3, 2)]
+)
+def test_more_layouts_change_no_family(run_ranks: Callable[..., list[Any]], pp: int, cp: int, tp: int) -> None:
+    """One to four images too."""
+    sizes = (FIVE, FIVE[1:2], FIVE[:2], FIVE[2:], FIVE[:4], ((40, 3), (1, 1)), ())
+    run_ranks(cp * tp, _check_layout, pp, cp, tp, list(FAMILIES), sizes)
 
 
 def _check_frozen(_rank: int) -> None:
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
-    (part,) = _stages(SMALL, mesh, frozen=frozenset({"encoder"}))
-    _run([part], SIZES)
+    (part,) = _stages(VIT, SMALL, mesh, frozen=frozenset({"encoder"}))
+    _run([part], "vit", SIZES)
     for name, parameter in part.parameters.items():
         assert (parameter.grad is not None) == name.startswith("eye.projector."), name
-    (part,) = _stages(SMALL, mesh, frozen=frozenset({"encoder", "projector"}))
-    assert not part.encode(_items(SIZES), SIZES).requires_grad
+    (part,) = _stages(VIT, SMALL, mesh, frozen=frozenset({"encoder", "projector"}))
+    assert not part.encode(_items(SMALL, SIZES), SIZES).requires_grad
 
 
 def test_frozen_encoder_with_a_projector_that_learns(run_ranks: Callable[..., list[Any]]) -> None:
@@ -237,12 +295,12 @@ def test_frozen_encoder_with_a_projector_that_learns(run_ranks: Callable[..., li
 
 
 def _check_alone(_rank: int) -> None:
-    (part,) = _stages(SMALL, DeviceMesh("cpu", [0], mesh_dim_names=("tp",)))
-    items = _items(SIZES)
+    (part,) = _stages(VIT, SMALL, DeviceMesh("cpu", [0], mesh_dim_names=("tp",)))
+    items = _items(SMALL, SIZES)
     together = part.encode(items, SIZES)
     one_by_one = torch.cat([part.encode([item], [size]) for item, size in zip(items, SIZES, strict=True)])
     torch.testing.assert_close(together, one_by_one, rtol=1e-5, atol=1e-6)
-    turned = items[0]["pixels"].flip(2)
+    turned = items[0]["pixels"].flip(3)
     assert not torch.allclose(part.encode([{"pixels": turned}], SIZES[:1]), together[:4])
 
 

@@ -1,87 +1,25 @@
-"""The plugin as mimo meets it: settings, sizes and preparation, and how it registers."""
+"""The plugin as mimo meets it: settings, stages and costs, and how it registers."""
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-import numpy as np
+import attrs
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
-from mimo.model import Stage
-from mimo_encoder_vision import VIT, VitConfig
-from mimo_encoder_vision._plugin import grid_of, mimo_register_encoders
+from mimo.model import EncoderSpec, ProjectorConfig, Stage
+from mimo_encoder_vision import CLIP, SIGLIP, VIT, ClipConfig, SiglipConfig, VisionConfig, VitConfig
+from mimo_encoder_vision._grids import grids_of
+from mimo_encoder_vision._plugin import mimo_register_encoders
 
-SMALL = VitConfig(patch=4, channels=1, width=16, layers=2, heads=2, intermediate=20)
-
-
-@pytest.mark.parametrize(
-    ("size", "patch", "grid"),
-    [
-        ((8, 8), 4, (2, 2)),
-        ((8, 8), 2, (4, 4)),
-        ((9, 10), 4, (2, 3)),
-        ((1, 1), 16, (1, 1)),
-        ((15, 33), 16, (1, 2)),
-    ],
-)
-def test_images_become_the_nearest_whole_patches(size: tuple[int, int], patch: int, grid: tuple[int, int]) -> None:
-    """Each side is rounded to whole patches, at least one."""
-    config = VitConfig(patch=patch)
-    assert grid_of(config, size) == grid
-    assert VIT.rows(config, size) == math.prod(grid)
-
-
-def test_large_images_keep_their_aspect() -> None:
-    """An image of too many patches is shrunk to the most that its aspect allows."""
-    config = VitConfig(patch=16, max_patches=200)
-    assert grid_of(config, (20000, 20000)) == (14, 14)
-    assert grid_of(config, (10000, 20000)) == (10, 20)
-    assert grid_of(config, (20000, 5)) == (200, 1)
-    assert grid_of(config, (5, 20000)) == (1, 200)
-
-
-@given(
-    size=st.tuples(st.integers(1, 20000), st.integers(1, 20000)),
-    patch=st.integers(1, 40),
-    most=st.integers(1, 5000),
-)
-def test_no_image_has_too_many_patches(size: tuple[int, int], patch: int, most: int) -> None:
-    """Between one patch and the most allowed, whatever the image."""
-    assert 1 <= VIT.rows(VitConfig(patch=patch, max_patches=most), size) <= most
-
-
-def _check_pixels(_rank: int) -> None:
-    values = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
-    image = Image.fromarray(values)
-    assert VIT.measure(image) == (8, 8)
-    pixels = VIT.prepare(SMALL, image)["pixels"]
-    assert pixels.shape == (1, 8, 8)
-    assert pixels.dtype == torch.float32
-    torch.testing.assert_close(pixels[0], torch.from_numpy(values) / 127.5 - 1)
-    colour = VitConfig(patch=4, channels=3, max_patches=6)
-    for mode, size in (("L", (8, 8)), ("RGBA", (5, 7)), ("P", (1, 1)), ("1", (300, 2)), ("CMYK", (9, 40))):
-        image = Image.new(mode, size)
-        found = VIT.prepare(colour, image)["pixels"]
-        down, across = grid_of(colour, VIT.measure(image))
-        assert found.shape == (3, down * 4, across * 4)
-        assert found.abs().max() <= 1
-    assert torch.equal(VIT.prepare(colour, Image.new("RGB", (4, 4), "white"))["pixels"], torch.ones(3, 4, 4))
-
-
-def test_prepared_pixels(run_ranks: Callable[..., list[Any]]) -> None:
-    """Any mode and size becomes channels, whole patches and values from -1 to 1; the right size stays as it is."""
-    run_ranks(1, _check_pixels)
+SHARED: dict[str, Any] = {"patch": 4, "width": 16, "layers": 2, "heads": 2, "intermediate": 20}
+SMALL = VitConfig(**SHARED, channels=1)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +30,50 @@ def test_prepared_pixels(run_ranks: Callable[..., list[Any]]) -> None:
         ({"layers": 0}, r"config\.layers: expected a whole number from 1, got 0"),
         ({"width": 18}, r"config\.width: expected a multiple of 4, for 4 heads and positions in four parts, got 18"),
         ({"width": 16, "heads": 6}, r"config\.width: expected a multiple of 12, for 6 heads"),
-        ({"projector": -1}, r"config\.projector: expected a whole number from 0, got -1"),
         ({"max_patches": 0}, r"config\.max_patches: expected a whole number from 1, got 0"),
+        ({"eps": 0.0}, r"config\.eps: expected a number between 0 and 1, got 0\.0"),
+        ({"feature_layer": 0}, r"config\.feature_layer: expected -1 to -4, counted from the last layer, got 0"),
+        ({"layers": 2, "feature_layer": -3}, r"config\.feature_layer: expected -1 to -2, .*, got -3"),
+        ({"mean": (0.5, 0.5)}, r"config\.mean: expected one number, or one for each of 3 channels, got \[0\.5, 0\.5\]"),
+        ({"std": (0.0,)}, r"config\.std: expected one number above 0, or one for each of 3 channels, got \[0\.0\]"),
+        ({"std": ()}, r"config\.std: expected one number above 0"),
+        (
+            {"max_tiles": 3},
+            r"config\.max_tiles: expected none, since images of mode 'native' have no use for it, got 3",
+        ),
+        ({"mode": "tiles", "enlarge": True}, r"config\.enlarge: expected none, since images of mode 'tiles'"),
+        (
+            {"mode": "fixed", "size": 15},
+            r"config\.size: expected pixels that make 1 patches of 16 pixels or more a side",
+        ),
+        (
+            {"mode": "tiles", "projector": ProjectorConfig(shuffle=4)},
+            r"config\.size: expected pixels that make a multiple of 4 patches of 16 pixels or more a side, got 224",
+        ),
+        (
+            {"max_patches": 3, "projector": ProjectorConfig(shuffle=2)},
+            r"config\.max_patches: expected at least the 4 patches that the projector joins, got 3",
+        ),
     ],
 )
 def test_refused_settings(values: dict[str, Any], message: str) -> None:
-    """Each setting out of range is named."""
+    """What is out of range, doesn't go together or would be ignored is named."""
     with pytest.raises(ConfigError, match=message):
         VitConfig(**values)
+
+
+def test_refused_settings_of_families() -> None:
+    """A table needs a place, and a class token can't be joined with others."""
+    with pytest.raises(
+        ConfigError, match=r"config\.table: expected a whole number from 1, or 0 where size holds a patch"
+    ):
+        SiglipConfig(mode="native", size=8)
+    with pytest.raises(ConfigError, match=r"config\.table: expected a whole number from 1"):
+        SiglipConfig(table=-1)
+    with pytest.raises(ConfigError, match=r"config\.keep_class_token: expected false, since the projector joins"):
+        ClipConfig(keep_class_token=True, projector=ProjectorConfig(shuffle=2))
+    with pytest.raises(ConfigError, match=r"config\.width: expected a multiple of 5, for 5 heads, got 1024"):
+        ClipConfig(heads=5)
 
 
 def test_parts_of_stages() -> None:
@@ -112,10 +86,18 @@ def test_parts_of_stages() -> None:
     assert VIT.stages.width(SMALL) == 16
 
 
-def test_registers_as_vit() -> None:
-    """The entry point that mimo reads leads to the spec."""
+def test_registers_three_families() -> None:
+    """The entry point that mimo reads leads to the specs."""
     (entry,) = entry_points(group="mimo.encoders", name="vit")
-    assert entry.load().mimo_register_encoders() == [VIT] == mimo_register_encoders()
+    assert entry.load().mimo_register_encoders() == [VIT, SIGLIP, CLIP] == mimo_register_encoders()
+
+
+def test_tensor_ranks_divide_heads() -> None:
+    """Those of a resampler too."""
+    resampler = ProjectorConfig(kind="resampler", hidden=12, heads=3)
+    assert VIT.tensor is not None
+    assert VIT.tensor.divisible(SMALL) == {"heads": 2}
+    assert VIT.tensor.divisible(attrs.evolve(SMALL, projector=resampler)) == {"heads": 2, "projector.heads": 3}
 
 
 def test_registering_imports_no_torch() -> None:
@@ -124,25 +106,48 @@ def test_registering_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter and text
 
 
-def test_the_formula_counts_the_products_of_a_forward() -> None:
-    """Multiplications and weights by part are those that PyTorch counts, keys' missing biases and norms aside."""
-    sizes = [(8, 12), (4, 4)]
-    items = [{"pixels": torch.randn(1, *size)} for size in sizes]
-    module: Any = VIT.build(SMALL, 24)
+CONFIGS = (
+    (VIT, SMALL, [(8, 12), (4, 4)]),
+    (SIGLIP, SiglipConfig(**SHARED, mode="native", size=12, projector=ProjectorConfig(shuffle=2)), [(8, 12), (4, 4)]),
+    (CLIP, ClipConfig(**SHARED, size=12, feature_layer=-2, final_norm=False), [(8, 12), (4, 4)]),
+    (
+        CLIP,
+        ClipConfig(
+            **SHARED,
+            mode="tiles",
+            size=8,
+            keep_class_token=True,
+            projector=ProjectorConfig(kind="resampler", hidden=6, heads=2, queries=3),
+        ),
+        [(8, 24), (9, 8)],
+    ),
+)
+
+
+@pytest.mark.parametrize(("spec", "config", "sizes"), CONFIGS)
+def test_the_formula_counts_the_products_of_a_forward(
+    spec: EncoderSpec, config: VisionConfig, sizes: list[tuple[int, int]]
+) -> None:
+    """Multiplications are those that PyTorch counts, and weights by part those that there are; rows as promised."""
+    items = []
+    for size in sizes:
+        grids = grids_of(config, size)
+        down, across = grids[0]
+        items.append({"pixels": torch.randn(len(grids), config.channels, down * 4, across * 4)})
+    module: Any = spec.build(config, 24)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(items)
+        rows = module(items)
+    assert rows.shape == (sum(spec.rows(config, size) for size in sizes), 24)
     by_operation = counter.get_flop_counts()["Global"]
-    assert VIT.flops is not None
-    found = VIT.flops(SMALL, 24, Stage(), "none", sizes)
+    assert spec.flops is not None
+    found = spec.flops(config, 24, Stage(), "none", sizes)
     assert list(found) == ["encoder", "projector"]
     products = (count for operation, count in by_operation.items() if "attention" not in str(operation))
     assert sum(work.weighted for work in found.values()) == sum(products)
     for part, work in found.items():
-        prefixes = VIT.parts[part]
-        weights = sum(
-            parameter.numel() for name, parameter in module.named_parameters() if name.startswith(tuple(prefixes))
-        )
-        assert abs(weights - work.weights) <= (5 * SMALL.layers + 2) * SMALL.width
+        prefixes = tuple(f"{prefix}." for prefix in spec.parts[part])
+        held = [parameter.numel() for name, parameter in module.named_parameters() if name.startswith(prefixes)]
+        assert sum(held) == work.weights, part
 
 
 def test_stages_of_the_formula_share_out_the_whole() -> None:

@@ -38,7 +38,7 @@ def _build(dtype: torch.dtype, *, recompute: Recompute = "none", splits_backward
 def _run(part: Part, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[Tensor, dict[str, Tensor]]:
     """Return rows and gradients; pictures are prepared in fp32, whatever the encoder computes in."""
     generator = torch.Generator().manual_seed(4)
-    items = [{"pixels": torch.rand(3, *size, generator=generator) * 2 - 1} for size in sizes]
+    items = [{"pixels": torch.rand(1, 3, *size, generator=generator) * 2 - 1} for size in sizes]
     rows = part.encode(items, sizes)
     with part.weights_later() as later:
         rows.backward(torch.randn(rows.shape, generator=generator).to(rows.dtype))

@@ -49,7 +49,7 @@ def _stages(
 
 def _forward(stages: Sequence[Part], sizes: Sequence[tuple[int, int]]) -> Tensor:
     generator = torch.Generator().manual_seed(4)
-    items = [{"pixels": torch.randn(3, *size, generator=generator)} for size in sizes]
+    items = [{"pixels": torch.randn(1, 3, *size, generator=generator)} for size in sizes]
     hidden = None
     for part in stages:
         hidden = part.encode(items if part.stage.is_first else [], sizes, hidden)

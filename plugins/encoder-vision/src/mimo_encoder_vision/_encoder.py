@@ -1,11 +1,9 @@
-"""A vision transformer over packed patches of images of any size: pre-norm, attention within each image.
+"""A vision transformer over packed patches of images: pre-norm, attention within each image or tile.
 
-After Dosovitskiy et al. 2020, arXiv:2010.11929, without class token; keys have no bias, since a softmax cancels it.
-It reads as if it ran on one rank: `_tensor_plan.py` says how it is split, by handing a `TensorAxis` to the parts that
-enter and leave shared work. Under sequence and context parallelism a rank holds a slice of the packed rows, and may
-begin and end in the middle of an image; only `attend` looks beyond it.
-Shapes: T rows (patches) of this rank's slice, padding included, W encoder width, H the language model's width, N heads,
-D head width.
+After Dosovitskiy et al. 2020, arXiv:2010.11929. The families differ in what `VisionConfig`'s classes say: positions,
+class token, biases, norms.
+Shapes: T rows of this rank's slice (class tokens and patches), padding included, W encoder width, H the language
+model's width, C channels, P patch side.
 """
 
 from __future__ import annotations
@@ -13,114 +11,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from torch import Tensor, nn
-from torch.nn import functional
+import torch
+from torch import Tensor
 
 from mimo.model import Stage
-from mimo.model.runtime import ContextAxis, LayerNorm, Linear, Segments, TensorAxis, attend, local
-from mimo_encoder_vision._images import sine_positions, to_patches, touched_by
-from mimo_encoder_vision._plugin import VitConfig, grid_of
+from mimo.model.runtime import (
+    Embedding,
+    EncoderLayer,
+    LayerNorm,
+    Linear,
+    PackedEncoder,
+    Projector,
+    Segments,
+    local,
+    touched_by,
+)
+from mimo_encoder_vision._config import LearnedConfig, VisionConfig
+from mimo_encoder_vision._grids import grids_of
+from mimo_encoder_vision._images import to_patches
+from mimo_encoder_vision._positions import each_once, resized_positions, sine_positions
 
-_EPS = 1e-6
-
-
-class Attention(nn.Module):
-    """Attention of every patch to all patches of its image.
-
-    Attributes:
-        axis: over which heads are split.
-    """
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.head_width = width // heads
-        self.query = Linear(width, width)
-        self.key = Linear(width, width, bias=False)
-        self.value = Linear(width, width)
-        self.output = Linear(width, width)
-        self.axis = TensorAxis.single()
-
-    def forward(self, x: Tensor, segments: Segments) -> Tensor:
-        """Return [T, W] of ``x`` [T, W]."""
-        x = self.axis.enter(x)
-        query, key, value = (
-            project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
-        )
-        return self.finish(query, key, value, segments)
-
-    def finish(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
-        """Return [T, W] of the three products: cheap to compute again, beside what it keeps."""
-        attended = attend(query, key, value, segments)  # [T, N, D]
-        return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))
+_FIRST = ("patch", "class_tokens", "positions", "pre_norm")
+_LAST = ("norm", "projector")
 
 
-class Mlp(nn.Module):
-    """Two layers with GELU between.
+class IdleLayer(EncoderLayer):
+    """A layer beyond the one whose rows are handed on: there for its weights, which nothing trains."""
 
-    Attributes:
-        axis: over which the middle is split.
-    """
-
-    def __init__(self, inputs: int, middle: int, outputs: int) -> None:
-        super().__init__()
-        self.up = Linear(inputs, middle)
-        self.down = Linear(middle, outputs)
-        self.axis = TensorAxis.single()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [T, outputs] of ``x`` [T, inputs]."""
-        return self.finish(self.up(self.axis.enter(x)))
-
-    def finish(self, middle: Tensor) -> Tensor:
-        """Return [T, outputs] of the first product: cheap to compute again, beside what it keeps."""
-        return cast("Tensor", self.down(functional.gelu(middle), leave=self.axis))
+    def forward(self, x: Tensor, _segments: Segments) -> Tensor:
+        """Return ``x``."""
+        return x.view_as(x)
 
 
-class Layer(nn.Module):
-    """Attention, then feed-forward, each on normed rows and added to them."""
+class VisionTransformer(PackedEncoder):
+    """The whole encoder, or after `keep` one pipeline stage of it."""
 
-    def __init__(self, config: VitConfig) -> None:
-        super().__init__()
-        self.attention_norm = LayerNorm(config.width, eps=_EPS)
-        self.attention = Attention(config.width, config.heads)
-        self.mlp_norm = LayerNorm(config.width, eps=_EPS)
-        self.mlp = Mlp(config.width, config.intermediate, config.width)
-
-    def forward(self, x: Tensor, segments: Segments) -> Tensor:
-        """Return [T, W] of ``x`` [T, W]."""
-        x = x + self.attention(self.attention_norm(x), segments)
-        return cast("Tensor", x + self.mlp(self.mlp_norm(x)))
-
-
-class VisionTransformer(nn.Module):
-    """The whole encoder, or after `cut` one pipeline stage of it.
-
-    Attributes:
-        axis: over which, with sequence parallelism, the rows of a context rank are split.
-        context: over which the rows of all images are split.
-    """
-
-    def __init__(self, config: VitConfig, hidden: int) -> None:
-        super().__init__()
+    def __init__(self, config: VisionConfig, hidden: int) -> None:
+        super().__init__(_layer(config, idle=index >= config.depth) for index in range(config.layers))
         self.config = config
-        self.stage = Stage()
-        self.patch = Linear(config.channels * config.patch**2, config.width)
-        self.layers = nn.ModuleDict({str(index): Layer(config) for index in range(config.layers)})
-        self.norm = LayerNorm(config.width, eps=_EPS)
-        self.projector = Mlp(config.width, config.projector or hidden, hidden)
-        self.axis = TensorAxis.single()
-        self.context = ContextAxis.single()
+        self.patch = Linear(config.channels * config.patch**2, config.width, bias=config.patch_bias)
+        if config.class_tokens:
+            self.class_tokens = Embedding(config.class_tokens, config.width)
+        if isinstance(config, LearnedConfig):
+            self.positions = Embedding(config.class_tokens + config.places**2, config.width)
+        if config.pre_norm:
+            self.pre_norm = LayerNorm(config.width, eps=config.eps)
+        self.norm = LayerNorm(config.width, eps=config.eps)
+        self.projector = Projector(config.projector, config.width, hidden)
+        self.norm.requires_grad_(requires_grad=config.final_norm)
 
-    def cut(self, stage: Stage) -> VisionTransformer:
+    def keep(self, stage: Stage) -> VisionTransformer:
         """Keep what ``stage`` runs: patches on the first, final norm and projector on the last. Returns itself."""
-        self.stage = stage
-        kept = stage.layers(self.config.layers)
-        for index in set(range(self.config.layers)) - set(kept):
-            del self.layers[str(index)]
-        if not stage.is_first:
-            del self.patch
-        if not stage.is_last:
-            del self.norm, self.projector
+        self.cut(stage, first=[name for name in _FIRST if hasattr(self, name)], last=_LAST)
         return self
 
     def forward(
@@ -136,37 +78,62 @@ class VisionTransformer(nn.Module):
             sizes: their header sizes; a later stage has nothing else to tell the images apart.
             hidden: rows [T, W] of the stage before; None on the first.
         """
-        patch = self.config.patch
+        config = self.config
         if hidden is None:
-            grids = [(item["pixels"].shape[1] // patch, item["pixels"].shape[2] // patch) for item in items]
+            tiles = [tile for item in items for tile in item["pixels"].unbind(0)]
+            grids = [(tile.shape[1] // config.patch, tile.shape[2] // config.patch) for tile in tiles]
         else:
             assert sizes is not None, "a later stage needs the sizes of the images"
-            grids = [grid_of(self.config, size) for size in sizes]
-        lengths = [down * across for down, across in grids]
-        rows = self._rows(sum(lengths))
+            grids = [grid for size in sizes for grid in grids_of(config, size)]
+        lengths = [config.class_tokens + down * across for down, across in grids]
         if hidden is None:
-            hidden = self._embed([item["pixels"] for item in items], grids, rows)
-        # Under sequence parallelism `Attention` enters with the rows of all tensor ranks.
-        entered = len(rows) * (self.axis.size if self.axis.splits_rows else 1)
-        segments = Segments.sliced(lengths, causal=False, rows=entered, device=hidden.device, context=self.context)
-        for layer in self.layers.values():
-            hidden = layer(hidden, segments)
-        return cast("Tensor", self.projector(self.norm(hidden)) if self.stage.is_last else hidden)
+            hidden = self._embed(tiles, grids, lengths)
+        hidden = self.pass_layers(hidden, lengths)
+        if not self.stage.is_last:
+            return hidden
+        if config.final_norm:
+            hidden = self.norm(hidden)
+        rows = self.projector(hidden, grids, self.rows, prefix=config.class_tokens, kept=config.kept)
+        return cast("Tensor", rows)
 
-    def _rows(self, total: int) -> range:
-        """Return which of the packed rows are this rank's: equal slices, the last ones reaching beyond the end."""
-        slices, index = self.context.size, self.context.rank
-        if self.axis.splits_rows:
-            slices, index = slices * self.axis.size, index * self.axis.size + self.axis.rank
-        each = -(-total // slices)
-        return range(index * each, (index + 1) * each)
-
-    def _embed(self, images: Sequence[Tensor], grids: Sequence[tuple[int, int]], rows: range) -> Tensor:
-        """Return embedded patches with their positions added, [T, W]: those of ``rows``, zeros beyond the end."""
-        weight = local(self.patch.weight)
-        touched, here = touched_by(rows, [down * across for down, across in grids])
-        patches = to_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[here]
+    def _embed(self, tiles: Sequence[Tensor], grids: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Tensor:
+        """Return embedded patches and class tokens with their positions added, [T, W]."""
+        config, weight = self.config, local(self.patch.weight)
+        touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
+        # A class token is a patch of zeros, which no bias follows.
+        assert not (config.class_tokens and config.patch_bias)
+        patches = to_patches(
+            tiles[touched], patch=config.patch, like=weight, width=weight.shape[1], class_tokens=config.class_tokens
+        )[here]
         embedded = self.patch(patches)
-        embedded = embedded + sine_positions(grids[touched], width=self.config.width, like=embedded)[here]
-        padding = len(rows) - len(embedded)
-        return functional.pad(embedded, (0, 0, 0, padding)) if padding else cast("Tensor", embedded)
+        embedded = embedded + self._positions(grids[touched], like=embedded)[here]
+        if config.pre_norm:
+            embedded = self.pre_norm(embedded)
+        return self.rows.pad(embedded, total=sum(lengths))
+
+    def _positions(self, grids: Sequence[tuple[int, int]], *, like: Tensor) -> Tensor:
+        """Return what is added to the rows of these grids, class tokens themselves included, [T, W]."""
+        config = self.config
+        if not isinstance(config, LearnedConfig):
+            own = {grid: sine_positions(grid, width=config.width, like=like) for grid in each_once(grids)}
+            return torch.cat([own[grid] for grid in grids]) if grids else like[:0]
+        weight = local(self.positions.weight)
+        lead, table = weight[: config.class_tokens], weight[config.class_tokens :]
+        if config.class_tokens:
+            lead = lead + local(self.class_tokens.weight)
+        antialias = config.resize_positions == "bilinear"
+        own = {grid: resized_positions(table, grid, antialias=antialias) for grid in each_once(grids)}
+        # Nothing of each comes first, so that a rank without an image has gradients too.
+        return torch.cat([lead[:0], table[:0], *(piece for grid in grids for piece in (lead, own[grid]))])
+
+
+def _layer(config: VisionConfig, *, idle: bool) -> EncoderLayer:
+    layer = (IdleLayer if idle else EncoderLayer)(
+        config.width,
+        config.heads,
+        config.intermediate,
+        eps=config.eps,
+        activation=config.activation,
+        key_bias=config.key_bias,
+    )
+    return layer.requires_grad_(requires_grad=not idle)

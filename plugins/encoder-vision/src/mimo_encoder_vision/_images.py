@@ -1,77 +1,85 @@
-"""From an image to numbers, and from many images of unlike sizes to packed patches with their places.
+"""From an image to numbers, and from many images of unlike sizes to packed patches.
 
-Shapes: C channels, P patch side, T patches of all images.
+Shapes: N tiles of an image, C channels, P patch side, T patches of all images.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
+
+from mimo_encoder_vision._config import VisionConfig
+from mimo_encoder_vision._grids import native_grid, tiles_of
+
+_ASPECT = 16
 
 
-def to_pixels(image: Image.Image, *, grid: tuple[int, int], patch: int, channels: int) -> Tensor:
-    """Return an image as [C, height, width] in -1 .. 1, resized to ``grid`` whole patches where it isn't.
+def to_pixels(config: VisionConfig, image: Image.Image) -> Tensor:
+    """Return an image as [N, C, height, width]: of the size that it gets, its numbers scaled as settings say.
 
     Raises:
         OSError: the image can't be decoded.
     """
-    size = (grid[1] * patch, grid[0] * patch)  # PIL's order: width first
-    converted = image.convert("L" if channels == 1 else "RGB")
-    if converted.size != size:
-        converted = converted.resize(size, Image.Resampling.BICUBIC)
-    values = np.asarray(converted, dtype=np.float32).reshape(size[1], size[0], channels)
-    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) / 127.5 - 1.0)
+    converted = image.convert("L" if config.channels == 1 else "RGB")
+    if config.mode == "native":
+        down, across = native_grid(config, (image.height, image.width))
+        tiles = [_resized(config, converted, down * config.patch, across * config.patch)]
+    elif config.mode == "fixed":
+        tiles = [_covering(config, converted) if config.crop else _resized(config, converted, config.size, config.size)]
+    else:
+        tiles = _tiles(config, converted)
+    values = np.stack([np.asarray(tile, dtype=np.float32).reshape(tile.height, tile.width, -1) for tile in tiles])
+    mean, std = (np.asarray(each, dtype=np.float32) for each in (config.mean, config.std))
+    scaled = (values * np.float32(1 / 255) - mean) / std
+    return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
 
 
-def touched_by(rows: range, lengths: Sequence[int]) -> tuple[slice, slice]:
-    """Return which images packed ``rows`` touch, and which of the rows of those images they are.
+def _resized(config: VisionConfig, image: Image.Image, height: int, width: int) -> Image.Image:
+    size = (width, height)  # Pillow's order
+    return image if image.size == size else image.resize(size, Image.Resampling[config.resample.upper()])
+
+
+def _covering(config: VisionConfig, image: Image.Image) -> Image.Image:
+    """Return the middle of an image whose shorter side has become that of the square."""
+    side, shorter = config.size, min(image.size)
+    if max(image.size) > _ASPECT * shorter:  # or a line of pixels would become as large as memory
+        width, height = (min(each, _ASPECT * shorter) for each in image.size)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    scaled = _resized(config, image, side * image.height // shorter, side * image.width // shorter)
+    left, top = (scaled.width - side) // 2, (scaled.height - side) // 2
+    return scaled.crop((left, top, left + side, top + side))
+
+
+def _tiles(config: VisionConfig, image: Image.Image) -> list[Image.Image]:
+    side = config.size
+    down, across = tiles_of(config, (image.height, image.width))
+    whole = _resized(config, image, down * side, across * side)
+    corners = [(x * side, y * side) for y in range(down) for x in range(across)]
+    tiles = [whole.crop((left, top, left + side, top + side)) for left, top in corners]
+    return [*tiles, _resized(config, image, side, side)] if config.thumbnail and len(tiles) > 1 else tiles
+
+
+def to_patches(tiles: Iterable[Tensor], *, patch: int, like: Tensor, width: int, class_tokens: int) -> Tensor:
+    """Return tiles [C, height, width] cut into patches [T, P·P·C], row by row, one tile after the other.
 
     Args:
-        rows: of all images one after the other; those beyond the end are none.
-        lengths: rows of each image.
-    """
-    stops = list(accumulate(lengths))
-    first, last = bisect_right(stops, rows.start), bisect_left(stops, rows.stop)
-    offset = stops[first - 1] if first else 0
-    return slice(first, last + 1), slice(rows.start - offset, rows.stop - offset)
-
-
-def to_patches(pixels: Sequence[Tensor], *, patch: int, like: Tensor, width: int) -> Tensor:
-    """Return images [C, height, width] cut into patches [T, C·P·P], row by row, one image after the other.
-
-    Args:
-        pixels: the images; none is fine.
+        tiles: of all images; none is fine. Pixels beyond the last whole patch are left out.
         patch: P.
         like: gives device and dtype.
-        width: C·P·P, for when there is no image to tell.
+        width: P·P·C, for when there is no tile to tell.
+        class_tokens: rows of zeros before the patches of each tile.
     """
     pieces = [
-        image.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 0, 3, 4).reshape(-1, width)
-        for image in pixels
+        functional.pad(
+            tile.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0).reshape(-1, width),
+            (0, 0, class_tokens, 0),
+        )
+        for tile in tiles
     ]
     return torch.cat(pieces).to(like) if pieces else like.new_empty(0, width)
-
-
-def sine_positions(grids: Sequence[tuple[int, int]], *, width: int, like: Tensor) -> Tensor:
-    """Return the 2-D sine-cosine positions [T, width] of all patches of grids (down, across).
-
-    Half of the columns tell the row and half the column, each as sines and cosines (He et al. 2021, arXiv:2111.06377,
-    section 3, after Vaswani et al. 2017, section 3.5). No parameter, so any size will do.
-    """
-    places: dict[tuple[int, int], Any] = {
-        (down, across): torch.cartesian_prod(torch.arange(down), torch.arange(across)).view(-1, 2)
-        for down, across in set(grids)
-    }
-    if not grids:
-        return like.new_empty(0, width)
-    place = torch.cat([places[grid] for grid in grids]).to(like.device, torch.float32)  # [T, 2]
-    frequencies = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float32, device=like.device) / (width // 4))
-    angles = place.unsqueeze(2) * frequencies  # [T, 2, width / 4]
-    return torch.cat((angles.sin(), angles.cos()), 2).flatten(1).to(like)

@@ -1,51 +1,43 @@
-"""What a stage of the encoder takes, by formula. Free of torch; `_encoder.py` says what is computed.
-
-W encoder width, H the language model's, T patches.
-"""
+"""What a stage of the encoder takes, by formula. Free of torch; `_encoder.py` says what is computed."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-import attrs
-
-from mimo.model import Stage, Work, attention, product
-from mimo_encoder_vision._plugin import VitConfig, grid_of
+from mimo.model import Stage, Work, encoder_layer_work, product, projector_work
+from mimo_encoder_vision._config import LearnedConfig, VisionConfig
+from mimo_encoder_vision._grids import grids_of
 
 
 def encoder_work(
-    config: VitConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
+    config: VisionConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
 ) -> Mapping[str, Work]:
     """Return by part what a forward of ``stage`` takes over images of these sizes."""
-    lengths = [math.prod(grid_of(config, size)) for size in sizes]
+    grids = [grid for size in sizes for grid in grids_of(config, size)]
+    lengths = [config.class_tokens + down * across for down, across in grids]
     rows, width = sum(lengths), config.width
-    encoder = sum([_layer(config, recompute, lengths)] * len(stage.layers(config.layers)), Work())
+    layer = encoder_layer_work(
+        lengths,
+        width=width,
+        heads=config.heads,
+        intermediate=config.intermediate,
+        recompute=recompute,
+        key_bias=config.key_bias,
+    )
+    layers = stage.layers(config.layers)
+    run = len([index for index in layers if index < config.depth])
+    encoder = sum([layer] * run, Work(weights=layer.weights * (len(layers) - run)))
     if stage.is_first:
         pixels = config.channels * config.patch**2
-        encoder = product(rows, pixels, width, bias=True) + Work(copied=rows * pixels) + encoder
+        first = product(rows, pixels, width, bias=config.patch_bias)
+        first += Work(copied=rows * pixels, weights=config.class_tokens * width)
+        if isinstance(config, LearnedConfig):
+            first += Work(weights=(config.class_tokens + config.places**2) * width)
+        if config.pre_norm:
+            first += Work(copied=rows * width, weights=2 * width)
+        encoder = first + encoder
     if not stage.is_last:
         return {"encoder": encoder}
-    middle = config.projector or hidden
-    projector = product(rows, width, middle, bias=True) + product(rows, middle, hidden, bias=True)
-    projector += Work(copied=rows * width, split=2.0 * rows * middle)
-    return {"encoder": encoder + Work(copied=rows * width), "projector": projector}
-
-
-def _layer(config: VitConfig, recompute: str, lengths: Sequence[int]) -> Work:
-    rows, width = sum(lengths), config.width
-    square = product(rows, width, width, bias=True)
-    shared = product(rows, width, width, bias=True, shared=True)
-    layer = square + square + shared + shared + attention(lengths, width=width, causal=False)
-    layer += product(rows, width, config.intermediate, bias=True) + product(rows, config.intermediate, width, bias=True)
-    # Kept: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; GELU's two ends.
-    layer += Work(copied=4.0 * rows * width, split=rows * (4.0 * width + config.heads + 2.0 * config.intermediate))
-    if recompute == "none":
-        return layer
-    if recompute == "selective":  # what lies between the products: attention itself, and GELU
-        again = rows * (float(width) + config.heads + config.intermediate)
-        return attrs.evolve(layer, repeated=layer.inner, split=layer.split - again, recomputed=again)
-    kept = float(rows * width)
-    return attrs.evolve(
-        layer, repeated=layer.forward, split=0, copied=kept, recomputed=layer.split + layer.copied - kept
-    )
+    last = Work(copied=float(rows * width * config.final_norm), weights=2 * width)
+    projector = projector_work(config.projector, grids, width=width, hidden=hidden, kept=config.kept)
+    return {"encoder": encoder + last, "projector": projector}
