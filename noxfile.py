@@ -21,8 +21,11 @@ nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
-SIDE_BY_SIDE = ("--numprocesses", "auto", "--dist", "worksteal")
-"""Tests run on all cores, and whoever has none left takes some of another's."""
+SIDE_BY_SIDE = ("--numprocesses", str(1 + (os.cpu_count() or 1)), "--dist", "worksteal")
+"""Tests run on all cores, and whoever has none left takes some of another's.
+
+One more than there are cores, as the ranks of a test wait for each other, and no core should wait with them.
+"""
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 

@@ -109,7 +109,7 @@ def measure_plain(_rank: int, case: Case) -> float:
         if step == WARM_UP + 1:
             start = time.process_time()
         samples = sampler.samples(step)
-        pictures = torch.stack([prepare(vision.config, job.train.raw(one, 0))["pixels"] for one in samples])
+        pictures = torch.cat([prepare(vision.config, job.train.raw(one, 0))["pixels"] for one in samples])
         tokens = torch.tensor([job.train.tokens(one)[1:] for one in samples])
         loss = model(pictures, tokens)
         optimizer.zero_grad()

@@ -45,16 +45,20 @@ def cover(
 
     order = sorted(random.Random(0).sample(list(features), len(features)), key=cost)
     of = {case: pairs(features[case]) for case in order}
-    missing = reduce(operator.or_, of.values()) & ~reduce(operator.or_, map(pairs, shown), 0)
-    chosen = set()
+    wanted = missing = reduce(operator.or_, of.values()) & ~reduce(operator.or_, map(pairs, shown), 0)
+    chosen = []
     most = max(row.bit_count() for row in of.values())
     while missing:
         for case in order:
             if (of[case] & missing).bit_count() >= most:
                 missing &= ~of[case]
-                chosen.add(case)
+                chosen.append(case)
         most = most * 9 // 10
-    return chosen
+    for case in sorted(chosen, key=cost, reverse=True):
+        others = reduce(operator.or_, (of[other] for other in chosen if other != case), 0)
+        if not of[case] & wanted & ~others:  # those that were taken later show it too
+            chosen.remove(case)
+    return set(chosen)
 
 
 def covering(

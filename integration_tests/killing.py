@@ -1,4 +1,4 @@
-"""Commands whose processes are killed at a chosen moment, forked so that a start takes no imports.
+"""Commands whose processes are killed at a chosen moment.
 
 A blow is dealt inside the rank that it meets, by patches of names that any save, load or step passes.
 """
@@ -9,16 +9,14 @@ import itertools
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import attrs
-
-_PRELOADED = ["mimo.trainer._train", "mimo.trainer._tasks", "mimo.trainer._cli", "torch._dynamo", "killing"]
-_SECONDS = 150
+from processes import Ended, mimo, start
 
 
 @attrs.frozen(kw_only=True)
@@ -40,38 +38,20 @@ class Blow:
     everybody: bool = False
 
 
-def command(words: Sequence[str | Path], log: Path, blow: Blow | None = None) -> int:
-    """Run ``mimo`` with these words, and return its exit code; negative codes are signals.
+def command(words: Sequence[str | Path], blow: Blow | None = None) -> Ended:
+    """Run ``mimo`` with these words, and return how it ended; negative codes are signals.
 
     Args:
         words: of the command line.
-        log: file for all that it prints.
         blow: what becomes of it.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    process = context.Process(target=_be_command, args=(list(map(str, words)), log, blow))
-    process.start()
-    process.join(_SECONDS)
-    if process.is_alive():
-        assert process.pid is not None
-        os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-        raise AssertionError(f"no end after {_SECONDS} s: {blow}\n{log.read_text()}")
-    assert process.exitcode is not None
-    return process.exitcode
+    with start(*words, call=mimo if blow is None else partial(_be_struck, blow)) as started:
+        return started.wait()
 
 
-def _be_command(words: Sequence[str], log: Path, blow: Blow | None) -> None:
-    from mimo.trainer._cli import run
-
-    os.setpgid(0, 0)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    if blow is not None:
-        _prepare(blow)
-    sys.exit(run(words))
+def _be_struck(blow: Blow, *words: str) -> NoReturn:
+    _prepare(blow)
+    mimo(*words)
 
 
 def _prepare(blow: Blow) -> None:

@@ -133,14 +133,12 @@ class Oracle:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._truths: dict[str, Truth] = {}
 
     def truth(self, settings: Table) -> Truth:
         """Return what one plain process comes to."""
-        key = repr(alone(settings))
-        if key not in self._truths:
-            (self._truths[key],) = self._pool.run(1, run_plain, settings)
-        return self._truths[key]
+        (truth,) = self._pool.recall(1, run_plain, alone(settings))
+        assert isinstance(truth, Truth)
+        return truth
 
     def clear(self, settings: Table) -> Table:
         """Return settings with the next seed that leaves no choice of experts to rounding."""

@@ -26,7 +26,7 @@ class RanksError(AssertionError):
     """What went wrong, on which rank."""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -118,7 +118,7 @@ def answers_of(
         By rank, whether each succeeded, and its result or the traceback; it lacks those that waited in vain.
     """
     context = multiprocessing.get_context("fork")
-    port = _free_port()
+    port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     workers = [
         context.Process(target=_be_rank, args=(function, rank, world, port, pipes[rank][1], args), name=f"rank {rank}")

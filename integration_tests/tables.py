@@ -143,6 +143,11 @@ def alone(settings: Table) -> Table:
     for keys in (found, *found["modules"].values()):
         if "optimizer" in keys:
             keys["optimizer"] = _replicated(keys["optimizer"])
+    if found["optimizer"].get("plugin") == "adamw":
+        del found["optimizer"]["plugin"]  # the default: where only this differs, the truth is the same one
+    for keys in found["modules"].values():
+        if not keys.get("optimizer", True):
+            del keys["optimizer"]
     return found
 
 

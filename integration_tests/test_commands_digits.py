@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from commands import SCRIPT, TORCHRUN, Ended, here, losses, mimo, read_metrics, start, succeed
+from commands import SCRIPT, TORCHRUN, here, losses, mimo, read_metrics, succeed
 from house import ROOT
 from PIL import Image
+from processes import Ended
 
+from mimo.data import SplitName
 from mimo.schedule import Plan
+from mimo_dataset_spoken_digits._clips import clips_of
 
 STEPS = 20
 
@@ -54,9 +56,9 @@ def half_done(run: Path, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def digits_ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The run directory of a short demo on four processes, and how its command ended."""
+    """The run directory of a short demo on four processes, and how its command ended, executed as a shell does."""
     directory = tmp_path_factory.mktemp("digits") / "run"
-    return directory, mimo("train", *DIGITS, f"run.directory={directory}")
+    return directory, mimo("train", *DIGITS, f"run.directory={directory}", program=[SCRIPT])
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +172,15 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(digits_run: P
     assert losses(directory) == losses(digits_run)[:1]
 
 
-def test_processes_of_torchrun_join(digits_run: Path, tmp_path: Path) -> None:
+def test_processes_of_torchrun_join(tmp_path: Path) -> None:
     """The run is the same as with processes of our own, to the bit."""
-    words = (SCRIPT, "train", *DIGITS, "run.steps=2", f"run.directory={tmp_path}")
-    with start(sys.executable, *TORCHRUN, "--nproc-per-node=4", *words) as started:
-        ended = started.wait()
+    words = ("train", *DIGITS, "modules.vision.ranks=0-1", "modules.language.ranks=0-1", "run.steps=2")
+    succeed(*words, f"run.directory={tmp_path / 'ours'}")
+    torchrun = (*TORCHRUN, "--nproc-per-node=2", SCRIPT)
+    ended = mimo(*words, f"run.directory={tmp_path / 'torchrun'}", program=torchrun)
     assert ended.code == 0, ended.err
-    assert ended.out.startswith("digits: 2 steps with 4 processes")
-    assert losses(tmp_path) == losses(digits_run)[:2]
+    assert ended.out.startswith("digits: 2 steps with 2 processes")
+    assert losses(tmp_path / "torchrun") == losses(tmp_path / "ours")
 
 
 def test_a_run_directory_in_use_is_refused(digits_run: Path) -> None:
@@ -223,8 +226,14 @@ def test_the_written_settings_and_the_example_can_be_run(tmp_path: Path) -> None
     shown = here("check", "new.toml", cwd=tmp_path).printed
     assert "ranks 0-1: F0" in shown
     assert list(tmp_path.iterdir()) == [tmp_path / "new.toml"]
+    splits: tuple[SplitName, ...] = ("train", "evaluation")
+    for split in splits:  # as if the clips of the spoken digits had been made
+        (tmp_path / split).mkdir()
+        sizes = {clip.file: (18_000, 22_050) for clip in clips_of(split)}
+        (tmp_path / split / "index.json").write_text(json.dumps(sizes))
     for file in (ROOT / "examples").glob("*.toml"):
-        assert "ranks 0-1: F0" in here("check", file.relative_to(ROOT)).printed
+        spoken = (f"data.folder={tmp_path}",) if "spoken-digits" in file.read_text(encoding="utf-8") else ()
+        assert ": F0" in here("check", file.relative_to(ROOT), *spoken).printed
 
 
 def test_all_plugins_are_listed() -> None:
@@ -232,6 +241,7 @@ def test_all_plugins_are_listed() -> None:
     lines = [line.split() for line in here("plugins").printed.splitlines() if line.startswith("mimo.")]
     for name, distribution in {
         "vit": "mimo-encoder-vision",
+        "whisper": "mimo-encoder-audio",
         "decoder": "mimo-model",
         "adamw": "mimo-optimizer",
         "1f1b": "mimo-schedule",

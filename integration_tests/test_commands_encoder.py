@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from house import ROOT
 
 TEXT = (ROOT / "docs" / "write-an-encoder.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.-]+)`\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
-COMMANDS = re.findall(r"^mimo .*$", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^mimo (?!plugins --check|.*tutorial).*$", TEXT, re.MULTILINE)
+CHECKS = re.findall(r"^mimo plugins --check .*$", TEXT, re.MULTILINE)
+TUTORIAL = ROOT / "docs" / "tutorial-encoder"
 STEPS = "run.steps=3"
 ALONE = ("modules.vision.ranks=0", "modules.language.ranks=0", "modules.language.tp=1", "run.directory=alone")
 
@@ -70,3 +73,31 @@ def test_an_encoder_whose_rows_are_not_what_it_said_is_named(folder: Path) -> No
         r"got a tensor of shape \(\d+, 32\) from its forward\(\)\. Make them agree\.\n",
         ended.err,
     ), ended.err
+
+
+def test_the_encoder_around_a_published_model_trains_and_conforms(tmp_path: Path) -> None:
+    """The tutorial's package, installed: on two lanes it learns as in one process, and it keeps every promise."""
+    folder = tmp_path / "tutorial"
+    shutil.copytree(TUTORIAL, folder)
+    assert len((folder / "mimo_encoder_tutorial.py").read_text().splitlines()) < 60
+    site = build(folder)
+    succeed("train", "tutorial.toml", STEPS, cwd=folder, path=site)
+    alone = ("modules.vision.ranks=0", "modules.language.ranks=0", "run.directory=alone")
+    succeed("train", "tutorial.toml", STEPS, *alone, cwd=folder, path=site)
+    assert losses(folder / "runs" / "tutorial") == pytest.approx(losses(folder / "alone"), rel=1e-6)
+    assert "mimo plugins --check tutorial" in CHECKS
+    verdicts = succeed("plugins", "--check", "tutorial", cwd=folder, path=site).splitlines()
+    assert {line.split(" ")[0] for line in verdicts} == {"ok", "-"}
+
+
+def test_the_kit_names_the_promise_that_an_encoder_breaks(folder: Path) -> None:
+    """The page's own check: all is well, and after an author's likeliest mistake the command ends with 1."""
+    site = build(folder)
+    (words,) = (command.split()[1:] for command in CHECKS if "tiles" in command)
+    assert "NO" not in succeed(*words, cwd=folder, path=site)
+    source = site / "mimo_encoder_tiles.py"
+    source.write_text(source.read_text().replace("-(-height // config.tile) *", "1 + -(-height // config.tile) *"))
+    ended = mimo(*words, cwd=folder, path=site)
+    assert ended.code == 1
+    assert "\nNO rows: forward() returns as many rows of an item as rows() says" in ended.out
+    assert "\n   item 0 of size (64, 64) became a tensor of shape (64, 24), expected (65, 24)\n" in ended.out

@@ -11,7 +11,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import DIGITS, SCRIPT, Ended, install, losses, mimo, read_metrics, start, succeed
+from commands import DIGITS, install, losses, mimo, read_metrics, succeed
+from processes import Ended, start
 
 ENDLESS = "run.steps=1000000"
 PATIENT = "run.timeout=5"
@@ -65,7 +66,7 @@ def matches(found: list[str], *expected: str) -> bool:
 
 def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
     """With code 3, once and last, on stderr and in the run directory; a lost connection is not taken for the cause."""
-    with start(SCRIPT, *DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
+    with start(*DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for("  loss  ")
         os.kill(started.workers()[2], signal.SIGKILL)
         ended = started.wait()
@@ -80,7 +81,7 @@ def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
 
 def test_a_stopped_worker_is_named_when_the_time_is_up(tmp_path: Path) -> None:
     """Those who wait for it say where and for whom; it says nothing more."""
-    with start(SCRIPT, *DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path}") as started:
+    with start(*DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path}") as started:
         started.wait_for("  loss  ")
         os.kill(started.workers()[2], signal.SIGSTOP)
         ended = started.wait()
@@ -124,9 +125,9 @@ def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     """Sent to the whole group as a terminal does. The run can go on later."""
-    with start(SCRIPT, *DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
+    with start(*DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
-        os.killpg(started.process.pid, signal.SIGINT)
+        os.killpg(started.pid, signal.SIGINT)
         ended = started.wait()
     assert (ended.code, ended.err) == (130, "mimo: interrupted\n")
     assert losses(tmp_path)
@@ -135,9 +136,9 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("everybody", [False, True], ids=["the launcher", "its whole group"])
 def test_sigterm_saves_and_leaves_with_0(everybody: bool, tmp_path: Path) -> None:
     """What clusters send before they take a machine away, to one process or to all."""
-    with start(SCRIPT, *DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
+    with start(*DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
-        (os.killpg if everybody else os.kill)(started.process.pid, signal.SIGTERM)
+        (os.killpg if everybody else os.kill)(started.pid, signal.SIGTERM)
         ended = started.wait()
     assert ended.code == 0
     assert ended.err == "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"

@@ -23,7 +23,7 @@ EXAMPLE = "examples/digits.toml"
         (["run.steps=many"], ["run.steps: expected a whole number, got 'many'."]),
         (
             ["modules.vision.plugin=vitt"],
-            ["modules.vision.plugin: expected an installed encoder (vit", "got 'vitt'. Did you mean \"vit\"?"],
+            ["modules.vision.plugin: expected an installed encoder (", "vit", "got 'vitt'. Did you mean \"vit\"?"],
         ),
         (
             ["optimizer.plugin=sgd"],

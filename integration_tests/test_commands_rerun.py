@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Ended, losses, mimo
+from commands import losses, mimo
+from processes import Ended
 
 WORDS = (
     "train",

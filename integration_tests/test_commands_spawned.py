@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 
-from commands import Ended, start
 from PIL import Image
+from processes import Ended, script, start
 
 PROGRAM = """
 import sys
@@ -33,7 +33,7 @@ SHORT = (
 def spawned(program: Path, *words: str | Path) -> Ended:
     """Run ``mimo`` with these words, its processes spawned."""
     program.write_text(PROGRAM)
-    with start(sys.executable, program, *words) as started:
+    with start(*words, call=partial(script, str(program))) as started:
         return started.wait()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from pathlib import Path
 
 import pytest
-from commands import SCRIPT, TEXT, install, losses, start, torchrun
+from commands import TEXT, install, losses, mimo, places, torchrun
+from processes import start
 
 FAILS_TWICE = """
 import os, signal
@@ -42,9 +42,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_another_world_than_torchruns_is_refused(tmp_path: Path) -> None:
     """By every process, told by one."""
-    ended = torchrun(2, "train", "examples/digits.toml", f"run.directory={tmp_path / 'run'}")
-    assert ended.code != 0
-    assert ended.err.count("mimo: run.world: expected 2, the number of processes that were started, got 4.") == 1
+    words = ("train", "examples/digits.toml", f"run.directory={tmp_path / 'run'}")
+    ended = [mimo(*words, environ={**place, "LOCAL_RANK": place["RANK"]}) for place in places(2)]
+    assert [one.code for one in ended] == [2, 2]
+    assert ended[0].refused("run.world: expected 2, the number of processes that were started, got 4.")
+    assert not ended[1].err
     assert not (tmp_path / "run").exists()
 
 
@@ -64,35 +66,36 @@ def test_a_restarted_attempt_goes_on_where_the_last_one_left(folder: Path) -> No
 def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
     """With code 16 or 17 a run has been saved for somebody to look at: torchrun would restart it all the same."""
     path = install(folder / "site", "asks", ASKS_FOR_A_RESTART, "mimo.lifecycle")
-    ended = torchrun(2, "train", "text.toml", options=("--max-restarts=2",), cwd=folder, path=path)
+    ended = torchrun(2, "train", "text.toml", options=("--max-restarts=1",), cwd=folder, path=path)
     assert ended.code != 0
     reason = "rank [01]: step 1: expected a device that computes, got one that doesn't.\n"
     assert ended.out.count("text: 4 steps with 2 processes") == 1
-    assert len(re.findall(f"mimo: not begun again: the last attempt ended with 16.\nmimo: {reason}", ended.err)) == 2
+    assert len(re.findall(f"mimo: not begun again: the last attempt ended with 16.\nmimo: {reason}", ended.err)) == 1
     assert re.fullmatch(reason, (folder / "run" / "error.txt").read_text())
 
 
 def test_the_reason_of_a_failed_rank_is_in_the_run_directory(folder: Path) -> None:
     """Since torchrun's own summary only counts processes."""
     (folder / "train.jsonl").write_text('{"text": "fine"}\n{"texd": "not"}\n')
-    ended = torchrun(2, "train", "text.toml", cwd=folder)
     reason = "train.jsonl:2: expected only the keys 'images' and 'text', got 'texd'. Did you mean 'text'?\n"
-    assert ended.code != 0
-    assert ended.err.count(reason) == 1
+    one, other = places(2)
+    with (
+        start("train", "text.toml", cwd=folder, environ=one) as first,
+        start("train", "text.toml", cwd=folder, environ=other) as second,
+    ):
+        ended = first.wait(), second.wait()
+    assert [one.code for one in ended] == [3, 3]
+    assert sum(one.err.count(reason) for one in ended) == 1
     assert re.fullmatch(f"rank [01]: {re.escape(reason)}", (folder / "run" / "error.txt").read_text())
 
 
 def test_one_rank_that_is_asked_to_stop_stops_all(folder: Path) -> None:
     """Where each was started by itself, a cluster may tell one alone; all save the same step."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-    places = [
-        {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in range(2)
-    ]
-    words = (SCRIPT, "train", "text.toml", "run.steps=1000000", "logging.interval=1", "checkpoint.interval=0")
+    one, other = places(2)
+    words = ("train", "text.toml", "run.steps=1000000", "logging.interval=1", "checkpoint.interval=0")
     with (
-        start(*words, cwd=folder, environ=places[0]) as first,
-        start(*words, cwd=folder, environ=places[1]) as second,
+        start(*words, cwd=folder, environ=one) as first,
+        start(*words, cwd=folder, environ=other) as second,
     ):
         first.wait_for(" 2/1000000  loss")
         for _ in range(2):  # the same wish, as a process and its group are told

@@ -26,12 +26,13 @@ OWNERS = {
     "mimo.lifecycle": "hooks",
 }
 BESIDE = {
+    "mimo_dataset_spoken_digits": ("mimo_dataset_digits",),
     "mimo_optimizer_distributed": ("mimo.topology",),
     "mimo_optimizer_hybrid": ("mimo_optimizer_distributed",),
     "mimo_optimizer_muon": ("mimo_optimizer_distributed",),
 }
 """What plugins of ours import beside hooks and the packages that own their kinds: `mimo_optimizer_distributed` is there
-to be built on."""
+to be built on, and spoken digits stand beside the handwritten ones."""
 
 
 def allowed(room: Room) -> set[str]:

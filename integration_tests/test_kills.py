@@ -65,12 +65,12 @@ def survive(run: Path, blows: Sequence[Blow], expected: Sequence[float], *, asyn
 
     After each the newest checkpoint is complete, and the next start goes on from it; the losses are the expected ones.
     """
-    log, struck = run.with_name("log.txt"), 0
+    struck = 0
     for blow in (*blows, None):
         found = latest(run / "checkpoints")
         first = 1 if found is None else int(found.name.removeprefix("step_")) + 1
-        code = command(words(run, asynchronous=asynchronous), log, blow)
-        told = log.read_text()
+        ended = command(words(run, asynchronous=asynchronous), blow)
+        code, told = ended.code, ended.out + ended.err
         assert code in ((0, 3, -9) if blow is not None else (0,)), f"{blow}: {code}\n{told}"
         struck += code != 0
         if 1 < first <= STEPS and ", in " in told:
@@ -90,9 +90,9 @@ def survive(run: Path, blows: Sequence[Blow], expected: Sequence[float], *, asyn
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of a run that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert command(words(folder / "run", asynchronous=False), folder / "log.txt") == 0, (folder / "log.txt").read_text()
-    return losses(folder / "run")
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert command(words(run, asynchronous=False)).printed
+    return losses(run)
 
 
 @pytest.mark.parametrize("asynchronous", ASYNCHRONOUS)

@@ -194,14 +194,17 @@ def test_experts_count_on_lanes_of_their_own(layout: str, plugin: str, pool: Poo
     check(settings, pool)
 
 
-@pytest.mark.parametrize("plugin", ["gradients", "full", "hybrid 0.3", "hybrid 1"])
-@pytest.mark.parametrize(("schedule", "slack"), [("1f1b", 0), ("interleaved", 0.2), ("zb-v", 0.5)])
-def test_a_tied_parameter_counts_once_on_each_rank(schedule: str, slack: float, plugin: str, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("plugin", "how"),
+    in_turn(["gradients", "full", "hybrid 0.3", "hybrid 1"], [("zb-v", 0.5), ("interleaved", 0.2), ("1f1b", 0)]),
+)
+def test_a_tied_parameter_counts_once_on_each_rank(plugin: str, how: tuple[str, float], pool: Pool) -> None:
     """The first and the last stage hold a copy each, or one together where both are on one rank.
 
     Where plans have several stages of a rank, what is told of gradients is a bound: the largest stage may not be the
     last to add its own, and with backwards in two parts all are taken to have added theirs.
     """
+    schedule, slack = how
     modules = {"vision": on(0, 1), "language": on(0, 3, pp=2)}
     settings = scheduled(table(modules, microbatches=4, language={"tied": True}), schedule)
     settings["optimizer"] |= PLUGINS[plugin]
@@ -216,9 +219,10 @@ def test_copies_are_spread_over_some_lanes(plugin: str, pool: Pool) -> None:
     check(settings, pool)
 
 
-@pytest.mark.parametrize("plugin", ["optimizer", "gradients", "full", "hybrid 0.3"])
-@pytest.mark.parametrize("layout", ["lanes", "one rank"])
-def test_layers_in_bf16_compute_with_copies(layout: str, plugin: str, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("plugin", "layout"), in_turn(["optimizer", "gradients", "full", "hybrid 0.3"], ["lanes", "one rank"])
+)
+def test_layers_in_bf16_compute_with_copies(plugin: str, layout: str, pool: Pool) -> None:
     """Half as wide as what they are copies of; one lane alone has them too."""
     settings = table(LAYOUTS[layout], microbatches=4)
     settings["run"]["precision"] = "bf16"

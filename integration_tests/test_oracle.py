@@ -23,7 +23,8 @@ def on(first: int, last: int, **sizes: Any) -> dict[str, Any]:
 def features_of(modules: Modules) -> set[str]:
     """Return what can be told of a layout, for pairs to be made of; see `cases.cover`."""
     axes = ("pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel")
-    found = {f"{name} {axis}" for name, keys in modules.items() for axis in axes if keys.get(axis, 1) not in (1, False)}
+    said = {f"{name} {axis}": str(keys.get(axis, 1)) for name, keys in modules.items() for axis in axes}
+    found = {what for what, size in said.items() if size not in ("1", "False")}
     ranks = {name: set(keys["ranks"]) for name, keys in modules.items()}
     for encoder in ranks.keys() - {"language"}:
         shared = ranks[encoder] & ranks["language"]
@@ -248,3 +249,36 @@ def test_attention_heads_are_split_in_any_number(heads: str, split: tuple[int, b
     tp, sequence_parallel = split
     modules = {"vision": on(0, 0), "language": on(1, tp, tp=tp, sequence_parallel=sequence_parallel)}
     assert oracle.check(table(modules, microbatches=2, language=HEADS[heads])) == ""
+
+
+FAMILIES: dict[str, Mapping[str, Any]] = {
+    "Llama 3": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_tokens": 16},
+    "Mistral": {"sliding_window": 5, "head_dim": 6},
+    "Qwen 2.5": {"qkv_bias": True, "tied": True},
+    "Qwen 3": {"query_key_norm": True, "head_dim": 6, "kv_heads": 3},
+    "Qwen2-VL": {"qkv_bias": True, "head_dim": 8, "mrope_section": [1, 1, 2]},
+}
+FAMILY_LAYOUTS: dict[str, Modules] = {
+    "language cp2 pp2 tp2 sp": {"vision": on(0, 2), "language": on(0, 7, cp=2, pp=2, tp=2, **SP)},
+    "language tp3 sp pp2": {"vision": on(0, 1), "language": on(2, 7, tp=3, pp=2, **SP)},
+    "language cp3, two encoders": {"vision": on(0, 0), "glyph": on(1, 1), "language": on(1, 3, cp=3)},
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    covering(
+        {
+            (layout, family): {f"is {family}", *(one for one in features_of(modules) if one.startswith("language"))}
+            for layout, modules in FAMILY_LAYOUTS.items()
+            for family in FAMILIES
+        }
+    ),
+)
+def test_families_of_decoders_may_be_split_alike(layout: str, family: str, oracle: Oracle) -> None:
+    """Stretched positions, windows, biases, normed queries and keys, positions in grids: all equal one process."""
+    recompute = {"recompute": ("none", "selective", "full")[len(family) % 3]}
+    modules = {
+        name: {**keys, **(recompute if name == "language" else {})} for name, keys in FAMILY_LAYOUTS[layout].items()
+    }
+    assert oracle.check(table(modules, microbatches=2, language=FAMILIES[family])) == ""

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from cases import covering, in_turn
-from oracle import Oracle, run_layout
-from pool import Pool
-from tables import Table, scheduled, table, world_of
+from oracle import Oracle
+from tables import Table, scheduled, table
 from test_oracle import CLEAR_SEEDS, EMPTY, Modules, on
 from test_oracle_schedules import EVERY, TABLE, Case
 
@@ -146,24 +145,6 @@ def test_what_is_made_a_step_ahead_is_gathered_too(shard: str, oracle: Oracle) -
     """A frozen encoder's lanes meet in the middle of the step before, pictures or not."""
     modules = {"vision": on(0, 1, frozen=True, prefetch=True), "language": on(1, 2)}
     assert oracle.check(distributed(table(modules, microbatches=4, pictures="first"), Way(shard))) == ""
-
-
-HALVES: dict[str, Modules] = {
-    "one rank": {"vision": on(0, 0), "language": on(0, 0)},
-    "lanes": {"vision": on(0, 2), "language": on(0, 1)},
-    "everything": {"vision": on(0, 3, tp=2, pp=2), "language": on(0, 7, cp=2, tp=2, pp=2, sequence_parallel=True)},
-}
-
-
-@pytest.mark.parametrize(("layout", "shard"), in_turn(HALVES, ["full", "optimizer", "gradients"]))
-def test_layers_may_compute_in_bf16(layout: str, shard: str, pool: Pool, oracle: Oracle) -> None:
-    """Losses of three steps are those of fp32 to 1e-2; weights stay fp32."""
-    settings = table(HALVES[layout], microbatches=2)
-    truth = oracle.truth(settings)
-    settings["run"]["precision"] = "bf16"
-    for outcome in pool.run(world_of(settings), run_layout, distributed(settings, Way(shard))):
-        assert outcome.losses == pytest.approx(truth.losses, rel=1e-2)
-        assert {str(piece.values.dtype) for piece in outcome.weights.values()} == {"float32"}
 
 
 CROWDED: dict[str, Modules] = {

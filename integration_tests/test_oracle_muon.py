@@ -108,7 +108,7 @@ def give(parameter: Tensor, gradient: Tensor) -> None:
 
 def run_torch(_rank: int, settings: Table) -> Outcome:
     """Train one process with all the samples at once, and step what it had in the beginning by torch's optimizers."""
-    engine = Engine(make_job(alone(settings)), rank=0, device=CPU)
+    engine = Engine(make_job(settings), rank=0, device=CPU)
     followers = {name: Follower.of(name, whole(value), settings) for name, value in trained(engine).items()}
     losses, updates, gradients = [], [], []
     for step in range(1, STEPS + 1):
@@ -203,52 +203,36 @@ def settings_of(modules: Modules, shard: str, **more: Any) -> Table:
     return found
 
 
-class Truths:
-    """Compares layouts with torch in one process, in the processes of a pool; each truth is computed once."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._known: dict[str, Outcome] = {}
-
-    def check(self, settings: Table) -> str:
-        """Return the differences from torch in one process, a line each."""
-        key = repr(alone(settings))
-        if key not in self._known:
-            (self._known[key],) = self._pool.run(1, run_torch, settings)
-        truth = self._known[key]
-        return "\n".join(differences(truth, self._pool.run(world_of(settings), run_layout, settings, truth.gradients)))
-
-
-@pytest.fixture(scope="module")
-def truths(pool: Pool) -> Truths:
-    """One for all tests here."""
-    return Truths(pool)
+def check(settings: Table, pool: Pool) -> str:
+    """Return the differences from torch in one process, a line each."""
+    (truth,) = pool.recall(1, run_torch, alone(settings))
+    return "\n".join(differences(truth, pool.run(world_of(settings), run_layout, settings, truth.gradients)))
 
 
 @pytest.mark.parametrize(("layout", "shard"), in_turn(LAYOUTS, SHARDS))
-def test_muon_moves_matrices_as_torch_does(layout: str, shard: str, truths: Truths) -> None:
+def test_muon_moves_matrices_as_torch_does(layout: str, shard: str, pool: Pool) -> None:
     """Wherever the pieces of a matrix lie, its update is that of torch's Muon on the whole; all else is AdamW's."""
-    assert truths.check(settings_of(LAYOUTS[layout], shard)) == ""
+    assert check(settings_of(LAYOUTS[layout], shard), pool) == ""
 
 
 @pytest.mark.parametrize(("pictures", "shard"), in_turn(["first", "none"], SHARDS))
-def test_muon_takes_ranks_without_pictures_along(pictures: str, shard: str, truths: Truths) -> None:
+def test_muon_takes_ranks_without_pictures_along(pictures: str, shard: str, pool: Pool) -> None:
     """A step in which lanes have no picture, or none has, is an ordinary one."""
     modules = LAYOUTS["vision tp3, language tp2"]
-    assert truths.check(settings_of(modules, shard, pictures=pictures)) == ""
+    assert check(settings_of(modules, shard, pictures=pictures), pool) == ""
 
 
 @pytest.mark.parametrize(("layout", "shard"), in_turn(EXPERTS, SHARDS))
-def test_muon_takes_each_expert_for_a_matrix(layout: str, shard: str, truths: Truths) -> None:
+def test_muon_takes_each_expert_for_a_matrix(layout: str, shard: str, pool: Pool) -> None:
     """Experts move as torch's Muon moves each one's matrices, and the router as any other matrix."""
     language, seed = CLEAR_SEEDS["softmax"]
-    assert truths.check(settings_of(EXPERTS[layout], shard, language=language, seed=seed)) == ""
+    assert check(settings_of(EXPERTS[layout], shard, language=language, seed=seed), pool) == ""
 
 
 @pytest.mark.parametrize(("layout", "shard"), in_turn(TIED, SHARDS))
-def test_muon_leaves_tied_embeddings_alike(layout: str, shard: str, truths: Truths) -> None:
+def test_muon_leaves_tied_embeddings_alike(layout: str, shard: str, pool: Pool) -> None:
     """Both stages that hold the embeddings step them as AdamW does."""
-    assert truths.check(settings_of(TIED[layout], shard, language={"tied": True})) == ""
+    assert check(settings_of(TIED[layout], shard, language={"tied": True}), pool) == ""
 
 
 def test_muon_goes_on_from_a_checkpoint_in_any_layout(tmp_path: Path, pool: Pool) -> None:

@@ -32,7 +32,7 @@ RULES: Mapping[str, Table] = {
         "vision": {
             "lr": 5e-4,
             "lr_warmup_steps": 2,
-            "patterns": {"projector.up.*": {"lr": 2e-3, "lr_warmup_steps": 3, "weight_decay": 0.0}},
+            "patterns": {"projector.mlp.up.*": {"lr": 2e-3, "lr_warmup_steps": 3, "weight_decay": 0.0}},
         },
     },
     "a norm a module": {"optimizer": {"clip_by": "module"}},
@@ -49,12 +49,12 @@ THINGS: Mapping[str, Table] = {
     "*.key.*": {"lr_warmup_steps": 3},
     "*.value.*": {"lr_schedule": "cosine", "lr_min": 1e-4},
     "*.attention.output.*": {"lr_schedule": "linear", "lr_decay_steps": 2, "lr_min": 2e-4, "lr_warmup_steps": 1},
-    "*.mlp.up.*": {"weight_decay": 0.5},
-    "*.mlp.down.*": {"betas": [0.5, 0.8]},
+    "*layers.*.mlp.up.*": {"weight_decay": 0.5},
+    "*layers.*.mlp.down.*": {"betas": [0.5, 0.8]},
     "*norm.*": {"eps": 3e-4},
-    "*projector.up.*": {"clip_group": "own"},
+    "*projector.mlp.up.*": {"clip_group": "own"},
     "*embedding.*": {"clip_group": "own"},
-    "*projector.down.*": {"plugin": "hybrid", "fraction": 0.5},
+    "*projector.mlp.down.*": {"plugin": "hybrid", "fraction": 0.5},
     "*head.*": {"plugin": "hybrid", "fraction": 0.5},
 }
 """What a pattern may have for itself, one thing at a time."""

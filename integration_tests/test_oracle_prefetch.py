@@ -168,7 +168,7 @@ def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: st
     settings = prefetching(layout)
     found = pool.run(world_of(settings), run_torn, settings, step)
     assert "torn.png: expected a picture, got half of one" in found[0][1]
-    fine = pool.run(world_of(settings), run_steps, settings, 1, 3, "")
+    fine = pool.recall(world_of(settings), run_steps, settings, 1, 3, "")
     assert found[0][0] == [loss for loss, _, _ in fine[0][0]][: step - 1]
 
 

@@ -114,7 +114,7 @@ def check_near(found: list[Ran], truth: Ran) -> None:
 def test_bf16_losses_of_any_layout_are_near_one_process(layout: str, shard: str, pool: Pool) -> None:
     """Three steps of training and an evaluation, against fp32; weights and moments stay fp32."""
     settings = table(LAYOUTS[layout], microbatches=2)
-    (truth,) = pool.run(1, run_steps, alone(settings))
+    (truth,) = pool.recall(1, run_steps, alone(settings))
     found = pool.run(world_of(settings), run_steps, in_precision(settings, "bf16", shard=shard))
     check_near(found, truth)
     assert all(step.loss_scale is None for ran in found for step in ran.steps)
@@ -124,7 +124,7 @@ def test_bf16_losses_of_any_layout_are_near_one_process(layout: str, shard: str,
 def test_bf16_losses_of_lanes_that_hold_copies(lanes: int, pool: Pool) -> None:
     """Whole fp32 weights on each lane, or on each pair of lanes, beside what layers compute with."""
     settings = table({"vision": on(0, 3), "language": on(2, 5, tp=2)}, microbatches=2)
-    (truth,) = pool.run(1, run_steps, alone(settings))
+    (truth,) = pool.recall(1, run_steps, alone(settings))
     copied = in_precision(settings, "bf16", shard="gradients" if lanes > 1 else "optimizer")
     copied["optimizer"] |= {"shard_lanes": lanes}
     check_near(pool.run(6, run_steps, copied), truth)
@@ -135,7 +135,7 @@ def test_bf16_losses_where_backward_is_split_and_repeated(recompute: str, shard:
     """Weight gradients that come later, and what is computed again, read what was gathered."""
     modules = {"vision": on(0, 1, recompute=recompute), "language": on(0, 3, pp=2, recompute=recompute)}
     settings = {**table(modules, microbatches=4), "schedule": {"plugin": "zero-bubble", "form": "h1"}}
-    (truth,) = pool.run(1, run_steps, alone(settings))
+    (truth,) = pool.recall(1, run_steps, alone(settings))
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
 
 
@@ -144,7 +144,7 @@ def test_bf16_losses_of_experts(shard: str, pool: Pool) -> None:
     """Rows go to their experts in bf16, chosen in fp32."""
     modules = {"vision": on(0, 1), "language": on(0, 3, tp=2, ep=2, **SP)}
     settings = table(modules, microbatches=2, language=EXPERTS)
-    (truth,) = pool.run(1, run_steps, alone(settings))
+    (truth,) = pool.recall(1, run_steps, alone(settings))
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
 
 
@@ -152,7 +152,7 @@ def test_bf16_rows_that_are_made_ahead(pool: Pool) -> None:
     """A frozen encoder's rows of the next step wait in bf16, those of two microbatches at once."""
     vision = on(0, 1, frozen=True, prefetch=True, batch_factor=2)
     settings = table({"vision": vision, "language": on(2, 3)}, microbatches=4)
-    (truth,) = pool.run(1, run_steps, alone(settings))
+    (truth,) = pool.recall(1, run_steps, alone(settings))
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16")), truth)
 
 
@@ -193,7 +193,7 @@ def run_strange(rank: int, settings: Table) -> list[float]:
 def test_bf16_reaches_an_encoder_that_knows_nothing_of_it(shard: str, pool: Pool) -> None:
     """Its weights and pictures come in bf16; layers of PyTorch do the rest."""
     settings = table({"vision": on(0, 1), "language": on(1, 2)}, microbatches=2)
-    (truth,) = pool.run(1, run_strange, alone(settings))
+    (truth,) = pool.recall(1, run_strange, alone(settings))
     for found in pool.run(3, run_strange, in_precision(settings, "bf16", shard=shard)):
         assert found == pytest.approx(truth, rel=NEAR)
 
@@ -213,7 +213,7 @@ def test_one_process_writes_in_bf16(pool: Pool) -> None:
 def test_fp16_losses_are_near_one_process_and_the_scale_is_told(pool: Pool) -> None:
     """With a scale that fits, no step is skipped; it doubles on every rank after as many steps as the settings say."""
     settings = table({"vision": on(0, 1), "language": on(1, 3, pp=3)}, microbatches=3)
-    (truth,) = pool.run(1, run_steps, alone(settings))
+    (truth,) = pool.recall(1, run_steps, alone(settings))
     found = pool.run(4, run_steps, in_precision(settings, "fp16", loss_scale=64.0, loss_scale_steps=2))
     check_near(found, truth)
     assert [[step.loss_scale for step in ran.steps] for ran in found] == [[64.0, 64.0, 128.0]] * 4
@@ -297,6 +297,6 @@ def test_a_checkpoint_is_fp32_and_goes_on_in_another_precision(
     for found, loss_scale in pool.run(3, run_loaded, other, str(tmp_path)):
         assert loss_scale == scales[after]
         assert all(torch.equal(value, written[name]) for name, value in found.items())
-    (straight,) = pool.run(1, run_steps, alone(settings), 1, 2 * STEPS)
+    (straight,) = pool.recall(1, run_steps, alone(settings), 1, 2 * STEPS)
     truth = attrs.evolve(straight, steps=straight.steps[STEPS:])
     check_near(pool.run(3, run_steps, other, STEPS + 1, 2 * STEPS, str(tmp_path)), truth)

@@ -213,11 +213,13 @@ def test_what_was_made_ahead_is_made_again(module: str, ending: str, tmp_path: P
     )
 
 
-def test_each_step_runs_twice_to_tell_how_far_apart_runs_are(tmp_path: Path, pool: Pool) -> None:
+def test_each_step_runs_twice_to_tell_how_far_apart_runs_are(
+    tmp_path: Path, pool: Pool, undisturbed: Undisturbed
+) -> None:
     """Nothing where all is drawn from generators; what an encoder makes up as it likes is seen, and kept."""
     settings = settings_of("colocated", "adamw")
     steady = run(pool, with_rerun(settings, tmp_path / "steady", mode="report_determinism"))
-    check_same(steady, run(pool, with_rerun(settings, tmp_path / "plain")))
+    check_same(steady, undisturbed.run("colocated", "adamw"))
     told = events(tmp_path / "steady")
     assert [event["verdict"] for event in told] == ["determinism"] * (STEP + 1)
     assert {off for event in told for off in event["differences"].values()} == {0.0}

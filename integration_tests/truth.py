@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from jobs import CPU, make_job
 from plain_rules import PlainRules
-from tables import SAMPLES, STEPS, Table, alone
+from tables import SAMPLES, STEPS, Table
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -36,8 +36,8 @@ class Truth:
 
 
 def run_plain(_rank: int, settings: Table) -> Truth:
-    """Train by a plain loop."""
-    job = make_job(alone(settings))
+    """Train by a plain loop, with settings that `tables.alone` has returned."""
+    job = make_job(settings)
     engine = Engine(job, rank=0, device=CPU)  # builds the modules; nothing else of it is used
     parts = {part.name: part for part in engine.model.parts.values()}
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}

@@ -47,7 +47,7 @@ def test_muon_refused_settings(values: dict[str, Any], message: str) -> None:
         ("language.layers.0.attention.query.weight", False),
         ("language.layers.2.mlp.router.weight", False),
         ("language.layers.2.mlp.experts.up.weight", False),
-        ("vision.projector.down.weight", False),
+        ("vision.projector.mlp.down.weight", False),
         ("embedder.layers.0.mlp.up.weight", False),
     ],
 )
@@ -58,7 +58,7 @@ def test_muon_leaves_inputs_and_outputs_to_adamw(name: str, expected: bool) -> N
 
 def test_muon_users_say_what_is_for_adamw() -> None:
     """A list of one's own takes the place of the one that is given; an empty one leaves AdamW no matrix."""
-    assert is_for_adamw("vision.projector.up.weight", ["projector.*"])
+    assert is_for_adamw("vision.projector.mlp.up.weight", ["projector.*"])
     assert not is_for_adamw("language.embedding.weight", ["projector.*"])
     assert not is_for_adamw("language.embedding.weight", [])
 

@@ -82,23 +82,25 @@ class DigitsDataset:
         return f"digits:{self.numbers[sample]}"
 
 
-def open_digits(config: DigitsConfig, tokenizer: Tokenizer, split: SplitName) -> DigitsDataset:
-    """Return one split; which images are held out depends on ``held_out`` alone, never on a run's seed."""
+def load_split(held_out: float, split: SplitName) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Return images, labels and numbers of one split, as `DigitsDataset` has them."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
 
-    captions = tuple(_caption(tokenizer, word) for word in _DIGITS)
     data = load_digits()
     total = len(data.target)
     # Raw bits, whose stream numpy promises to keep, so that the split is the same everywhere.
     order = np.argsort(np.random.Philox(np.random.SeedSequence(_SPLIT_SEED)).random_raw(total), kind="stable")
-    held_out = min(max(round(config.held_out * total), 1), total - 1)
-    numbers = np.sort(order[held_out:] if split == "train" else order[:held_out])
-    return DigitsDataset(
-        images=np.rint(data.images[numbers] * (255 / _INK)).astype(np.uint8),
-        labels=data.target[numbers].astype(np.int64),
-        numbers=numbers.astype(np.int64),
-        captions=captions,
-    )
+    count = min(max(round(held_out * total), 1), total - 1)
+    numbers = np.sort(order[count:] if split == "train" else order[:count])
+    images = np.rint(data.images[numbers] * (255 / _INK)).astype(np.uint8)
+    return images, data.target[numbers].astype(np.int64), numbers.astype(np.int64)
+
+
+def open_digits(config: DigitsConfig, tokenizer: Tokenizer, split: SplitName) -> DigitsDataset:
+    """Return one split; which images are held out depends on ``held_out`` alone, never on a run's seed."""
+    captions = tuple(_caption(tokenizer, word) for word in _DIGITS)
+    images, labels, numbers = load_split(config.held_out, split)
+    return DigitsDataset(images=images, labels=labels, numbers=numbers, captions=captions)
 
 
 def _caption(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:

@@ -96,11 +96,12 @@ def check_homes(
     Raises:
         PluginError: names the plugin and the hook.
     """
-    for hook in hooks:
+    for hook in (hook for hook in hooks if hook not in known):
         home = _home(hook)
-        here = (home, point.value, origin(point))
-        shared = any((other.group, other.value, origin(other)) == here for other in points)
-        if hook in known or (shared and home != point.group):
+        shared = any(
+            (other.group, other.value) == (home, point.value) and origin(other) == origin(point) for other in points
+        )
+        if shared and home != point.group:
             continue
         if home not in {point.group, LIFECYCLE_GROUP, *(other.group for other in points)} or home == point.group:
             raise unspecified(hook, known, describe(point))

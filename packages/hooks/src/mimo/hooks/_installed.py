@@ -5,6 +5,7 @@ Two entry points of one name in one group are refused here, for plain `importlib
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
@@ -47,7 +48,14 @@ def installed(given: Iterable[EntryPoint] | None) -> tuple[EntryPoint, ...]:
     """
     found = _of_environment() if given is None else given
     ours = [point for point in found if point.group.startswith(f"{PROJECT}.")]
-    return tuple(sorted(ours, key=lambda point: (point.group, point.name, origin(point), point.value)))
+    sharing = Counter((point.group, point.name) for point in ours)
+
+    def place(point: EntryPoint) -> tuple[str, str, str, str]:
+        # A distribution reads its metadata whenever it is asked who it is.
+        who = origin(point) if sharing[point.group, point.name] > 1 else ""
+        return point.group, point.name, who, point.value
+
+    return tuple(sorted(ours, key=place))
 
 
 def origin(point: EntryPoint) -> str:

@@ -13,7 +13,8 @@ import attrs
 class ItemInfo:
     """One image or clip of a sample, as known from its header alone.
 
-    ``size`` is in the modality's unit: ``(height, width)`` pixels for an image.
+    ``size`` is in the modality's unit: ``(height, width)`` in pixels for an image, ``(frames, frames a second)`` for a
+    clip.
     """
 
     sample: int

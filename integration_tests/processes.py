@@ -1,0 +1,219 @@
+"""Programs in processes of their own, as a shell starts them; whatever they start must be gone when they end.
+
+They are forked from a process that has imported what they will import: this takes a tenth of a second where a fresh
+interpreter takes five. Words, folder, environment, streams, session, signals and exit code are those of a program.
+Where the start or the end of the interpreter is what is tested, a program is executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from runpy import run_path
+from typing import NoReturn
+
+import attrs
+from house import ROOT
+
+SECONDS = 200
+"""Longest that one command may take."""
+COLUMNS = "160"
+"""Width that commands print for."""
+
+_IMPORTED = (
+    "mimo.trainer._train",
+    "mimo.trainer._tasks",
+    "mimo.trainer._pictures",
+    "matplotlib.figure",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "processes",
+)
+_MARK = "MIMO_TEST_COMMAND"
+_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_CHUNK = 1 << 16
+
+
+@attrs.frozen(kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def refused(self, *texts: str) -> bool:
+        """Tell whether it was refused before launch: code 2, one line on stderr that begins so and holds the rest."""
+        begins, *others = texts
+        told = self.err.startswith(f"mimo: {begins}") and all(text in self.err for text in others)
+        return self.code == 2 and not self.out and self.err.count("\n") == 1 and told
+
+    @property
+    def printed(self) -> str:
+        """What it printed; it must have succeeded without a word on stderr."""
+        assert (self.code, self.err) == (0, ""), self
+        return self.out
+
+
+@attrs.frozen(kw_only=True)
+class Started:
+    """A command that runs, and what it has told so far by the pipe that it came through."""
+
+    process: BaseProcess
+    mark: str
+    out: Connection
+    err: Connection
+    told: Mapping[Connection, bytearray]
+
+    @property
+    def pid(self) -> int:
+        """Process, process group and session."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def wait(self) -> Ended:
+        """Return how it ended; nothing that it started may be left."""
+        deadline = time.monotonic() + SECONDS
+        while self._listen(deadline):
+            pass
+        self.process.join(deadline - time.monotonic())
+        assert self.process.exitcode is not None, self._so_far()
+        left = self.living()
+        assert not left, f"{len(left)} processes were left behind by a command that ended with:\n{self._so_far()}"
+        return Ended(code=self.process.exitcode, out=self.told[self.out].decode(), err=self.told[self.err].decode())
+
+    def wait_for(self, text: str) -> None:
+        """Return when the command has printed a line with this text."""
+        deadline = time.monotonic() + SECONDS
+        while text not in self.told[self.out].decode(errors="replace").rpartition("\n")[0]:
+            assert self._listen(deadline), f"ended without {text!r}: {self._so_far()}"
+
+    def workers(self) -> list[int]:
+        """Return the processes that it started, in that order."""
+        return sorted(map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()))
+
+    def living(self) -> list[int]:
+        """Return all of its processes: those of its session, and those that inherited its environment.
+
+        Processes that have ended and wait to be reaped show no environment.
+        """
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                pid, environ = int(path.parent.name), path.read_bytes()
+                if environ and (os.getsid(pid) == self.pid or f"{_MARK}={self.mark}\0".encode() in environ):
+                    found.append(pid)
+        return found
+
+    def _listen(self, deadline: float) -> bool:
+        """Take what the command tells next; return False when nobody is left to tell anything."""
+        pipes = [pipe for pipe in self.told if not pipe.closed]
+        ready = connection.wait(pipes, deadline - time.monotonic()) if pipes else []
+        assert ready or not pipes, f"no end after {SECONDS} s: {self._so_far()}"
+        for pipe in pipes:
+            if pipe in ready:
+                chunk = os.read(pipe.fileno(), _CHUNK)
+                self.told[pipe].extend(chunk)
+                if not chunk:
+                    pipe.close()
+        return bool(pipes)
+
+    def _so_far(self) -> str:
+        return "\n".join(told.decode(errors="replace") for told in self.told.values())
+
+
+def mimo(*words: str) -> NoReturn:
+    """Be ``mimo`` with these words."""
+    from mimo.trainer._cli import run
+
+    sys.exit(run(words))
+
+
+def script(path: str, *_words: str) -> None:
+    """Be a Python program, which finds its words where such programs do."""
+    run_path(path, run_name="__main__")
+
+
+@contextlib.contextmanager
+def start(
+    *words: str | Path,
+    program: Sequence[str | Path] = (),
+    cwd: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    path: Path | None = None,
+    call: Callable[..., object] = mimo,
+) -> Iterator[Started]:
+    """Start a command as the head of a session; end whatever is left of it at the end.
+
+    Args:
+        words: of the command line.
+        program: what to execute with these words; without one, a process is forked.
+        cwd: where it runs.
+        environ: more environment variables.
+        path: one more folder to import from.
+        call: what a forked process calls with these words. It must be picklable.
+    """
+    mark = uuid.uuid4().hex
+    ours = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
+    ours |= {"OMP_NUM_THREADS": "1", "COLUMNS": COLUMNS, _MARK: mark, **(environ or {})}
+    if path is not None:
+        ours["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    (out, its_out), (err, its_err) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    then = (_execute, *map(str, program)) if program else (_call, call, path)
+    process = context.Process(target=_begin, args=(its_out, its_err, cwd, ours, *then, *map(str, words)))
+    with out, err:
+        with its_out, its_err:
+            process.start()
+        started = Started(process=process, mark=mark, out=out, err=err, told={out: bytearray(), err: bytearray()})
+        try:
+            yield started
+        finally:
+            process.kill()
+            for pid in started.living():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.join()
+
+
+def _begin(
+    out: Connection,
+    err: Connection,
+    cwd: Path,
+    environ: Mapping[str, str],
+    then: Callable[..., object],
+    *given: object,
+) -> None:
+    """Be what a shell makes of a process before a program runs in it."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    with out, err:
+        for number, stream in enumerate((nothing, out.fileno(), err.fileno())):
+            os.dup2(stream, number)
+    os.close(nothing)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+    then(*given)
+
+
+def _execute(*argv: str) -> None:
+    os.execv(argv[0], argv)  # noqa: S606  # no shell is wanted
+
+
+def _call(call: Callable[..., object], path: Path | None, *words: str) -> None:
+    sys.argv[1:] = words
+    if path is not None:
+        sys.path.insert(0, str(path))
+    call(*words)

@@ -1,0 +1,142 @@
+"""Settings of the encoder, and how many rows a clip becomes, in whole numbers. Free of torch.
+
+A clip's size is (frames, frames a second), as its header tells; the encoder hears it at 16,000 samples a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import attrs
+
+from mimo.hooks import ConfigError
+from mimo.model import ProjectorConfig, projected_rows
+
+RATE = 16_000
+"""Samples a second that the encoder hears."""
+
+HOP = 160
+"""Samples from one frame of the spectrum to the next: 10 ms."""
+
+ROW = 2 * HOP
+"""Samples a row: 20 ms, since the second convolution takes every other frame."""
+
+# A config doesn't know which module it belongs to, so its errors name the setting from there on.
+_WHERE = "config"
+
+Silence = Literal["skip", "hear", "keep"]
+TooLong = Literal["refuse", "cut"]
+
+
+def _at_least(low: int) -> Callable[[WhisperConfig, attrs.Attribute[int], int], None]:
+    def check(_config: WhisperConfig, attribute: attrs.Attribute[int], value: int) -> None:
+        if value < low:
+            raise ConfigError(f"{_WHERE}.{attribute.name}", expected=f"a whole number from {low}", got=repr(value))
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class WhisperConfig:
+    """Settings of the encoder, ``modules.<name>.config``; by default those of Whisper tiny.
+
+    Args:
+        mels: bands of the spectrum, 80 or since large-v3 128.
+        width: width of a row inside the encoder, a multiple of 2 and of ``heads``.
+        layers: number of layers.
+        heads: attention heads.
+        intermediate: width inside the feed-forward part.
+        positions: rows of the window, 20 ms each; no clip may be longer.
+        silence: what becomes of the rest of the window behind a clip: ``skip`` leaves it out; with ``hear`` the clip's
+            rows attend to it, as the published models were trained; with ``keep`` its rows are delivered besides.
+        too_long: of a clip longer than the window ``cut`` takes the beginning; ``refuse`` ends the run.
+        stack: rows of 20 ms that become one for the projector, a divisor of ``positions``.
+        projector: what brings the rows to the width of the language model.
+
+    Raises:
+        ConfigError: a value is out of range or doesn't go with another.
+    """
+
+    mels: int = attrs.field(default=80, validator=_at_least(1))
+    width: int = attrs.field(default=384, validator=_at_least(4))
+    layers: int = attrs.field(default=4, validator=_at_least(1))
+    heads: int = attrs.field(default=6, validator=_at_least(1))
+    intermediate: int = attrs.field(default=1536, validator=_at_least(1))
+    positions: int = attrs.field(default=1500, validator=_at_least(1))
+    silence: Silence = "skip"
+    too_long: TooLong = "refuse"
+    stack: int = attrs.field(default=1, validator=_at_least(1))
+    projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what doesn't go together."""
+        if self.width % 2 or self.width % self.heads:
+            raise ConfigError(
+                f"{_WHERE}.width",
+                expected=f"a multiple of {self.heads} heads, and of 2 for sines and cosines",
+                got=repr(self.width),
+            )
+        for name, known in (("silence", Silence), ("too_long", TooLong)):
+            value = self.silence if name == "silence" else self.too_long
+            if value not in get_args(known):
+                allowed = " or ".join(repr(one) for one in get_args(known))
+                raise ConfigError(f"{_WHERE}.{name}", expected=allowed, got=repr(value))
+        if self.positions % self.stack:
+            raise ConfigError(
+                f"{_WHERE}.stack", expected=f"a divisor of positions = {self.positions}", got=repr(self.stack)
+            )
+        if self.projector.shuffle != 1:
+            raise ConfigError(
+                f"{_WHERE}.projector.shuffle",
+                expected="1, since a clip has no squares of rows",
+                got=repr(self.projector.shuffle),
+                fix=f"Join rows by {_WHERE}.stack.",
+            )
+
+    @property
+    def window(self) -> int:
+        """Samples of the longest clip."""
+        return self.positions * ROW
+
+
+def samples_of(config: WhisperConfig, size: tuple[int, ...]) -> int:
+    """Return how many samples of a clip of ``size`` = (frames, frames a second) the encoder hears, at least one.
+
+    Raises:
+        ValueError: it has none, or more than the window.
+    """
+    frames, rate = size
+    if frames < 1 or rate < 1:
+        msg = f"{frames} frames at {rate} a second are no clip"
+        raise ValueError(msg)
+    samples = max(1, (2 * frames * RATE + rate) // (2 * rate))  # rounded, as soxr rounds
+    if samples > config.window and config.too_long == "refuse":
+        msg = (
+            f"it takes {frames / rate:.2f} s, more than the {config.window / RATE:.2f} s that the encoder hears; "
+            f"split it, or set {_WHERE}.too_long = 'cut' to lose its end"
+        )
+        raise ValueError(msg)
+    return min(samples, config.window)
+
+
+def own_rows(config: WhisperConfig, size: tuple[int, ...]) -> int:
+    """Return the rows inside the encoder that a clip takes itself: a multiple of ``stack``, begun ones included."""
+    return -(-samples_of(config, size) // (ROW * config.stack)) * config.stack
+
+
+def encoded_rows(config: WhisperConfig, size: tuple[int, ...]) -> int:
+    """Return the rows inside the encoder that are computed for a clip."""
+    own = own_rows(config, size)
+    return own if config.silence == "skip" else config.positions
+
+
+def stacked_rows(config: WhisperConfig, size: tuple[int, ...]) -> int:
+    """Return the rows that the projector gets of a clip."""
+    own = own_rows(config, size)
+    return (config.positions if config.silence == "keep" else own) // config.stack
+
+
+def delivered_rows(config: WhisperConfig, size: tuple[int, ...]) -> int:
+    """Return the rows that the language model gets of a clip."""
+    return projected_rows(config.projector, (stacked_rows(config, size), 1))

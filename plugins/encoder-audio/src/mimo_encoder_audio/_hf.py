@@ -1,0 +1,73 @@
+"""Where published Whisper folders hold the encoder: alone, or below a model with a decoder, which is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mimo.hooks import ConfigError
+from mimo.model import HfFamily, HfTensor
+from mimo_encoder_audio._config import WhisperConfig
+
+_SETTINGS = {
+    "mels": "num_mel_bins",
+    "width": "d_model",
+    "layers": "encoder_layers",
+    "heads": "encoder_attention_heads",
+    "intermediate": "encoder_ffn_dim",
+    "positions": "max_source_positions",
+}
+_ONLY: Mapping[str, Any] = {  # what ours can't do otherwise
+    "activation_function": "gelu",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+}
+
+
+def _settings(published: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key, only in _ONLY.items():
+        if published.get(key, only) != only:
+            raise ConfigError(f"config.json: {key}", expected=repr(only), got=repr(published[key]))
+    return {ours: published[theirs] for ours, theirs in _SETTINGS.items() if theirs in published}
+
+
+def _describe(config: WhisperConfig) -> Mapping[str, Any]:
+    return {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | dict(_ONLY)
+
+
+def _tensors(config: WhisperConfig) -> Sequence[HfTensor]:
+    table = [HfTensor(ours="positions.weight", theirs="embed_positions.weight")]
+    for name, inputs in (("conv1", config.mels), ("conv2", config.width)):
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        table.append(HfTensor(ours=weight, theirs=weight, shape=(config.width, inputs, 3), dims=(0, 2, 1)))
+        table.append(HfTensor(ours=bias, theirs=bias))
+    pairs = {
+        "attention_norm": "self_attn_layer_norm",
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.output": "self_attn.out_proj",
+        "mlp_norm": "final_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    }
+    named = {
+        f"layers.{i}.{ours}": f"layers.{i}.{theirs}" for i in range(config.layers) for ours, theirs in pairs.items()
+    }
+    for ours, theirs in (named | {"norm": "layer_norm"}).items():
+        leaves = ("weight",) if ours.endswith("attention.key") else ("weight", "bias")
+        table += [HfTensor(ours=f"{ours}.{leaf}", theirs=f"{theirs}.{leaf}") for leaf in leaves]
+    return table
+
+
+WHISPER_HF = HfFamily(
+    model_type="whisper",
+    architecture="WhisperForAudioClassification",
+    settings=_settings,
+    describe=_describe,
+    tensors=_tensors,
+    renamed=({"": "encoder."}, {"": "model.encoder."}, {}),
+    ignored=("decoder.*", "model.decoder.*", "proj_out.weight", "projector.*", "classifier.*", "layer_weights"),
+)

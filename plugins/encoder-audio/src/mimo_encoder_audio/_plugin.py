@@ -1,0 +1,86 @@
+"""The encoder ``whisper`` and how it registers. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mimo.hooks import hookimpl
+from mimo.model import (
+    EncoderSpec,
+    EncoderStages,
+    Stage,
+    Work,
+    packed_context,
+    packed_recompute,
+    packed_tensor,
+    projector_divisible,
+)
+from mimo_encoder_audio._config import WhisperConfig, delivered_rows, encoded_rows
+from mimo_encoder_audio._hf import WHISPER_HF
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def _measure(raw: Any) -> tuple[int, ...]:
+    from mimo_encoder_audio._clips import clip_size
+
+    return clip_size(raw)
+
+
+def _prepare(config: WhisperConfig, raw: Any) -> Mapping[str, Tensor]:
+    from mimo_encoder_audio._prepare import prepare_clip
+
+    return prepare_clip(config, raw)
+
+
+def _build(config: WhisperConfig, hidden: int) -> nn.Module:
+    from mimo_encoder_audio._encoder import AudioTransformer
+
+    return AudioTransformer(config, hidden)
+
+
+def _cut(module: nn.Module, stage: Stage) -> nn.Module:
+    from mimo_encoder_audio._encoder import AudioTransformer
+
+    assert isinstance(module, AudioTransformer)
+    return module.keep(stage)
+
+
+def _flops(
+    config: WhisperConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
+) -> Mapping[str, Work]:
+    from mimo_encoder_audio._work import encoder_work
+
+    return encoder_work(config, hidden, stage, recompute, sizes)
+
+
+WHISPER = EncoderSpec(
+    name="whisper",
+    config=WhisperConfig,
+    measure=_measure,
+    rows=delivered_rows,
+    prepare=_prepare,
+    build=_build,
+    modality="audio",
+    parts={"encoder": ("conv1", "conv2", "positions", "layers", "norm"), "projector": ("projector",)},
+    tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),
+    context=packed_context(),
+    stages=EncoderStages(
+        layers=lambda config: config.layers,
+        message_rows=encoded_rows,
+        width=lambda config: config.width,
+        cut=_cut,
+        parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
+    ),
+    recompute=packed_recompute(),
+    flops=_flops,
+    hf=(WHISPER_HF,),
+)
+
+
+@hookimpl
+def mimo_register_encoders() -> list[EncoderSpec]:
+    """Register ``whisper``."""
+    return [WHISPER]

@@ -1,0 +1,220 @@
+"""The encoder against the published one, built small and random: from sound to rows, gradients, and weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear
+from transformers import WhisperConfig as Published
+from transformers import WhisperFeatureExtractor, WhisperForAudioClassification, WhisperForConditionalGeneration
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+from mimo.hooks import CheckpointError, ConfigError
+from mimo.model import ProjectorConfig
+from mimo.model.runtime import read_hf, write_hf
+from mimo_encoder_audio import WHISPER, WhisperConfig
+from mimo_encoder_audio._config import Silence, own_rows
+
+WIDTH, MELS, POSITIONS = 24, 10, 50  # a window of one second
+CONFIG = WhisperConfig(
+    mels=MELS,
+    width=WIDTH,
+    layers=3,
+    heads=4,
+    intermediate=40,
+    positions=POSITIONS,
+    projector=ProjectorConfig(kind="linear", bias=False),
+)
+PUBLISHED: dict[str, Any] = {
+    "d_model": WIDTH,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 40,
+    "num_mel_bins": MELS,
+    "max_source_positions": POSITIONS,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 12,
+    "vocab_size": 30,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+(FAMILY,) = WHISPER.hf
+
+
+def _random(module: nn.Module) -> None:
+    """Draw everything, norms and positions too, where its place in the formula would show."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + 0.1)
+
+
+def _published() -> WhisperEncoder:
+    torch.manual_seed(0)
+    encoder = WhisperEncoder(Published(**PUBLISHED))
+    encoder.config._attn_implementation = "eager"
+    encoder.eval()
+    _random(encoder)
+    return encoder
+
+
+def _ours(encoder: WhisperEncoder, silence: Silence) -> tuple[WhisperConfig, nn.Module]:
+    """Return ours with the same weights, and a projector that changes nothing."""
+    config = WhisperConfig(
+        **{**FAMILY.settings(encoder.config.to_dict()), "silence": silence, "projector": CONFIG.projector}
+    )
+    module = WHISPER.build(config, WIDTH)
+    assert read_hf(module, FAMILY, config, encoder.state_dict()) == ("projector.linear.weight",)
+    with torch.no_grad():
+        module.get_parameter("projector.linear.weight").copy_(torch.eye(WIDTH))
+    return config, module
+
+
+def _clips() -> list[NDArray[np.float32]]:
+    """Return clips from one sample to the whole window; where one ends loudly, its peak is in the last frames."""
+    random = np.random.default_rng(5)
+    clips = [(random.standard_normal(samples) * 0.1).astype(np.float32) for samples in (1, 1600, 3200, 15_999, 16_000)]
+    clips[2][-1] = 1
+    return clips
+
+
+def _heard(encoder: WhisperEncoder, mel: Tensor, rows: int) -> Tensor:
+    """Return what the published layers make of one clip where none of its rows sees the silence behind it."""
+    hidden = gelu(encoder.conv2(gelu(encoder.conv1(mel)))).transpose(1, 2) + encoder.embed_positions.weight
+    mask = torch.zeros(1, 1, POSITIONS, POSITIONS)
+    mask[..., rows:] = -torch.inf
+    for layer in encoder.layers:
+        hidden = layer(hidden, mask)
+    normed: Tensor = encoder.layer_norm(hidden)
+    return normed[0, :rows]
+
+
+def _wanted(encoder: WhisperEncoder, clips: list[NDArray[np.float32]], silence: Silence) -> Tensor:
+    extractor = WhisperFeatureExtractor(feature_size=MELS, chunk_length=1)
+    mel = torch.from_numpy(extractor(clips, sampling_rate=16_000, return_tensors="np").input_features)
+    rows = [own_rows(CONFIG, (len(clip), 16_000)) for clip in clips]
+    if silence == "skip":
+        return torch.cat([_heard(encoder, each[None], count) for each, count in zip(mel, rows, strict=True)])
+    hidden = encoder(mel).last_hidden_state
+    return torch.cat([each if silence == "keep" else each[:count] for each, count in zip(hidden, rows, strict=True)])
+
+
+@pytest.mark.parametrize("silence", ["skip", "hear", "keep"])
+def test_equals_the_published_encoder(silence: Silence) -> None:
+    """From sound to rows within 1e-4, and every gradient, whatever becomes of the silence."""
+    encoder = _published()
+    config, module = _ours(encoder, silence)
+    clips = _clips()
+    raws = [(clip, 16_000) for clip in clips]
+    found = module([WHISPER.prepare(config, raw) for raw in raws], [WHISPER.measure(raw) for raw in raws])
+    wanted = _wanted(encoder, clips, silence)
+    assert len(found) == sum(WHISPER.rows(config, WHISPER.measure(raw)) for raw in raws)
+    assert float((found - wanted).detach().norm()) < 1e-4 * float(wanted.detach().norm())
+    gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    found.backward(gradient)
+    wanted.backward(gradient)
+    _check_gradients(encoder, config, module)
+
+
+def _check_gradients(encoder: WhisperEncoder, config: WhisperConfig, module: nn.Module) -> None:
+    gradients = copy.deepcopy(module)  # a module of gradients, so that the table names them
+    with torch.no_grad():
+        for path, parameter in module.named_parameters():
+            value = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.get_parameter(path).copy_(value)
+    mine = {name.removeprefix("encoder."): tensor for name, tensor in write_hf(gradients, FAMILY, config).items()}
+    theirs = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+    assert mine.keys() - theirs.keys() == {"embed_positions.weight"}
+    assert module.get_parameter("positions.weight").grad is None
+    whole = float(torch.stack([gradient.norm() for gradient in theirs.values()]).norm())
+    for name, gradient in theirs.items():
+        apart = float((mine[name] - gradient).norm())
+        assert apart <= 1e-4 * max(float(gradient.norm()), 1e-3 * whole), (name, apart)
+
+
+def test_initial_positions_are_the_published_ones() -> None:
+    """A fresh encoder has the table that a fresh published one has."""
+    with torch.random.fork_rng():
+        fresh = WhisperEncoder(Published(**PUBLISHED))
+    found = WHISPER.build(CONFIG, 8).get_parameter("positions.weight")
+    assert torch.equal(found, fresh.embed_positions.weight)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("model", [WhisperEncoder, WhisperForAudioClassification, WhisperForConditionalGeneration])
+def test_weights_come_and_go_bitwise(model: Any, tmp_path: Path) -> None:
+    """From a published folder of any of its models, and into one that `transformers` loads, bit for bit."""
+    from safetensors.torch import load_file, save_file
+
+    published = model(Published(**PUBLISHED))
+    _random(published)
+    published.save_pretrained(tmp_path)
+    settings = FAMILY.settings(json.loads((tmp_path / "config.json").read_text()))
+    config = WhisperConfig(**settings)
+    module = WHISPER.build(config, 8)
+    read_hf(module, FAMILY, config, load_file(tmp_path / "model.safetensors"))
+    written = write_hf(module, FAMILY, config)
+    encoder = next(part for part in published.modules() if isinstance(part, WhisperEncoder))
+    assert {f"encoder.{name}" for name in encoder.state_dict()} == written.keys()
+    again = tmp_path / "again"
+    again.mkdir()
+    described = {"architectures": [FAMILY.architecture], "model_type": FAMILY.model_type, **FAMILY.describe(config)}
+    (again / "config.json").write_text(json.dumps(described))
+    save_file(written, again / "model.safetensors", metadata={"format": "pt"})
+    loaded = WhisperForAudioClassification.from_pretrained(again).encoder
+    assert loaded.config.encoder_layers == 3
+    for name, tensor in encoder.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_another_size_is_refused() -> None:
+    """Weights of another width are told with both shapes."""
+    config = WhisperConfig(mels=MELS, width=WIDTH, layers=3, heads=4, intermediate=44, positions=POSITIONS)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.fc1\.weight has the shape \[40, 24\], not \[44, 24\]"):
+        read_hf(WHISPER.build(config, 8), FAMILY, config, _published().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("activation_function", "relu"), ("dropout", 0.1), ("encoder_layerdrop", 0.5)]
+)
+def test_what_ours_cannot_do_is_refused(key: str, value: Any) -> None:
+    """A published setting that would change the numbers is named."""
+    with pytest.raises(ConfigError, match=rf"config\.json: {key}: expected .*, got {value!r}"):
+        FAMILY.settings({**PUBLISHED, key: value})
+
+
+def test_settings_and_description_are_inverse() -> None:
+    """What is written reads back as the same settings."""
+    described = FAMILY.describe(CONFIG)
+    assert WhisperConfig(**FAMILY.settings(described), projector=CONFIG.projector) == CONFIG
+    assert {key: described[key] for key in PUBLISHED if key in described} == {
+        key: value for key, value in PUBLISHED.items() if key in described
+    }
+
+
+def test_neighbours_are_joined_in_order() -> None:
+    """With ``stack`` each row that the projector reads is so many rows of 20 ms, one after the other."""
+    encoder = _published()
+    config, module = _ours(encoder, "keep")
+    stacked = WhisperConfig(**{**FAMILY.settings(encoder.config.to_dict()), "silence": "keep", "stack": 5})
+    joined = WHISPER.build(stacked, 7)
+    read_hf(joined, FAMILY, stacked, encoder.state_dict())
+    raws = [(clip, 16_000) for clip in _clips()]
+    items, sizes = [WHISPER.prepare(config, raw) for raw in raws], [WHISPER.measure(raw) for raw in raws]
+    rows = module(items, sizes).view(-1, 5 * WIDTH)
+    up, down = (
+        (joined.get_parameter(f"projector.mlp.{name}.weight"), joined.get_parameter(f"projector.mlp.{name}.bias"))
+        for name in ("up", "down")
+    )
+    torch.testing.assert_close(joined(items, sizes), linear(gelu(linear(rows, *up)), *down), rtol=1e-4, atol=1e-5)
