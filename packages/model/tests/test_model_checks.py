@@ -221,8 +221,12 @@ def test_which_stages_train() -> None:
             {"hidden": 18},
             r"modules\.language\.config\.hidden: expected heads of an even width.*got 18, so a width of 3",
         ),
-        ({"rope_theta": 0.0}, r"modules\.language\.config\.rope_theta: expected a number above 0, got 0\.0"),
-        ({"norm_eps": float("nan")}, r"modules\.language\.config\.norm_eps: expected a number above 0, got nan"),
+        ({"rope_theta": 0.0}, r"modules\.language\.config\.rope_theta: expected a finite number above 0, got 0\.0"),
+        ({"norm_eps": float("nan")}, r"modules\.language\.config\.norm_eps: expected a finite number above 0, got nan"),
+        (
+            {"rope_theta": float("inf")},
+            r"modules\.language\.config\.rope_theta: expected a finite number above 0, got inf",
+        ),
         ({"sliding_window": -1}, r"modules\.language\.config\.sliding_window: expected a whole number from 0, got -1"),
         (
             {"attention_bias": True, "qkv_bias": True},

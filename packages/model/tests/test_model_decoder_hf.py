@@ -261,13 +261,15 @@ def test_keys_that_are_left_out_mean_what_transformers_takes_them_for(model_type
 
 
 REFUSED: Sequence[tuple[str, Mapping[str, Any], str]] = [
-    ("llama", {"hidden_act": "gelu"}, "hidden_act: expected 'silu', as the decoder knows no other, got 'gelu'"),
-    ("qwen2", {"attention_dropout": 0.1}, "attention_dropout: expected 0.0, as the decoder knows no other, got 0.1"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act: expected 'silu', as ours knows no other, got 'gelu'"),
+    ("qwen2", {"attention_dropout": 0.1}, "attention_dropout: expected 0.0, as ours knows no other, got 0.1"),
     ("llama", {"rope_scaling": {"type": "yarn"}}, "rope_scaling.rope_type: expected one of default, linear, llama3"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type: expected one of"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: expected a number, as rope_type 'linear' n"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
     ("llama", {"hidden_size": None}, "hidden_size: expected a whole number, got None"),
+    ("llama", {"hidden_size": 1 << 40}, "hidden_size: expected at most 2147483647, got 1099511627776"),
+    ("llama", {"attention_bias": "false"}, "attention_bias: expected true or false, got 'false'"),
     ("mistral", {"quantization_config": {"bits": 4}}, "quantization_config: expected None"),
     (
         "qwen2",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.checkpoint import Stream, write_safetensors
-from mimo.hooks import ConfigError, PluginError
+from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
 from mimo.model.runtime import write_hf
 from mimo.trainer._hf_import import left_whole, prepare
@@ -57,6 +57,21 @@ def whole(stream: Stream) -> Tensor:
     return torch.cat(chunks).view(stream.shape)
 
 
+def published(tmp_path: Path) -> HfPart:
+    """Return a small decoder that is written as a folder of its first family."""
+    config = DecoderConfig(vocabulary=6, hidden=4, heads=2, layers=1, intermediate=4)
+    family = DECODER.hf[0]
+    module: Any = DECODER.build(config, Stage())
+    tensors = write_hf(module, family, config)
+    streams = {
+        name: Stream(dtype=one.dtype, shape=tuple(one.shape), chunks=functools.partial(one.reshape(-1).split, 2))
+        for name, one in tensors.items()
+    }
+    folder = write_safetensors(tmp_path / "f", streams, texts={})
+    reader = Reader(module="language", spec=DECODER, family=family)
+    return HfPart(folder=folder, section="", reader=reader, config=config, given={})
+
+
 def test_streams_follow_the_table_both_ways() -> None:
     """Fused, reshaped, stacked, turned and single numbers, as `write_hf` has them; types are converted on the way."""
     module = nn.Module()
@@ -71,6 +86,21 @@ def test_streams_follow_the_table_both_ways() -> None:
     assert all(torch.equal(whole(theirs[name]), tensor.bfloat16()) for name, tensor in expected.items())
     back = our_streams(TABLE, SHAPES, Held(expected), shapes, dtype=torch.float64)
     assert all(torch.equal(whole(back[name]), tensor.double()) for name, tensor in ours.items())
+
+
+def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
+    """Rather than become infinite; what was infinite stays so."""
+    table, shapes = (HfTensor(ours="a", theirs="b"),), {"a": (4,)}
+
+    def stream(values: list[float], dtype: torch.dtype) -> Stream:
+        held = Held({"language.a": torch.tensor(values)})
+        return their_streams(table, shapes, held, {"b": (4,)}, before="language.", dtype=dtype)["b"]
+
+    large = [1.0, 2.0, 3.0, -70_000.0]
+    with pytest.raises(CheckpointError, match=r"language\.a: expected numbers that float16 can .* 65504, got 70000\."):
+        whole(stream(large, torch.float16))
+    assert whole(stream(large, torch.bfloat16)).isfinite().all()
+    assert whole(stream([1.0, 2.0, 3.0, math.inf], torch.float16))[3] == math.inf
 
 
 def test_a_part_is_left_whole_or_torn() -> None:
@@ -149,23 +179,38 @@ def test_readers_are_those_of_the_named_module() -> None:
 
 def test_a_table_that_leaves_out_a_part_of_a_part_is_refused(tmp_path: Path) -> None:
     """As what it forgets would begin with random numbers."""
-    config = DecoderConfig(vocabulary=6, hidden=4, heads=2, layers=1, intermediate=4)
-    family = DECODER.hf[0]
-    module: Any = DECODER.build(config, Stage())
-    tensors = write_hf(module, family, config)
-    streams = {
-        name: Stream(dtype=one.dtype, shape=tuple(one.shape), chunks=functools.partial(one.reshape(-1).split, 2))
-        for name, one in tensors.items()
-    }
-    write_safetensors(tmp_path / "f", streams, texts={})
+    part = published(tmp_path)
+    family = part.reader.family
 
     def forgetful(config: Any) -> list[HfTensor]:
         return [entry for entry in family.tensors(config) if not entry.ours.endswith("key.weight")]
 
     less = attrs.evolve(family, tensors=forgetful, ignored=("*.k_proj.weight",))
-    reader = Reader(module="language", spec=DECODER, family=less)
-    part = HfPart(folder=tmp_path / "f", section="", reader=reader, config=config, given={})
     with pytest.raises(PluginError) as caught:
-        prepare([part], {})
+        prepare([attrs.evolve(part, reader=attrs.evolve(part.reader, family=less))], {})
     told = "a table of llama that fills each part of 'decoder' wholly, or not at all, got nothing for layers.0."
     assert told in str(caught.value)
+
+
+def test_a_family_that_is_never_written_is_read(tmp_path: Path) -> None:
+    """And compared with settings of a run by ours."""
+    part = published(tmp_path)
+
+    def never(_config: Any) -> Mapping[str, Any]:
+        raise ConfigError("config", expected="another", got="this")
+
+    reader = attrs.evolve(part.reader, family=attrs.evolve(part.reader.family, describe=never))
+    part = attrs.evolve(part, reader=reader)
+    assert prepare([part], {})[0].part.config == part.config
+    with pytest.raises(ConfigError, match=r"got 1 settings that differ:\n  rope_theta: 10000.0 there, 5.0 here\n"):
+        prepare([part], {"language": attrs.evolve(part.config, rope_theta=5.0)})
+
+
+def test_settings_that_the_family_of_a_folder_cannot_say_are_told_as_differing(tmp_path: Path) -> None:
+    """Not as if the folder were to be written."""
+    part = published(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        prepare([part], {"language": attrs.evolve(part.config, query_key_norm=True)})
+    told = "query_key_norm: expected False, as models of the family 'llama' have no other, got True"
+    assert f"got 1 settings that differ:\n  modules.language.config.{told}\n" in str(caught.value)
+    assert "`mimo checkpoint import-hf" in str(caught.value)

@@ -11,7 +11,7 @@ import pytest
 from mimo.hooks import ConfigError, Kind
 from mimo.trainer._config import make_settings
 from mimo.trainer._fields import own_keys
-from mimo.trainer._init import example_text
+from mimo.trainer._init import example_text, one_line
 from mimo.trainer._plugins import find_installed
 from mimo.trainer._settings import ModuleSettings, Settings
 
@@ -58,3 +58,11 @@ def test_keys_of_installed_plugins_are_there_with_their_defaults() -> None:
     assert table["optimizer"]["betas"] == [0.9, 0.95]
     assert table["modules"]["language"]["config"]["vocabulary"] == 0
     assert "\n# file =\n" in text
+
+
+def test_a_table_among_a_plugins_keys_stands_on_one_line() -> None:
+    """Written as a table of its own it would take the keys that follow."""
+    table = {"kind": "mlp", "bias": True, "shares": [0.5, 1.0], "inner": {"width": 3}}
+    line = one_line("projector", table)
+    assert "\n" not in line
+    assert tomllib.loads(line) == {"projector": table}

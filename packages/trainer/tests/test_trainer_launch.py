@@ -1,18 +1,22 @@
-"""The launcher with real processes and real signals, each time in a program of its own."""
+"""The launcher with real processes and real signals, each time in a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import processes
 import pytest
+from processes import Started, script
 
 from mimo.trainer._launch import _processes, start_method
 from mimo.trainer._place import Place
@@ -48,6 +52,7 @@ BLOCKED = """
 """
 
 
+@contextlib.contextmanager
 def start(
     tmp_path: Path,
     body: str,
@@ -57,45 +62,45 @@ def start(
     method: str = "fork",
     timeout: float = 600,
     stops: bool = False,
-) -> subprocess.Popen[str]:
-    """Start a program that launches ``body`` in each rank."""
+    fresh: bool = False,
+) -> Iterator[Started]:
+    """Start a program that launches ``body`` in each rank, in a fresh interpreter if asked or if the ranks are."""
     program = tmp_path / "program.py"
     program.write_text(
         HEAD + body + TAIL.format(world=world, method=method, directory=str(tmp_path), timeout=timeout, stops=stops)
     )
-    return subprocess.Popen(  # noqa: S603 -- the test's own program
-        [sys.executable, str(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a terminal's Ctrl-C reaches exactly this group
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})},
-    )
+    if fresh or method == "spawn":
+        with processes.start(program=(sys.executable, program), environ=environ) as started:
+            yield started
+    else:
+        with processes.start(call=partial(script, str(program)), environ=environ) as started:
+            yield started
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Return exit code, stdout and stderr; it lasts until every process that shares the pipes has ended."""
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, out, err
+def finish(started: Started) -> tuple[int, str, str]:
+    """Return exit code, stdout and stderr, when every process that shares these has ended."""
+    ended = started.wait()
+    return ended.code, ended.out, ended.err
 
 
-def join(
-    tmp_path: Path, body: str, world: int, *, stops: bool = False, shared: bool = False
-) -> list[tuple[int, str, str]]:
+def launched(tmp_path: Path, body: str, **how: Any) -> tuple[int, str, str]:
+    """Start a program, and return what `finish` does."""
+    with start(tmp_path, body, **how) as started:
+        return finish(started)
+
+
+def join(tmp_path: Path, body: str, world: int, *, shared: bool = False, **how: Any) -> list[tuple[int, str, str]]:
     """Start each rank by itself, as torchrun and Slurm do, and return what `finish` does by rank."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-    ranks = []
-    for rank in range(world):
-        directory = tmp_path if shared else tmp_path / str(rank)
-        directory.mkdir(exist_ok=True)
-        environ = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ranks.append(start(directory, body, environ, stops=stops))
-    return [finish(process) for process in ranks]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(world):
+            directory = tmp_path if shared else tmp_path / str(rank)
+            directory.mkdir(exist_ok=True)
+            environ = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            ranks.append(stack.enter_context(start(directory, body, environ, **how)))
+        return [finish(one) for one in ranks]
 
 
 def test_all_ranks_meet_and_the_exit_code_is_0(tmp_path: Path) -> None:
@@ -105,7 +110,7 @@ def test_all_ranks_meet_and_the_exit_code_is_0(tmp_path: Path) -> None:
     if together() == 3 and place.rank == 2:
         print("met")
 """
-    assert finish(start(tmp_path, body)) == (0, "met\n", "")
+    assert launched(tmp_path, body, fresh=True) == (0, "met\n", "")
     assert not (tmp_path / "error.txt").exists()
 
 
@@ -117,7 +122,7 @@ def test_one_ranks_data_error_ends_all_with_3_and_is_shown_once_without_tracebac
         raise DataError("train.jsonl:12", expected="an image that can be read", got="'a.png'")
     together()
 """
-    code, out, err = finish(start(tmp_path, body))
+    code, out, err = launched(tmp_path, body)
     told = "rank 1: train.jsonl:12: expected an image that can be read, got 'a.png'.\n"
     assert (code, out, err) == (3, "", f"mimo: {told}")
     assert (tmp_path / "error.txt").read_text() == told
@@ -131,7 +136,7 @@ def test_an_unexpected_error_shows_its_traceback_once_and_names_the_rank_last(tm
         raise KeyError("lost")
     together()
 """
-    code, _, err = finish(start(tmp_path, body))
+    code, _, err = launched(tmp_path, body)
     assert code == 3
     assert err.count("Traceback (most recent call last)") == 1
     assert err.endswith("rank 2 failed: KeyError: 'lost'\n")
@@ -144,7 +149,7 @@ def test_an_error_before_the_ranks_met_ends_the_others_too(tmp_path: Path) -> No
         raise ConfigError("run.seed", expected="luck", got="none")
     together()
 """
-    code, _, err = finish(start(tmp_path, body))
+    code, _, err = launched(tmp_path, body)
     assert (code, err) == (2, "mimo: rank 0: run.seed: expected luck, got none.\n")
 
 
@@ -156,7 +161,7 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     together()
 """
-    code, _, err = finish(start(tmp_path, body))
+    code, _, err = launched(tmp_path, body)
     assert code == 3
     assert err.startswith("mimo: rank 1 was ended by signal 9 (SIGKILL).")
     assert err.count("\n") == 1
@@ -171,7 +176,7 @@ def test_a_rank_that_exits_without_a_reason_is_named(tmp_path: Path) -> None:
         os._exit(7)
     signal.pause()
 """
-    code, _, err = finish(start(tmp_path, body))
+    code, _, err = launched(tmp_path, body)
     assert (code, err) == (3, "mimo: rank 1 ended with exit code 7 and without a reason.\n")
 
 
@@ -186,7 +191,7 @@ def test_a_reason_that_cannot_be_written_is_told_all_the_same(blocks: bool, tmp_
         raise DataError("train.jsonl:12", expected="an image", got="none")
     together()
 """
-    code, _, err = finish(start(tmp_path, body))
+    code, _, err = launched(tmp_path, body)
     assert (code, err) == (3, "mimo: rank 1: train.jsonl:12: expected an image, got none.\n")
 
 
@@ -199,7 +204,7 @@ def test_fresh_interpreters_meet_and_end_as_forked_processes_do(tmp_path: Path) 
         raise DataError("train.jsonl:7", expected="text", got="none")
     together()
 """
-    code, out, err = finish(start(tmp_path, body, world=2, method="spawn"))
+    code, out, err = launched(tmp_path, body, world=2, method="spawn")
     told = "rank 1: train.jsonl:7: expected text, got none.\n"
     assert (code, out, err) == (3, "", f"mimo: {told}")
     assert (tmp_path / "error.txt").read_text() == told
@@ -207,13 +212,12 @@ def test_fresh_interpreters_meet_and_end_as_forked_processes_do(tmp_path: Path) 
 
 def test_ctrl_c_while_fresh_interpreters_import_is_silent(tmp_path: Path) -> None:
     """They take seconds to begin, in which a signal must leave neither processes nor their tracebacks."""
-    process = start(tmp_path, BLOCKED, world=2, method="spawn")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while process.poll() is None and len(children.read_text().split()) < 3:  # and the tracker of their resources
-        pass
-    os.killpg(process.pid, signal.SIGINT)
-    code, _, err = finish(process)
-    assert (code, err) == (130, "mimo: interrupted\n")
+    with start(tmp_path, BLOCKED, world=2, method="spawn") as started:
+        while len(started.workers()) < 3:  # and the tracker of their resources
+            pass
+        os.killpg(started.pid, signal.SIGINT)
+        code, _, err = finish(started)
+        assert (code, err) == (130, "mimo: interrupted\n")
 
 
 def test_each_process_has_a_gpu_of_its_own() -> None:
@@ -229,22 +233,20 @@ def test_each_process_has_a_gpu_of_its_own() -> None:
 
 def test_ctrl_c_ends_every_process_with_130_and_no_traceback(tmp_path: Path) -> None:
     """Ctrl-C reaches the whole process group, ranks in a collective included."""
-    process = start(tmp_path, BLOCKED)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, signal.SIGINT)
-    code, _, err = finish(process)
-    assert (code, err) == (130, "mimo: interrupted\n")
+    with start(tmp_path, BLOCKED) as started:
+        started.wait_for("ready")
+        os.killpg(started.pid, signal.SIGINT)
+        code, _, err = finish(started)
+        assert (code, err) == (130, "mimo: interrupted\n")
 
 
 def test_sigterm_to_the_launcher_alone_ends_every_process_with_143(tmp_path: Path) -> None:
     """What batch systems send to the process that they know."""
-    process = start(tmp_path, BLOCKED)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    code, _, err = finish(process)
-    assert (code, err) == (143, "mimo: interrupted\n")
+    with start(tmp_path, BLOCKED) as started:
+        started.wait_for("ready")
+        started.process.terminate()
+        code, _, err = finish(started)
+        assert (code, err) == (143, "mimo: interrupted\n")
 
 
 def test_a_task_that_knows_sigterm_is_told_and_ends_by_itself(tmp_path: Path) -> None:
@@ -263,26 +265,24 @@ def test_a_task_that_knows_sigterm_is_told_and_ends_by_itself(tmp_path: Path) ->
         time.sleep(0.01)
     assert place.progress.stops
 """
-    process = start(tmp_path, body, stops=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    os.killpg(process.pid, signal.SIGTERM)
-    told = "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
-    assert finish(process) == (0, "", told)
+    with start(tmp_path, body, stops=True) as started:
+        started.wait_for("ready")
+        os.killpg(started.pid, signal.SIGTERM)
+        told = "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
+        assert finish(started) == (0, "ready\n", told)
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_one_that_takes_too_long_is_ended(again: bool, tmp_path: Path) -> None:
     """When it has taken as long as a run may stand still, or is asked again."""
-    process = start(tmp_path, BLOCKED, stops=True, timeout=600 if again else 1)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    if again:
-        time.sleep(1.5)  # sooner it would be the same wish
-        process.terminate()
-    code, _, err = finish(process)
-    assert (code, err.splitlines()[-1]) == (143, "mimo: interrupted")
+    with start(tmp_path, BLOCKED, stops=True, timeout=600 if again else 1) as started:
+        started.wait_for("ready")
+        started.process.terminate()
+        if again:
+            time.sleep(1.5)  # sooner it would be the same wish
+            started.process.terminate()
+        code, _, err = finish(started)
+        assert (code, err.splitlines()[-1]) == (143, "mimo: interrupted")
 
 
 def test_a_rank_that_hangs_when_others_have_ended_is_named(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_rank_that_hangs_when_others_have_ended_is_named(tmp_path: Path) -> No
     if place.rank == 1:
         time.sleep(1000)
 """
-    code, _, err = finish(start(tmp_path, body, timeout=1))
+    code, _, err = launched(tmp_path, body, timeout=1)
     assert code == 3
     found = re.fullmatch(r"mimo: rank 1 did not go on for .* s in the test, at (.*), line .*", err.strip())
     assert found is not None, err
@@ -338,13 +338,12 @@ def test_joined_ranks_say_that_the_one_in_which_all_meet_is_gone(tmp_path: Path)
 
 def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
     """The ranks' store dies with the launcher; `finish` returns only when all of them are gone."""
-    process = start(tmp_path, BLOCKED)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.kill()
-    code, _, err = finish(process)
-    assert code == -signal.SIGKILL
-    assert "Traceback" not in err
+    with start(tmp_path, BLOCKED) as started:
+        started.wait_for("ready")
+        started.process.kill()
+        code, _, err = finish(started)
+        assert code == -signal.SIGKILL
+        assert "Traceback" not in err
 
 
 def test_joined_ranks_all_end_with_the_code_of_the_first_and_only_that_one_tells(tmp_path: Path) -> None:
@@ -426,7 +425,7 @@ def test_sigterm_to_a_rank_that_is_done_is_nothing(tmp_path: Path) -> None:
     import atexit
     atexit.register(lambda: print(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN))
 """
-    assert join(tmp_path, body, 1, stops=True) == [(0, "True\n", "")]
+    assert join(tmp_path, body, 1, stops=True, fresh=True) == [(0, "True\n", "")]
 
 
 def test_joined_ranks_that_succeed_end_with_0(tmp_path: Path) -> None:

@@ -110,6 +110,23 @@ def test_wrong_values_are_refused_by_their_full_path(table: Any, text: str) -> N
     assert str(caught.value).startswith(text)
 
 
+@attrs.frozen
+class Judge:
+    """Refuses what its table holds, by the path that it usually has."""
+
+    inner: Inner
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse."""
+        raise ConfigError("config.inner.width", expected="less", got="more")
+
+
+def test_a_class_may_refuse_what_a_table_inside_of_it_holds() -> None:
+    """The path is the full one, from where the class stands."""
+    with pytest.raises(ConfigError, match=r"^here\.inner\.width: expected less, got more"):
+        structure({"inner": {"width": 3}}, Judge, "here")
+
+
 def test_keys_of_a_neighbour_are_suggested_too() -> None:
     """In a table that a plugin shares with others."""
     with pytest.raises(ConfigError, match=r"Did you mean 'clip'\?"):

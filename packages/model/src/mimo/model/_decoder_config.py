@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -28,8 +29,8 @@ def _not_negative(_config: DecoderConfig, attribute: attrs.Attribute[float], val
 
 
 def _above_zero(_config: DecoderConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{_WHERE}.{attribute.name}", expected="a number above 0", got=repr(value))
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{_WHERE}.{attribute.name}", expected="a finite number above 0", got=repr(value))
 
 
 _OF_MIXTURES = frozenset(

@@ -5,11 +5,12 @@ Reading refuses, by its key, what the decoder can't do. Writing tells what the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mimo.hooks import ConfigError
 from mimo.model._decoder_config import DecoderConfig
+from mimo.model._hf_keys import flag, number, only, refuse
 
 Keys: TypeAlias = Mapping[str, Any]
 """Of a ``config.json``."""
@@ -37,34 +38,17 @@ UNREAD = DecoderConfig().intermediate
 """``intermediate`` of a model without dense layers, which may not set another."""
 
 
-def _refuse(key: str, expected: str, got: object, fix: str = "") -> ConfigError:
-    return ConfigError(f"config.json: {key}", expected=expected, got=repr(got), fix=fix)
-
-
-def _only(keys: Keys, key: str, allowed: Sequence[object]) -> None:
-    """Refuse what a key says, if it is there and not null, where the decoder knows no other."""
-    if keys.get(key) is not None and keys[key] not in allowed:
-        raise _refuse(key, f"{allowed[0]!r}, as the decoder knows no other", keys[key])
-
-
-def _number(keys: Keys, key: str) -> int:
-    value = keys.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _refuse(key, "a whole number", value)
-    return value
-
-
 def read_common(keys: Keys) -> dict[str, Any]:
     """Return the settings that all families have keys for; ``keys`` are all that matter, what was left out included."""
-    _only(keys, "hidden_act", ["silu"])
-    _only(keys, "attention_dropout", [0.0])
-    _only(keys, "quantization_config", [None])
+    only(keys, "hidden_act", ["silu"])
+    only(keys, "attention_dropout", [0.0])
+    only(keys, "quantization_config", [None])
     return {
-        **{ours: _number(keys, theirs) for ours, theirs in _NUMBERS.items()},
-        "kv_heads": keys.get("num_key_value_heads") or _number(keys, "num_attention_heads"),
+        **{ours: number(keys, theirs) for ours, theirs in _NUMBERS.items()},
+        "kv_heads": keys.get("num_key_value_heads") or number(keys, "num_attention_heads"),
         "head_dim": keys.get("head_dim") or 0,
         "norm_eps": keys["rms_norm_eps"],
-        "tied": bool(keys.get("tie_word_embeddings")),
+        "tied": flag(keys, "tie_word_embeddings"),
         **_read_rope(keys),
     }
 
@@ -78,27 +62,27 @@ def _read_rope(keys: Keys) -> dict[str, Any]:
     if kind == "mrope" and section:  # the name that Qwen2-VL's folders have for it
         kind = "default"
     if kind not in _SCALED_BY:
-        raise _refuse(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
-    _only({"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}, "partial_rotary_factor", [1.0])
-    _only(rope, "mrope_interleaved", [False])
+        raise refuse(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
+    only({"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}, "partial_rotary_factor", [1.0])
+    only(rope, "mrope_interleaved", [False])
     found = {"rope_theta": rope.get("rope_theta", keys["rope_theta"]), "mrope_section": tuple(section)}
     if kind == "default":
         return found
     given = {"original_max_position_embeddings": keys.get("max_position_embeddings"), **rope}
     for ours in _SCALED_BY[kind]:
         if given.get(_SCALING[ours]) is None:
-            raise _refuse(f"{name}.{_SCALING[ours]}", f"a number, as rope_type {kind!r} needs it", None)
+            raise refuse(f"{name}.{_SCALING[ours]}", f"a number, as rope_type {kind!r} needs it", None)
         found[ours] = given[_SCALING[ours]]
     return {**found, "rope_scaling": kind}
 
 
 def _read_biases(keys: Keys) -> dict[str, Any]:
-    return {"attention_bias": bool(keys.get("attention_bias"))}
+    return {"attention_bias": flag(keys, "attention_bias")}
 
 
 def read_llama(keys: Keys) -> dict[str, Any]:
     """Return what Llama has besides."""
-    return {**_read_biases(keys), "mlp_bias": bool(keys.get("mlp_bias"))}
+    return {**_read_biases(keys), "mlp_bias": flag(keys, "mlp_bias")}
 
 
 def read_mistral(keys: Keys) -> dict[str, Any]:
@@ -108,14 +92,14 @@ def read_mistral(keys: Keys) -> dict[str, Any]:
 
 def _read_window(keys: Keys) -> dict[str, Any]:
     """Return the window of Qwen's folders, which may leave it to later layers; the decoder has one for all."""
-    if not keys.get("use_sliding_window"):
+    if not flag(keys, "use_sliding_window"):
         return {"sliding_window": 0}
     name = "layer_types" if keys.get("layer_types") else "max_window_layers"
     layers, full = keys["num_hidden_layers"], keys["max_window_layers"]
     kinds = keys.get("layer_types") or ["full" if layer < full else "sliding" for layer in range(layers)]
     if len(set(kinds)) > 1:
-        raise _refuse(name, "a window on all layers or on none", keys.get(name, full))
-    return {"sliding_window": 0 if kinds[0].startswith("full") else _number(keys, "sliding_window")}
+        raise refuse(name, "a window on all layers or on none", keys.get(name, full))
+    return {"sliding_window": 0 if kinds[0].startswith("full") else number(keys, "sliding_window")}
 
 
 def read_qwen2(keys: Keys) -> dict[str, Any]:
@@ -135,20 +119,20 @@ def read_qwen3(keys: Keys) -> dict[str, Any]:
 
 def read_qwen3_moe(keys: Keys) -> dict[str, Any]:
     """Return what Qwen3-MoE has besides."""
-    _only(keys, "decoder_sparse_step", [1])
+    only(keys, "decoder_sparse_step", [1])
     dense = sorted(keys.get("mlp_only_layers") or [])
     if dense != list(range(len(dense))):
-        raise _refuse("mlp_only_layers", "the first layers, as others than these all have experts", dense)
+        raise refuse("mlp_only_layers", "the first layers, as others than these all have experts", dense)
     return {
         **_read_biases(keys),
-        "sliding_window": _number(keys, "sliding_window") if keys.get("use_sliding_window") else 0,
+        "sliding_window": number(keys, "sliding_window") if flag(keys, "use_sliding_window") else 0,
         "query_key_norm": True,
-        "intermediate": _number(keys, "intermediate_size") if dense else UNREAD,
+        "intermediate": number(keys, "intermediate_size") if dense else UNREAD,
         "dense_layers": len(dense),
-        "experts": _number(keys, "num_local_experts" if "num_local_experts" in keys else "num_experts"),
-        "experts_per_token": _number(keys, "num_experts_per_tok"),
-        "expert_intermediate": _number(keys, "moe_intermediate_size"),
-        "router_normalize": bool(keys.get("norm_topk_prob")),
+        "experts": number(keys, "num_local_experts" if "num_local_experts" in keys else "num_experts"),
+        "experts_per_token": number(keys, "num_experts_per_tok"),
+        "expert_intermediate": number(keys, "moe_intermediate_size"),
+        "router_normalize": flag(keys, "norm_topk_prob"),
     }
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from mimo.hooks import ConfigError
 
+_LARGEST = (1 << 31) - 1  # of a size, far above any
+
 
 def refuse(key: str, expected: str, got: object, fix: str = "") -> ConfigError:
     """Return the error of a key that says something else than expected."""
@@ -20,8 +22,16 @@ def only(keys: Mapping[str, Any], key: str, allowed: Sequence[object]) -> None:
 
 
 def number(keys: Mapping[str, Any], key: str) -> int:
-    """Return a whole number."""
+    """Return a whole number, such as a size."""
     value = keys.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise refuse(key, "a whole number", value)
+    if not isinstance(value, int) or isinstance(value, bool) or value > _LARGEST:
+        raise refuse(key, "a whole number" if type(value) is not int else f"at most {_LARGEST}", value)
     return value
+
+
+def flag(keys: Mapping[str, Any], key: str) -> bool:
+    """Return what is true or false; not there and null are false."""
+    value = keys.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise refuse(key, "true or false", value)
+    return bool(value)

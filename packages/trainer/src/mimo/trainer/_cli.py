@@ -123,10 +123,12 @@ def check(file: Path, /, *overrides: str) -> None:
     check_logging(settings)
     job = resolve(settings)
 
+    from mimo.trainer._amounts import amounts
     from mimo.trainer._edge_traffic import expect_traffic
     from mimo.trainer._estimate import estimate_memory
     from mimo.trainer._parameter_names import check_patterns_of, followers
     from mimo.trainer._place import ranks_of_machine
+    from mimo.trainer._typical import Typical
 
     check_patterns_of(job)
     show_job(
@@ -135,6 +137,7 @@ def check(file: Path, /, *overrides: str) -> None:
         estimate_memory(job),
         expect_traffic(job, 1),
         followers=dict(followers(job)),
+        amounts=list(amounts(job, Typical.of(job))),
         machine=ranks_of_machine(os.environ, job.world),
     )
 
@@ -257,13 +260,30 @@ def generate(
     return run_job(job, partial(generate_text, folder, prompt), purpose="generate")
 
 
-def plugins() -> None:
-    """List what is installed: name, distribution, version and hooks of each plugin."""
+def plugins(*settings: str, check: str | None = None) -> int:
+    """List what is installed: name, distribution, version and hooks of each plugin.
+
+    Args:
+        settings: with --check, settings of the encoder's config: key=value.
+        check: an encoder to look at instead: whether it keeps the promises that training on any layout rests on.
+            Ends with 0 if it does, 1 if it breaks one.
+    """
     from mimo.hooks import survey
     from mimo.trainer._plugins import KINDS
     from mimo.trainer._show import make_console, show_plugins
 
+    if check is not None:
+        from mimo.trainer._check_plugin import check_plugin
+
+        broken = 0
+        for verdict in check_plugin(check, settings):
+            print(verdict, flush=True)
+            broken += verdict.broken is not None
+        return int(broken > 0)
+    if settings:
+        raise ConfigError("plugins", expected="no settings without --check", got=repr(settings[0]))
     make_console().print(show_plugins(survey(KINDS)))
+    return 0
 
 
 def init(file: Path | None = None, /) -> None:

@@ -10,7 +10,7 @@ without multiplying, are left out: to know seconds, measure them with ``mimo pro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -78,10 +78,7 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
     copied = lane * number / (grid.cp * (grid.tp if module.sequence_parallel else 1))
     forward = inputs = weights = repeated = kept = recomputed = operands = 0.0
     everything, trained = Work(), Work()
-    reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
-    for part, work in works(job, stage, typical).items():
-        trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
-        reached = reached or trains
+    for _, work, trains, reached in passed(job, stage, typical):
         forward += work.forward
         everything += work
         if trains:
@@ -126,6 +123,16 @@ def _sent(job: Job, module: JobModule, trained: Work, everything: Work) -> SentB
     experts = numbers(lambda work: work.expert_weights, grid.ep * grid.etp, grid.edp)
     tell = choice.spec.estimates.sent
     return tell(dense, choice.config) + tell(experts, choice.config)
+
+
+def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, Work, bool, bool]]:
+    """Yield the parts of a stage with what their forward takes, whether they train, and whether a gradient comes by."""
+    module = job.module(stage.module)
+    reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
+    for part, work in works(job, stage, typical).items():
+        trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
+        reached = reached or trains
+        yield part, work, trains, reached
 
 
 def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:

@@ -25,7 +25,7 @@ def guess_work(module: JobModule, stage: Stage, *, hidden: int, rows: int) -> Ma
     for name, parameter in built.named_parameters():
         numbers = parameter.numel()
         ends = rows * sum(parameter.shape[-2:]) if parameter.dim() > 1 and name not in tables else 0
-        found[_part(module, name)] += Work(
+        found[part_of(module, name)] += Work(
             weighted=2.0 * rows * numbers if ends else 0.0, copied=ends, operands=ends, weights=numbers
         )
     return found
@@ -37,10 +37,10 @@ def _is_table(part: nn.Module) -> bool:
 
 def _in_order(module: JobModule, built: nn.Module) -> list[str]:
     """Return the parts of a stage, as their parameters come."""
-    return list(dict.fromkeys(_part(module, name) for name, _ in built.named_parameters()))
+    return list(dict.fromkeys(part_of(module, name) for name, _ in built.named_parameters()))
 
 
-def _part(module: JobModule, name: str) -> str:
+def part_of(module: JobModule, name: str) -> str:
     """Return the part that a parameter belongs to; the whole module's name stands for none."""
     for part, prefixes in module.spec.parts.items():
         if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes):

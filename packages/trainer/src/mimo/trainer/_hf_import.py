@@ -18,6 +18,7 @@ from mimo.model.runtime import left_over
 from mimo.trainer._hf_parts import CONFIG_NAME, HfPart, describe
 from mimo.trainer._hf_streams import our_streams
 from mimo.trainer._source import IMPORTED
+from mimo.trainer._structure import unstructure
 
 _ANY_WIDTH = 1024
 _SHOWN = 8
@@ -148,8 +149,19 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
 
 
 def _settings_that_differ(part: HfPart, config: Any) -> Iterator[str]:
-    """Yield the settings in which a config is not the folder's, as ``config.json`` calls them."""
-    there, here = (describe(part.reader.family, one) for one in (part.config, config))
+    """Yield the settings in which a config is not the folder's, as ``config.json`` calls them, or ours if it can't."""
+    if config == part.config:
+        return
+    try:
+        there = describe(part.reader.family, part.config)
+    except ConfigError:  # a family that is read and never written
+        there, here = unstructure(part.config), unstructure(config)
+    else:
+        try:
+            here = describe(part.reader.family, config)
+        except ConfigError as error:
+            yield f"{error.where}: expected {error.expected}, got {error.got}"
+            return
     for key in [*there, *(key for key in here if key not in there)]:
         if there.get(key) != here.get(key):
             yield f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"

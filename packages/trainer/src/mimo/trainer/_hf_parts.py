@@ -133,6 +133,7 @@ def _part(folder: Path, described: Mapping[str, Any], section: str, reader: Read
     where = folder / CONFIG_NAME
     try:
         given = dict(reader.family.settings(_keys(described, section)))
+        config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
     except ConfigError as error:
         raise ConfigError(
             f"{where.parent}/{error.where}" if error.where.startswith(CONFIG_NAME) else f"{where}: {error.where}",
@@ -146,7 +147,6 @@ def _part(folder: Path, described: Mapping[str, Any], section: str, reader: Read
             expected=f"the settings of a {reader.family.model_type} model",
             got=f"others ({type(error).__name__}: {error})",
         ) from error
-    config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
     return HfPart(folder=folder, section=section, reader=reader, config=config, given=given)
 
 

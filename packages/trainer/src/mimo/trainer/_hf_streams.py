@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mimo.checkpoint import Stream
+from mimo.hooks import CheckpointError
 from mimo.model import HfTensor
 
 
@@ -47,7 +48,7 @@ def our_streams(
         part = entry.part_shape(shape[1:] if entry.stacked else shape)
         for name in entry.names:
             begin = entry.rows[0] * math.prod(their_shapes[name][1:]) if entry.rows else 0
-            found = (chunk.to(dtype) for chunk in theirs.elements(name, begin, begin + math.prod(part)))
+            found = _converted(theirs.elements(name, begin, begin + math.prod(part)), dtype, name)
             yield from found if entry.dims is None else _turned(found, part, entry.dims)
 
     return {entry.ours: Stream(dtype=dtype, shape=shapes[entry.ours], chunks=partial(chunks, entry)) for entry in table}
@@ -81,8 +82,8 @@ def their_streams(
         for _, entry, index in sorted(parts[name], key=lambda part: part[0]):
             shape = shapes[entry.ours][1:] if entry.stacked else shapes[entry.ours]
             each = math.prod(shape)
-            elements = ours.elements(f"{before}{entry.ours}", index * each, (index + 1) * each)
-            found = (chunk.to(dtype) for chunk in elements)
+            path = f"{before}{entry.ours}"
+            found = _converted(ours.elements(path, index * each, (index + 1) * each), dtype, path)
             if entry.dims is None:
                 yield from found
             else:
@@ -91,6 +92,20 @@ def their_streams(
                 yield from _turned(found, turned, [entry.dims.index(dim) for dim in range(len(part))])
 
     return {name: Stream(dtype=dtype, shape=their_shapes[name], chunks=partial(chunks, name)) for name in parts}
+
+
+def _converted(chunks: Iterable[Tensor], dtype: torch.dtype, name: str) -> Iterator[Tensor]:
+    for chunk in chunks:
+        found = chunk.to(dtype)
+        if torch.finfo(dtype).max < torch.finfo(chunk.dtype).max and (found.isinf() & chunk.isfinite()).any():
+            kind = str(dtype).removeprefix("torch.")
+            raise CheckpointError(
+                name,
+                expected=f"numbers that {kind} can hold, up to {torch.finfo(dtype).max:g}",
+                got=f"{float(chunk[chunk.isfinite()].abs().max()):g}",
+                fix="Choose a type of a wider range.",
+            )
+        yield found
 
 
 def _turned(chunks: Iterator[Tensor], shape: Sequence[int], dims: Sequence[int]) -> Iterator[Tensor]:

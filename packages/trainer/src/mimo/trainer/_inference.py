@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mimo.checkpoint import load
-from mimo.data import Tokenizer, lay_out, pack
+from mimo.data import Tokenizer, pack
 from mimo.hooks import ConfigError, EvaluationInfo, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.trainer._engine import Engine
@@ -98,8 +98,7 @@ def generate(engine: Engine, prompt: Prompt, *, max_tokens: int, told: Callable[
         told: is told each id as it is written.
     """
     job = engine.job
-    rows = {module.modality: _rows_of(module.spec, module.config) for module in job.encoders}
-    layout = lay_out(prompt, 0, tokenizer=job.tokenizer, rows=rows, max_tokens=job.settings.data.max_tokens)
+    layout = job.lay_out(prompt, 0)
     if layout.truncated or not len(layout.tokens):
         raise ConfigError(
             "the prompt",
@@ -129,7 +128,3 @@ def generate(engine: Engine, prompt: Prompt, *, max_tokens: int, told: Callable[
         written.append(following)
         told(following)
     return job.tokenizer.decode(written)
-
-
-def _rows_of(spec: Any, config: Any) -> Callable[[tuple[int, ...]], int]:
-    return lambda size: int(spec.rows(config, size))

@@ -103,7 +103,7 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:
     for field in attrs.fields(cls):
         if not field.metadata.get(REST) and field.name in table and not isinstance(table[field.name], Mapping):
-            yield f"{_line(field.name, table[field.name]):<{_WIDTH}}  # {field.metadata[COMMENT]}"
+            yield f"{one_line(field.name, table[field.name]):<{_WIDTH}}  # {field.metadata[COMMENT]}"
 
 
 def _tables(section: str, cls: type, table: Mapping[str, Any]) -> Iterator[str]:
@@ -123,16 +123,19 @@ def _plugin_keys(kind: Kind[Any], plugin: str, given: Mapping[str, Any], find: F
     except (ConfigError, PluginError):
         config, values = None, given
     for key, value in values.items():
-        yield _line(key, value)
+        yield one_line(key, value)
     if config is not None:
         for field in attrs.fields(config):
             if field.name not in values:
                 yield f"# {field.name} ="
 
 
-def _line(key: str, value: Any) -> str:
+def one_line(key: str, value: Any) -> str:
+    """Return a key and its value as TOML, lists and tables on the same line."""
     if isinstance(value, list):  # on one line, unlike the library's
-        return f"{key} = [{', '.join(_line('', item).removeprefix(' = ') for item in value)}]"
+        return f"{key} = [{', '.join(one_line('', item).removeprefix(' = ') for item in value)}]"
+    if isinstance(value, Mapping):  # likewise: a table of its own would take the keys that follow
+        return f"{key} = {{ {', '.join(one_line(inner, item) for inner, item in value.items())} }}"
     if not key:
         return " = " + tomli_w.dumps({"key": value}).removeprefix("key = ").rstrip()
     return tomli_w.dumps({key: value}).rstrip()

@@ -390,6 +390,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBa
         samples=tensor(packed.samples),
         label_tokens=packed.label_tokens,
         labelled=tensor(np.flatnonzero(packed.labels != NO_LABEL)),
+        grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
     )
 
 

@@ -14,7 +14,19 @@ from mimo.trainer._settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer._structure import structure
 
 RESERVED_NAMES = frozenset(
-    {"checkpoint", "data", "logging", "loss_scale", "model", "optimizer", "progress", "rerun", "run", "schedule"}
+    {
+        "checkpoint",
+        "data",
+        "imported",
+        "logging",
+        "loss_scale",
+        "model",
+        "optimizer",
+        "progress",
+        "rerun",
+        "run",
+        "schedule",
+    }
     | {"settings", "tokenizer"}
     | {"drain", "peers", "transfer", "unknown"}
 )

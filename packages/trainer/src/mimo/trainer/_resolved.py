@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from mimo.data import Dataset, Tokenizer
+from mimo.data import Dataset, SampleLayout, Tokenizer, lay_out
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
@@ -142,6 +143,20 @@ class Job:
             return self.hidden
         assert source.spec.stages is not None
         return source.spec.stages.width(source.config)
+
+    def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
+        """Return where every token and item of a sample lies; see `mimo.data.lay_out`."""
+        specs = [
+            (each.modality, each.spec, each.config) for each in self.encoders if isinstance(each.spec, EncoderSpec)
+        ]
+        return lay_out(
+            dataset,
+            sample,
+            tokenizer=self.tokenizer,
+            rows={modality: partial(spec.rows, config) for modality, spec, config in specs},
+            max_tokens=self.settings.data.max_tokens,
+            grids={modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
+        )
 
     def edge_ranks(self, edge: Edge) -> tuple[int, ...]:
         """Return the ranks at either end of an edge, ascending."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,8 +18,10 @@ from mimo.topology import AXES, EXPERT_AXES, Module
 from mimo.trainer._fields import show_ranks
 from mimo.trainer._resolved import Job
 from mimo.trainer._show_memory import show_memory, show_on_device
+from mimo.trainer._show_work import show_amounts
 
 if TYPE_CHECKING:
+    from mimo.trainer._amounts import Amounts
     from mimo.trainer._edge_traffic import ExpectedTraffic
     from mimo.trainer._estimate import Memory
     from mimo.trainer._parameter_names import Followers
@@ -55,6 +57,7 @@ def show_job(
     traffic: Iterable[ExpectedTraffic] = (),
     *,
     followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
+    amounts: Sequence[Amounts] = (),
     machine: int = 0,
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
@@ -65,6 +68,7 @@ def show_job(
         memory: what each rank will hold.
         traffic: what ranks send; taken last, as it needs data, which may be unreadable, and the rest does not.
         followers: what follows which pattern of the optimizer, of each module that has any.
+        amounts: what each part of the model is and does.
         machine: ranks of a machine; 0 for all.
     """
     run = job.settings.run
@@ -87,6 +91,10 @@ def show_job(
     console.print()
     console.print(_modules(job))
     console.print()
+    if amounts:
+        console.print(f"parameters, and 10^12 operations of a step of {run.global_batch} samples like the first ones")
+        console.print(show_amounts(amounts))
+        console.print()
     if followers:
         console.print(_patterns(job, followers))
         console.print()

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 import attrs
 from torch import Tensor
 
-from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, lay_out, pack
+from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, pack
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
@@ -61,16 +61,7 @@ class Microbatch:
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
         """The layout of every sample, in order."""
-        job = self._job
-        rows = {
-            module.modality: partial(module.spec.rows, module.config)
-            for module in job.encoders
-            if isinstance(module.spec, EncoderSpec)
-        }
-        return tuple(
-            lay_out(self._dataset, sample, tokenizer=job.tokenizer, rows=rows, max_tokens=job.settings.data.max_tokens)
-            for sample in self._samples
-        )
+        return tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
 
     def owners(self, module: JobModule) -> Ownership:
         """Return which lane of ``module`` owns which sample."""

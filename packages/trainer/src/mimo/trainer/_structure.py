@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import functools
 import re
 import types
 import typing
@@ -236,9 +237,10 @@ def _join(where: str, key: str) -> str:
 
 def _place(where: str, told: str, own: Sequence[str]) -> str:
     """Return the full path of a setting that a class told by its own name, or by the path that it usually has."""
-    name = told.rpartition(".")[2]
-    if name in own:
-        return _join(where, name)
+    keys = told.split(".")
+    first = next((at for at, key in enumerate(keys) if key in own), None)
+    if first is not None:
+        return functools.reduce(_join, keys[first:], where)
     return told if told == where or told.startswith(f"{where}.") else _join(where, told)
 
 

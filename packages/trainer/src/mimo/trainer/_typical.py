@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import attrs
 import numpy as np
 
-from mimo.data import NO_LABEL, Dataset, SampleLayout, StepSampler, lay_out
+from mimo.data import NO_LABEL, Dataset, SampleLayout, StepSampler
 from mimo.hooks import DataError
-from mimo.model import EncoderSpec
 from mimo.trainer._resolved import Job
 
 _SAMPLES = 32
@@ -63,12 +61,7 @@ def _layouts(job: Job) -> list[SampleLayout | None]:
 
 
 def _layout(job: Job, dataset: Dataset, sample: int) -> SampleLayout | None:
-    rows = {
-        module.modality: partial(module.spec.rows, module.config)
-        for module in job.encoders
-        if isinstance(module.spec, EncoderSpec)
-    }
     try:
-        return lay_out(dataset, sample, tokenizer=job.tokenizer, rows=rows, max_tokens=job.settings.data.max_tokens)
+        return job.lay_out(dataset, sample)
     except DataError:
         return None
