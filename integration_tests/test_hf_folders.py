@@ -224,10 +224,23 @@ def test_a_checkpoint_with_the_settings_of_a_run_can_be_used_at_once(tmp_path: P
         ({"num_attention_heads": "many"}, "num_attention_heads: expected a whole number, got 'many'."),
         ({"rope_parameters": [1]}, "expected the settings of a llama model, got others ("),
         ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight: missing"),
+        ({"num_hidden_layers": 300_000}, "expected tensors of 300000 layers, got "),
+        ({"tie_word_embeddings": True}, "lm_head.weight: not a copy of model.embed_tokens.weight, though it is tied"),
         ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight: read by nothing"),
         ({"vocab_size": 41}, "model.embed_tokens.weight: shape [40, 24] there, [41, 24] here"),
     ],
-    ids=["family", "setting", "quantized", "text", "malformed", "more layers", "fewer layers", "size"],
+    ids=[
+        "family",
+        "setting",
+        "quantized",
+        "text",
+        "malformed",
+        "more layers",
+        "too many layers",
+        "tied",
+        "fewer layers",
+        "size",
+    ],
 )
 def test_folders_that_do_not_fit_are_refused(folders: Path, tmp_path: Path, change: dict[str, Any], text: str) -> None:
     """Of another family, with settings that ours can't do, or with other tensors than its settings mean."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,16 @@ def test_all_that_does_not_fit_is_told_at_once_and_nothing_changes() -> None:
         "a.more is read by nothing."
     )
     assert all(same(other, toy(seed=1)).values())
+
+
+def test_a_second_copy_of_a_tensor_must_be_one() -> None:
+    """Under whatever beginning; else one of the two would be lost without a word."""
+    module, other = toy(), toy(seed=1)
+    tied = attrs.evolve(family(), copies=lambda _config: {"a.again": "a.patch"})
+    written = {name.replace("a.", "b."): one for name, one in write_hf(module, family(), None).items()}
+    read_hf(other, tied, None, {**written, "b.again": written["b.patch"].clone()})
+    with pytest.raises(CheckpointError, match=r"got b.again is not a copy of b.patch, though it is tied\."):
+        read_hf(other, tied, None, {**written, "b.again": written["b.patch"] + 1})
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,9 @@ def _family(
         tensors=decoder_tensors,
         # Alone; in a composed model as transformers before 5 wrote it, and since.
         renamed=({}, {"": "language_model."}, {"model.": "model.language_model."}),
-        # The head is read by the table where it isn't tied; Qwen2-VL's tower lies beside what is named as if alone.
-        ignored=("*.rotary_emb.inv_freq", "*lm_head.weight", "visual.*"),
+        # Qwen2-VL's tower lies beside what is named as if alone.
+        ignored=("*.rotary_emb.inv_freq", "visual.*"),
+        copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {},
     )
 
 

@@ -75,6 +75,8 @@ class HfFamily:
             configuration.
         fixed: of our config, by glob pattern of names, the numbers that a tensor must hold which is no parameter of
             ours but counts (an input's mean, a layer scale of ones), where a folder has one; one number for all alike.
+        copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
+            a head that is tied to the embedding.
     """
 
     model_type: str
@@ -85,6 +87,11 @@ class HfFamily:
     renamed: Sequence[Mapping[str, str]] = attrs.field(factory=_no_rename)
     ignored: Sequence[str] = ()
     fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
+    copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
+
+    def copies_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, str]:
+        """Return ``copies`` with the names of a folder, which begin as `place` has found."""
+        return {_begun(name, renamed): _begun(first, renamed) for name, first in self.copies(config).items()}
 
 
 def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -136,7 +143,11 @@ def place(
 
 
 def _renamed(theirs: str | tuple[str, ...], beginnings: Mapping[str, str]) -> str | tuple[str, ...]:
-    if not isinstance(theirs, str):
-        return tuple(str(_renamed(name, beginnings)) for name in theirs)
-    longest = max((begin for begin in beginnings if theirs.startswith(begin)), key=len, default=None)
-    return theirs if longest is None else beginnings[longest] + theirs.removeprefix(longest)
+    if isinstance(theirs, str):
+        return _begun(theirs, beginnings)
+    return tuple(_begun(name, beginnings) for name in theirs)
+
+
+def _begun(name: str, beginnings: Mapping[str, str]) -> str:
+    longest = max((begin for begin in beginnings if name.startswith(begin)), key=len, default=None)
+    return name if longest is None else beginnings[longest] + name.removeprefix(longest)

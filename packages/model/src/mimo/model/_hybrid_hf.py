@@ -304,7 +304,8 @@ def _family(
         describe=partial(_describe, family=model_type, read=read, write=write),
         tensors=hybrid_tensors,
         renamed=renamed,
-        ignored=("mtp.*", "*lm_head.weight"),  # the head is read by the table where it isn't tied
+        ignored=("mtp.*",),
+        copies=lambda config: {"lm_head.weight": "backbone.embeddings.weight"} if config.tied else {},
     )
 
 

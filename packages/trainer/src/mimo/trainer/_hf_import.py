@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mimo.checkpoint import PublishedFolder, Stream, open_published, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError, PluginError
-from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, place
+from mimo.model import EncoderSpec, HfTensor, Stage, file_shapes, place
 from mimo.model.runtime import left_over
 from mimo.trainer._hf_parts import CONFIG_NAME, HfPart, describe
 from mimo.trainer._hf_streams import our_streams
@@ -118,6 +118,7 @@ def _build(spec: Any, config: Any, hidden: int) -> nn.Module:
 
 def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
     family, folder = part.reader.family, open_published(part.folder)
+    _check_depth(part, config, folder)
     built, shapes = whole_shapes(part.reader.spec, config, hidden)
     renamed, table = place(family, family.tensors(config), folder.tensors)
     expected = file_shapes(table, shapes)
@@ -133,7 +134,12 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
         )
     # Of a composed model's tensors only those below this module's own beginning are its business.
     scope = tuple(renamed.values()) if part.section and renamed else ("",)
-    problems += _unread(folder, expected, family, config, scope)
+    copies = family.copies_there(config, renamed)
+    for name in sorted(folder.tensors.keys() - set(expected)):
+        if (first := copies.get(name)) is not None:
+            problems += [] if _equal(folder, name, first) else [f"{name}: not a copy of {first}, though it is tied"]
+        elif name.startswith(scope) and (problem := left_over(family, config, name, partial(_whole, folder, name))):
+            problems.append(f"{name}: {problem}")
     if problems:
         raise CheckpointError(
             str(part.folder),
@@ -146,6 +152,19 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
         dtypes=tuple(sorted({str(folder.tensors[name].dtype).removeprefix("torch.") for name in expected})),
         fresh=_fresh(part, built, table),
     )
+
+
+def _check_depth(part: HfPart, config: Any, folder: PublishedFolder) -> None:
+    """Refuse more layers than the folder has tensors, before a module of as many is built to be compared with it."""
+    spec = part.reader.spec
+    if isinstance(spec, EncoderSpec):
+        layers = spec.stages.layers(config) if spec.stages else 0
+    else:
+        layers = spec.layers(config)
+    if layers > len(folder.tensors):
+        raise CheckpointError(
+            str(part.folder), expected=f"tensors of {layers} layers", got=f"{len(folder.tensors)} tensors in all"
+        )
 
 
 def _settings_that_differ(part: HfPart, config: Any) -> Iterator[str]:
@@ -178,15 +197,16 @@ def _misfits(folder: PublishedFolder, expected: Mapping[str, tuple[int, ...]]) -
             yield f"{name}: of the type {str(found.dtype).removeprefix('torch.')}, which is no floating one"
 
 
-def _unread(
-    folder: PublishedFolder, expected: Collection[str], family: HfFamily, config: Any, scope: tuple[str, ...]
-) -> Iterator[str]:
-    def fetch(name: str) -> Tensor:
-        return torch.cat([chunk.clone() for chunk in folder.elements(name, 0, folder.tensors[name].numbers)])
+def _equal(folder: PublishedFolder, name: str, first: str) -> bool:
+    one, other = folder.tensors[name], folder.tensors.get(first)
+    if other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    chunks = (folder.elements(each, 0, one.numbers) for each in (name, first))
+    return all(torch.equal(*pair) for pair in zip(*chunks, strict=True))
 
-    for name in sorted(folder.tensors.keys() - set(expected)):
-        if name.startswith(scope) and (problem := left_over(family, config, name, partial(fetch, name))):
-            yield f"{name}: {problem}"
+
+def _whole(folder: PublishedFolder, name: str) -> Tensor:
+    return torch.cat([chunk.clone() for chunk in folder.elements(name, 0, folder.tensors[name].numbers)])
 
 
 def _fresh(part: HfPart, built: nn.Module, table: Iterable[HfTensor]) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
         CheckpointError: telling all that is missing, has another shape, or is read by no entry and not ignored.
     """
     held = dict(module.named_parameters())
-    _, table = place(family, family.tensors(config), tensors)
+    renamed, table = place(family, family.tensors(config), tensors)
+    copies = family.copies_there(config, renamed)
     shapes = file_shapes(table, _shapes(held, table))
     problems = [f"{name} is missing" for name in shapes if name not in tensors]
     problems += [
@@ -39,11 +40,13 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
         for name, tensor in tensors.items()
         if name in shapes and tuple(tensor.shape) != shapes[name]
     ]
-    problems += [
-        f"{name} is {problem}"
-        for name in sorted(set(tensors) - set(shapes))
-        if (problem := left_over(family, config, name, partial(tensors.__getitem__, name)))
-    ]
+    for name in sorted(set(tensors) - set(shapes)):
+        if (first := copies.get(name)) is not None:
+            alike = first in tensors and torch.equal(tensors[name], tensors[first])
+            problem = "" if alike else f"not a copy of {first}, though it is tied"
+        else:
+            problem = left_over(family, config, name, partial(tensors.__getitem__, name))
+        problems += [f"{name} is {problem}"] if problem else []
     if problems:
         raise CheckpointError(
             f"weights of {family.model_type}", expected="those of this module", got="; ".join(problems)
