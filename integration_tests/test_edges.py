@@ -54,7 +54,9 @@ def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
             return found
         assert isinstance(found, EncoderSpec)
         build = lambda _config, hidden: Mean(hidden, dtype)  # noqa: E731  # of this one case
-        return attrs.evolve(found, build=build, rows=lambda *_: 1, parts={}, stages=None, tensor=None, context=None)
+        return attrs.evolve(
+            found, build=build, rows=lambda *_: 1, grid=None, parts={}, stages=None, tensor=None, context=None
+        )
 
     job = resolve(make_settings(table(modules, microbatches=2)), find=find_mean)
     return Engine(job, rank=rank, device=CPU).train(1).loss

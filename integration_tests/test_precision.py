@@ -167,7 +167,7 @@ class Strange(nn.Module):
 
     def forward(self, items: list[dict[str, Tensor]]) -> Tensor:
         """Return [items, hidden]."""
-        means = [self.first(item["pixels"]).mean((1, 2)) for item in items]
+        means = [self.first(item["pixels"][0]).mean((1, 2)) for item in items]
         rows = torch.stack(means) if means else self.last.weight.new_zeros(0, 12)
         found: Tensor = self.last(nn.functional.gelu(self.norm(rows)))
         return found
@@ -182,7 +182,7 @@ def run_strange(rank: int, settings: Table) -> list[float]:
             return found
         assert isinstance(found, EncoderSpec)
         build = lambda _config, hidden: Strange(hidden)  # noqa: E731  # of this one case
-        plain = attrs.evolve(found, build=build, rows=lambda *_: 1, parts={}, stages=None, tensor=None)
+        plain = attrs.evolve(found, build=build, rows=lambda *_: 1, grid=None, parts={}, stages=None, tensor=None)
         return attrs.evolve(plain, context=None, recompute={}, flops=None)
 
     engine = Engine(resolve(make_settings(settings), find=find_strange), rank=rank, device=CPU)
