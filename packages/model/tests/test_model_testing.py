@@ -271,6 +271,28 @@ class Detaches(Pairs):
         return super().pass_layers(hidden, lengths).detach()
 
 
+class Muted(Pairs):
+    """Has a parameter that is multiplied by zero."""
+
+    def start(self, *given: Any) -> Tensor:
+        """Return embedded pairs."""
+        return super().start(*given) + 0 * self.projector.spare.sum()
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.projector.spare = nn.Parameter(torch.ones(2))
+
+
+class StopsEarly(Pairs):
+    """Lets the encoder learn only while the projector does."""
+
+    def pass_layers(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the rows of the layers."""
+        rows = super().pass_layers(hidden, lengths)
+        assert isinstance(self.projector, EncoderMlp)
+        return rows if self.projector.up.weight.requires_grad else rows.detach()
+
+
 def _of_tensors(**changes: Any) -> EncoderSpec:
     tensor = _spec().tensor
     assert tensor is not None
@@ -302,6 +324,16 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
     "batch-dependent output": (lambda: _spec(Standardises), "independence", "rows of all items at once differ from"),
     "missing gradient": (lambda: _spec(Forgets), "gradients", "parameter 'projector.spare.weight' got no gradient"),
     "cut graph": (lambda: _spec(Detaches), "gradients", "got no gradient"),
+    "a parameter without effect": (
+        lambda: _spec(Muted),
+        "gradients",
+        "the gradient of parameter 'projector.spare' is all zeros",
+    ),
+    "frozen with another": (
+        lambda: _spec(StopsEarly),
+        "parts",
+        "got no gradient where only part 'projector' is frozen",
+    ),
     "unsharded buffer": (lambda: _spec(Unsharded), "tensor ranks", "rows of 3 items differ from those of the whole"),
     "chance": (lambda: _spec(Shaky), "chance", "it drew from torch's generator"),
     "no items": (lambda: _spec(NeedsItems), "empty", "RuntimeError: stack expects a non-empty TensorList"),

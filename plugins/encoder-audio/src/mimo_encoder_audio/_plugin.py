@@ -56,6 +56,13 @@ def _flops(
     return encoder_work(config, hidden, stage, recompute, sizes)
 
 
+def _examples(_config: WhisperConfig) -> list[Any]:
+    """Return two rising tones and a short one, of unlike lengths."""
+    import numpy as np
+
+    return [(np.sin(np.arange(count, dtype=np.float32) ** 1.5 / 50), 16_000) for count in (8000, 1600, 5120)]
+
+
 WHISPER = EncoderSpec(
     name="whisper",
     config=WhisperConfig,
@@ -77,6 +84,7 @@ WHISPER = EncoderSpec(
     recompute=packed_recompute(),
     flops=_flops,
     hf=(WHISPER_HF,),
+    examples=_examples,
 )
 
 

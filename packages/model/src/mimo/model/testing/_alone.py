@@ -59,7 +59,7 @@ def check_rows(subject: Subject) -> None:
 
 
 def check_empty(subject: Subject) -> None:
-    """forward() of no items returns no rows, and has a backward if others have one."""
+    """forward() of no items returns no rows, and where they have a backward it works."""
     found = subject.build().encode([], [])
     if tuple(found.shape) != (0, subject.hidden):
         raise BrokenError(f"it returned a tensor of shape {tuple(found.shape)}, expected {(0, subject.hidden)}")
@@ -102,13 +102,16 @@ def check_gradients(subject: Subject) -> None:
     """Every parameter learns from some item, unless it asks for no gradient."""
     built = subject.build()
     _backward(built, subject.items(), subject.sizes(), hidden=subject.hidden)
+    gradients = built.gradients()
     for name, parameter in built.parameters.items():
         if not parameter.requires_grad:
             continue
-        if parameter.grad is None:
+        if name not in gradients:
             raise BrokenError(f"parameter {name!r} got no gradient; requires_grad_(False) says that it is not to learn")
-        if not bool(torch.isfinite(built.gradients()[name]).all()):
+        if not bool(torch.isfinite(gradients[name]).all()):
             raise BrokenError(f"the gradient of parameter {name!r} is not finite")
+        if not bool(gradients[name].any()):
+            raise BrokenError(f"the gradient of parameter {name!r} is all zeros")
 
 
 def check_lanes(subject: Subject) -> None:
@@ -173,8 +176,10 @@ def check_parts(subject: Subject) -> None:
         if not named:
             raise BrokenError(f"no parameter lies in part {part!r}")
         for name, parameter in built.parameters.items():
-            if (parameter.grad is not None) and name in named:
+            if parameter.grad is not None and name in named:
                 raise BrokenError(f"parameter {name!r} of the frozen part {part!r} got a gradient")
+            if parameter.grad is None and parameter.requires_grad:
+                raise BrokenError(f"parameter {name!r} got no gradient where only part {part!r} is frozen")
 
 
 def check_costs(subject: Subject) -> None:
