@@ -66,3 +66,10 @@ def test_refused_settings(key: str, value: int) -> None:
     low = value + 1
     with pytest.raises(ConfigError, match=rf"data\.{key}: expected a whole number from {low}, got {value}"):
         _open(_tokenizer("byte"), **{key: value})
+
+
+@pytest.mark.parametrize("key", ["height", "width"])
+def test_a_size_of_no_images_is_refused(key: str) -> None:
+    """Nothing would have it."""
+    with pytest.raises(ConfigError, match=rf"data\.{key}: expected none, since images = 0, got 8\. Leave it out, or"):
+        _open(_tokenizer("byte"), images=0, **{key: 8})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +83,14 @@ def test_settings_that_do_not_go_together_are_refused(changed: Mapping[str, Any]
     """Each with its path; those that a decoder has too as there."""
     with pytest.raises(ConfigError, match=re.escape(f"modules.language.config.{told}")):
         attrs.evolve(SMALL, **changed)
+
+
+def test_settings_are_refused_without_assertions_too() -> None:
+    """Python's -O drops those; what a decoder has too is checked all the same."""
+    code = "from mimo.model import HybridConfig; HybridConfig(pattern='*', heads=4, kv_heads=3)"
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter and text
+    assert done.returncode
+    assert "modules.language.config.kv_heads: expected a divisor of heads = 4, got 3" in done.stderr
 
 
 def test_a_vocabulary_must_be_told() -> None:

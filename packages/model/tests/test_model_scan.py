@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model.runtime import ContextAxis, SampleChunks, Sequences, convolve, scan, scan_by_row
+from mimo.model.runtime import ContextAxis, SampleChunks, Sequences, _convolution, convolve, scan, scan_by_row
 from mimo.model.runtime._convolution import convolve_by_kernel
 from mimo.model.runtime._scan import scan_by_kernel
 from mimo.topology import context_spans
@@ -67,6 +67,25 @@ def test_a_state_ends_with_its_sample() -> None:
     assert not torch.allclose(joined[5:], alone, atol=1e-2)
 
 
+def test_steps_of_a_sample_leave_no_rounding_to_the_next() -> None:
+    """However large they are, in outputs and gradients, in a chunk that both lie in."""
+    chunks = SampleChunks.of((9, 20), chunk=16)
+
+    def run(factor: float) -> list[Tensor]:
+        given = _operands(29, dtype=torch.float32)
+        scale = torch.ones(29, 1)
+        scale[:9] = factor
+        y = scan(given[0], given[1] * scale, *given[2:], chunks)
+        y[9:].square().sum().backward()
+        return [
+            y.detach()[9:],
+            *(value.grad[9:] for value in (given[0], given[1], *given[3:5]) if value.grad is not None),
+        ]
+
+    for found, expected in zip(run(1e6), run(1.0), strict=True):
+        assert float((found - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
+
+
 def test_the_scan_computes_in_single_precision_at_least() -> None:
     """Rows of half the precision are read as what they are, and nothing more is rounded."""
     rounded = _of(*(value.detach().bfloat16() for value in _operands(40, dtype=torch.float32)))
@@ -115,7 +134,10 @@ def test_kernels_are_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         return scan_by_row(x[0], dt[0], a, b[0], c[0], more["D"], _chunks(more["seq_idx"])).unsqueeze(0)
 
     def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *, seq_idx: Tensor, activation: str) -> Tensor:
-        assert x.stride(1) == 1, "the kernel takes samples only where columns lie side by side"
+        assert x.stride(1) == 1 < x.stride(2), "the kernel takes samples only where columns lie side by side"
+        assert not any(number % 8 for number in (x.shape[1], x.stride(0), x.stride(2))), "and only eights of them"
+        assert 2 <= weight.shape[1] <= 4
+        assert {x.dtype, weight.dtype} <= {torch.float32, torch.bfloat16, torch.float16}
         assert activation == "silu"
         return convolve(x[0].T, weight, bias, _chunks(seq_idx)).T.unsqueeze(0)
 
@@ -126,8 +148,40 @@ def test_kernels_are_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setitem(sys.modules, name, fake)
     found = scan_by_kernel(x, steps, rates, b, c, skip, chunks)
     torch.testing.assert_close(found, scan(x, steps, rates, b, c, skip, chunks))
-    weight = torch.randn(HEADS, 4)
-    torch.testing.assert_close(convolve_by_kernel(steps, weight, skip, chunks), convolve(steps, weight, skip, chunks))
+    rows, weight, bias = torch.randn(11, 16), torch.randn(16, 4), torch.randn(16)
+    torch.testing.assert_close(convolve_by_kernel(rows, weight, bias, chunks), convolve(rows, weight, bias, chunks))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "taps", "dtype", "taken"),
+    [
+        (5, 8, 2, torch.float32, True),
+        (5, 24, 4, torch.bfloat16, True),
+        (5, 8, 1, torch.float32, False),
+        (5, 8, 5, torch.float32, False),
+        (5, 12, 4, torch.float32, False),
+        (1, 8, 4, torch.float32, False),
+        (5, 8, 4, torch.float64, False),
+    ],
+)
+def test_the_kernel_of_the_convolution_gets_only_what_it_takes(
+    rows: int, columns: int, taps: int, dtype: torch.dtype, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rules that its source checks: taps, columns in eights, types; the rest is computed without it."""
+    asked: list[Tensor] = []
+
+    def asks(x: Tensor, *_others: object) -> Tensor:
+        asked.append(x)
+        return x
+
+    chunks = SampleChunks.of((rows,), chunk=4)
+    x, weight = torch.randn(rows, columns, dtype=dtype), torch.randn(columns, taps, dtype=dtype)
+    expected = convolve(x, weight, None, chunks)
+    monkeypatch.setattr(_convolution, "has_kernels", lambda *_: True)
+    monkeypatch.setattr(_convolution, "convolve_by_kernel", asks)
+    found = convolve(x, weight, None, chunks)
+    assert bool(asked) == taken
+    assert taken or torch.equal(found, expected)
 
 
 def _chunks(numbers: Tensor) -> SampleChunks:

@@ -22,11 +22,12 @@ from mimo_dataset_spoken_digits import WORDS, SpokenDigitsConfig
 from mimo_dataset_spoken_digits._clips import DIGITS, clips_of
 from mimo_dataset_spoken_digits._plugin import SpokenDigitsDataset, open_spoken_digits
 
-# Speaks as espeak-ng is asked to, clips made beforehand whose length tells speed, pitch and word.
+# Speaks as espeak-ng is asked to, clips made beforehand whose length tells speed, pitch and word. Both names follow.
 _SPEAKER = """#!/bin/sh
 test "$1 $3 $5 $7 $#" = "-v -s -p -w 9" || exit 1
 echo "$2 $9" >> {folder}/asked
 cp "{folder}/$4-$6-$9" "$8"
+printf %s "$2 $9" >> "$8"
 """
 
 
@@ -144,6 +145,22 @@ def test_spoken_refuses_a_program_that_does_not_speak(body: str, told: str, tmp_
     with pytest.raises(
         ConfigError, match=rf"data\.program: expected a clip from '.*mute -v en-us\+m7 .*, got .*{told}"
     ):
+        open_spoken_digits(config, tokenizer(), "evaluation")
+    assert [path.name for path in (tmp_path / "clips").iterdir()] == [".lock"]
+
+
+def test_spoken_refuses_a_voice_that_another_stands_in_for(spoken: tuple[Path, str, Path], tmp_path: Path) -> None:
+    """Both are told, and nothing is kept."""
+    program = tmp_path / "speaker"
+    text = _SPEAKER.format(folder=spoken[2].parent).replace("echo", ": ")
+    program.write_text(text.replace('%s "$2 $9"', '%s "$(echo "$2 $9" | sed s/gb-x-rp+f5/us+m8/)"'))
+    program.chmod(0o755)
+    config = SpokenDigitsConfig(folder=str(tmp_path / "clips"), program=str(program))
+    wanted = (
+        r"data\.program: expected voices that sound unlike each other, got the same clip for 'en-us\+m8' and "
+        r"'en-gb-x-rp\+f5', en-us\+m8-145-50-zero\.wav and en-gb-x-rp\+f5-145-50-zero\.wav\. It may lack one"
+    )
+    with pytest.raises(ConfigError, match=wanted):
         open_spoken_digits(config, tokenizer(), "evaluation")
     assert [path.name for path in (tmp_path / "clips").iterdir()] == [".lock"]
 

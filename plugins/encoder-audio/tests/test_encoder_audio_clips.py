@@ -227,6 +227,18 @@ def test_paths_that_are_no_files_are_refused(tmp_path: Path) -> None:
             WHISPER.measure(path)
 
 
+@pytest.mark.parametrize("name", ["x.raw", "x.RAW"])
+def test_clips_without_a_header_are_refused(name: str, tmp_path: Path) -> None:
+    """By their name, as soundfile takes them for such, whatever they hold."""
+    path = tmp_path / name
+    path.write_bytes(_file(_tone(100), RATE))
+    for raw in (path, str(path)):
+        with pytest.raises(ValueError, match=rf"'{re.escape(str(path))}': it is of the format RAW, none of FLAC, MP3"):
+            WHISPER.measure(raw)
+        with pytest.raises(ValueError, match=r"it is of the format RAW"):
+            WHISPER.prepare(CONFIG, raw)
+
+
 def test_a_header_that_lies_costs_no_memory() -> None:
     """A header of days in eight channels is refused, or found out, before anything of that size is made."""
     data = bytearray(_file(np.zeros((1000, 8), dtype=np.int16), 48_000, "FLAC"))

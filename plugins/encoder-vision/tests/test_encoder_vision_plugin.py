@@ -41,6 +41,7 @@ SMALL = VitConfig(**SHARED, channels=1)
             {"max_tiles": 3},
             r"config\.max_tiles: expected none, since images of mode 'native' have no use for it, got 3",
         ),
+        ({"size": 448}, r"config\.size: expected none, since images of mode 'native' have no use for it, got 448"),
         ({"mode": "tiles", "enlarge": True}, r"config\.enlarge: expected none, since images of mode 'tiles'"),
         (
             {"mode": "fixed", "size": 15},
@@ -68,6 +69,10 @@ def test_refused_settings_of_families() -> None:
         ConfigError, match=r"config\.table: expected a whole number from 1, or 0 where size holds a patch"
     ):
         SiglipConfig(mode="native", size=8)
+    with pytest.raises(ConfigError, match=r"config\.size: expected none, since images of mode 'native' .*, got 384"):
+        SiglipConfig(mode="native", size=384, table=16)
+    assert SiglipConfig(mode="native", size=384, patch=14, table=27).places == 27
+    assert ClipConfig(mode="native", size=42).places == 3
     with pytest.raises(ConfigError, match=r"config\.table: expected a whole number from 1"):
         SiglipConfig(table=-1)
     with pytest.raises(ConfigError, match=r"config\.keep_class_token: expected false, since the projector joins"):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,7 +16,7 @@ from mimo.model.runtime import TensorAxis, build_part
 from mimo.topology import Grid
 
 
-def _check_readme(_rank: int) -> None:
+def _check_readme(_rank: int, dtype: torch.dtype) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {"__name__": "colour"}
@@ -29,16 +30,19 @@ def _check_readme(_rank: int) -> None:
         axis=TensorAxis.single(),
         mesh=DeviceMesh("cpu", [0], mesh_dim_names=("tp",)),
         device=torch.device("cpu"),
+        dtype=dtype,
         hidden=6,
     )
     images = [Image.new("RGB", (9, 5), colour) for colour in ("red", "blue")]
-    rows = part.encode([spec.prepare(spec.config(), image) for image in images], [spec.measure(i) for i in images])
-    assert rows.shape == (2, 6)
+    items = [{"mean": spec.prepare(spec.config(), image)["mean"].to(dtype)} for image in images]
+    rows = part.encode(items, [spec.measure(image) for image in images])
+    assert (rows.shape, rows.dtype) == ((2, 6), dtype)
     rows.sum().backward()
     assert all(parameter.grad is not None for parameter in part.parameters.values())
     assert part.encode([], []).shape == (0, 6)
 
 
-def test_readme_encoder(run_ranks: Callable[..., list[Any]]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_readme_encoder(run_ranks: Callable[..., list[Any]], dtype: torch.dtype) -> None:
     """What an author copies gives one row for each image, learns, and takes no image too."""
-    run_ranks(1, _check_readme)
+    run_ranks(1, _check_readme, dtype)

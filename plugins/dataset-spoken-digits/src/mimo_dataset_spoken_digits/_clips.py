@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import shutil
 import subprocess
@@ -96,7 +97,8 @@ def spoken_clips(folder: Path, program: str, split: SplitName) -> dict[str, tupl
     The first who asks has them spoken, others wait for that.
 
     Raises:
-        ConfigError: the program can't be run or doesn't speak, or the folder can't be written or holds something else.
+        ConfigError: the program can't be run or doesn't speak, or not in all voices, or the folder can't be
+            written or holds something else.
     """
     clips = clips_of(split)
     place = folder / split
@@ -149,8 +151,23 @@ def _speak_all(clips: Sequence[Clip], place: Path, program: str) -> None:
         making.mkdir()
         with ThreadPoolExecutor() as pool:
             sizes = dict(pool.map(lambda clip: (clip.file, _speak(clip, making, found)), clips))
+        _check_unlike(clips, making)
         (making / _INDEX).write_text(json.dumps(sizes))
         making.rename(place)
+
+
+def _check_unlike(clips: Sequence[Clip], folder: Path) -> None:
+    """Refuse a voice that sounds like another: a program that lacks one may speak in another and not tell."""
+    known: dict[bytes, Clip] = {}
+    for clip in clips:
+        other = known.setdefault(hashlib.sha256((folder / clip.file).read_bytes()).digest(), clip)
+        if other is not clip:
+            raise ConfigError(
+                "data.program",
+                expected="voices that sound unlike each other",
+                got=f"the same clip for {other.voice!r} and {clip.voice!r}, {other.file} and {clip.file}",
+                fix="It may lack one of them and speak in another; espeak-ng 1.51 has all.",
+            )
 
 
 def _speak(clip: Clip, folder: Path, program: str) -> tuple[int, int]:

@@ -116,13 +116,15 @@ def _source(raw: Any) -> io.BytesIO | str | Path:
     if not Path(raw).is_file():
         msg = "there is no such file"
         raise ValueError(msg)
+    if Path(raw).suffix.lower() == ".raw":  # of which soundfile asks for what a header tells
+        raise _other_format("RAW")
     return raw
 
 
 def _check(file: soundfile.SoundFile) -> None:
     if file.format not in FORMATS:
-        msg = f"it is of the format {file.format}, none of {', '.join(FORMATS)}"
-    elif not 1 <= file.channels <= MAX_CHANNELS:
+        raise _other_format(file.format)
+    if not 1 <= file.channels <= MAX_CHANNELS:
         msg = f"it has {file.channels} channels, more than {MAX_CHANNELS}"
     elif not 1 <= file.samplerate <= MAX_RATE:
         msg = f"it has {file.samplerate:,} frames a second, more than {MAX_RATE:,}"
@@ -131,6 +133,10 @@ def _check(file: soundfile.SoundFile) -> None:
     else:
         return
     raise ValueError(msg)
+
+
+def _other_format(found: str) -> ValueError:
+    return ValueError(f"it is of the format {found}, none of {', '.join(FORMATS)}")
 
 
 def _waveform(raw: tuple[Any, ...]) -> tuple[NDArray[Any], int]:

@@ -17,7 +17,7 @@ C = TypeVar("C", bound="VisionConfig")
 WHERE = "config"
 _COUNTS = ("patch", "width", "layers", "heads", "intermediate", "size", "max_patches", "max_tiles")
 _UNUSED: Mapping[str, tuple[str, ...]] = {
-    "native": ("max_tiles", "thumbnail", "crop"),
+    "native": ("size", "max_tiles", "thumbnail", "crop"),
     "fixed": ("max_patches", "enlarge", "max_tiles", "thumbnail"),
     "tiles": ("max_patches", "enlarge", "crop"),
 }
@@ -41,7 +41,7 @@ class VisionConfig:
         final_norm: whether these rows pass the norm that follows the last layer; otherwise it is kept likewise.
         mode: ``native``: each image at its own size, in whole patches; ``fixed``: all images at one size; ``tiles``: an
             image in as many tiles of one size as suit it.
-        size: side in pixels of a fixed image, or of a tile.
+        size: side in pixels of a fixed image or tile, and of the images that a learned table of positions is for.
         max_patches: of an image at its own size; a larger one is shrunk, its aspect kept.
         enlarge: whether smaller ones are enlarged to nearly as many.
         max_tiles: of an image.
@@ -107,6 +107,8 @@ class VisionConfig:
                 above = " above 0" if key == "std" else ""
                 raise refused(key, f"one number{above}, or one for each of {self.channels} channels", list(values))
         for key in _UNUSED[self.mode]:
+            if key == "size" and self.sized_table:
+                continue
             if (value := getattr(self, key)) != getattr(attrs.fields(type(self)), key).default:
                 raise refused(key, f"none, since images of mode {self.mode!r} have no use for it", value)
         shuffle = self.projector.shuffle
@@ -122,6 +124,11 @@ class VisionConfig:
     def side(self) -> int:
         """Patches of a side of a fixed image or tile; what is left of its pixels is cut off."""
         return self.size // self.patch
+
+    @property
+    def sized_table(self) -> bool:
+        """Whether there is a table of positions that has as many places as ``size`` says."""
+        return False
 
     @property
     def depth(self) -> int:
@@ -174,6 +181,11 @@ class LearnedConfig(VisionConfig):
     def places(self) -> int:
         """Patches of a side of the table."""
         return self.table or self.side
+
+    @property
+    def sized_table(self) -> bool:
+        """Whether the table has as many places as ``size`` says."""
+        return self.places == self.side
 
 
 @attrs.frozen(kw_only=True)

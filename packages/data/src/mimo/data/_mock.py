@@ -46,6 +46,17 @@ class MockConfig:
     height: int = attrs.field(default=512, validator=_at_least(1))
     width: int = attrs.field(default=512, validator=_at_least(1))
 
+    def __attrs_post_init__(self) -> None:
+        """Refuse a size of images where there are none."""
+        for field in (attrs.fields(MockConfig).height, attrs.fields(MockConfig).width):
+            if not self.images and (value := getattr(self, field.name)) != field.default:
+                raise ConfigError(
+                    f"data.{field.name}",
+                    expected="none, since images = 0",
+                    got=repr(value),
+                    fix="Leave it out, or set images.",
+                )
+
 
 @attrs.frozen(kw_only=True)
 class MockDataset:

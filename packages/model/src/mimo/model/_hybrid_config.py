@@ -166,7 +166,7 @@ class HybridConfig:
                 expected=f"0 or more, and less than mamba_step_high = {self.mamba_step_high}",
                 got=repr(self.mamba_step_low),
             )
-        assert self.decoder  # which refuses what it would refuse there
+        _ = self.decoder  # which refuses what it would refuse there
 
     @property
     def layers(self) -> int:

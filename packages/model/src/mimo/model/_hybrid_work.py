@@ -55,14 +55,16 @@ def _mamba(config: HybridConfig, recompute: Recompute, rows: int) -> Work:
         work += product(rows, hidden, outputs, bias=bias, shared=True)
     chunk = max(1, min(config.mamba_chunk, rows))
     count = -(-rows // chunk)
-    # Within chunks all pairs are multiplied, for each group and for each head; states are made and read by rows.
-    inside = 2.0 * count * chunk * chunk * (shared + width)
+    # Within chunks all pairs are multiplied, for each group and for each head, whose steps are added up by them too;
+    # states are made and read by rows.
+    inside = 2.0 * count * chunk * chunk * (shared + width + heads)
     states = 2.0 * 2.0 * count * chunk * width * config.mamba_state
     work += Work(inner=inside + states)
     work += Work(weights=mixed * (config.mamba_taps + config.mamba_conv_bias) + 3 * heads + width)
-    # The scan keeps pairs, of each group's once, of each head's decays and products, states at chunks' beginnings and
-    # ends, the rows that it multiplies; the convolution its taps; the norm the gate, its SiLU, what it gates and norms.
-    pairs = count * chunk * chunk * (config.mamba_groups + 3.0 * heads)
+    # The scan keeps pairs, in float64 which there are, of each group's once, of each head's decays and products;
+    # states at chunks' beginnings and ends, the rows that it multiplies; the convolution its taps; the norm the gate,
+    # its SiLU, what it gates and norms.
+    pairs = count * chunk * chunk * (config.mamba_groups + 3.0 * heads + 2.0)
     kept = pairs + 3.0 * count * width * config.mamba_state + rows * (6.0 * width + 2.0 * shared)
     kept += rows * mixed * (config.mamba_taps + 1.0) + 5.0 * rows * width
     work += Work(split=rows * (mixed + heads + 2.0 * width) + kept)

@@ -83,7 +83,7 @@ class Microbatch:
         """Decode the items that a lane of an encoder reads.
 
         Raises:
-            DataError: an item cannot be decoded; its file and line are named.
+            DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
         """
         items = self.items(module, lane)
         if self._kept is None:
@@ -99,13 +99,22 @@ class Microbatch:
         assert isinstance(module.spec, EncoderSpec)
         raw = self._dataset.raw(info.sample, info.index)
         try:
-            return module.spec.prepare(module.config, raw)
+            size = tuple(module.spec.measure(raw))
+            if size == tuple(info.size):
+                return module.spec.prepare(module.config, raw)
         except (ValueError, OSError) as error:
             raise DataError(
                 self._dataset.where(info.sample),
                 expected=f"an item that the {module.spec.name} encoder can read",
                 got=f"{info.modality} {info.index} of size {info.size}: {error}",
             ) from error
+        raise DataError(
+            self._dataset.where(info.sample),
+            expected=f"{info.modality} {info.index} of size {info.size}, as it was when its rows were counted",
+            got=f"one of size {size}",
+            fix="Leave files as they are while a run reads them; if nobody changed it, let the dataset's infos() "
+            "tell what the encoder's measure() does.",
+        )
 
     def packed(self, lane: int, context_rank: int = 0) -> Packed:
         """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""

@@ -24,13 +24,18 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: SampleChunk
         bias: [W].
         chunks: of the T rows.
     """
-    if x.numel() and has_kernels(x.device, "causal_conv1d"):
+    if x.numel() and has_kernels(x.device, "causal_conv1d") and _kernel_takes(x, weight):
         return convolve_by_kernel(x, weight, bias, chunks)
     y = x * weight[:, -1] if bias is None else torch.addcmul(bias, x, weight[:, -1])
     for back in range(1, min(weight.shape[1], max(1, x.shape[0]))):
         earlier = functional.pad(x[:-back], (0, 0, back, 0)) * (chunks.ages >= back).to(x).unsqueeze(1)
         y = torch.addcmul(y, earlier, weight[:, -1 - back])
     return functional.silu(y)
+
+
+def _kernel_takes(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether that of `causal_conv1d` does, which checks strides too: those of a single row may be any."""
+    return 2 <= weight.shape[1] <= 4 and x.shape[1] % 8 == 0 and x.shape[0] > 1 and x.element_size() <= 4  # noqa: PLR2004
 
 
 def convolve_by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: SampleChunks) -> Tensor:

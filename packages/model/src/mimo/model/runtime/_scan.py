@@ -108,7 +108,9 @@ def scan(
     split = (b.shape[1], x.shape[1] // b.shape[1] if b.shape[1] else 1)  # groups, heads of each
     added = _cut(x * steps.unsqueeze(2), chunks)  # [K, Q, N, P]
     b, c = _cut(b, chunks), _cut(c, chunks)
-    logs = _cut(steps * rates.to(wide), chunks).cumsum(1)  # [K, Q, N] of the decay since the chunk began
+    # [K, Q, N] of the decay since the chunk began, or the sample in it, so that no rounding goes from sample to sample.
+    # As a product in float64, since one in float32 may be rounded to fewer digits (TF32).
+    logs = (chunks.seen.double() @ _cut(steps * rates.to(wide), chunks).double()).to(wide)
     y = _within(added, logs, b, c, chunks.seen)
     left = added * _decay(logs[:, -1:] - logs, chunks.leaves).unsqueeze(3)
     made = torch.einsum("kqgs,kqghp->kghps", b, left.unflatten(2, split))

@@ -1,0 +1,69 @@
+"""Items as an encoder gets them are those of which the layout was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mimo.data import DATASETS, TOKENIZERS, Dataset, SampleLayout, lay_out
+from mimo.hooks import DataError
+from mimo.model import EncoderSpec
+from mimo.trainer._plugins import find_installed
+from mimo.trainer._step_data import Microbatch
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    pass
+
+
+def _prepare(_config: NoConfig, raw: Image.Image) -> Mapping[str, Tensor]:
+    return {"area": torch.tensor(raw.height * raw.width)}
+
+
+def _build(_config: NoConfig, _hidden: int) -> Any:
+    raise AssertionError
+
+
+EYE = EncoderSpec(
+    name="eye",
+    config=NoConfig,
+    measure=lambda raw: (raw.height, raw.width),
+    rows=lambda _config, size: size[0],
+    prepare=_prepare,
+    build=_build,
+)
+MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=NoConfig(), grid=SimpleNamespace(dp=1))
+
+
+def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
+    """A file that was replaced after its rows were counted is told with its line; decoded, it would have other rows."""
+    Image.new("L", (3, 4)).save(tmp_path / "a.png")
+    (tmp_path / "train.jsonl").write_text('{"text": "x"}\n{"images": ["a.png"], "text": "<image>"}\n')
+    jsonl, byte = find_installed(DATASETS, "jsonl", ""), find_installed(TOKENIZERS, "byte", "")
+    tokenizer = byte.build(byte.config(), ["image"])
+    dataset = jsonl.open(jsonl.config(path=str(tmp_path / "train.jsonl")), tokenizer, "train")
+    assert dataset is not None
+
+    def laid(data: Dataset, sample: int) -> SampleLayout:
+        return lay_out(data, sample, tokenizer=tokenizer, rows={"image": lambda size: size[0]}, max_tokens=64)
+
+    job: Any = SimpleNamespace(lay_out=laid)
+    microbatch = Microbatch(job, dataset, [0, 1])
+    (item,) = microbatch.prepare(MODULE, 0)
+    assert item["area"] == 12
+    Image.new("L", (3, 5)).save(tmp_path / "a.png")
+    wanted = (
+        r"train\.jsonl:2: expected image 0 of size \(4, 3\), as it was when its rows were counted, "
+        r"got one of size \(5, 3\)\. Leave files as they are while a run reads them"
+    )
+    with pytest.raises(DataError, match=wanted):
+        microbatch.prepare(MODULE, 0)
