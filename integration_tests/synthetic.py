@@ -1,4 +1,4 @@
-"""A dataset for the oracle: text of uneven length, and 0, 1 or 3 pictures of different sizes anywhere in it."""
+"""A dataset for the oracle: text of uneven length, and 0, 1 or 3 pictures or clips of all sizes anywhere in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 from PIL import Image
 
 from mimo.data import DatasetSpec, SplitName, Tokenizer
@@ -18,7 +19,7 @@ SAMPLES = 96
 
 @attrs.frozen(kw_only=True)
 class SyntheticConfig:
-    """How many pictures samples hold.
+    """How many pictures, or items of other modalities, samples hold.
 
     ``pictures``: ``mixed`` (0, 1 or 3 each), ``none``, ``first`` (only the first sample of every 24 in data order has
     any), ``digits`` (exactly one each).
@@ -50,25 +51,28 @@ class SyntheticDataset:
                 "digits": 1,
             }[self.config.pictures]
             for index in range(count):
-                size = (rng.randint(1, 9), rng.randint(1, 9))
+                size = _size(modality, rng)
                 at = rng.randint(0, len(pieces))
                 pieces.insert(at, ItemInfo(sample=sample, index=index, modality=modality, size=size))
         return pieces
 
     def tokens(self, sample: int) -> Sequence[int]:
-        """Return ids, with a placeholder for each picture, and the end."""
+        """Return ids, with a placeholder for each picture and clip, and the end."""
         pieces = self._draw(sample)
         text = " ".join(piece if isinstance(piece, str) else f"<{piece.modality}>" for piece in pieces)
         return [*self.tokenizer.encode(text), self.tokenizer.end]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
-        """Return the pictures, numbered in the order of the text."""
+        """Return the pictures and clips, numbered in the order of the text."""
         found = [piece for piece in self._draw(sample) if isinstance(piece, ItemInfo)]
         return [attrs.evolve(info, index=index) for index, info in enumerate(found)]
 
     def raw(self, sample: int, index: int) -> Any:
-        """Return a picture of noise."""
+        """Return noise: a picture, or the waveform of a clip and its rate."""
         info = self.infos(sample)[index]
+        if info.modality == "audio":
+            frames, rate = info.size
+            return np.random.default_rng([sample, index]).uniform(-1, 1, frames).astype(np.float32), rate
         height, width = info.size
         rng = random.Random(f"{sample} {index}")
         return Image.frombytes("L", (width, height), bytes(rng.randrange(256) for _ in range(height * width)))
@@ -76,6 +80,14 @@ class SyntheticDataset:
     def where(self, sample: int) -> str:
         """Name a sample."""
         return f"synthetic:{sample}"
+
+
+def _size(modality: str, rng: random.Random) -> tuple[int, int]:
+    """Return a picture's height and width, or the frames and the rate of a clip of a fifth of a second at most."""
+    if modality != "audio":
+        return rng.randint(1, 9), rng.randint(1, 9)
+    rate = rng.choice((8_000, 16_000))
+    return rng.randint(1, rate // 5), rate
 
 
 def _open(config: SyntheticConfig, tokenizer: Tokenizer, _split: SplitName) -> SyntheticDataset:
