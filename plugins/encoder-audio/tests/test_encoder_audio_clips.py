@@ -185,6 +185,7 @@ def _cut(data: bytes) -> bytes:
             r"a clip of \d+ bytes: it holds samples that are not finite numbers",
         ),
     ],
+    ids=lambda value: "file" if isinstance(value, bytes) else None,  # some hold the time at which they were made
 )
 def test_broken_files_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
     """In words, with a name: that of the file, or how many bytes came."""
