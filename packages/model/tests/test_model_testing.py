@@ -276,7 +276,7 @@ class Muted(Pairs):
 
     def start(self, *given: Any) -> Tensor:
         """Return embedded pairs."""
-        return super().start(*given) + 0 * self.projector.get_parameter("spare").sum()
+        return super().start(*given) + 0 * cast("Tensor", self.projector.spare).sum()
 
     def __init__(self, hidden: int) -> None:
         super().__init__(hidden)
