@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,39 @@ def install(
     if "PIP_FIND_LINKS" in os.environ:
         session.env.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
     session.env["OMP_NUM_THREADS"] = "1"  # many processes share few cores, and sums keep their order
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""  # else each process that imports torch compiles it, for six seconds
+    session.env["UV_LINK_MODE"] = "hardlink"  # so that a file has one time in all environments, see `bytecode`
     arguments = ["-c", str(CONSTRAINTS)]
     for name, extras in members.items():
         suffix = f"[{','.join(sorted(extras))}]" if extras else ""
         arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
     testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
     session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
+
+
+@contextmanager
+def bytecode(session: nox.Session) -> Iterator[None]:
+    """Share what is compiled with the environments of other sessions, which have the same files.
+
+    Python compares a source's time and size with those of which its bytecode was made.
+    """
+    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    shared = session.cache_dir / "bytecode" / packages.parent.name
+    link_bytecode(shared, packages, of=packages)
+    try:
+        yield
+    finally:
+        link_bytecode(packages, shared, of=packages)
+
+
+def link_bytecode(source: Path, target: Path, *, of: Path) -> None:
+    """Link the bytecode that lies in one folder into another, of those packages that a third one has."""
+    for path in source.rglob("__pycache__/*.pyc"):
+        place = target / path.relative_to(source)
+        if (of / path.relative_to(source)).parents[1].is_dir():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.unlink(missing_ok=True)
+            place.hardlink_to(path)
 
 
 def everything() -> dict[str, frozenset[str]]:
@@ -144,18 +172,17 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     session.run("python", "-c", "\n".join(guard))
     folder = member.folder / "tests"
     how = [*SIDE_BY_SIDE, *session.posargs]
-    if extra:
-        session.run("pytest", str(folder / extra), *how)
-    else:
-        left_out = [f"--ignore={folder / extra}" for extra in member.extras]
-        session.run("pytest", str(folder), *left_out, *how)
+    tested = [folder / extra] if extra else [folder, *(f"--ignore={folder / extra}" for extra in member.extras)]
+    with bytecode(session):
+        session.run("pytest", *map(str, tested), *how)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
+    with bytecode(session):
+        session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
@@ -184,7 +211,7 @@ def bench(session: nox.Session) -> None:
     known = sorted(path.stem for path in ROOT.glob("benchmarks/*.py") if re.match(r"[a-z]", path.stem))
     if not session.posargs or session.posargs[0] not in known:
         session.error(f"say which: nox -s bench -- NAME, with NAME one of {', '.join(known)}")
-    install(session, everything())
+    install(session, everything(), "bench")
     session.run("python", f"benchmarks/{session.posargs[0]}.py", *session.posargs[1:])
 
 
