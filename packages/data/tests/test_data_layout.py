@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mimo.data import NO_LABEL, SampleLayout, lay_out
 from mimo.data._byte import ByteTokenizer
 from mimo.data._placeholders import Placeholders
-from mimo.hooks import ConfigError, DataError, ItemInfo
+from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
 END, IMAGE, AUDIO = 256, 257, 258
 TOKENIZER = ByteTokenizer(placeholders=Placeholders({"image": IMAGE, "audio": AUDIO}))
@@ -220,5 +220,9 @@ def test_data_layout_without_grids_has_no_places() -> None:
 
 def test_data_layout_refuses_grids_of_other_rows() -> None:
     """A grid that isn't as many rows as the encoder says is its plugin's fault."""
-    with pytest.raises(ValueError, match=re.escape("size (2, 3) has 6 rows in a grid of (1, 2, 2)")):
+    told = (
+        "encoder of modality 'image': expected a grid of the 6 rows that it says an item of size (2, 3) becomes, "
+        "got (1, 2, 2) from its grid(). Make rows() and grid() agree."
+    )
+    with pytest.raises(PluginError, match=re.escape(told)):
         layout(Toy([IMAGE], [("image", (2, 3))]), grids={"image": lambda size: (1, 2, 2)})

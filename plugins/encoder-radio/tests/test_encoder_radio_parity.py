@@ -249,11 +249,11 @@ def test_nothing_that_counts_is_left_out(run_ranks: Callable[..., list[Any]], tm
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("use_swiglu_ffn", True, r"config\.json: use_swiglu_ffn: expected False, all that radio can do, got True"),
-        ("qkv_bias", False, r"config\.json: qkv_bias: expected True, all that radio can do, got False"),
-        ("layerscale_value", 0.1, r"config\.json: layerscale_value: expected 1\.0, all that radio can do, got 0\.1"),
+        ("use_swiglu_ffn", True, r"config\.json: use_swiglu_ffn: expected False, as ours knows no other, got True"),
+        ("qkv_bias", False, r"config\.json: qkv_bias: expected True, as ours knows no other, got False"),
+        ("layerscale_value", 0.1, r"config\.json: layerscale_value: expected 1\.0, as ours knows no other, got 0\.1"),
         ("drop_path_rate", 0.2, r"config\.json: drop_path_rate: expected 0\.0"),
-        ("hidden_act", "mish", r"config\.json: hidden_act: expected one of \['gelu', .*\], got 'mish'"),
+        ("hidden_act", "mish", r"config\.json: hidden_act: expected one of gelu, .*, got 'mish'"),
     ],
 )
 def test_models_that_it_cannot_be(key: str, value: Any, message: str) -> None:

@@ -151,6 +151,22 @@ def test_prepared_pixels(run_ranks: Callable[..., list[Any]]) -> None:
     run_ranks(1, _check_pixels)
 
 
+def _check_extremes(_rank: int) -> None:
+    for size in ((1, 1), (20000, 1), (1, 20000), (2, 20000), (300, 20000)):
+        image = Image.new("RGB", size[::-1], "white")
+        for config in (SMALL, TILES, RadioConfig()):
+            pixels = RADIO.prepare(config, image)["pixels"]
+            rows = [(one.shape[1] // config.patch, one.shape[2] // config.patch) for one in pixels]
+            assert rows == grids_of(config, size)
+            assert pixels.numel() <= 3 * config.patch**2 * max(config.max_patches, 7 * 4)  # seven tiles of four patches
+            torch.testing.assert_close(pixels, pixels[:1, :, :1, :1].expand_as(pixels))
+
+
+def test_images_of_any_size(run_ranks: Callable[..., list[Any]]) -> None:
+    """From one pixel to lines of 20,000; nothing becomes larger than the encoder takes."""
+    run_ranks(1, _check_extremes)
+
+
 def _check_corners(_rank: int) -> None:
     side = 7
     table = torch.randn(side * side, 5)

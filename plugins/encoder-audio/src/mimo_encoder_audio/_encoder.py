@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model import Stage
 from mimo.model.runtime import EncoderLayer, LayerNorm, Linear, PackedEncoder, Projector, local, touched_by
 from mimo_encoder_audio._config import WhisperConfig, encoded_rows, stacked_rows
 
@@ -45,10 +44,13 @@ class Positions(nn.Module):
 
 
 class AudioTransformer(PackedEncoder):
-    """The whole encoder, or after `keep` one pipeline stage of it.
+    """The whole encoder, or after `cut` one pipeline stage of it.
 
     The convolutions are products of windows of neighbours with a weight [W, taps · inputs].
     """
+
+    first_only = ("conv1", "conv2", "positions")
+    last_only = ("norm", "projector")
 
     def __init__(self, config: WhisperConfig, hidden: int) -> None:
         sizes = (config.width, config.heads, config.intermediate)
@@ -59,11 +61,6 @@ class AudioTransformer(PackedEncoder):
         self.positions = Positions(config.positions, config.width)
         self.norm = LayerNorm(config.width, eps=_EPS)
         self.projector = Projector(config.projector, config.width * config.stack, hidden)
-
-    def keep(self, stage: Stage) -> AudioTransformer:
-        """Keep what ``stage`` runs: the convolutions on the first, final norm and projector on the last."""
-        self.cut(stage, first=("conv1", "conv2", "positions"), last=("norm", "projector"))
-        return self
 
     def forward(
         self,

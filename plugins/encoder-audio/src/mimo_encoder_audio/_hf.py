@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimo.hooks import ConfigError
-from mimo.model import HfFamily, HfTensor
+from mimo.model import HfFamily, HfTensor, hf_only
 from mimo_encoder_audio._config import WhisperConfig
 
 _SETTINGS = {
@@ -27,9 +26,8 @@ _ONLY: Mapping[str, Any] = {  # what ours can't do otherwise
 
 
 def _settings(published: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key, only in _ONLY.items():
-        if published.get(key, only) != only:
-            raise ConfigError(f"config.json: {key}", expected=repr(only), got=repr(published[key]))
+    for key, value in _ONLY.items():
+        hf_only(published, key, [value])
     return {ours: published[theirs] for ours, theirs in _SETTINGS.items() if theirs in published}
 
 

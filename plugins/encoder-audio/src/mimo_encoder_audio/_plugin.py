@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
 from mimo.model import (
     EncoderSpec,
-    EncoderStages,
-    Stage,
-    Work,
     packed_context,
     packed_recompute,
+    packed_stages,
     packed_tensor,
     projector_divisible,
 )
 from mimo_encoder_audio._config import WhisperConfig, delivered_rows, encoded_rows
 from mimo_encoder_audio._hf import WHISPER_HF
+from mimo_encoder_audio._work import encoder_work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,21 +40,6 @@ def _build(config: WhisperConfig, hidden: int) -> nn.Module:
     return AudioTransformer(config, hidden)
 
 
-def _cut(module: nn.Module, stage: Stage) -> nn.Module:
-    from mimo_encoder_audio._encoder import AudioTransformer
-
-    assert isinstance(module, AudioTransformer)
-    return module.keep(stage)
-
-
-def _flops(
-    config: WhisperConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
-) -> Mapping[str, Work]:
-    from mimo_encoder_audio._work import encoder_work
-
-    return encoder_work(config, hidden, stage, recompute, sizes)
-
-
 def _examples(_config: WhisperConfig) -> list[Any]:
     """Return two rising tones and a short one, of unlike lengths."""
     import numpy as np
@@ -74,15 +58,9 @@ WHISPER = EncoderSpec(
     parts={"encoder": ("conv1", "conv2", "positions", "layers", "norm"), "projector": ("projector",)},
     tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),
     context=packed_context(),
-    stages=EncoderStages(
-        layers=lambda config: config.layers,
-        message_rows=encoded_rows,
-        width=lambda config: config.width,
-        cut=_cut,
-        parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
-    ),
+    stages=packed_stages(encoded_rows),
     recompute=packed_recompute(),
-    flops=_flops,
+    flops=encoder_work,
     hf=(WHISPER_HF,),
     examples=_examples,
 )

@@ -14,16 +14,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mimo.model import Stage
-from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, local, touched_by
+from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, local, packed_patches, touched_by
 from mimo_encoder_radio._config import RadioConfig
 from mimo_encoder_radio._grids import Grid, grids_of
-from mimo_encoder_radio._images import to_patches
 from mimo_encoder_radio._positions import Positions, Prefix
 
 
 class Radio(PackedEncoder):
-    """The whole encoder, or after `keep` one pipeline stage of it."""
+    """The whole encoder, or after `cut` one pipeline stage of it."""
+
+    first_only = ("patch", "positions", "prefix")
+    last_only = ("projector",)
 
     def __init__(self, config: RadioConfig, hidden: int) -> None:
         super().__init__(
@@ -42,11 +43,6 @@ class Radio(PackedEncoder):
         self.positions = Positions(config.positions, config.width)
         self.prefix = Prefix(config.prefix, config.width)
         self.projector = Projector(config.projector, config.width, hidden)
-
-    def keep(self, stage: Stage) -> Radio:
-        """Keep what ``stage`` runs: what makes rows on the first, the projector on the last. Returns itself."""
-        self.cut(stage, first=("patch", "positions", "prefix"), last=("projector",))
-        return self
 
     def forward(
         self,
@@ -91,7 +87,7 @@ class Radio(PackedEncoder):
         source = _sources(lengths[touched], prefix=len(learned))[here]
         patches = source[source >= len(learned)] - len(learned)  # one after the other
         mine = slice(int(patches[0]), int(patches[-1]) + 1) if len(patches) else slice(0, 0)
-        pixels = to_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[mine]
+        pixels = packed_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[mine]
         embedded = self.patch(pixels)
         embedded = embedded + self.positions(grids[touched], mine).to(embedded)
         place = source.where(source < len(learned), source - mine.start).to(weight.device)

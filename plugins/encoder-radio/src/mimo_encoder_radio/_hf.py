@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mimo.hooks import ConfigError
-from mimo.model import Activation, HfFamily, HfTensor
+from mimo.model import Activation, HfFamily, HfTensor, hf_known, hf_only
 from mimo_encoder_radio._config import CLIP_MEAN, CLIP_STD, RadioConfig
 
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -39,11 +38,7 @@ def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
         ConfigError: it asks for what ours can't do.
     """
     for key, value in _MUST_BE.items():
-        if found.get(key, value) != value:
-            raise ConfigError(f"config.json: {key}", expected=f"{value!r}, all that radio can do", got=repr(found[key]))
-    activation = found.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise ConfigError("config.json: hidden_act", expected=f"one of {sorted(_ACTIVATIONS)}", got=repr(activation))
+        hf_only(found, key, [value])
     width, patch = found.get("hidden_size", 1280), found.get("patch_size", 16)
     return {
         "patch": patch,
@@ -52,7 +47,7 @@ def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
         "layers": found.get("num_hidden_layers", 32),
         "heads": found.get("num_attention_heads", 16),
         "intermediate": int(width * found.get("mlp_ratio", 4.0)),
-        "activation": _ACTIVATIONS[activation],
+        "activation": hf_known({"hidden_act": "gelu", **found}, "hidden_act", _ACTIVATIONS),
         "eps": found.get("layer_norm_eps", 1e-6),
         "positions": found.get("max_img_size", 2048) // patch,
         "class_tokens": found.get("num_cls_tokens", 3),

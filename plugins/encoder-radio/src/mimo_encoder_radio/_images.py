@@ -1,11 +1,6 @@
-"""From an image to normed pixels, and from pixels to patches.
-
-Shapes: n images of one size, C channels, P patch side, T patches of all images.
-"""
+"""From an image to normed pixels. Shapes: n images of one size, C channels."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -51,19 +46,3 @@ def _resized(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
     wide = (size[1], size[0])  # PIL's order
     bands = [band.convert("F").resize(wide, Image.Resampling.BICUBIC) for band in image.split()]
     return np.stack([np.asarray(band) for band in bands])
-
-
-def to_patches(images: Sequence[Tensor], *, patch: int, like: Tensor, width: int) -> Tensor:
-    """Return images [C, height, width] cut into patches [T, C·P·P], row by row, one image after the other.
-
-    Args:
-        images: of any sizes in whole patches; none is fine.
-        patch: P.
-        like: gives device and dtype.
-        width: C·P·P, for when there is no image to tell.
-    """
-    pieces = [
-        image.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 0, 3, 4).reshape(-1, width)
-        for image in images
-    ]
-    return torch.cat(pieces).to(like) if pieces else like.new_empty(0, width)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
 from mimo.model import (
     EncoderSpec,
-    EncoderStages,
-    Stage,
-    Work,
     packed_context,
     packed_recompute,
+    packed_stages,
     packed_tensor,
     projected_grid,
     projected_rows,
@@ -22,6 +20,7 @@ from mimo.model import (
 from mimo_encoder_radio._config import RadioConfig
 from mimo_encoder_radio._grids import grids_of
 from mimo_encoder_radio._hf import RADIO_HF
+from mimo_encoder_radio._work import radio_work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,21 +55,6 @@ def _build(config: RadioConfig, hidden: int) -> nn.Module:
     return Radio(config, hidden)
 
 
-def _cut(module: nn.Module, stage: Stage) -> nn.Module:
-    from mimo_encoder_radio._encoder import Radio
-
-    assert isinstance(module, Radio)
-    return module.keep(stage)
-
-
-def _flops(
-    config: RadioConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
-) -> Mapping[str, Work]:
-    from mimo_encoder_radio._work import radio_work
-
-    return radio_work(config, hidden, stage, recompute, sizes)
-
-
 RADIO = EncoderSpec(
     name="radio",
     config=RadioConfig,
@@ -82,15 +66,9 @@ RADIO = EncoderSpec(
     parts={"encoder": ("patch", "positions", "prefix", "layers"), "projector": ("projector",)},
     tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),
     context=packed_context(),
-    stages=EncoderStages(
-        layers=lambda config: config.layers,
-        message_rows=_message_rows,
-        width=lambda config: config.width,
-        cut=_cut,
-        parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
-    ),
+    stages=packed_stages(_message_rows),
     recompute=packed_recompute(),
-    flops=_flops,
+    flops=radio_work,
     hf=(RADIO_HF,),
 )
 

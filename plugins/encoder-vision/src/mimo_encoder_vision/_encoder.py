@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mimo.model import Stage
 from mimo.model.runtime import (
     Embedding,
     EncoderLayer,
@@ -24,15 +23,12 @@ from mimo.model.runtime import (
     Projector,
     Segments,
     local,
+    packed_patches,
     touched_by,
 )
 from mimo_encoder_vision._config import LearnedConfig, VisionConfig
 from mimo_encoder_vision._grids import grids_of
-from mimo_encoder_vision._images import to_patches
 from mimo_encoder_vision._positions import each_once, resized_positions, sine_positions
-
-_FIRST = ("patch", "class_tokens", "positions", "pre_norm")
-_LAST = ("norm", "projector")
 
 
 class IdleLayer(EncoderLayer):
@@ -44,7 +40,9 @@ class IdleLayer(EncoderLayer):
 
 
 class VisionTransformer(PackedEncoder):
-    """The whole encoder, or after `keep` one pipeline stage of it."""
+    """The whole encoder, or after `cut` one pipeline stage of it."""
+
+    last_only = ("norm", "projector")
 
     def __init__(self, config: VisionConfig, hidden: int) -> None:
         super().__init__(_layer(config, idle=index >= config.depth) for index in range(config.layers))
@@ -59,11 +57,7 @@ class VisionTransformer(PackedEncoder):
         self.norm = LayerNorm(config.width, eps=config.eps)
         self.projector = Projector(config.projector, config.width, hidden)
         self.norm.requires_grad_(requires_grad=config.final_norm)
-
-    def keep(self, stage: Stage) -> VisionTransformer:
-        """Keep what ``stage`` runs: patches on the first, final norm and projector on the last. Returns itself."""
-        self.cut(stage, first=[name for name in _FIRST if hasattr(self, name)], last=_LAST)
-        return self
+        self.first_only = [name for name in ("patch", "class_tokens", "positions", "pre_norm") if hasattr(self, name)]
 
     def forward(
         self,
@@ -102,8 +96,13 @@ class VisionTransformer(PackedEncoder):
         touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
         # A class token is a patch of zeros, which no bias follows.
         assert not (config.class_tokens and config.patch_bias)
-        patches = to_patches(
-            tiles[touched], patch=config.patch, like=weight, width=weight.shape[1], class_tokens=config.class_tokens
+        patches = packed_patches(
+            tiles[touched],
+            patch=config.patch,
+            like=weight,
+            width=weight.shape[1],
+            zeros=config.class_tokens,
+            channels_last=True,
         )[here]
         embedded = self.patch(patches)
         embedded = embedded + self._positions(grids[touched], like=embedded)[here]

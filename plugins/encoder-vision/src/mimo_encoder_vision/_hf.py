@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimo.hooks import ConfigError
-from mimo.model import HfFamily, HfTensor
+from mimo.model import HfFamily, HfTensor, hf_known, hf_only, hf_refused
 from mimo_encoder_vision._config import ClipConfig, LearnedConfig, SiglipConfig, refused
 
 _ACTIVATIONS = {
@@ -72,7 +71,7 @@ def _siglip2(published: Mapping[str, Any]) -> Mapping[str, Any]:
     patches = {**_SIGLIP_DEFAULTS, **published}["num_patches"]
     table = math.isqrt(patches)
     if table**2 != patches:
-        raise _unknown("num_patches", "a square number", patches)
+        raise hf_refused("num_patches", "a square number", patches)
     native = {"mode": "native", "enlarge": True, "max_patches": patches, "resample": "bilinear"}
     return {**_common(published, _SIGLIP_DEFAULTS), "table": table, "resize_positions": "bilinear", **native}
 
@@ -84,23 +83,17 @@ def _clip(published: Mapping[str, Any]) -> Mapping[str, Any]:
 def _common(published: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     given = {**defaults, **published}
     if not isinstance(given["patch_size"], int):
-        raise _unknown("patch_size", "one number for both sides", given["patch_size"])
-    if given["hidden_act"] not in _ACTIVATIONS:
-        raise _unknown("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", given["hidden_act"])
-    if given["attention_dropout"]:
-        raise _unknown("attention_dropout", "0", given["attention_dropout"])
-    return {ours: given[theirs] for ours, theirs in _KEYS.items()} | {"activation": _ACTIVATIONS[given["hidden_act"]]}
+        raise hf_refused("patch_size", "one number for both sides", given["patch_size"])
+    hf_only(given, "attention_dropout", [0.0])
+    activation = hf_known(given, "hidden_act", _ACTIVATIONS)
+    return {ours: given[theirs] for ours, theirs in _KEYS.items()} | {"activation": activation}
 
 
 def _square(published: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {**defaults, **published}
     if not isinstance(given["image_size"], int):
-        raise _unknown("image_size", "one number for both sides", given["image_size"])
+        raise hf_refused("image_size", "one number for both sides", given["image_size"])
     return {"size": given["image_size"], "table": given["image_size"] // given["patch_size"]}
-
-
-def _unknown(key: str, expected: str, got: Any) -> ConfigError:
-    return ConfigError(f"config.json: {key}", expected=expected, got=repr(got))
 
 
 def _describe(config: LearnedConfig) -> dict[str, Any]:

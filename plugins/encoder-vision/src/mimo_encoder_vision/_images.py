@@ -1,17 +1,11 @@
-"""From an image to numbers, and from many images of unlike sizes to packed patches.
-
-Shapes: N tiles of an image, C channels, P patch side, T patches of all images.
-"""
+"""From an image to numbers. Shapes: N tiles of an image, C channels."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
 from mimo_encoder_vision._config import VisionConfig
 from mimo_encoder_vision._grids import native_grid, tiles_of
@@ -63,23 +57,3 @@ def _tiles(config: VisionConfig, image: Image.Image) -> list[Image.Image]:
     corners = [(x * side, y * side) for y in range(down) for x in range(across)]
     tiles = [whole.crop((left, top, left + side, top + side)) for left, top in corners]
     return [*tiles, _resized(config, image, side, side)] if config.thumbnail and len(tiles) > 1 else tiles
-
-
-def to_patches(tiles: Iterable[Tensor], *, patch: int, like: Tensor, width: int, class_tokens: int) -> Tensor:
-    """Return tiles [C, height, width] cut into patches [T, P·P·C], row by row, one tile after the other.
-
-    Args:
-        tiles: of all images; none is fine. Pixels beyond the last whole patch are left out.
-        patch: P.
-        like: gives device and dtype.
-        width: P·P·C, for when there is no tile to tell.
-        class_tokens: rows of zeros before the patches of each tile.
-    """
-    pieces = [
-        functional.pad(
-            tile.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0).reshape(-1, width),
-            (0, 0, class_tokens, 0),
-        )
-        for tile in tiles
-    ]
-    return torch.cat(pieces).to(like) if pieces else like.new_empty(0, width)

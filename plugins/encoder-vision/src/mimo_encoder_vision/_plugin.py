@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
 from mimo.model import (
     EncoderSpec,
-    EncoderStages,
     HfFamily,
-    Stage,
-    Work,
     packed_context,
     packed_recompute,
+    packed_stages,
     packed_tensor,
     projector_divisible,
 )
 from mimo_encoder_vision._config import ClipConfig, SiglipConfig, VisionConfig, VitConfig
 from mimo_encoder_vision._grids import packed_rows_of, row_grid_of, rows_of
 from mimo_encoder_vision._hf import CLIP_FAMILY, SIGLIP2_FAMILY, SIGLIP_FAMILY
+from mimo_encoder_vision._work import encoder_work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,21 +36,6 @@ def _build(config: VisionConfig, hidden: int) -> nn.Module:
     return VisionTransformer(config, hidden)
 
 
-def _cut(module: nn.Module, stage: Stage) -> nn.Module:
-    from mimo_encoder_vision._encoder import VisionTransformer
-
-    assert isinstance(module, VisionTransformer)
-    return module.keep(stage)
-
-
-def _flops(
-    config: VisionConfig, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
-) -> Mapping[str, Work]:
-    from mimo_encoder_vision._work import encoder_work
-
-    return encoder_work(config, hidden, stage, recompute, sizes)
-
-
 def _spec(name: str, config: type[VisionConfig], *families: HfFamily) -> EncoderSpec:
     encoder = ("patch", "class_tokens", "positions", "pre_norm", "layers", "norm")
     return EncoderSpec(
@@ -65,15 +49,9 @@ def _spec(name: str, config: type[VisionConfig], *families: HfFamily) -> Encoder
         parts={"encoder": encoder, "projector": ("projector",)},
         tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),
         context=packed_context(),
-        stages=EncoderStages(
-            layers=lambda config: config.layers,
-            message_rows=packed_rows_of,
-            width=lambda config: config.width,
-            cut=_cut,
-            parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
-        ),
+        stages=packed_stages(packed_rows_of),
         recompute=packed_recompute(),
-        flops=_flops,
+        flops=encoder_work,
         hf=families,
     )
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mimo.data._grid_positions import Grid, grid_positions
 from mimo.data._specs import Dataset, Tokenizer
-from mimo.hooks import ConfigError, DataError, ItemInfo
+from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
 NO_LABEL = -100
 """Label of a position whose next token is not to be learned."""
@@ -84,6 +84,7 @@ def lay_out(
     Raises:
         DataError: placeholders and items do not match, a modality is not read by the model, an item's size is
             refused by ``rows``, or an id is not the tokenizer's.
+        PluginError: an item's grid is not as many rows as ``rows`` says.
     """
     where = dataset.where(sample)
     ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
@@ -106,7 +107,7 @@ def lay_out(
             count = _rows(where, info, rows[modality])
             truncated = count > room
             if not truncated:
-                grid = _grid(info, count, grids)
+                grid = _grid(where, info, count, grids)
                 items.append(PlacedItem(info=info, start=length, rows=count, grid=grid))
             placed = piece.repeat(0 if truncated else count)
         pieces.append(placed)
@@ -168,13 +169,17 @@ def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) ->
     return count
 
 
-def _grid(info: ItemInfo, count: int, grids: Grids) -> Grid | None:
+def _grid(where: str, info: ItemInfo, count: int, grids: Grids) -> Grid | None:
     if info.modality not in grids:
         return None
     grid = grids[info.modality](info.size)
     if grid is not None and math.prod(grid) != count:
-        msg = f"the {info.modality} encoder says that an item of size {info.size} has {count} rows in a grid of {grid}"
-        raise ValueError(msg)
+        raise PluginError(
+            f"{where}: encoder of modality {info.modality!r}",
+            expected=f"a grid of the {count} rows that it says an item of size {info.size} becomes",
+            got=f"{grid} from its grid()",
+            fix="Make rows() and grid() agree.",
+        )
     return grid
 
 

@@ -21,6 +21,13 @@ def only(keys: Mapping[str, Any], key: str, allowed: Sequence[object]) -> None:
         raise refuse(key, f"{allowed[0]!r}, as ours knows no other", keys[key])
 
 
+def known(keys: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> Any:
+    """Return what a name that a key gives is with us, such as that of an activation."""
+    if keys[key] not in names:
+        raise refuse(key, f"one of {', '.join(names)}", keys[key])
+    return names[keys[key]]
+
+
 def number(keys: Mapping[str, Any], key: str) -> int:
     """Return a whole number, such as a size."""
     value = keys.get(key)

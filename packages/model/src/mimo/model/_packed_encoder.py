@@ -1,6 +1,6 @@
 """What a plugin registers for an encoder of the shared layers: `mimo.model.runtime.PackedEncoder`. Free of torch.
 
-Three of `EncoderSpec`'s optional supports are alike for all of these.
+Four of `EncoderSpec`'s optional supports are alike for all of these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mimo.model._specs import ContextSupport, Methods, TensorSupport
+from mimo.model._specs import ContextSupport, EncoderStages, Methods, Stage, TensorSupport
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +26,20 @@ def packed_tensor(divisible: Callable[[Any], Mapping[str, int]]) -> TensorSuppor
 def packed_context() -> ContextSupport:
     """Return the support for context ranks."""
     return ContextSupport(attach=_attach)
+
+
+def packed_stages(message_rows: Callable[[Any, tuple[int, ...]], int]) -> EncoderStages:
+    """Return the support for pipeline stages of an encoder whose settings have ``layers`` and ``width``.
+
+    Its parts are ``encoder`` and, on the last stage, ``projector``; ``message_rows`` as for `EncoderStages`.
+    """
+    return EncoderStages(
+        layers=lambda config: int(config.layers),
+        message_rows=message_rows,
+        width=lambda config: int(config.width),
+        cut=_cut,
+        parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
+    )
 
 
 def packed_recompute() -> Mapping[str, Methods]:
@@ -44,6 +58,14 @@ def _attach(module: nn.Module, context: ContextAxis) -> None:
 
     assert isinstance(module, PackedEncoder)
     module.rows = attrs.evolve(module.rows, context=context)
+
+
+def _cut(module: nn.Module, stage: Stage) -> nn.Module:
+    from mimo.model.runtime import PackedEncoder
+
+    assert isinstance(module, PackedEncoder)
+    module.cut(stage)
+    return module
 
 
 def _layers(module: nn.Module) -> list[Callable[..., Any]]:

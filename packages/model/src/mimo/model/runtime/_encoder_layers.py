@@ -147,7 +147,12 @@ class PackedEncoder(nn.Module):
         layers: those of this stage, by global index.
         rows: which of the packed rows of all items this rank holds.
         stage: which part of the whole it is.
+        first_only: names of attributes that the first stage alone keeps, modules or parameters.
+        last_only: likewise the last stage.
     """
+
+    first_only: Sequence[str] = ()
+    last_only: Sequence[str] = ()
 
     def __init__(self, layers: Iterable[EncoderLayer]) -> None:
         super().__init__()
@@ -155,18 +160,12 @@ class PackedEncoder(nn.Module):
         self.rows = PackedRows()
         self.stage = Stage()
 
-    def cut(self, stage: Stage, *, first: Iterable[str], last: Iterable[str]) -> None:
-        """Keep what ``stage`` runs of the whole: its layers, and what only the first and the last stage need.
-
-        Args:
-            stage: one of as many as there are.
-            first: attributes that the first stage alone keeps, modules or parameters.
-            last: likewise the last stage.
-        """
+    def cut(self, stage: Stage) -> None:
+        """Keep what ``stage`` runs of the whole: its layers, and what only the first and the last stage need."""
         self.stage = stage
         for index in set(range(len(self.layers))) - set(stage.layers(len(self.layers))):
             del self.layers[str(index)]
-        for name in (*(() if stage.is_first else first), *(() if stage.is_last else last)):
+        for name in (*(() if stage.is_first else self.first_only), *(() if stage.is_last else self.last_only)):
             delattr(self, name)
 
     def pass_layers(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:

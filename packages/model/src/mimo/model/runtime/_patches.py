@@ -1,0 +1,32 @@
+"""From images of unlike sizes to packed patches. Shapes: C channels, P patch side, T patches of all images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def packed_patches(
+    images: Iterable[Tensor], *, patch: int, like: Tensor, width: int, zeros: int = 0, channels_last: bool = False
+) -> Tensor:
+    """Return images [C, height, width] cut into patches [T, C·P·P], row by row, one image after the other.
+
+    Args:
+        images: of any sizes, or tiles of one; none is fine. Pixels beyond the last whole patch are left out.
+        patch: P.
+        like: gives device and dtype.
+        width: C·P·P, for when there is no image to tell.
+        zeros: rows of zeros before the patches of each image, where class tokens will be.
+        channels_last: whether the numbers of a patch lie as [P, P, C], not as [C, P, P].
+    """
+    order = (1, 2, 3, 4, 0) if channels_last else (1, 2, 0, 3, 4)
+    pieces = [
+        functional.pad(
+            image.unfold(1, patch, patch).unfold(2, patch, patch).permute(order).reshape(-1, width), (0, 0, zeros, 0)
+        )
+        for image in images
+    ]
+    return torch.cat(pieces).to(like) if pieces else like.new_empty(0, width)
