@@ -48,8 +48,11 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
-def oracle(pool: Pool) -> Oracle:
-    """For the integration tests: one oracle, so that each model's truth is computed once."""
+def oracle(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    """For the integration tests: one oracle, and one folder for all processes that test, for what they compare with."""
     from oracle import Oracle
 
-    return Oracle(pool)
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "truths"
+    folder.mkdir(exist_ok=True)
+    return Oracle(pool, folder)

@@ -27,6 +27,7 @@ def cover(
     features: Mapping[C, Collection[str]],
     shown: Iterable[Collection[str]] = (),
     cost: Callable[[C], int] = lambda _case: 0,
+    once: Callable[[C], str] = lambda _case: "",
 ) -> set[C]:
     """Return cases in which every pair of features occurs that occurs in any case.
 
@@ -34,9 +35,11 @@ def cover(
         features: of each case.
         shown: features of cases that are run anyhow.
         cost: of each case; of those that show as much, the cheapest is taken.
+        once: what else each case has, of which every one is to occur in some case.
     """
     shown = list(shown)
     numbers = {one: number for number, one in enumerate(sorted({*chain(*features.values(), *shown)}))}
+    beyond = {one: len(numbers) ** 2 + number for number, one in enumerate(sorted(set(map(once, features))))}
 
     def pairs(found: Collection[str]) -> int:
         """Return a number with a bit for each pair."""
@@ -44,7 +47,7 @@ def cover(
         return sum(row << numbers[one] * len(numbers) for one in found)
 
     order = sorted(random.Random(0).sample(list(features), len(features)), key=cost)
-    of = {case: pairs(features[case]) for case in order}
+    of = {case: pairs(features[case]) | 1 << beyond[once(case)] for case in order}
     wanted = missing = reduce(operator.or_, of.values()) & ~reduce(operator.or_, map(pairs, shown), 0)
     chosen = []
     most = max(row.bit_count() for row in of.values())
@@ -65,9 +68,10 @@ def covering(
     features: Mapping[C, Collection[str]],
     shown: Iterable[Collection[str]] = (),
     cost: Callable[[C], int] = lambda _case: 0,
+    once: Callable[[C], str] = lambda _case: "",
 ) -> list[Any]:
     """Return all cases as parameters, those that `cover` does not choose for the soak."""
-    chosen = cover(features, shown, cost)
+    chosen = cover(features, shown, cost, once)
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),

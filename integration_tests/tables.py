@@ -15,6 +15,10 @@ CLIP = 1.0
 EPS = 1e-4
 """AdamW divides each gradient by its own size. An element whose true gradient is near zero, as a key bias's is, would
 step by nothing but its rounding noise; this keeps such steps small, so that weights can be compared."""
+EVEN_EPS = 1e-2
+"""About the size of the gradients' elements, for models whose gradients are less sure, as with Mamba layers. By the
+first law a gradient may be off by d = 1e-5 of its length, which moves AdamW's step by up to lr d / eps, and a weight
+by 1e-5 of 3 lr for each element: far below these elements, weights may differ though all gradients are right."""
 AXES_KEYS = (
     "pp",
     "dp",
@@ -53,6 +57,7 @@ def table(
     pictures: str = "mixed",
     language: Mapping[str, Any] | None = None,
     seed: int = 5,
+    eps: float = EPS,
 ) -> Table:
     """Return the settings of a small model: 24 samples a step, uneven vocabulary and widths.
 
@@ -62,6 +67,7 @@ def table(
         pictures: see `synthetic.SyntheticConfig`.
         language: keys of the decoder's config that differ.
         seed: of the run.
+        eps: of AdamW.
     """
     encoders = [name for name in modules if name != "language"]
     lanes = lanes_of(modules["language"])
@@ -83,7 +89,7 @@ def table(
             else {"plugin": "vit", "modality": _modality(name), "config": vit, **keys}
             for name, keys in modules.items()
         },
-        "optimizer": {"lr": RATE, "weight_decay": 0.1, "clip": CLIP, "eps": EPS},
+        "optimizer": {"lr": RATE, "weight_decay": 0.1, "clip": CLIP, "eps": eps},
     }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
 from jobs import CPU, make_job
 from plain_rules import PlainRules
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tables import SAMPLES, STEPS, Table
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -33,6 +37,27 @@ class Truth:
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     gap: float
+
+
+def write_truth(truth: Truth, path: Path) -> None:
+    """Write it as one file, complete or not there at all."""
+    trees = {"gradients": truth.gradients, "weights": truth.weights}
+    tensors = {f"{kind}.{name}": value.contiguous() for kind, tree in trees.items() for name, value in tree.items()}
+    told = {"losses": truth.losses, "norms": truth.norms, "gap": truth.gap}
+    part = path.with_suffix(".part")
+    save_file(tensors, part, metadata={"told": json.dumps(told)})
+    part.rename(path)
+
+
+def read_truth(path: Path) -> Truth:
+    """Read what `write_truth` has written."""
+    trees: dict[str, dict[str, Tensor]] = {"gradients": {}, "weights": {}}
+    with safe_open(path, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118  # the file is no mapping
+            kind, _, name = key.partition(".")
+            trees[kind][name] = file.get_tensor(key)
+        told = json.loads(file.metadata()["told"])
+    return Truth(gradients=trees["gradients"], weights=trees["weights"], **told)
 
 
 def run_plain(_rank: int, settings: Table) -> Truth:

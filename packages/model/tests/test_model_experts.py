@@ -132,7 +132,7 @@ def _check_losses(_rank: int, config: DecoderConfig) -> None:
     x = torch.randn(11, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     routing = Routing.of(batch, TensorAxis.single())
     _, choices = layer(x, routing)
-    tell(routing, {7: choices}, batch=batch, config=config, experts=ExpertAxis.single())
+    tell(routing, {"layers.7": choices}, batch=batch, config=config, experts=ExpertAxis.single())
     balance, z = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     loads = [0] * config.experts
     start = 0

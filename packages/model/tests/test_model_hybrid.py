@@ -107,13 +107,13 @@ def test_tensor_ranks_divide_heads_of_both_kinds(tp: int, told: str | None) -> N
     """Those of attention and those of Mamba-2; groups they need not divide."""
     grid = Grid(name="language", ranks=range(tp), tp=tp)
     if told is None:
-        check_module(HYBRID, SMALL, grid=grid, frozen=False)
+        check_module(HYBRID, SMALL, grid=grid)
         return
     with pytest.raises(ConfigError, match=re.escape(f"modules.language.tp: {told}")):
-        check_module(HYBRID, SMALL, grid=grid, frozen=False)
+        check_module(HYBRID, SMALL, grid=grid)
     alone = HybridConfig(pattern="M", mamba_heads=5)
     with pytest.raises(ConfigError, match="a divisor of mamba_heads = 5"):
-        check_module(HYBRID, alone, grid=grid, frozen=False)
+        check_module(HYBRID, alone, grid=grid)
 
 
 def test_initial_values_are_the_references() -> None:

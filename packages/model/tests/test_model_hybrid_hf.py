@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -173,6 +175,20 @@ def test_older_folders_spell_their_layers_otherwise() -> None:
     assert settings({**plain, "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"]}) == expected
     limit = family_of("mamba2").settings({**MAMBA, "time_step_limit": [0.0, {"__float__": "Infinity"}]})
     assert limit["mamba_step_high"] == float("inf")
+
+
+def test_what_is_written_is_json() -> None:
+    """Which knows no infinity: steps without limits need no key, and an upper one has the form of `transformers` 5."""
+    family = family_of("mamba2")
+    config = HybridConfig(**family.settings(MAMBA))
+    assert config.mamba_step_high == float("inf")
+    plain, low = (
+        json.loads(json.dumps(family.describe(each), allow_nan=False))
+        for each in (config, attrs.evolve(config, mamba_step_low=0.5))
+    )
+    assert "time_step_limit" not in plain
+    assert low["time_step_limit"] == [0.5, {"__float__": "Infinity"}]
+    assert family.settings(plain)["mamba_step_high"] == family.settings(low)["mamba_step_high"] == float("inf")
 
 
 @pytest.mark.parametrize(

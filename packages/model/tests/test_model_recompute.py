@@ -290,7 +290,7 @@ def test_recomputation_that_a_module_lacks_is_refused(support: Any, text: str) -
     """By the name of the setting, with what would do."""
     spec = attrs.evolve(DECODER, recompute=support)
     with pytest.raises(ConfigError, match=text):
-        check_module(spec, DENSE, grid=Grid(name="m", ranks=(0,)), frozen=False, recompute="full")
+        check_module(spec, DENSE, grid=Grid(name="m", ranks=(0,)), recompute="full")
 
 
 def _check_bad_methods(_rank: int) -> None:

@@ -47,6 +47,9 @@ class Config:
 class Pairs(PackedEncoder):
     """A row for each pair of numbers."""
 
+    first_only = ("embed",)
+    last_only = ("projector",)
+
     def __init__(self, hidden: int) -> None:
         super().__init__(EncoderLayer(WIDTH, HEADS, MIDDLE, eps=1e-6) for _ in range(LAYERS))
         self.embed = Linear(2, WIDTH)
@@ -75,7 +78,7 @@ class Pairs(PackedEncoder):
 
 def _cut(module: nn.Module, stage: Stage) -> nn.Module:
     assert isinstance(module, PackedEncoder)
-    module.cut(stage, first=("embed",), last=("projector",))
+    module.cut(stage)
     return module
 
 

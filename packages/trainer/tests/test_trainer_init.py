@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError, Kind
+from mimo.model import Lora
 from mimo.trainer._config import make_settings
 from mimo.trainer._fields import own_keys
 from mimo.trainer._init import example_text, one_line
@@ -33,7 +34,18 @@ def test_the_file_holds_every_key_and_reads_as_settings(find: Any) -> None:
             missing = set(own_keys(type(getattr(settings, section.name)))) - set(table[section.name])
             assert not missing, section.name
     for name, module in table["modules"].items():
-        assert set(own_keys(ModuleSettings)) <= set(module), name
+        assert set(own_keys(ModuleSettings)) - {"lora"} <= set(module), name
+
+
+def test_a_table_that_a_module_may_have_is_a_comment() -> None:
+    """Without its marks it reads as settings, with every key."""
+    text = example_text()
+    for name in tomllib.loads(text)["modules"]:
+        _, _, after = text.partition(f"# [modules.{name}.lora]\n")
+        lines = after.splitlines()[: len(attrs.fields(Lora))]
+        table = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines))
+        assert list(table) == [field.name for field in attrs.fields(Lora)]
+        assert Lora(**table).scale == 2.0
 
 
 def test_axes_that_are_left_at_one_are_written_too() -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from mimo.hooks import EdgeTraffic, EvaluationInfo, RunInfo, StepInfo, lifecycle
+from mimo.hooks import EdgeTraffic, EvaluationInfo, Flops, RunInfo, StepInfo, lifecycle
 from mimo.trainer._console import Progress, show_seconds
 from mimo.trainer._metrics import Metrics, read_lines
 from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
@@ -101,6 +101,17 @@ def test_metrics_tell_of_named_clip_groups_and_zero_gradients_where_asked(tmp_pa
     plain, told = read_lines(tmp_path / "metrics.jsonl")
     assert told.keys() - plain.keys() == {"group_norms", "zero_gradients"}
     assert (told["group_norms"], told["zero_gradients"]) == ({"heads": 0.5}, {"vision": 3})
+
+
+def test_shares_of_a_peak_that_nobody_knows_are_left_out(tmp_path: Path) -> None:
+    """What modules compute is told all the same."""
+    run, known = make_run(tmp_path), dict.fromkeys(("model_operations", "hardware_operations"), 6.0)
+    known |= {"model_flops": 3.0, "hardware_flops": 3.0}
+    for shares in ({}, {"mfu": 0.5, "hfu": 0.75}):
+        Metrics().mimo_step_end(run, attrs.evolve(STEP, flops={"vision": Flops(**known, **shares)}))
+    without, told = read_lines(tmp_path / "metrics.jsonl")
+    assert without["flops"] == {"vision": known}
+    assert told["flops"] == {"vision": {**known, "mfu": 0.5, "hfu": 0.75}}
 
 
 def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:

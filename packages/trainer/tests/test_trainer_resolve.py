@@ -314,7 +314,6 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
             ["modules.vision.frozen=true", "modules.vision.recompute=full"],
             "modules.vision.recompute: expected none, as nothing in it is trained, nor anything that feeds it: there",
         ),
-        (['modules.vision.frozen=["trunc"]'], "modules.vision.frozen: expected parts of encoder 'eye': 'trunk', 'proj"),
         (
             ["modules.vision.frozen=true", "modules.language.frozen=true"],
             "modules: expected at least one part that is tr",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import attrs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, lifecycle
+from mimo.hooks import EvaluationInfo, Flops, RunInfo, StepInfo, lifecycle
 from mimo.trainer._tensorboard import TensorBoard
 
 
@@ -19,6 +20,8 @@ def write(directory: Path, *, first_step: int = 1, rank: int = 0, wanted: bool =
     caller.run_begin(run)
     about: dict[str, Any] = dict.fromkeys(("grad_norm", "lr", "seconds", "tokens_per_second"), 0.5)
     about |= {"label_tokens": 4, "truncated": 0, "skipped": False, "module_seconds": {}, "norms": {"vision": 0.5}}
+    work = Flops(model_operations=8.0, hardware_operations=9.0, model_flops=4.0, hardware_flops=4.5)
+    about["flops"] = {"vision": attrs.evolve(work, mfu=0.25, hfu=0.5), "language": work}
     for step in range(first_step, 4):
         caller.step_end(run, StepInfo(step=step, loss=10.0 * step, rows={"vision": 16}, **about))
     caller.evaluated(run, EvaluationInfo(step=3, loss=0.25, exact_match=0.75, samples=40))
@@ -38,6 +41,8 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     assert scalars(tmp_path, "training/loss") == [(1, 10.0), (2, 20.0), (3, 30.0)]
     assert scalars(tmp_path, "rows/vision") == [(step, 16.0) for step in (1, 2, 3)]
     assert scalars(tmp_path, "grad_norm/vision") == [(step, 0.5) for step in (1, 2, 3)]
+    assert scalars(tmp_path, "model_flops/language") == [(step, 4.0) for step in (1, 2, 3)]
+    assert scalars(tmp_path, "hfu/vision") == [(step, 0.5) for step in (1, 2, 3)]
     assert scalars(tmp_path, "evaluation/exact_match") == [(3, 0.75)]
 
 

@@ -91,7 +91,12 @@ def write_checkpoint(
 
 
 def write_safetensors(
-    folder: Path, streams: Mapping[str, Stream], *, texts: Mapping[str, str], shard_bytes: int = SHARD_BYTES
+    folder: Path,
+    streams: Mapping[str, Stream],
+    *,
+    texts: Mapping[str, str],
+    shard_bytes: int = SHARD_BYTES,
+    file: str = MODEL_NAME,
 ) -> Path:
     """Write a folder as others publish models: ``model.safetensors``, or shards with an index; return it.
 
@@ -102,6 +107,7 @@ def write_safetensors(
         streams: by the names that the files are to have.
         texts: further files by name, ``config.json``.
         shard_bytes: a new file is begun before one would hold more bytes of data; a larger tensor has its own.
+        file: what it is called if it is one.
 
     Raises:
         WriteError: files could not be written.
@@ -111,7 +117,7 @@ def write_safetensors(
     _refuse_existing(folder, "a new folder")
     found = lay_out(0, _whole(streams), shard_bytes=shard_bytes)
     names = (
-        [MODEL_NAME]
+        [file]
         if len(found) == 1
         else [f"model-{at + 1:05d}-of-{len(found):05d}.safetensors" for at in range(len(found))]
     )
@@ -128,10 +134,10 @@ def write_safetensors(
         partial.mkdir(parents=True)
         write_layouts(partial, layouts, lambda layout: _bytes_of(layout, streams))
         for name, text in texts.items():
-            with (partial / name).open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            with (partial / name).open("x", encoding="utf-8") as opened:
+                opened.write(text)
+                opened.flush()
+                os.fsync(opened.fileno())
         sync_folder(partial)
         _refuse_existing(folder, "a new folder")
         partial.rename(folder)

@@ -40,6 +40,10 @@ class Source:
             for reader in self._readers.values():
                 stack.callback(reader.close)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type of a tensor's numbers."""
+        return DTYPES[self.manifest.tensors[name].dtype]
+
     def elements(self, name: str, begin: int, end: int) -> Iterator[torch.Tensor]:
         """Yield the elements of a tensor from ``begin`` to ``end``, as `chunks` does."""
         shape = self.manifest.tensors[name].shape

@@ -31,6 +31,9 @@ class Packed:
         label_tokens: label tokens of each sample, likewise.
         placeholders: for each modality that occurs, the positions in T ``[R]`` of its rows: sample by sample, in a
             sample item by item, which is the order in which its encoder returns them.
+        next_labels: ``[K, T]``, of the k-th row the label k + 1 tokens later of each row that has a label, and so have
+            all tokens between in its sample; else `NO_LABEL`.
+        next_counts: how many of each sample's are labels, for each of the K, those on other context ranks included.
     """
 
     tokens: NDArray[np.int64]
@@ -41,12 +44,21 @@ class Packed:
     lengths: tuple[int, ...]
     label_tokens: tuple[int, ...]
     placeholders: Mapping[str, NDArray[np.int64]]
+    next_labels: NDArray[np.int64]
+    next_counts: tuple[tuple[int, ...], ...]
 
 
 _NONE = np.empty(0, dtype=np.int64)
 
 
-def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: int = 1, context_rank: int = 0) -> Packed:
+def pack(
+    layouts: Sequence[SampleLayout],
+    *,
+    multiple: int = 1,
+    context_size: int = 1,
+    context_rank: int = 0,
+    next_tokens: int = 0,
+) -> Packed:
     """Return the samples end to end; none is legal.
 
     Args:
@@ -54,6 +66,7 @@ def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: in
         multiple: T is padded at the end to a multiple of it.
         context_size: context ranks over which each sample is cut, as `mimo.topology.context_spans` says.
         context_rank: the one of them whose rows to return.
+        next_tokens: K, how many labels further on to return.
 
     Raises:
         ValueError: ``multiple`` is less than 1.
@@ -71,6 +84,8 @@ def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: in
     grids = [layout.grid_positions for layout in layouts]
     places = None if all(each is None for each in grids) else np.zeros((padded, 3), dtype=np.int64)
     samples = np.full(padded, len(layouts), dtype=np.int64)
+    further = [_next_labels(layout.labels, next_tokens) for layout in layouts]
+    next_labels = np.full((next_tokens, padded), NO_LABEL, dtype=np.int64)
     runs: defaultdict[str, list[NDArray[np.int64]]] = defaultdict(list)
     first = 0
     for number, (layout, each, grid) in enumerate(zip(layouts, spans, grids, strict=True)):
@@ -79,6 +94,7 @@ def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: in
             inside = slice(first, first + stop - start)
             tokens[inside] = layout.tokens[start:stop]
             labels[inside] = layout.labels[start:stop]
+            next_labels[:, inside] = further[number][:, start:stop]
             positions[inside] = np.arange(start, stop)
             if places is not None:
                 places[inside] = positions[inside, None] if grid is None else grid[start:stop]
@@ -96,4 +112,19 @@ def pack(layouts: Sequence[SampleLayout], *, multiple: int = 1, context_size: in
         lengths=lengths,
         label_tokens=tuple(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in layouts),
         placeholders={modality: np.concatenate([_NONE, *each]) for modality, each in runs.items()},
+        next_labels=next_labels,
+        next_counts=tuple(
+            tuple(int(np.count_nonzero(each[k] != NO_LABEL)) for each in further) for k in range(next_tokens)
+        ),
     )
+
+
+def _next_labels(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return [K, S] of the labels [S] of one sample."""
+    found = np.full((count, len(labels)), NO_LABEL, dtype=np.int64)
+    before = labels
+    for k in range(1, count + 1):
+        later = labels[k:]
+        found[k - 1, : len(later)] = np.where(before[: len(later)] == NO_LABEL, NO_LABEL, later)
+        before = found[k - 1]
+    return found

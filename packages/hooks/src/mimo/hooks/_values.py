@@ -68,6 +68,27 @@ class OptimizerBytes:
 
 
 @attrs.frozen(kw_only=True)
+class Flops:
+    """Arithmetic of a module in one step, two operations for a multiplication and an addition.
+
+    Args:
+        model_operations: what forward and backward need, on all ranks of the module together.
+        hardware_operations: the same with what backward computes again.
+        model_flops: ``model_operations`` a second of the step, and a rank of the module.
+        hardware_flops: ``hardware_operations`` likewise.
+        mfu: model FLOPs utilisation, ``model_flops`` over the most that a rank's device can do; None if unknown.
+        hfu: hardware FLOPs utilisation, ``hardware_flops`` likewise.
+    """
+
+    model_operations: float
+    hardware_operations: float
+    model_flops: float
+    hardware_flops: float
+    mfu: float | None = None
+    hfu: float | None = None
+
+
+@attrs.frozen(kw_only=True)
 class StepInfo:
     """What happened in one training step, equal on every rank, times excepted.
 
@@ -80,7 +101,7 @@ class StepInfo:
     the loss by in this step; None in other precisions. ``group_norms`` are those of clip groups that have a name of
     their own; ``zero_gradients`` counts the numbers of each module's gradients that are exactly zero, where
     ``logging.zero_gradients`` asks for it. ``optimizer_bytes`` is what optimizers hold that can say so, by module, on
-    all its ranks together.
+    all its ranks together. ``flops`` is the arithmetic of each module whose plugin tells it.
     """
 
     step: int
@@ -102,6 +123,7 @@ class StepInfo:
     group_norms: Mapping[str, float] = attrs.field(factory=dict)
     zero_gradients: Mapping[str, int] = attrs.field(factory=dict)
     optimizer_bytes: Mapping[str, OptimizerBytes] = attrs.field(factory=dict)
+    flops: Mapping[str, Flops] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

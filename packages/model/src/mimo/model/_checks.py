@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from mimo.hooks import ConfigError, PluginError
+from mimo.model._lora import Lora
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
 from mimo.topology import Grid, Recompute
 
 Frozen: TypeAlias = frozenset[str] | bool
-"""What of a module is not trained: names of its spec's parts, True for all of it."""
+"""What of a module is not trained: names of its spec's parts, and patterns (`fnmatch`) of paths of its parameters; True
+for all of it."""
 
 
 def check_module(
@@ -18,18 +21,16 @@ def check_module(
     config: Any,
     *,
     grid: Grid,
-    frozen: Frozen,
     sequence_parallel: bool = False,
     chunks: int = 1,
     recompute: Recompute = "none",
 ) -> None:
-    """Refuse a grid that the module cannot be split over, and parts to freeze that it does not have.
+    """Refuse a grid that the module cannot be split over.
 
     Args:
         spec: the module's plugin.
         config: an instance of ``spec.config``.
         grid: the module's grid; its name is the module's.
-        frozen: names of the parts that are not trained, True for all.
         sequence_parallel: whether rows are split over the tensor ranks between layers.
         chunks: stages on each rank.
         recompute: what backward computes again.
@@ -57,16 +58,6 @@ def check_module(
     _check_experts(spec, config, grid=grid, where=where, noun=noun)
     _check_stages(spec, config, grid=grid, chunks=chunks, where=where, noun=noun)
     _check_recompute(spec, recompute, where=where, noun=noun)
-    if isinstance(frozen, bool):
-        return
-    for part in sorted(frozen - set(spec.parts)):
-        known = ", ".join(repr(name) for name in spec.parts)
-        raise ConfigError(
-            f"{where}.frozen",
-            expected=f"parts of {noun} {spec.name!r}: {known}" if known else f"true: {noun} {spec.name!r} has no parts",
-            got=repr(part),
-            fix="Name its parts, or write true to freeze all of it.",
-        )
 
 
 def _check_recompute(spec: EncoderSpec | LanguageModelSpec, recompute: Recompute, *, where: str, noun: str) -> None:
@@ -187,8 +178,58 @@ def check_parameters(spec: EncoderSpec | LanguageModelSpec, paths: Iterable[str]
         )
 
 
-def stage_trains(spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: Stage, frozen: Frozen) -> bool:
-    """Tell whether a stage of the module has anything to train."""
+def named_by_parts(spec: EncoderSpec | LanguageModelSpec, *, frozen: Frozen, lora: Lora | None) -> bool:
+    """Tell whether what is trained follows from the spec's parts, so that no parameter need be looked at."""
+    return lora is None and (isinstance(frozen, bool) or frozen <= spec.parts.keys())
+
+
+def check_training(
+    spec: EncoderSpec | LanguageModelSpec,
+    config: Any,
+    *,
+    name: str,
+    hidden: int,
+    frozen: Frozen,
+    lora: Lora | None = None,
+    etp: int = 1,
+) -> None:
+    """Refuse what is to be frozen or adapted and is nothing that the module has.
+
+    Parts are known by their names. Only where there is more, the module is built, with torch and without storage.
+
+    Args:
+        spec: the module's plugin.
+        config: an instance of ``spec.config``.
+        name: the module's.
+        hidden: width of the rows that an encoder delivers.
+        frozen: what is not trained.
+        lora: what is adapted.
+        etp: tensor ranks of each expert.
+
+    Raises:
+        ConfigError: by the path of the setting, with the closest names.
+    """
+    if not named_by_parts(spec, frozen=frozen, lora=lora):
+        from mimo.model.runtime._trained import check_names
+
+        check_names(spec, config, name=name, hidden=hidden, frozen=frozen, lora=lora, etp=etp)
+
+
+def stage_trains(
+    spec: EncoderSpec | LanguageModelSpec,
+    config: Any,
+    *,
+    stage: Stage,
+    frozen: Frozen,
+    lora: Lora | None = None,
+    hidden: int = 0,
+) -> bool:
+    """Tell whether a stage of the module has anything to train; for the arguments see `check_training`."""
+    if not named_by_parts(spec, frozen=frozen, lora=lora):
+        from mimo.model.runtime._trained import stage_without_storage, trained_paths
+
+        built = stage_without_storage(spec, config, stage, hidden, lora)
+        return bool(trained_paths(spec, built, frozen=frozen, lora=lora))
     if isinstance(frozen, bool):
         return not frozen
     if isinstance(spec, LanguageModelSpec):
@@ -201,11 +242,12 @@ def stage_trains(spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: S
 
 
 def is_frozen(spec: EncoderSpec | LanguageModelSpec, path: str, frozen: Frozen) -> bool:
-    """Tell whether the parameter at ``path`` (without the module's name) lies under a prefix of a frozen part."""
+    """Tell whether the parameter at ``path`` (without the module's name) lies in a frozen part or matches a pattern."""
     if isinstance(frozen, bool):
         return frozen
-    prefixes = (prefix for part in frozen for prefix in spec.parts[part])
-    return _is_under(path, prefixes)
+    return any(
+        _is_under(path, spec.parts[entry]) if entry in spec.parts else fnmatchcase(path, entry) for entry in frozen
+    )
 
 
 def _is_under(path: str, prefixes: Iterable[str]) -> bool:

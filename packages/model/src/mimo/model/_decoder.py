@@ -26,7 +26,9 @@ from mimo.model._specs import Stage
 from mimo.model.runtime import (
     Choices,
     LanguageBatch,
+    LayerMemory,
     Linear,
+    Memory,
     RMSNorm,
     Segments,
     TensorAxis,
@@ -57,22 +59,32 @@ class Attention(nn.Module):
         self.axis = TensorAxis.single()
         self.shared: tuple[int, ...] | None = None
 
-    def forward(self, x: Tensor, segments: Segments, rotation: Rotation | None = None) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]."""
+    def forward(
+        self, x: Tensor, segments: Segments, rotation: Rotation | None = None, memory: LayerMemory | None = None
+    ) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]; with ``memory`` its rows go on from those that it has seen."""
         x = self.axis.enter(x)
         query, key, value = (
             project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
         )
-        return self.finish(query, key, value, segments, rotation)
+        return self.finish(query, key, value, segments, rotation, memory)
 
     def finish(
-        self, query: Tensor, key: Tensor, value: Tensor, segments: Segments, rotation: Rotation | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        segments: Segments,
+        rotation: Rotation | None,
+        memory: LayerMemory | None = None,
     ) -> Tensor:
         """Return [T, H] of the three products: cheap to compute again, beside what it keeps."""
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
             query, key = rotation.turn(query), rotation.turn(key)
+        if memory is not None:
+            key, value = memory.extend("key", key), memory.extend("value", value)
         attended = attend(query, key, value, segments, heads=self.shared)  # [T, N, D]
         return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))
 
@@ -89,13 +101,18 @@ class Layer(nn.Module):
         self.mlp = Moe(config) if mixed else Mlp(config, config.intermediate)
 
     def forward(
-        self, x: Tensor, segments: Segments, rotation: Rotation, routing: Routing | None
+        self,
+        x: Tensor,
+        segments: Segments,
+        rotation: Rotation,
+        routing: Routing | None,
+        memory: LayerMemory | None = None,
     ) -> tuple[Tensor, Choices | None]:
         """Return [T, H] of ``x`` [T, H], and which experts were chosen; ``routing`` is needed where there are some.
 
-        Nothing but what it returns changes: recomputation repeats it.
+        Nothing but what it returns, and ``memory``, changes: recomputation repeats it, where there is none.
         """
-        x = x + self.attention(self.attention_norm(x), segments, rotation)
+        x = x + self.attention(self.attention_norm(x), segments, rotation, memory)
         y = self.mlp_norm(x)
         if isinstance(self.mlp, Mlp):
             return x + self.mlp(y), None
@@ -107,29 +124,38 @@ class Decoder(LanguageStage):
     """One pipeline stage of the decoder, a `mimo.model.runtime.LanguageModule`."""
 
     def __init__(self, config: DecoderConfig, stage: Stage) -> None:
-        super().__init__(config, stage, lambda index: Layer(config, index))
+        super().__init__(config, stage, lambda index: Layer(config, index), lambda: [Layer(config, config.layers - 1)])
         self.config = config
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         hidden = self.begin(batch, rows, hidden)
-        total, device = batch.tokens.shape[0], batch.tokens.device
-        segments = Segments.of(
-            batch.lengths,
-            causal=True,
-            window=self.config.sliding_window,
-            rows=total,
-            device=device,
-            context=self.context,
-        )
+        memory = Memory.of(batch)
+        segments = self._segments(batch, memory)
         rotation = Rotation.of(batch, self.config)
         mixed = any(int(index) in self.config.expert_layers for index in self.layers)
+        mixed = mixed or (self.config.experts > 0 and self.looks_further(batch))
         routing = Routing.of(batch, self.axis) if mixed else None
-        chosen: dict[int, Choices] = {}
+        chosen: dict[str, Choices] = {}
         for index, layer in self.layers.items():
-            hidden, choices = layer(hidden, segments, rotation, routing)
+            hidden, choices = layer(hidden, segments, rotation, routing, memory and memory.layer(index))
             if choices is not None:
-                chosen[int(index)] = choices
+                chosen[f"layers.{index}"] = choices
+        if memory is not None:
+            memory.seen += len(batch.tokens)
+        hidden = self.end(hidden)
+        chosen |= self.look_further(batch, hidden, lambda layer, x: layer(x, segments, rotation, routing))
         if routing is not None:
             tell(routing, chosen, batch=batch, config=self.config, experts=self.expert_axis)
-        return self.end(hidden)
+        return hidden
+
+    def remember(self) -> Memory:
+        """Return a new memory, see `Remembering`: of keys and values of as many rows as are looked at."""
+        window = self.config.sliding_window
+        return Memory(most=window - 1 if window else None)
+
+    def _segments(self, batch: LanguageBatch, memory: Memory | None) -> Segments:
+        window, rows, device = self.config.sliding_window, batch.tokens.shape[0], batch.tokens.device
+        if memory is not None:
+            return Segments.continued(rows, before=memory.held, window=window, device=device)
+        return Segments.of(batch.lengths, causal=True, window=window, rows=rows, device=device, context=self.context)

@@ -102,6 +102,10 @@ class DecoderConfig:
             none.
         z_loss: coefficient of the loss on large logits of routers (Zoph et al. 2022, arXiv:2202.08906, section 3.3);
             0 for none.
+        next_tokens: how many tokens after the next each row learns to predict besides, by a layer more for each, a
+            mixture where the last layer is one (DeepSeek-V3, arXiv:2412.19437, section 2.2). Generation doesn't use
+            them.
+        next_tokens_loss: coefficient of their mean loss.
 
     Raises:
         ConfigError: a value is out of range or doesn't go with another.
@@ -141,6 +145,8 @@ class DecoderConfig:
     expert_bias_rate: float = attrs.field(default=0.0, validator=_not_negative)
     balance_loss: float = attrs.field(default=0.0, validator=_not_negative)
     z_loss: float = attrs.field(default=0.0, validator=_not_negative)
+    next_tokens: int = attrs.field(default=0, validator=_at_least(0))
+    next_tokens_loss: float = attrs.field(default=0.1, validator=_above_zero)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what doesn't go together."""
@@ -150,6 +156,8 @@ class DecoderConfig:
             self._check_experts()
         else:
             self._refuse(_OF_MIXTURES, "the model has no experts", "set experts")
+        if not self.next_tokens:
+            self._refuse(["next_tokens_loss"], "next_tokens is 0", "set next_tokens")
 
     def _refuse(self, names: Iterable[str], reason: str, fix: str) -> None:
         """Refuse those of the named settings that are set, though nothing would read them."""
@@ -251,6 +259,12 @@ class DecoderConfig:
     def expert_layers(self) -> range:
         """Global indices of the layers that have experts."""
         return range(self.dense_layers, self.layers) if self.experts else range(0)
+
+    @property
+    def expert_paths(self) -> tuple[str, ...]:
+        """Paths of the layers that have experts, those that predict further tokens included."""
+        further = [f"next_tokens.{place}.layers.0" for place in range(self.next_tokens if self.experts else 0)]
+        return (*(f"layers.{layer}" for layer in self.expert_layers), *further)
 
     @property
     def gated(self) -> bool:

@@ -34,7 +34,8 @@ from mimo.model._decoder_hf_keys import (
 )
 from mimo.model._hf import HfFamily, HfTensor
 
-_UNWRITTEN = frozenset({"balance_loss", "z_loss"})  # said where a model is trained, not in what it is
+_UNWRITTEN = frozenset({"balance_loss", "z_loss", "next_tokens", "next_tokens_loss"})
+"""Said where a model is trained, not in what it is; what predicts further tokens begins new, and is left out."""
 
 
 def _describe(

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from mimo.hooks import ConfigError, hookimpl
 from mimo.model._decoder_config import DecoderConfig
 from mimo.model._decoder_hf import DECODER_HF
-from mimo.model._specs import ContextSupport, ExpertSupport, LanguageModelSpec, Stage, TensorSupport, Told
+from mimo.model._specs import (
+    ContextSupport,
+    ExpertSupport,
+    LanguageModelSpec,
+    Stage,
+    TensorSupport,
+    Told,
+    ends_share,
+    has_embedding,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,16 +64,16 @@ def _after_step(module: nn.Module, counts: Mapping[str, Tensor]) -> None:
 
 
 def _tells(config: DecoderConfig) -> Told:
-    losses = {"balance": config.balance_loss, "z": config.z_loss}
+    losses = {"balance": config.balance_loss, "z": config.z_loss, "next_tokens": config.next_tokens}
     return Told(
         losses=tuple(name for name, coefficient in losses.items() if coefficient),
-        counts={load_name(layer): config.experts for layer in config.expert_layers},
+        counts={load_name(path): config.experts for path in config.expert_paths},
     )
 
 
-def load_name(layer: int) -> str:
-    """Return under what name a `Ledger` counts the rows that chose each expert of a layer."""
-    return f"layers.{layer}.load"
+def load_name(path: str) -> str:
+    """Return under what name a `Ledger` counts the rows that chose each expert of the layer at a path."""
+    return f"{path}.load"
 
 
 def _flops(
@@ -84,9 +93,12 @@ def _attach(module: nn.Module, context: ContextAxis) -> None:
 
 def _layers(module: nn.Module) -> list[Callable[..., Any]]:
     from mimo.model._language_stage import LanguageStage
+    from mimo.model._next_token import NextToken
 
     assert isinstance(module, LanguageStage)
-    return [layer.forward for layer in module.layers.values()]
+    heads = [head for head in module.next_tokens.values() if isinstance(head, NextToken)]
+    further = [layer for head in heads for layer in head.layers.values()]
+    return [layer.forward for layer in (*module.layers.values(), *further)]
 
 
 def _cheap(module: nn.Module) -> list[Callable[..., Any]]:
@@ -104,10 +116,12 @@ def _cheap(module: nn.Module) -> list[Callable[..., Any]]:
 
 def _stage_parts(config: DecoderConfig, stage: Stage) -> frozenset[str]:
     parts = {"layers"}
-    if stage.is_first or (stage.is_last and config.tied):
+    if has_embedding(config, stage):
         parts.add("embedding")
     if stage.is_last:
         parts.add("head")
+    if stage.is_last and config.next_tokens:
+        parts.add("next_tokens")
     return frozenset(parts)
 
 
@@ -118,13 +132,19 @@ DECODER = LanguageModelSpec(
     layers=lambda config: config.layers,
     vocabulary=lambda config: config.vocabulary,
     build=_build,
-    tied=lambda config: config.tied,
-    parts={"embedding": ("embedding",), "layers": ("layers",), "head": ("norm", "head")},
+    tied=ends_share,
+    parts={
+        "embedding": ("embedding",),
+        "layers": ("layers",),
+        "head": ("norm", "head"),
+        "next_tokens": ("next_tokens",),
+    },
     stage_parts=_stage_parts,
     tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan, splits_rows=True),
     context=ContextSupport(attach=_attach),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_expert_plan, after_step=_after_step),
     tells=_tells,
+    next_tokens=lambda config: config.next_tokens,
     recompute={"full": _layers, "selective": _cheap},
     flops=_flops,
     hf=DECODER_HF,

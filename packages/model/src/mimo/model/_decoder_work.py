@@ -27,17 +27,18 @@ def decoder_work(
         lengths: rows of each sample.
         labels: how many of all these rows have labels; the head reads no others.
     """
-    layers = [
-        _layer(config, recompute, lengths, mixed=index in config.expert_layers) for index in stage.layers(config.layers)
-    ]
-    return stage_work(config, stage, layers, rows=sum(lengths), labels=labels)
+    mixed = [index in config.expert_layers for index in stage.layers(config.layers)]
+    last = config.experts > 0
+    of_kind = {kind: _layer(config, recompute, lengths, mixed=kind) for kind in {*mixed, last}}
+    layers = [of_kind[kind] for kind in mixed]
+    return stage_work(config, stage, layers, of_kind[last], lengths=lengths, labels=labels)
 
 
 def stage_work(
-    config: StageConfig, stage: Stage, layers: Iterable[Work], *, rows: int, labels: int
+    config: StageConfig, stage: Stage, layers: Iterable[Work], further: Work, *, lengths: Sequence[int], labels: int
 ) -> Mapping[str, Work]:
-    """Return by part what a stage takes whose ``layers`` take this, of so many rows and labels."""
-    hidden, found = config.hidden, {}
+    """Return by part what a stage takes whose ``layers`` take this, and ``further`` those of one further token."""
+    hidden, rows, found = config.hidden, sum(lengths), {}
     if stage.is_first:
         found["embedding"] = Work(copied=rows, weights=config.vocabulary * hidden)
     found["layers"] = sum(layers, Work())
@@ -45,7 +46,24 @@ def stage_work(
         head = product(labels, hidden, config.vocabulary)
         head = attrs.evolve(head, copied=(2.0 * rows + labels) * hidden, split=labels * config.vocabulary)
         found["head"] = attrs.evolve(head, weights=0) if config.tied and stage.is_first else head
+    if stage.is_last and config.next_tokens:
+        if not (stage.is_first or config.tied):
+            found["embedding"] = Work(copied=config.next_tokens * rows, weights=config.vocabulary * hidden)
+        heads = (
+            further + next_token_work(config, rows, max(labels - number * len(lengths), 0))
+            for number in range(1, config.next_tokens + 1)
+        )
+        found["next_tokens"] = sum(heads, Work())
     return found
+
+
+def next_token_work(config: StageConfig, rows: int, labels: int) -> Work:
+    """Return what predicting one further token takes beside its layers, of which so many rows take part."""
+    hidden = config.hidden
+    head = attrs.evolve(product(labels, hidden, config.vocabulary), weights=0)  # the model's
+    work = product(rows, 2 * hidden, hidden) + head
+    # Kept: embeddings, the joined halves, the last norm's rows and its, and those of them that the head reads.
+    return work + Work(copied=(5.0 * rows + labels) * hidden, split=labels * config.vocabulary)
 
 
 def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], *, mixed: bool) -> Work:

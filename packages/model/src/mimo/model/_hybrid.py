@@ -19,16 +19,16 @@ from mimo.model._mamba import Mamba
 from mimo.model._mlp import Mlp
 from mimo.model._routing import Routing, tell
 from mimo.model._specs import Stage
-from mimo.model.runtime import Choices, LanguageBatch, RMSNorm, Segments, Sequences
+from mimo.model.runtime import Choices, LanguageBatch, LayerMemory, Memory, RMSNorm, Segments, Sequences
 
 
 class HybridLayer(nn.Module):
-    """One mixer, of the kind that the pattern says."""
+    """One mixer, of the kind that a letter of the pattern says."""
 
-    def __init__(self, config: HybridConfig, index: int) -> None:
+    def __init__(self, config: HybridConfig, letter: str) -> None:
         super().__init__()
         self.norm = RMSNorm(config.hidden, eps=config.norm_eps)
-        match config.pattern[index]:
+        match letter:
             case "M":
                 self.mixer: nn.Module = Mamba(config)
             case "E":
@@ -39,17 +39,22 @@ class HybridLayer(nn.Module):
                 self.mixer = Mlp(config.decoder, config.intermediate)
 
     def forward(
-        self, x: Tensor, segments: Segments | None, sequences: Sequences | None, routing: Routing | None
+        self,
+        x: Tensor,
+        segments: Segments | None,
+        sequences: Sequences | None,
+        routing: Routing | None,
+        memory: LayerMemory | None = None,
     ) -> tuple[Tensor, Choices | None]:
         """Return [T, H] of ``x`` [T, H], and which experts were chosen; each kind needs one of the others, or none.
 
-        Nothing but what it returns changes: recomputation repeats it.
+        Nothing but what it returns, and ``memory``, changes: recomputation repeats it, where there is none.
         """
         y, choices = self.norm(x), None
         if isinstance(self.mixer, Mamba):
-            y = self.mixer(y, sequences)
+            y = self.mixer(y, sequences, memory)
         elif isinstance(self.mixer, Attention):
-            y = self.mixer(y, segments)
+            y = self.mixer(y, segments, memory=memory)
         elif isinstance(self.mixer, Moe):
             y, choices = self.mixer(y, routing)
         else:
@@ -61,26 +66,52 @@ class Hybrid(LanguageStage):
     """One pipeline stage of the hybrid, a `mimo.model.runtime.LanguageModule`."""
 
     def __init__(self, config: HybridConfig, stage: Stage) -> None:
-        super().__init__(config, stage, lambda index: HybridLayer(config, index))
+        super().__init__(
+            config,
+            stage,
+            lambda index: HybridLayer(config, config.pattern[index]),
+            lambda: [HybridLayer(config, letter) for letter in config.next_pattern],
+        )
         self.config = config
         self.kinds = {config.pattern[int(index)] for index in self.layers}
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         hidden = self.begin(batch, rows, hidden)
-        total, device, context = batch.tokens.shape[0], batch.tokens.device, self.context
-        segments = sequences = None
-        if ATTENTION in self.kinds:
-            segments = Segments.of(batch.lengths, causal=True, rows=total, device=device, context=context)
-        if MAMBA in self.kinds:
-            chunk = self.config.mamba_chunk
-            sequences = Sequences.of(batch.lengths, rows=total, chunk=chunk, device=device, context=context)
-        routing = Routing.of(batch, self.axis) if EXPERTS in self.kinds else None
-        chosen: dict[int, Choices] = {}
+        memory = Memory.of(batch)
+        kinds = self.kinds | set(self.config.next_pattern if self.looks_further(batch) else "")
+        segments = self._segments(batch, memory) if ATTENTION in kinds else None
+        sequences = self._sequences(batch, memory) if MAMBA in kinds else None
+        routing = Routing.of(batch, self.axis) if EXPERTS in kinds else None
+        chosen: dict[str, Choices] = {}
         for index, layer in self.layers.items():
-            hidden, choices = layer(hidden, segments, sequences, routing)
+            hidden, choices = layer(hidden, segments, sequences, routing, memory and memory.layer(index))
             if choices is not None:
-                chosen[int(index)] = choices
+                chosen[f"layers.{index}"] = choices
+        if memory is not None:
+            memory.seen += len(batch.tokens)
+        hidden = self.end(hidden)
+        chosen |= self.look_further(batch, hidden, lambda layer, x: layer(x, segments, sequences, routing))
         if routing is not None:
             tell(routing, chosen, batch=batch, config=self.config.decoder, experts=self.expert_axis)
-        return self.end(hidden)
+        return hidden
+
+    def remember(self) -> Memory:
+        """Return a new memory, see `Remembering`: of keys and values, of the convolutions' last rows, and of states."""
+        return Memory()
+
+    def _segments(self, batch: LanguageBatch, memory: Memory | None) -> Segments:
+        rows, device = batch.tokens.shape[0], batch.tokens.device
+        if memory is not None:
+            return Segments.continued(rows, before=memory.held, device=device)
+        return Segments.of(batch.lengths, causal=True, rows=rows, device=device, context=self.context)
+
+    def _sequences(self, batch: LanguageBatch, memory: Memory | None) -> Sequences:
+        return Sequences.of(
+            batch.lengths,
+            rows=batch.tokens.shape[0],
+            chunk=self.config.mamba_chunk,
+            before=None if memory is None else memory.seen,
+            device=batch.tokens.device,
+            context=self.context,
+        )

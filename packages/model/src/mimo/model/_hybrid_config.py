@@ -94,6 +94,11 @@ class HybridConfig:
         mamba_conv_bias: whether the convolution has.
         mamba_step_low: no step in time is shorter.
         mamba_step_high: none is longer.
+        next_tokens: how many tokens after the next each row learns to predict besides, by a few layers more for each
+            (DeepSeek-V3, arXiv:2412.19437, section 2.2). Generation doesn't use them.
+        next_tokens_loss: coefficient of their mean loss.
+        next_tokens_pattern: a letter for each of these layers, of those that ``pattern`` has; empty for ``*`` or else
+            ``M``, then ``E`` or else ``-``, as far as it has them.
 
     Raises:
         ConfigError: a value is out of range or doesn't go with another.
@@ -132,6 +137,9 @@ class HybridConfig:
     mamba_conv_bias: bool = True
     mamba_step_low: float = 0.0
     mamba_step_high: float = math.inf
+    next_tokens: int = attrs.field(default=0, validator=_at_least)
+    next_tokens_loss: float = 0.1
+    next_tokens_pattern: str = ""
 
     def __attrs_post_init__(self) -> None:
         """Refuse a pattern of other letters, and what doesn't go together."""
@@ -166,7 +174,23 @@ class HybridConfig:
                 expected=f"0 or more, and less than mamba_step_high = {self.mamba_step_high}",
                 got=repr(self.mamba_step_low),
             )
+        self._check_next_tokens()
         _ = self.decoder  # which refuses what it would refuse there
+
+    def _check_next_tokens(self) -> None:
+        if set(self.next_tokens_pattern) - set(self.pattern):
+            raise ConfigError(
+                f"{_WHERE}.next_tokens_pattern",
+                expected=f"letters of the pattern {self.pattern!r}",
+                got=repr(self.next_tokens_pattern),
+            )
+        if self.next_tokens_pattern and not self.next_tokens:
+            raise ConfigError(
+                f"{_WHERE}.next_tokens_pattern",
+                expected="nothing, since next_tokens is 0",
+                got=repr(self.next_tokens_pattern),
+                fix="Leave it out, or set next_tokens.",
+            )
 
     @property
     def layers(self) -> int:
@@ -177,6 +201,20 @@ class HybridConfig:
     def expert_layers(self) -> tuple[int, ...]:
         """Global indices of the layers that have experts."""
         return tuple(index for index, letter in enumerate(self.pattern) if letter == EXPERTS)
+
+    @property
+    def next_pattern(self) -> str:
+        """A letter for each layer of what predicts one further token, resolved."""
+        kinds = (ATTENTION + MAMBA, EXPERTS + MLP)
+        fitting = ([letter for letter in some if letter in self.pattern] for some in kinds)
+        return self.next_tokens_pattern or "".join(letters[0] for letters in fitting if letters)
+
+    @property
+    def expert_paths(self) -> tuple[str, ...]:
+        """Paths of the layers that have experts, those that predict further tokens included."""
+        own = [place for place, letter in enumerate(self.next_pattern) if letter == EXPERTS]
+        further = [f"next_tokens.{number}.layers.{place}" for number in range(self.next_tokens) for place in own]
+        return (*(f"layers.{layer}" for layer in self.expert_layers), *further)
 
     @property
     def decoder(self) -> DecoderConfig:
@@ -192,6 +230,8 @@ class HybridConfig:
             tied=self.tied,
             layers=self.layers + 1,
             dense_layers=dense,
+            next_tokens=self.next_tokens,
+            next_tokens_loss=self.next_tokens_loss,
             **given,
         )
 

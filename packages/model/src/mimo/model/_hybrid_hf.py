@@ -31,8 +31,10 @@ _KINDS = {
 }
 """Names of layers in ``layers_block_type``, those of older folders too."""
 _WRITTEN_KINDS = {letter: name for name, letter in reversed(_KINDS.items())}
-_UNWRITTEN = frozenset({"expert_bias_rate", "balance_loss", "z_loss"})
-"""Said where a model is trained, not in what it is."""
+_UNWRITTEN = frozenset(
+    {"expert_bias_rate", "balance_loss", "z_loss", "next_tokens", "next_tokens_loss", "next_tokens_pattern"}
+)
+"""Said where a model is trained, not in what it is; what predicts further tokens begins new, and is left out."""
 _OF_MAMBA = {"mamba_groups": "n_groups", "mamba_taps": "conv_kernel", "mamba_chunk": "chunk_size"}
 _OF_NEMOTRON = {**_OF_MAMBA, "mamba_heads": "mamba_num_heads", "mamba_state": "ssm_state_size"}
 
@@ -175,14 +177,21 @@ def _write_mamba(config: HybridConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "use_bias": config.mamba_bias,
         "use_conv_bias": config.mamba_conv_bias,
-        "time_step_limit": [config.mamba_step_low, config.mamba_step_high],
         "residual_in_fp32": False,
+        **_write_limit(config.mamba_step_low, config.mamba_step_high),
     }
 
 
 def _float(value: Any) -> float:
     """Return a number of ``config.json``, in which infinity has several forms."""
     return float(value["__float__"] if isinstance(value, Mapping) else value)
+
+
+def _write_limit(low: float, high: float) -> dict[str, Any]:
+    """Return the key of the limit of steps, but for what it means when it is left out: JSON knows no infinity."""
+    if (low, high) == (0.0, math.inf):
+        return {}
+    return {"time_step_limit": [low, {"__float__": "Infinity"} if math.isinf(high) else high]}  # as transformers 5 does
 
 
 def _describe(

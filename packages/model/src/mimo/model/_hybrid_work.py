@@ -28,8 +28,11 @@ def hybrid_work(
         lengths: rows of each sample.
         labels: how many of all these rows have labels; the head reads no others.
     """
-    layers = [_layer(config, config.pattern[index], recompute, lengths) for index in stage.layers(config.layers)]
-    return stage_work(config, stage, layers, rows=sum(lengths), labels=labels)
+    letters = [config.pattern[index] for index in stage.layers(config.layers)]
+    further = config.next_pattern if stage.is_last and config.next_tokens else ""
+    of_kind = {letter: _layer(config, letter, recompute, lengths) for letter in {*letters, *further}}
+    layers, each = ([of_kind[letter] for letter in some] for some in (letters, further))
+    return stage_work(config, stage, layers, sum(each, Work()), lengths=lengths, labels=labels)
 
 
 def _layer(config: HybridConfig, letter: str, recompute: Recompute, lengths: Sequence[int]) -> Work:

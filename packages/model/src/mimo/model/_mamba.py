@@ -9,6 +9,8 @@ several tensor ranks N and G are this rank's.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model._hybrid_config import HybridConfig
-from mimo.model.runtime import Linear, Sequences, TensorAxis, convolve, scan
+from mimo.model.runtime import LayerMemory, Linear, Sequences, TensorAxis, convolve, convolve_continued, scan, scan_on
 
 _STEPS = (1e-3, 1e-1)
 """Between which the first steps are drawn."""
@@ -44,13 +46,21 @@ class Convolution(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, sequences: Sequences, columns: slice) -> Tensor:
-        """Return [R, W] of ``x`` [R, W], which are some of the columns here."""
+    def forward(
+        self, x: Tensor, sequences: Sequences, columns: slice, before: Callable[[Tensor, int], Tensor] | None = None
+    ) -> Tensor:
+        """Return [R, W] of ``x`` [R, W], which are some of the columns here.
+
+        With ``before``, which puts as many rows as it is told before some, they go on from those.
+        """
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.columns is not None:
             weight, bias = weight[self.columns], None if bias is None else bias[self.columns]
-        return convolve(x, weight[columns], None if bias is None else bias[columns], sequences.chunks)
+        weight, bias = weight[columns], None if bias is None else bias[columns]
+        if before is not None:
+            return convolve_continued(before(x, weight.shape[1] - 1), weight, bias)
+        return convolve(x, weight, bias, sequences.chunks)
 
 
 class GatedNorm(nn.Module):
@@ -136,34 +146,43 @@ class Mamba(nn.Module):
             self.step_bias.copy_(steps + (-(-steps).expm1()).log())  # the inverse of softplus
         nn.init.ones_(self.skip)
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]."""
+    def forward(self, x: Tensor, sequences: Sequences, memory: LayerMemory | None = None) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]; with ``memory`` its rows go on from those that it has seen."""
         x = self.axis.enter(x)
         shares = [self._share(heads) for heads in sequences.context.spans(len(self.heads))]
         parts = self.input(x), self.write(x), self.read(x), self.step(x)
         packed = [torch.cat([part[:, cut] for part, cut in zip(parts, share, strict=True)], 1) for share in shares]
-        y = self.mix(sequences.take(packed), sequences)
+        y = self.mix(sequences.take(packed), sequences, memory)
         y = sequences.put(y, [share[0].stop - share[0].start for share in shares])
         return cast("Tensor", self.output(self.norm(y, self.gate(x)), leave=self.axis))
 
-    def mix(self, packed: Tensor, sequences: Sequences) -> Tensor:
+    def mix(self, packed: Tensor, sequences: Sequences, memory: LayerMemory | None = None) -> Tensor:
         """Return what a context rank's share of the heads reads, [R, N·P]: cheap to compute again, beside its keeping.
 
         Args:
             packed: [R, ...] its columns of the input, of where it is written and read, and of the steps.
             sequences: whose rows they are.
+            memory: of the rows before them.
         """
         here = sequences.context.spans(len(self.heads))[sequences.context.rank]
         inputs, writes, reads, heads = self._share(here)
         x, b, c, steps = packed.split([cut.stop - cut.start for cut in (inputs, writes, reads, heads)], 1)
-        x = self.input_conv(x, sequences, inputs).unflatten(1, (x.shape[1] // self.head_width, self.head_width))
-        b = self.write_conv(b, sequences, writes).unflatten(1, (b.shape[1] // self.state, self.state))
-        c = self.read_conv(c, sequences, reads).unflatten(1, (c.shape[1] // self.state, self.state))
+        before = [None if memory is None else partial(memory.follow, name) for name in ("input", "write", "read")]
+        x = self.input_conv(x, sequences, inputs, before[0])
+        x = x.unflatten(1, (x.shape[1] // self.head_width, self.head_width))
+        b = self.write_conv(b, sequences, writes, before[1])
+        b = b.unflatten(1, (b.shape[1] // self.state, self.state))
+        c = self.read_conv(c, sequences, reads, before[2])
+        c = c.unflatten(1, (c.shape[1] // self.state, self.state))
         wide = torch.promote_types(steps.dtype, torch.float32)
         steps = functional.softplus(steps.to(wide) + self.step_bias[heads].to(wide)).clamp(*self.step_range)
         rates = -self.rate_log[heads].to(wide).exp()
+        given = (x, steps, rates, b, c, self.skip[heads], sequences.chunks)
         groups = self._groups(here)
-        return scan(x, steps, rates, b, c, self.skip[heads], sequences.chunks, groups=groups).flatten(1)
+        if memory is None:
+            return scan(*given, groups=groups).flatten(1)
+        y, memory.tensors["state"] = scan_on(*given, state=memory.tensors.get("state"), groups=groups)
+        return y.flatten(1)
 
     def _share(self, heads: range) -> tuple[slice, slice, slice, slice]:
         """Return which columns go with some heads: of the input, of where it is written and read, and of the steps."""

@@ -55,13 +55,13 @@ class Routing:
 
 
 def tell(
-    routing: Routing, chosen: Mapping[int, Choices], *, batch: LanguageBatch, config: DecoderConfig, experts: ExpertAxis
+    routing: Routing, chosen: Mapping[str, Choices], *, batch: LanguageBatch, config: DecoderConfig, experts: ExpertAxis
 ) -> None:
     """Enter into the batch's ledger the load of each layer's experts and this rank's part of the further losses.
 
     Args:
         routing: of the microbatch.
-        chosen: what each layer with experts chose, by its global index; at least one.
+        chosen: what each layer with experts chose, by its path; at least one.
         batch: the microbatch.
         config: of the decoder.
         experts: sums over the ranks that share the rows of this lane.

@@ -64,6 +64,20 @@ class StageConfig(Protocol):
     def norm_eps(self) -> float: ...
     @property
     def tied(self) -> bool: ...
+    @property
+    def next_tokens(self) -> int: ...
+    @property
+    def next_tokens_loss(self) -> float: ...
+
+
+def ends_share(config: StageConfig) -> bool:
+    """Tell whether the last stage of one of our language models reads the embedding that stage 0 owns."""
+    return config.tied or config.next_tokens > 0
+
+
+def has_embedding(config: StageConfig, stage: Stage) -> bool:
+    """Tell whether a stage of one of our language models holds the embedding."""
+    return stage.is_first or (stage.is_last and ends_share(config))
 
 
 @attrs.frozen(kw_only=True)
@@ -213,13 +227,15 @@ class LanguageModelSpec:
         layers: number of layers that stages may share out.
         vocabulary: number of token ids that it can read and write.
         build: makes the module of one stage; see `mimo.model.runtime.LanguageModule` for its forward.
-        tied: whether input and output embeddings are one parameter.
+        tied: whether the last stage holds parameters of stage 0 too, which owns them: an output embedding that is the
+            input's, or an input embedding that is read again at the end.
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         stage_parts: names of the parts that a stage holds.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
         experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
         tells: of a config, all that the forward of any stage adds to its `Ledger`.
+        next_tokens: of a config, how many `LanguageBatch.next_labels` it is trained on.
         recompute: support for recomputation, see `EncoderSpec`.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
@@ -240,6 +256,7 @@ class LanguageModelSpec:
     context: ContextSupport | None = None
     experts: ExpertSupport | None = None
     tells: Callable[[Any], Told] = lambda _config: Told()
+    next_tokens: Callable[[Any], int] = lambda _config: 0
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, Work]] | None = None
     hf: Sequence[HfFamily] = ()

@@ -15,6 +15,7 @@ from torch import nn
 from mimo.model._decoder import Attention
 from mimo.model._language_stage import LanguageStage
 from mimo.model._mlp import Mlp
+from mimo.model._next_token import NextToken
 from mimo.model.runtime import Linear, RMSNorm, Router, Split, TensorAxis
 
 ROWS = 0
@@ -41,6 +42,9 @@ def split_stage(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
             for name, linear in (("gate", part.gate), ("up", part.up)):
                 splits |= {} if linear is None else dict(column(f"{path}.{name}", linear))
             splits |= dict(row(f"{path}.down", part.down, whole_rows))
+        elif isinstance(part, NextToken):
+            part.axis = axis
+            splits |= dict(row(f"{path}.project", part.project, whole_rows))
         elif isinstance(part, Router):
             splits[f"{path}.weight"] = Split(summed=axis.size > 1)  # tensor ranks route rows of their own
     if hasattr(module, "embedding"):

@@ -43,9 +43,17 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""
-        total = [one + more for one, more in zip(attrs.astuple(self), attrs.astuple(other), strict=True)]
-        found = dict(zip((field.name for field in attrs.fields(Work)), total, strict=True))
-        return Work(**{**found, "recomputed": max(self.recomputed, other.recomputed)})
+        return Work(  # field by field, as every step adds up the work of every layer
+            weighted=self.weighted + other.weighted,
+            inner=self.inner + other.inner,
+            repeated=self.repeated + other.repeated,
+            split=self.split + other.split,
+            copied=self.copied + other.copied,
+            recomputed=max(self.recomputed, other.recomputed),
+            operands=self.operands + other.operands,
+            weights=self.weights + other.weights,
+            expert_weights=self.expert_weights + other.expert_weights,
+        )
 
     @property
     def forward(self) -> float:

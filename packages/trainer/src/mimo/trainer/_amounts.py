@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import attrs
 
 from mimo.topology import StageId
-from mimo.trainer._costs import passed
 from mimo.trainer._guess import part_of
+from mimo.trainer._operations import stage_operations
 from mimo.trainer._parameter_names import names_of
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._typical import Typical
@@ -55,14 +55,13 @@ def amounts(job: Job, typical: Typical) -> Iterator[Amounts]:
     for module in job.modules:
         found = _parameters(module, job.hidden)
         for stage in range(job.graph.by_name[module.name].stages):
-            for part, work, trains, reached in passed(job, StageId(module.name, stage), typical):
-                backward = work.input_gradient * reached + work.weight_gradient * trains
+            for part, done in stage_operations(job, StageId(module.name, stage), typical):
                 before = found.get(part, Amounts(module=module.name, part=part))
                 found[part] = attrs.evolve(
                     before,
-                    forward=before.forward + share * work.forward,
-                    backward=before.backward + share * backward,
-                    repeated=before.repeated + share * work.repeated * reached,
+                    forward=before.forward + share * done.forward,
+                    backward=before.backward + share * done.backward,
+                    repeated=before.repeated + share * done.repeated,
                 )
         yield from found.values()
 

@@ -97,6 +97,7 @@ class Assembly:
             device=self._device,
             hidden=self.job.hidden,
             frozen=module.frozen,
+            lora=module.lora,
             context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
             experts=self._expert_axis(module.grid) if mixed else None,
             expert_mesh=self._meshes.expert_mesh(module.grid) if mixed else None,

@@ -14,7 +14,7 @@ from mimo.trainer._hf_commands import export_hf, import_hf
 def make_checkpoint_app() -> App:
     """Return the command with its subcommands."""
     app = App(name="checkpoint", help="Look into a checkpoint, check, compare, rewrite or convert it.")
-    for command in (inspect, verify, diff, reshard, import_hf, export_hf):
+    for command in (inspect, verify, diff, reshard, merge, import_hf, export_hf):
         app.command(command)
     return app
 
@@ -99,3 +99,16 @@ def reshard(
     from mimo.trainer._source import step_folder
 
     print(reshard_step(step_folder(source), target, parts=parts, shard_bytes=shard_bytes, drop=drop))
+
+
+def merge(checkpoint: Path, out: Path, /) -> None:
+    """Add what LoRA has learned to the weights, and write these alone as a new checkpoint.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        out: folder for the new one, which gets the same step; that must not be there yet.
+    """
+    from mimo.trainer._merge import merge as merge_step
+    from mimo.trainer._source import step_folder
+
+    print(merge_step(step_folder(checkpoint), out))

@@ -10,7 +10,7 @@ from mimo.checkpoint import read_manifest
 from mimo.hooks import CheckpointError
 from mimo.trainer._config import make_settings
 from mimo.trainer._resolve import Purpose
-from mimo.trainer._settings import Settings
+from mimo.trainer._settings import LANGUAGE, Settings
 
 _LAYOUT = (
     *("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel"),
@@ -18,8 +18,14 @@ _LAYOUT = (
 )
 
 
-def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -> Settings:
-    """Return the settings that a checkpoint was saved with, on one process unless overrides say otherwise.
+def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *, tp: int = 1) -> Settings:
+    """Return the settings that a checkpoint was saved with, on one process unless ``tp`` or overrides say otherwise.
+
+    Args:
+        step_folder: the checkpoint.
+        overrides: settings that differ, as key=value.
+        purpose: what for.
+        tp: processes that share the language model's tensors, and each encode all items.
 
     Raises:
         CheckpointError: the manifest is damaged, or no run has settings in it, as of weights that were imported alone.
@@ -33,7 +39,13 @@ def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose) -
             got="one of weights alone",
             fix="Import them with --config FILE, or begin a run with them: mimo train FILE --finetune.",
         )
-    return make_settings(on_one_process(config, purpose), overrides)
+    table = on_one_process(config, purpose)
+    if tp != 1:
+        ranks = f"0-{tp - 1}"
+        modules = {name: {**module, "ranks": ranks} for name, module in table["modules"].items()}
+        modules[LANGUAGE] = {**modules[LANGUAGE], "tp": tp}
+        table = {**table, "modules": modules}
+    return make_settings(table, overrides)
 
 
 def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mimo.hooks import ConfigError
+from mimo.model import lora_linear
 from mimo.trainer._renaming import Renaming
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._source import Source
@@ -15,7 +16,7 @@ from mimo.trainer._structure import unstructure
 SETTINGS = "settings"
 """First key of what each module's optimizer followed when a checkpoint was saved."""
 
-_OF_MODULE = ("plugin", "modality", "config")
+_OF_MODULE = ("plugin", "modality", "config", "lora")
 _MISSING = "nothing"
 
 
@@ -27,8 +28,10 @@ def check_source(job: Job, source: Source | None) -> None:
         CheckpointError: no run has saved the checkpoint.
     """
     if source is None:
+        _check_whole(job)
         return
-    problems = [*_check_modules(job, source), *([] if source.finetunes else _check_run(job, source))]
+    problems = [*_check_modules(job, source), *_check_lora(job, source)]
+    problems += [] if source.finetunes else _check_run(job, source)
     refuse(problems, str(source.folder))
 
 
@@ -125,6 +128,36 @@ def _check_modules(job: Job, source: Source) -> Iterator[ConfigError]:
             )
 
 
+def _check_whole(job: Job) -> None:
+    """Refuse to leave out of checkpoints what no checkpoint has: a run of its own begins with values that follow."""
+    partly = [module.name for module in job.modules if module.lora is not None or module.frozen]
+    if partly and not job.settings.checkpoint.frozen:
+        raise ConfigError(
+            "checkpoint.frozen",
+            expected=f"true, since no checkpoint has what is not trained of {', '.join(partly)}",
+            got="false",
+            fix="Leave it out, or begin with a checkpoint that has all of it: load.finetune.",
+        )
+
+
+def _check_lora(job: Job, source: Source) -> Iterator[ConfigError]:
+    """Yield modules of which the checkpoint has what LoRA has learned, where nothing takes it."""
+    there = Renaming(source.take.rename).there
+    tables = source.manifest.config.get("modules", {})
+    for module in job.modules:
+        before = tables.get(there(module.name), {}).get("lora")
+        names = [name for name in source.manifest.tensors if name.startswith(f"{there(module.name)}.")]
+        learned = [name for name in names if before is not None and lora_linear(name) is not None]
+        if module.lora is None and not all(_matched(name, source.take.may_leave) for name in learned):
+            yield ConfigError(
+                f"modules.{module.name}.lora",
+                expected=f"that of {str(source.folder)!r}, of rank {before['rank']}",
+                got="none",
+                fix=f"Set it, or begin with its weights and what was added to them: `mimo checkpoint merge "
+                f"{source.folder} OUT`.",
+            )
+
+
 def _check_run(job: Job, source: Source) -> Iterator[ConfigError]:
     """Yield what of the run's place in its data and schedule the checkpoint doesn't go with."""
     run, take, folder = job.settings.run, source.take, repr(str(source.folder))
@@ -163,6 +196,10 @@ def _check_run(job: Job, source: Source) -> Iterator[ConfigError]:
 def _rates(module: JobModule) -> Iterator[Any]:
     rules = module.optimizer.rules
     yield from (rule.learning_rate for rule in (rules.base, *(pattern.rule for pattern in rules.patterns)))
+
+
+def _matched(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _covered(module: str, patterns: tuple[str, ...]) -> bool:

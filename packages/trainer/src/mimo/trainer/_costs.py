@@ -21,7 +21,7 @@ from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
 from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._profile import read_profile
-from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._resolved import Job, JobModule, PartShare
 from mimo.trainer._typical import Typical
 
 
@@ -129,10 +129,44 @@ def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, Wo
     """Yield the parts of a stage with what their forward takes, whether they train, and whether a gradient comes by."""
     module = job.module(stage.module)
     reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
+    shares = module.shares[stage.stage] if module.shares else None
     for part, work in works(job, stage, typical).items():
-        trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
-        reached = reached or trains
-        yield part, work, trains, reached
+        if shares is None:
+            trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
+            reached = reached or trains
+            yield part, work, trains, reached
+            continue
+        for own, trains in _divided(work, shares.get(part, PartShare(trained=0.0))):
+            reached = reached or trains
+            yield part, own, trains, reached
+
+
+def _divided(work: Work, share: PartShare) -> Iterator[tuple[Work, bool]]:
+    """Yield of a part's work that of what is trained and that of what is not, by numbers, and whether it is.
+
+    What LoRA adds is multiplied with as many rows as the part's own weights are on average.
+    """
+    own, rows = share.trained, work.weighted / (2.0 * work.weights) if work.weights else 0.0
+    weights, experts = round(own * work.weights), round(own * work.expert_weights)
+    trained = Work(
+        weighted=own * work.weighted + 2.0 * rows * share.added,
+        split=rows * share.operands,
+        operands=own * work.operands + rows * share.operands,
+        weights=weights + share.added,
+        expert_weights=experts,
+    )
+    if own or share.added:
+        yield trained, True
+    yield (
+        attrs.evolve(
+            work,
+            weighted=(1 - own) * work.weighted,
+            operands=(1 - own) * work.operands,
+            weights=work.weights - weights,
+            expert_weights=work.expert_weights - experts,
+        ),
+        False,
+    )
 
 
 def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:

@@ -16,7 +16,9 @@ from mimo.optimizer.runtime import Agreed, Proposed, Stepped, Tally, agree
 from mimo.schedule import Half, Plan, Route
 from mimo.schedule.runtime import Executor, Record
 from mimo.trainer._assembly import Assembly
+from mimo.trainer._base import Link
 from mimo.trainer._edge_traffic import TrafficReport
+from mimo.trainer._flops import FlopsReport
 from mimo.trainer._kept_samples import KeptSamples
 from mimo.trainer._lookout import Coming, Lookout
 from mimo.trainer._memory_report import add_up_memory
@@ -53,6 +55,7 @@ class Engine:
         written: what the last evaluation wrote for the samples that this rank judged.
         stops: whether any rank had been asked to stop after the last step.
         data_begun: steps of the run before its data began.
+        base: the checkpoint that has what those of the run leave out; None where they leave out nothing.
         go_on: says that this rank goes on, for work that takes long outside of a step; for the main thread.
     """
 
@@ -78,6 +81,7 @@ class Engine:
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._told = job.language.spec.tells(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
+        self._flops = FlopsReport(job, device=device)
         self._tracer = Tracer(job, rank=rank, device=device)
         told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
         looks = machine is not None and machine.settings.mode != "disabled"
@@ -91,6 +95,7 @@ class Engine:
         self._boundaries = parts.boundaries
         self.written: list[Written] = []
         self.data_begun = 0
+        self.base: Link | None = None
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._prefetches = any(module.prefetch for module in job.graph.modules)
@@ -149,6 +154,7 @@ class Engine:
             group_norms={group: stepped.group_norms[group] for group in self._named_groups},
             optimizer_bytes=self._optimizer_bytes,
             zero_gradients=dict(stepped.agreed.zeros) if self.job.settings.logging.zero_gradients else {},
+            flops=self._flops.of(self.data, label_tokens=stepped.agreed.label_tokens, seconds=took),
         )
 
     def accumulate(self, step: int, record: Record | None = None) -> Tally:
@@ -320,6 +326,11 @@ class Engine:
     def state(self) -> dict[str, StateTree]:
         """Return what a checkpoint holds of model and optimizer; parameters are views, to be filled in place."""
         return {**self.model_state(), "optimizer": self.optimizer.state()}
+
+    def constants(self) -> frozenset[str]:
+        """Return the names of the parameters here that nothing changes."""
+        parts = [module.part for module in self.optimizer.modules.values()]
+        return frozenset(name for part in parts for name in part.frozen.keys() - part.whole)
 
     def model_state(self) -> dict[str, StateTree]:
         """Return the parameters and persistent buffers by module and path."""

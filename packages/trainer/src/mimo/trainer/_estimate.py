@@ -14,8 +14,9 @@ import attrs
 import torch
 from torch import nn
 
-from mimo.model import EncoderSpec, LanguageModelSpec, Stage, is_frozen
-from mimo.model.runtime import ExpertAxis, Split, TensorAxis
+from mimo.model import LanguageModelSpec, Stage
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, trained_paths
+from mimo.model.runtime import build_stage as build_plain
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
 from mimo.topology import DATA_AXES
@@ -67,11 +68,8 @@ def estimate_memory(job: Job) -> Mapping[int, Memory]:
 
 
 def build_stage(module: JobModule, stage: Stage, hidden: int) -> nn.Module:
-    """Return one stage of a module at full shapes, on the device of the caller's context."""
-    if not isinstance(module.spec, EncoderSpec):
-        return module.spec.build(module.config, stage)
-    whole = module.spec.build(module.config, hidden)
-    return whole if module.spec.stages is None else module.spec.stages.cut(whole, stage)
+    """Return one stage of a module at full shapes, on the device of the caller's context, without what LoRA adds."""
+    return build_plain(module.spec, module.config, stage, hidden)
 
 
 _Part: TypeAlias = frozenset[int]
@@ -175,6 +173,8 @@ class _Shapes:
         changes = isinstance(spec, LanguageModelSpec) and spec.experts is not None
         if isinstance(spec, LanguageModelSpec) and spec.experts is not None:
             splits |= spec.experts.plan(built, experts)
+        splits = attach_lora(built, module.lora, splits)
+        trained = trained_paths(spec, built, frozen=module.frozen, lora=module.lora)
         numbers = _layer_numbers(built)
         for path, parameter in built.named_parameters():
             split = splits.get(path, Split())
@@ -185,7 +185,7 @@ class _Shapes:
                 shape=tuple(split.piece(parameter, experts if split.experts else axis).shape),
                 ranks=cuts * (experts.ep if split.experts else 1),
                 total=parameter.numel(),
-                trained=cut.trains[stage] and learns and floating and not is_frozen(spec, path, module.frozen),
+                trained=cut.trains[stage] and path in trained,
                 number_bytes=torch.float32.itemsize if floating else parameter.element_size(),
                 floating=floating,
                 layer=numbers[parameter],

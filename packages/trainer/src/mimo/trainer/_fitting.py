@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 import attrs
 
 from mimo.hooks import ConfigError
+from mimo.model import lora_linear, lora_names
+from mimo.trainer._base import BASE
 from mimo.trainer._continuity import SETTINGS
 from mimo.trainer._renaming import OPTIMIZER, Renaming
 from mimo.trainer._rerun import RERUN
@@ -23,6 +25,7 @@ _UNTRAINED = "optimizer states of what was not trained"
 _FROZEN = "optimizer states of what is not trained"
 _ALL_STATES = "all optimizer states"
 _INITIAL = "weights"
+_LORA = "LoRA"
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +62,7 @@ def fit(
     untaken: Collection[str] = (),
     trained: Collection[str] = (),
     fresh: Collection[str] = (),
+    adapted: Collection[str] = (),
 ) -> Fit:
     """Decide about all names at once.
 
@@ -72,11 +76,12 @@ def fit(
         untaken: first keys of parts whose state is not taken.
         trained: names of the modules in the checkpoint that were trained.
         fresh: beginnings of names of which the checkpoint can have nothing: where it was read from there was none.
+        adapted: names of the modules here that have LoRA, which begins new beside a linear that had none.
     """
     renaming = Renaming.of(take.rename, asked)
     there = {name: renaming.there(name) for name in asked}
     names = _Names.of(asked=there, held=frozenset(held), modules=modules)
-    lacking = dict(_lacking(names, take, finetunes=finetunes, fresh=fresh))
+    lacking = dict(_lacking(names, take, finetunes=finetunes, fresh=fresh, adapted=adapted))
     leaving = dict(_leaving(names, take, saved=saved, finetunes=finetunes, untaken=untaken))
     return Fit(
         rename=renaming.prefixes,
@@ -111,7 +116,7 @@ class _Names:
 
 
 def _lacking(
-    names: _Names, take: LoadSettings, *, finetunes: bool, fresh: Collection[str]
+    names: _Names, take: LoadSettings, *, finetunes: bool, fresh: Collection[str], adapted: Collection[str]
 ) -> Iterable[tuple[str, str]]:
     """Yield names here that the checkpoint lacks and may lack, each with what to call it."""
     firsts = {_first(name) for name in names.held}
@@ -121,6 +126,9 @@ def _lacking(
         if there not in names.held and (is_absent or _matches(here, take.may_lack)):
             new.add(there)
             yield here, f"{_INITIAL} of {_first(here)}"
+        elif there not in names.held and _first(here) in adapted and _had_none(there, names.held):
+            new.add(there)
+            yield here, f"{_LORA} of {_first(here)}"
     for here, there in names.asked.items():
         if _first(here) == RERUN and there not in names.held:  # of ranks that were not
             yield here, ""
@@ -142,7 +150,7 @@ def _leaving(
     weights = frozenset(names.weights.values())
     for name in names.held - frozenset(names.asked.values()):
         first, (parameter, _) = _first(name), _state(name)
-        if first in {BUFFERS, PROGRESS, SETTINGS, RERUN}:
+        if first in {BASE, BUFFERS, PROGRESS, SETTINGS, RERUN}:
             yield name, ""
         elif finetunes and first not in ours:
             yield name, first if first in saved else ""
@@ -212,6 +220,12 @@ def _state(name: str) -> tuple[str, str]:
 
 def _is_below(name: str, beginnings: Iterable[str]) -> bool:
     return any(name == begin or name.startswith(f"{begin}.") for begin in beginnings)
+
+
+def _had_none(name: str, held: frozenset[str]) -> bool:
+    """Tell whether a name is of LoRA beside a linear that a checkpoint has without any."""
+    linear = lora_linear(name)
+    return linear is not None and f"{linear}.weight" in held and held.isdisjoint(lora_names(linear))
 
 
 def _first(name: str) -> str:

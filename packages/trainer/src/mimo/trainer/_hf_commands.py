@@ -60,8 +60,9 @@ def export_hf(
     shard_bytes: int = 5_000_000_000,
     beside: Annotated[Path | None, Parameter(show_default=False)] = None,
     model_type: Annotated[str, Parameter(show_default=False)] = "",
+    adapter: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Write a module of a checkpoint as a folder that `transformers` loads.
+    """Write a module of a checkpoint, LoRA added to its weights, as a folder that `transformers` loads.
 
     Args:
         checkpoint: its folder, or a run directory for the newest one.
@@ -71,6 +72,7 @@ def export_hf(
         shard_bytes: most bytes of weights in a file, unless a single tensor is larger.
         beside: folder to copy tokenizer files and the like from; left out, the one that the module was imported from.
         model_type: of the family to write; left out, the one that it was imported from, or the first that fits.
+        adapter: write what LoRA has learned instead, as a folder that `peft` loads.
     """
     import torch
 
@@ -90,7 +92,11 @@ def export_hf(
         shard_bytes=shard_bytes,
         beside=beside,
         model_type=model_type,
+        adapter=adapter,
     )
+    if adapter:
+        print(f"{done.folder}: LoRA of {module} for {done.family.architecture}, {done.tensors} tensors of {dtype}")
+        return
     print(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}")
     if done.left:
         print(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}")

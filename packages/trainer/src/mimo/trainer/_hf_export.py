@@ -11,13 +11,15 @@ from typing import Any
 import attrs
 import torch
 
-from mimo.checkpoint import Manifest, Source, write_safetensors
+from mimo.checkpoint import Manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, place
 from mimo.trainer._checkpoint_settings import settings_of
+from mimo.trainer._hf_adapter import write_adapter
 from mimo.trainer._hf_import import left_whole
 from mimo.trainer._hf_parts import CONFIG_NAME, Spec
 from mimo.trainer._hf_streams import their_streams
+from mimo.trainer._merge import open_merged
 from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._resolve import resolve
 from mimo.trainer._settings import LANGUAGE
@@ -60,9 +62,10 @@ def export(
     shard_bytes: int,
     beside: Path | None = None,
     model_type: str = "",
+    adapter: bool = False,
     find: Find = find_installed,
 ) -> Exported:
-    """Write a module's weights in a family's form; a few MiB are held at a time.
+    """Write a module's weights in a family's form, LoRA added to them; a few MiB are held at a time.
 
     Args:
         checkpoint: a step's folder, saved in any layout.
@@ -74,24 +77,36 @@ def export(
             if it is still there.
         model_type: of the family to write; empty for the one that the module was imported from, or else the first that
             has a place for all of its settings.
+        adapter: write instead what LoRA has learned, by itself.
         find: where plugins come from.
 
     Raises:
-        ConfigError: no family can say what the module's settings are.
+        ConfigError: no family can say what the module's settings are, or has the linears that are adapted.
         CheckpointError: the checkpoint lacks the module or something of it, or is damaged.
     """
-    with Source(checkpoint) as source:
-        spec, config = _module(checkpoint, source.manifest, module, find)
-        imported = source.manifest.common.get(f"{IMPORTED}.{module}", {})
+    with open_merged(checkpoint) as merged:
+        spec, config = _module(checkpoint, merged.manifest, module, find)
+        imported = merged.manifest.common.get(f"{IMPORTED}.{module}", {})
         family, described = _family(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
         _, table = place(family, family.tensors(config), ())
+        if adapter:
+            count = write_adapter(
+                merged,
+                out,
+                module=module,
+                table=table,
+                base=imported.get("folder", ""),
+                causal=isinstance(spec, LanguageModelSpec),
+                dtype=dtype,
+            )
+            return Exported(folder=out, family=family, tensors=2 * count, copied=(), left=())
         held = {
             name.removeprefix(f"{module}."): entry.shape
-            for name, entry in source.manifest.tensors.items()
+            for name, entry in merged.tensors.items()
             if name.startswith(f"{module}.")
         }
         left = _left(checkpoint, held, [entry.ours for entry in table], family, module)
-        streams = their_streams(table, held, source, file_shapes(table, held), before=f"{module}.", dtype=dtype)
+        streams = their_streams(table, held, merged, file_shapes(table, held), before=f"{module}.", dtype=dtype)
         about = {
             "architectures": [family.architecture],
             "model_type": family.model_type,
@@ -102,7 +117,7 @@ def export(
         write_safetensors(
             out,
             streams,
-            texts={CONFIG_NAME: json.dumps(about, indent=2, sort_keys=True) + "\n"},
+            texts={CONFIG_NAME: json.dumps(about, indent=2, sort_keys=True, allow_nan=False) + "\n"},
             shard_bytes=shard_bytes,
         )
     for file in files:

@@ -98,6 +98,10 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
     yield ""
     yield f"# {_comment_of(ModuleSettings, 'optimizer')}"
     yield f"[modules.{name}.optimizer]"
+    yield ""
+    yield f"# {_comment_of(ModuleSettings, 'lora')}"
+    yield f"# [modules.{name}.lora]"
+    yield from ("# rank = 8", "# alpha = 16.0  # 0: rank", '# targets = ["*.attention.*"]')
 
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:

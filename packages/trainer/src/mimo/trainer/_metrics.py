@@ -40,7 +40,7 @@ class Metrics:
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
         """Write a step; what it did not ask for or does not have is left out."""
-        self._append(run, {key: value for key, value in attrs.asdict(info).items() if value not in ({}, None)})
+        self._append(run, attrs.asdict(info, filter=lambda _attribute, value: value not in ({}, None)))
 
     @hookimpl
     def mimo_evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:

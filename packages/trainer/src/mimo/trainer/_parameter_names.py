@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import attrs
 import torch
 
-from mimo.model import Stage, is_frozen
+from mimo.model import Stage
+from mimo.model.runtime import attach_lora, trained_paths
 from mimo.optimizer import check_patterns
 from mimo.trainer._estimate import build_stage
 from mimo.trainer._resolved import Job, JobModule
@@ -35,14 +36,10 @@ def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[N
     """
     with torch.device(device):
         built = build_stage(module, Stage(), hidden)
+    attach_lora(built, module.lora, {})
+    trained = trained_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
     return tuple(
-        Name(
-            name=f"{module.name}.{path}",
-            numbers=parameter.numel(),
-            trained=parameter.requires_grad
-            and parameter.is_floating_point()
-            and not is_frozen(module.spec, path, module.frozen),
-        )
+        Name(name=f"{module.name}.{path}", numbers=parameter.numel(), trained=path in trained)
         for path, parameter in built.named_parameters()
     )
 

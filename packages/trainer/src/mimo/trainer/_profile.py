@@ -215,6 +215,7 @@ def fitting(job: Job) -> Mapping[str, Mapping[str, Any]]:
             "recompute": cuts[module.name].recompute,
             "precision": job.settings.run.precision,
             "frozen": module.frozen if isinstance(module.frozen, bool) else sorted(module.frozen),
+            **({} if module.lora is None else {"lora": unstructure(module.lora)}),
             "optimizer": {
                 key: value
                 for key, value in unstructure(module.optimizer.config).items()

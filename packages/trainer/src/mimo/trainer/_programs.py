@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo.data import NO_LABEL, Packed, PlacedItem
 from mimo.hooks import PluginError, RunError, UserError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import LanguageBatch, Ledger, Part, WeightsLater
+from mimo.model.runtime import LanguageBatch, Ledger, NextLabels, Part, TensorAxis, WeightsLater
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
@@ -255,7 +255,7 @@ class LanguageProgram(Program):
         (microbatch,) = microbatches
         step = self.data.microbatches[microbatch]
         packed = step.packed(self.place.dp, self.place.cp)
-        batch = language_batch(packed, self.job, self.device)
+        batch = language_batch(packed, self.job, self.device, trains=not self._judge)
         if self.part.stage.is_first:
             rows = {edge.removesuffix(f"->{self.module.name}"): value for edge, value in inputs.items()}
             hidden = self.part.language(batch, rows, None)
@@ -304,6 +304,13 @@ class LanguageProgram(Program):
                 )
             told = value.detach().double().reshape(-1)
             self._told[name] = self._told[name] + told if name in self._told else told
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [T, V] of all ids in fp32, on each tensor rank, of what the last stage returned."""
+        assert isinstance(self.module.spec, LanguageModelSpec)
+        axis = TensorAxis(group=self._tensor, rank=self.place.tp, size=self.module.grid.tp)
+        here = self.part.language.logits(hidden).float()
+        return axis.collect(here.t(), self.module.spec.vocabulary(self.module.config)).t()
 
     @property
     def _counts(self) -> bool:
@@ -371,8 +378,15 @@ def on_device(item: Item, job: Job, device: torch.device) -> Item:
     return {name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in item.items()}
 
 
-def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBatch:
-    """Return packed samples as the language model takes them: tensors, with placeholders by encoder."""
+def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bool = True) -> LanguageBatch:
+    """Return packed samples as the language model takes them: tensors, with placeholders by encoder.
+
+    Args:
+        packed: the samples.
+        job: the whole.
+        device: where the tensors go.
+        trains: whether what it is to predict further on is asked too.
+    """
 
     def tensor(values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(device)
@@ -391,6 +405,11 @@ def language_batch(packed: Packed, job: Job, device: torch.device) -> LanguageBa
         label_tokens=packed.label_tokens,
         labelled=tensor(np.flatnonzero(packed.labels != NO_LABEL)),
         grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
+        next_labels=tuple(
+            NextLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
+            for labels, counts in zip(packed.next_labels, packed.next_counts, strict=True)
+            if trains
+        ),
     )
 
 

@@ -21,7 +21,7 @@ from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._precision import check_precision
 from mimo.trainer._rerun_settings import check_rerun
 from mimo.trainer._resolve_load import check_load
-from mimo.trainer._resolve_modules import resolve_module, stages_that_train
+from mimo.trainer._resolve_modules import resolve_module, with_training
 from mimo.trainer._resolve_optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer._resolved import Job, JobModule, plain_settings
 from mimo.trainer._settings import LANGUAGE, DataSettings, ScheduleSettings, Settings, TokenizerSettings
@@ -47,10 +47,10 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     check_load(settings)
     optimizer = resolve_optimizer(settings, find)
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
-    check_clip_groups(settings, [module for module in written if any(stages_that_train(module))])
     check_precision(settings, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
-    modules = tuple(_with_vocabulary(module, tokenizer) for module in written)
+    modules = _with_training(tuple(_with_vocabulary(module, tokenizer) for module in written), settings)
+    check_clip_groups(settings, [module for module in modules if any(module.trains)])
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
     schedule_config: Any = structure(
         settings.schedule.config, schedule.config, "schedule", siblings=own_keys(ScheduleSettings)
@@ -147,12 +147,19 @@ def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
     return module
 
 
+def _with_training(modules: tuple[JobModule, ...], settings: Settings) -> tuple[JobModule, ...]:
+    language = next(module for module in modules if module.name == LANGUAGE)
+    assert isinstance(language.spec, LanguageModelSpec)
+    hidden = language.spec.hidden(language.config)
+    return tuple(with_training(module, settings, hidden=hidden) for module in modules)
+
+
 def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placement) -> ModuleGraph:
     graph = ModuleGraph(
         modules=tuple(
             Module(
                 grid=module.grid,
-                trains=stages_that_train(module),
+                trains=module.trains,
                 tied=isinstance(module.spec, LanguageModelSpec) and module.spec.tied(module.config),
                 experts=isinstance(module.spec, LanguageModelSpec)
                 and module.spec.experts is not None

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import re
 
+import attrs
+
 from mimo.hooks import ConfigError
-from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, LanguageModelSpec, Stage, check_module, stage_trains
+from mimo.model import (
+    ENCODERS,
+    LANGUAGE_MODELS,
+    EncoderSpec,
+    Frozen,
+    LanguageModelSpec,
+    Stage,
+    check_module,
+    check_training,
+    named_by_parts,
+    stage_trains,
+)
 from mimo.topology import Grid
 from mimo.trainer._plugins import Find
 from mimo.trainer._resolve_optimizer import refuse_keys_of_frozen, resolve_module_optimizer
@@ -15,6 +28,7 @@ from mimo.trainer._structure import structure
 
 RESERVED_NAMES = frozenset(
     {
+        "base",
         "checkpoint",
         "data",
         "imported",
@@ -74,7 +88,8 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         batch_factor=table.batch_factor,
         prefetch=table.prefetch,
         recompute=table.recompute,
-        frozen=table.frozen if isinstance(table.frozen, bool) else frozenset(table.frozen),
+        frozen=_frozen(table),
+        lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
     )
@@ -82,22 +97,49 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         spec,
         module.config,
         grid=module.grid,
-        frozen=module.frozen,
         sequence_parallel=module.sequence_parallel,
         chunks=module.chunks,
         recompute=module.recompute,
     )
-    if not any(stages_that_train(module)):
-        refuse_keys_of_frozen(name, table.optimizer, module.optimizer.spec)
     _check_encoder(module)
     return module
 
 
-def stages_that_train(module: JobModule) -> tuple[bool, ...]:
-    """Return for each stage whether it holds anything that is trained."""
+def with_training(module: JobModule, settings: Settings, *, hidden: int) -> JobModule:
+    """Return a module that knows which of its stages hold anything that is trained.
+
+    Args:
+        module: of `resolve_module`.
+        settings: the whole file.
+        hidden: width of the language model's rows.
+
+    Raises:
+        ConfigError: what is frozen or adapted is nothing that it has, or its own optimizer has nothing to do.
+    """
+    spec, config, frozen, lora = module.spec, module.config, module.frozen, module.lora
+    check_training(spec, config, name=module.name, hidden=hidden, frozen=frozen, lora=lora, etp=module.grid.etp)
     count = module.grid.pp * module.chunks
     stages = (Stage(index, count) for index in range(count))
-    return tuple(stage_trains(module.spec, module.config, stage=stage, frozen=module.frozen) for stage in stages)
+    if named_by_parts(spec, frozen=frozen, lora=lora):
+        module = attrs.evolve(
+            module, trains=tuple(stage_trains(spec, config, stage=stage, frozen=frozen) for stage in stages)
+        )
+    else:
+        from mimo.trainer._shares import part_shares  # it builds the module, with torch
+
+        shares = tuple(part_shares(module, stage, hidden=hidden) for stage in stages)
+        trains = tuple(any(one.trained or one.added for one in parts.values()) for parts in shares)
+        module = attrs.evolve(module, trains=trains, shares=shares)
+    if not any(module.trains):
+        refuse_keys_of_frozen(module.name, settings.modules[module.name].optimizer, module.optimizer.spec)
+    return module
+
+
+def _frozen(table: ModuleSettings) -> Frozen:
+    """Return what is not trained; where linears are adapted and nothing is said, all else is not."""
+    if table.lora is not None and table.frozen == ():
+        return True
+    return table.frozen if isinstance(table.frozen, bool) else frozenset(table.frozen)
 
 
 def _check_name(name: str) -> None:

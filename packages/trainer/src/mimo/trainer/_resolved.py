@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from mimo.data import Dataset, SampleLayout, Tokenizer, lay_out
-from mimo.model import EncoderSpec, Frozen, LanguageModelSpec
+from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
 from mimo.topology import Edge, Grid, ModuleGraph, Recompute
@@ -46,6 +46,21 @@ class OptimizerChoice:
 
 
 @attrs.frozen(kw_only=True)
+class PartShare:
+    """What of a part of a stage is trained.
+
+    Args:
+        trained: of the part's own numbers, from 0 to 1.
+        added: numbers that LoRA adds.
+        operands: numbers of each row that what it adds reads.
+    """
+
+    trained: float
+    added: int = 0
+    operands: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class JobModule:
     """One module of the model.
 
@@ -59,9 +74,12 @@ class JobModule:
         batch_factor: microbatches that one pass serves.
         prefetch: whether its next step is encoded during this one.
         recompute: what its backward computes again.
-        frozen: parts that are not trained, True for the whole module.
+        frozen: what is not trained, True for the whole module.
+        lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what it reads; empty for the language model.
         optimizer: how it is stepped.
+        trains: for each stage whether it holds anything that is trained; `mimo.trainer._resolve` finds out.
+        shares: for each stage what of its parts is trained, where that does not follow from the parts' names.
     """
 
     name: str
@@ -74,8 +92,11 @@ class JobModule:
     prefetch: bool
     recompute: Recompute
     frozen: Frozen
+    lora: Lora | None
     modality: str
     optimizer: OptimizerChoice
+    trains: tuple[bool, ...] = ()
+    shares: tuple[Mapping[str, PartShare], ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -135,6 +156,13 @@ class Job:
         spec = self.language.spec
         assert isinstance(spec, LanguageModelSpec), spec
         return spec.hidden(self.language.config)
+
+    @property
+    def next_tokens(self) -> int:
+        """How many labels beyond its own each row of the language model is trained on."""
+        spec = self.language.spec
+        assert isinstance(spec, LanguageModelSpec), spec
+        return spec.next_tokens(self.language.config)
 
     def width(self, edge: Edge) -> int:
         """Return the columns of the rows that travel on an edge."""

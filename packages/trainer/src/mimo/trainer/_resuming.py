@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mimo.checkpoint import load
 from mimo.hooks import Generators, Stateful, StateTree
+from mimo.trainer._base import all_names, find_base, links_of, load_links
 from mimo.trainer._continuity import SETTINGS, differences, refuse
 from mimo.trainer._engine import Engine
 from mimo.trainer._fitting import fit
@@ -38,11 +38,12 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         tree |= {name: others[name] for name in others.keys() - {BUFFERS, PROGRESS, SETTINGS}}
         if take.optimizer:
             tree["optimizer"] = engine.optimizer.state()
+    links = links_of(source.folder)
     names: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(names, sorted(_names(tree)))
     found = fit(
         {name for each in names for name in each},
-        source.manifest.names,
+        all_names(links),
         modules=[module.name for module in engine.job.modules],
         saved=source.manifest.topology,
         take=take,
@@ -50,10 +51,11 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         untaken=[part.name for part in parts if part not in taken],
         trained=source.trained([module.spec for module in engine.job.modules]),
         fresh=source.fresh,
+        adapted=[module.name for module in engine.job.modules if module.lora is not None],
     )
     refuse(list(found.problems), str(source.folder))
-    loaded = load(
-        source.folder,
+    loaded = load_links(
+        links,
         tree,
         rename=found.rename,
         may_lack=found.may_lack,
@@ -66,6 +68,7 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
     for part in taken:
         if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])
+    engine.base = find_base(engine.constants(), links, engine.job.settings)
     engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
     new = [*found.new, *_begun_anew(source, parts)]
     return "; ".join(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
+from mimo.trainer._base import BASE
 from mimo.trainer._continuity import SETTINGS, optimizer_settings
 from mimo.trainer._engine import Engine
 
@@ -29,7 +30,7 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
     """
     job = engine.job
     assert job.train is not None
-    taken = {"optimizer", PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
+    taken = {"optimizer", BASE, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
     progress = {
         "step": step,
         "seed": job.settings.run.seed,

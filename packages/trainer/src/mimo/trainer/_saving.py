@@ -9,6 +9,7 @@ from typing import Any
 from mimo.checkpoint import Saver, WriteError, save
 from mimo.hooks import CheckpointError, SaveSkippedError, Stateful
 from mimo.topology import AXES, Grid
+from mimo.trainer._base import BASE
 from mimo.trainer._engine import Engine
 from mimo.trainer._preflight import CHECKPOINTS
 from mimo.trainer._run_state import other_state
@@ -98,9 +99,15 @@ def _skipped(step: int) -> SaveSkippedError:
 
 
 def _contents(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, Any]:
-    job = engine.job
+    job, tree = engine.job, engine.state()
+    if engine.base is not None:
+        left = engine.constants()
+        for module in job.modules:
+            held = tree.get(module.name, {})
+            tree[module.name] = {path: one for path, one in held.items() if f"{module.name}.{path}" not in left}
+        tree[BASE] = engine.base.state
     return {
-        "tree": {**engine.state(), **other_state(engine, parts, step)},
+        "tree": {**tree, **other_state(engine, parts, step)},
         "config": job.plain,
         "topology": {module.name: _grid(module.grid) for module in job.modules},
     }

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from mimo.hooks import ConfigError
+from mimo.model import Lora
 from mimo.optimizer import Precision
 from mimo.trainer._fields import Ranks, at_least, finite, not_empty, one_folder, own_keys, rest, setting
 from mimo.trainer._rerun_settings import RerunSettings
@@ -38,6 +39,11 @@ class RunSettings:
     )
     loss_scale_steps: int = setting(
         "steps without an overflow after which that doubles; 0: 2000", default=0, validator=[at_least(0)]
+    )
+    peak_tflops: float = setting(
+        "10^12 operations a second that a rank can do at most, for mfu; 0: as known of the GPU, or unknown",
+        default=0.0,
+        validator=[at_least(0), finite],
     )
     device: Literal["auto", "cpu", "cuda"] = setting("auto, cpu or cuda; auto takes GPUs if enough", default="auto")
     directory: str = setting("run directory; empty: runs/<name>", default="")
@@ -93,7 +99,12 @@ class ModuleSettings:
     recompute: Literal["none", "selective", "full"] = setting(
         "what backward computes again to save memory: none, selective or full", default="none"
     )
-    frozen: bool | tuple[str, ...] = setting("parts that are not trained: true for all, or a list of names", default=())
+    frozen: bool | tuple[str, ...] = setting(
+        "what is not trained: true for all, or a list of parts and of patterns of parameters' names", default=()
+    )
+    lora: Lora | None = setting(  # noqa: RUF009 -- declares a field, as all do
+        "linears that are adapted by low-rank products beside them", default=None
+    )
     modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
     optimizer: Mapping[str, Any] = setting(
@@ -166,6 +177,7 @@ class CheckpointSettings:
     when_busy: Literal["wait", "skip"] = setting(
         "wait or skip, when the one before is still being written", default="wait", validator=[_beside_asynchronous]
     )
+    frozen: bool = setting("hold what is not trained too; false: name the checkpoint that it came from", default=True)
     assume_constant_structure: bool = setting("plan again only when what is saved has changed", default=True)
     load: str = setting(
         "none; latest, to go on with the run in the directory; or a checkpoint's folder",

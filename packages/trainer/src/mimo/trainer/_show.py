@@ -16,7 +16,7 @@ from mimo.hooks import PluginEntry, PluginFailure
 from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module
 from mimo.trainer._fields import show_ranks
-from mimo.trainer._resolved import Job
+from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._show_memory import show_memory, show_on_device
 from mimo.trainer._show_work import show_amounts
 
@@ -141,7 +141,6 @@ def _modules(job: Job) -> Table:
     for heading in ("module", "plugin", "ranks", *AXES, *spread_axes, *passing, "frozen", "optimizer"):
         table.add_column(heading)
     for module in job.modules:
-        parts = () if isinstance(module.frozen, bool) else sorted(module.frozen)
         spread = map(str, module.grid.expert_shape[2:]) if job.graph.by_name[module.name].experts else ("-", "-")
         table.add_row(
             module.name,
@@ -150,10 +149,16 @@ def _modules(job: Job) -> Table:
             *map(str, module.grid.shape),
             *(spread if experts else ()),
             *(str(getattr(module, key)) for key in passing),
-            "all" if module.frozen is True else ", ".join(parts) or "-",
+            _frozen(module),
             module.optimizer.spec.name,
         )
     return table
+
+
+def _frozen(module: JobModule) -> str:
+    parts = () if isinstance(module.frozen, bool) else sorted(module.frozen)
+    found = "all" if module.frozen is True else ", ".join(parts) or "-"
+    return found if module.lora is None else f"{found} (LoRA of rank {module.lora.rank})"
 
 
 def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Table:

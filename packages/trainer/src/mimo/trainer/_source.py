@@ -66,7 +66,7 @@ class Source:
     def trained(self, specs: Iterable[ModuleSpec]) -> frozenset[str]:
         """Return the names of the modules of which the checkpoint's own settings say that they were trained.
 
-        One all of whose tensors lie in parts that they freeze by name was not, if its plugin is among ``specs``.
+        One all of whose tensors they freeze by parts or patterns was not, if its plugin is among ``specs``.
         """
         found = {spec.name: spec for spec in specs}
         modules = self.manifest.config.get("modules", {})
@@ -104,7 +104,9 @@ class Source:
 
     def _is_frozen(self, module: str, table: Mapping[str, Any], spec: ModuleSpec | None) -> bool:
         frozen = table.get("frozen", ())
-        if isinstance(frozen, bool) or spec is None or not spec.parts.keys() >= set(frozen):
+        if table.get("lora") is not None:
+            return False
+        if isinstance(frozen, bool) or spec is None:
             return frozen is True
         paths = (name.removeprefix(f"{module}.") for name in self.manifest.tensors if name.startswith(f"{module}."))
         return bool(frozen) and all(is_frozen(spec, path, frozenset(frozen)) for path in paths)

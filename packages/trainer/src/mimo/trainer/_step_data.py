@@ -126,6 +126,7 @@ class Microbatch:
                 multiple=language.grid.tp if language.sequence_parallel else 1,
                 context_size=language.grid.cp,
                 context_rank=context_rank,
+                next_tokens=self._job.next_tokens,
             )
         return self._packed[lane, context_rank]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,11 +17,14 @@ from mimo.data import load_image
 from mimo.hooks import ConfigError
 from mimo.trainer._config import make_settings
 from mimo.trainer._console import show_evaluation
-from mimo.trainer._inference import evaluate, generate, load_model, prompt_of
+from mimo.trainer._generate import generate
+from mimo.trainer._inference import evaluate, load_model
 from mimo.trainer._launch import choose_device, launch, start_method
 from mimo.trainer._place import Place, is_joining, with_slurm
+from mimo.trainer._prompt import prompt_of
 from mimo.trainer._resolve import Purpose, resolve
 from mimo.trainer._resolved import Job
+from mimo.trainer._sampling import Sampling
 from mimo.trainer._structure import unstructure
 from mimo.trainer._watch import Terms
 
@@ -28,12 +32,20 @@ Entry: TypeAlias = Callable[[Job, Place], None]
 
 
 @attrs.frozen(kw_only=True)
-class Prompt:
-    """What `mimo generate` goes on from: images, and a text with placeholders for them (empty: those alone)."""
+class Request:
+    """What `mimo generate` is asked for.
 
-    images: tuple[Image.Image, ...]
+    Args:
+        items: raw, by modality, in the order of their placeholders.
+        text: with a placeholder for each of them; empty: those alone.
+        max_tokens: most to be written.
+        sampling: how they are chosen.
+    """
+
+    items: Mapping[str, Sequence[Any]]
     text: str
     max_tokens: int
+    sampling: Sampling
 
 
 def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None = None, stops: bool = False) -> int:
@@ -71,18 +83,53 @@ def evaluate_checkpoint(step_folder: Path, job: Job, place: Place) -> None:
         print(show_evaluation(info))
 
 
-def generate_text(step_folder: Path, prompt: Prompt, job: Job, place: Place) -> None:
-    """Print what a checkpoint writes after a prompt."""
+def generate_text(step_folder: Path, request: Request, job: Job, place: Place) -> None:
+    """Print what a checkpoint writes after a prompt, as it is written; the first rank does."""
     engine = load_model(job, place, step_folder)
-    print(generate(engine, prompt_of(job, prompt.text, prompt.images), max_tokens=prompt.max_tokens))
+    shows = place.rank == 0
+    place.progress.enter("generation")
+    with warnings.catch_warnings():
+        if not shows:  # what an encoder says of an item
+            warnings.simplefilter("ignore")
+        generate(
+            engine,
+            prompt_of(job, request.text, request.items),
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            told=partial(print, end="", flush=True) if shows else lambda _piece: None,
+        )
+    place.progress.enter("")
+    if shows:
+        print()
 
 
-def read_image(path: Path) -> Image.Image:
-    """Return an image of the prompt.
+def read_items(
+    images: Sequence[Path], clips: Sequence[Path], others: Sequence[str]
+) -> Mapping[str, Sequence[Image.Image | Path]]:
+    """Return the items of a prompt by modality: images decoded, all else as the path of its file.
+
+    Args:
+        images: files.
+        clips: files.
+        others: ``MODALITY=FILE`` each.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: an image cannot be read, or one of the others is written otherwise.
     """
+    items: dict[str, list[Image.Image | Path]] = {}
+    for path in images:
+        items.setdefault("image", []).append(_read_image(path))
+    for path in clips:
+        items.setdefault("audio", []).append(path)
+    for text in others:
+        modality, found, file = text.partition("=")
+        if not (modality and found and file):
+            raise ConfigError("--item", expected="MODALITY=FILE", got=repr(text))
+        items.setdefault(modality, []).append(Path(file))
+    return items
+
+
+def _read_image(path: Path) -> Image.Image:
     try:
         return load_image(path)
     except ValueError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, hookimpl
+from mimo.hooks import EvaluationInfo, Flops, RunInfo, StepInfo, hookimpl
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -40,6 +41,7 @@ class TensorBoard:
                 **{f"grad_norm/{name}": norm for name, norm in (*info.norms.items(), *info.group_norms.items())},
                 **{f"zero_gradients/{name}": float(count) for name, count in info.zero_gradients.items()},
                 **{f"rows/{name}": float(rows) for name, rows in info.rows.items()},
+                **_scalars(info.flops),
                 **({} if info.loss_scale is None else {"training/loss_scale": info.loss_scale}),
             },
         )
@@ -60,3 +62,10 @@ class TensorBoard:
         if self._writer is not None:
             for name, value in scalars.items():
                 self._writer.add_scalar(name, value, step)
+
+
+def _scalars(flops: Mapping[str, Flops]) -> dict[str, float]:
+    """Return how fast each module is, and its share of what it could be where that is known."""
+    keys = ("model_flops", "hardware_flops", "mfu", "hfu")
+    found = {f"{key}/{module}": getattr(one, key) for module, one in flops.items() for key in keys}
+    return {name: value for name, value in found.items() if value is not None}

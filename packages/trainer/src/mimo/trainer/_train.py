@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mimo.hooks import RunInfo, Stateful, lifecycle
 from mimo.trainer._attempt import last_attempt, note_begin
+from mimo.trainer._base import find_base
 from mimo.trainer._captions import save_captions
 from mimo.trainer._config import write_config
 from mimo.trainer._continuity import check_source
@@ -49,6 +50,8 @@ def train(job: Job, place: Place) -> None:
     parts = plugins.state(run)
     if source is not None:
         run = attrs.evolve(run, loaded=_load(engine, machine, parts, source))
+    else:
+        engine.base = find_base(engine.constants(), (), settings)
     del source  # its manifest may be large
     if place.rank == 0:
         job.directory.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -39,10 +39,16 @@ class Typical:
         if not found:
             longest = job.settings.data.max_tokens
             return cls(lengths=(longest,), labels=longest, sizes={})
-        infos = [item.info for layout in found for item in layout.items]
+        labels = sum(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in found)
+        return cls.of_layouts(job, found, labels=labels)
+
+    @classmethod
+    def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout], *, labels: int) -> Typical:
+        """Return what these samples are like, which have so many labels."""
+        infos = [item.info for layout in layouts for item in layout.items]
         return cls(
-            lengths=tuple(len(layout.tokens) for layout in found),
-            labels=sum(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in found),
+            lengths=tuple(len(layout.tokens) for layout in layouts),
+            labels=labels,
             sizes={
                 module.modality: tuple(info.size for info in infos if info.modality == module.modality)
                 for module in job.encoders

@@ -30,9 +30,9 @@ def attend(
 
     Args:
         query: [T, N, D].
-        key: [T, K, D]; K divides N, and each key-value head serves N / K query heads in a row
-            (Ainslie et al. 2023, arXiv:2305.13245).
-        value: [T, K, D].
+        key: [T, K, D], or of all `Segments.held` rows; K divides N, and each key-value head serves N / K query heads
+            in a row (Ainslie et al. 2023, arXiv:2305.13245).
+        value: like ``key``.
         segments: of these T rows.
         heads: [N] the key-value head of each query head, where they are not served in equal rows.
     """
@@ -41,11 +41,14 @@ def attend(
     if heads is not None:
         key, value = key[:, heads], value[:, heads]
     grouped = key.shape[1] != query.shape[1]
-    asked = _take(query, segments.asks, segments).split([call.chunks * call.queries for call in segments.calls])
+    asked = _take(query, segments.asks, segments.used).split([call.chunks * call.queries for call in segments.calls])
     seen = [call.chunks * call.keys for call in segments.calls]
     found = []
     for call, *rows in zip(segments.calls, asked, key.split(seen), value.split(seen), strict=True):
         q, k, v = (x.unflatten(0, (call.chunks, -1)).transpose(1, 2) for x in rows)  # [C, N or K, Q or L, D]
+        if grouped and call.queries == 1 and not segments.causal:
+            found.append(_of_one_row(q, k, v, call.pieces[0].keys))
+            continue
         outs = [
             functional.scaled_dot_product_attention(
                 q[:, :, piece.queries],
@@ -67,10 +70,16 @@ def attend(
     return functional.pad(attended, (0, 0, 0, 0, 0, padding)) if padding else attended
 
 
+def _of_one_row(query: Tensor, key: Tensor, value: Tensor, keys: slice) -> Tensor:
+    """Return [C, N, D] of one query [C, N, 1, D] to all of ``keys``; a group's heads, as rows, read their keys once."""
+    rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # [C, K, N / K, D]
+    return functional.scaled_dot_product_attention(rows, key[:, :, keys], value[:, :, keys]).flatten(1, 2)
+
+
 def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Return the keys and values of all calls [sum of C·L, K, D], those that other context ranks hold included."""
     if segments.context.size == 1:
-        return _take(key, segments.sees, segments), _take(value, segments.sees, segments)
+        return _take(key, segments.sees, segments.held), _take(value, segments.sees, segments.held)
     held = torch.cat((key, value), 1)[: segments.used]
     gathered = segments.context.share(held, segments.counts)  # [G, 2 K, D]
     assert segments.sees is not None
@@ -78,5 +87,5 @@ def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tenso
     return taken[:, : key.shape[1]], taken[:, key.shape[1] :]
 
 
-def _take(x: Tensor, index: Tensor | None, segments: Segments) -> Tensor:
-    return x[: segments.used].contiguous() if index is None else x.index_select(0, index)
+def _take(x: Tensor, index: Tensor | None, rows: int) -> Tensor:
+    return x[:rows].contiguous() if index is None else x.index_select(0, index)

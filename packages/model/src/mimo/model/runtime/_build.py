@@ -9,18 +9,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.hooks import PluginError
-from mimo.model._checks import Frozen, check_module, check_parameters, is_frozen, stage_trains
+from mimo.model._checks import Frozen, check_module, check_parameters
+from mimo.model._lora import Lora
 from mimo.model._specs import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._context import ContextAxis
 from mimo.model.runtime._deferral import Deferral, Deferring
 from mimo.model.runtime._expert_axis import ExpertAxis
 from mimo.model.runtime._initial import draws_itself, initialise, seeded
+from mimo.model.runtime._lora import attach_lora
 from mimo.model.runtime._parameters import Split, distribute
 from mimo.model.runtime._part import Part
 from mimo.model.runtime._plain import read_locally
 from mimo.model.runtime._recompute import recompute as repeat
 from mimo.model.runtime._refused import check_layers
+from mimo.model.runtime._trained import build_stage, trained_paths
 from mimo.topology import Grid, Recompute
 
 _WHOLE = Stage()
@@ -39,6 +42,7 @@ def build_part(
     dtype: torch.dtype = torch.float32,
     hidden: int | None = None,
     frozen: Frozen = frozenset(),
+    lora: Lora | None = None,
     context: ContextAxis | None = None,
     experts: ExpertAxis | None = None,
     expert_mesh: DeviceMesh | None = None,
@@ -59,7 +63,8 @@ def build_part(
         device: where parameters go.
         dtype: that parameters have and layers compute in.
         hidden: for an encoder, width of the rows that it must deliver.
-        frozen: names of the parts that are not trained, True for all.
+        frozen: what is not trained; patterns that match nothing here may be about other stages.
+        lora: which linears are adapted instead, by parameters beside them that are trained whatever is frozen.
         context: this rank's context axis, None for one rank.
         experts: this rank's expert axis, None where no rank shares experts or rows with it.
         expert_mesh: the mesh ``(ep, etp)`` of the same ranks; needed where the module has experts.
@@ -69,7 +74,7 @@ def build_part(
             need for it costs nothing elsewhere.
 
     Raises:
-        ConfigError: the module cannot have this grid, or has no part of a name in ``frozen``.
+        ConfigError: the module cannot have this grid.
         PluginError: a plan names a parameter that the module does not have, a parameter lies in none of the spec's
             parts, or a layer draws or remembers what would differ by layout.
     """
@@ -79,7 +84,6 @@ def build_part(
         spec,
         config,
         grid=grid,
-        frozen=frozen,
         sequence_parallel=axis.sequence_parallel,
         chunks=stage.count // grid.pp,
         recompute=recompute,
@@ -94,8 +98,9 @@ def build_part(
     splits = _plan(spec, module, axis, experts, name=grid.name)
     if spec.context is not None:
         spec.context.attach(module, context)
+    splits = attach_lora(module, lora, splits)
     target = torch.empty(0, device=device, dtype=dtype)
-    trained = stage_trains(spec, config, stage=stage, frozen=frozen)
+    trained = trained_paths(spec, module, frozen=frozen, lora=lora)
     fixed = {path for path, parameter in module.named_parameters() if not parameter.requires_grad}
     tied = frozenset(f"{grid.name}.{path}" for path in _tied(spec, config, module, stage))
     shared = {} if first is None else {name: first.parameters[name] for name in tied}
@@ -109,8 +114,7 @@ def build_part(
             piece = distribute(full, splits[path], axis=experts, mesh=expert_mesh, like=like)
         else:
             piece = distribute(full, splits[path], axis=axis, mesh=mesh, like=like)
-        trains = trained and full.is_floating_point() and path not in fixed and not is_frozen(spec, path, frozen)
-        return nn.Parameter(piece, requires_grad=trains)
+        return nn.Parameter(piece, requires_grad=path in trained)
 
     initialise(module, name=grid.name, seed=seed, given=given, finish=finish)
     for part in module.modules():
@@ -140,29 +144,21 @@ def _make(
     if module is not None and draws_itself(module):
         return module, {}
     with seeded(seed, name):
-        whole = _stage_of(spec, config, Stage(), hidden)
+        whole = build_stage(spec, config, Stage(), hidden)
     given = {path: parameter.detach() for path, parameter in whole.named_parameters(remove_duplicate=False)}
     if stage.count == 1:
         return whole, given
     with seeded(seed, name):
-        return _stage_of(spec, config, stage, hidden), given
+        return build_stage(spec, config, stage, hidden), given
 
 
 def _on_meta(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module | None:
     """Return the stage's module without storage, None if it cannot be built so."""
     try:
         with torch.device("meta"):
-            return _stage_of(spec, config, stage, hidden)
+            return build_stage(spec, config, stage, hidden)
     except (RuntimeError, TypeError):
         return None  # Some read numbers back while being built. An error with another cause comes again with storage.
-
-
-def _stage_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module:
-    if isinstance(spec, LanguageModelSpec):
-        return spec.build(config, stage)
-    assert hidden is not None, "an encoder is built for the width of its rows"
-    module = spec.build(config, hidden)
-    return module if spec.stages is None else spec.stages.cut(module, stage)
 
 
 def _plan(

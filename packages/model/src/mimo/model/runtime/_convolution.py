@@ -33,6 +33,23 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: SampleChunk
     return functional.silu(y)
 
 
+def convolve_continued(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the same of further rows of one sample, [T, W], by the same sums in the same order; see `convolve`.
+
+    Args:
+        seen: [K - 1 + T, W], the rows before these at first, 0 where there are none.
+        weight: [W, K].
+        bias: [W].
+    """
+    taps = weight.shape[1]
+    rows = len(seen) - taps + 1
+    x = seen[taps - 1 :]
+    y = x * weight[:, -1] if bias is None else torch.addcmul(bias, x, weight[:, -1])
+    for back in range(1, taps):
+        y = torch.addcmul(y, seen[taps - 1 - back :][:rows], weight[:, -1 - back])
+    return functional.silu(y)
+
+
 def _kernel_takes(x: Tensor, weight: Tensor) -> bool:
     """Tell whether that of `causal_conv1d` does, which checks strides too: those of a single row may be any."""
     return 2 <= weight.shape[1] <= 4 and x.shape[1] % 8 == 0 and x.shape[0] > 1 and x.element_size() <= 4  # noqa: PLR2004

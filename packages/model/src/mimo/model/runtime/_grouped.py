@@ -6,12 +6,14 @@ Shapes: R rows, E experts, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from mimo.model.runtime._deferral import Deferral
 from mimo.model.runtime._layers import initial_std
+from mimo.model.runtime._low_rank import LowRank
 from mimo.model.runtime._multiply import Grouped, multiply
 
 
@@ -20,12 +22,14 @@ class GroupedLinear(nn.Module):
 
     Attributes:
         deferral: where weight gradients may be put off; `build_part` sets it.
+        lora: what is added to the products; see `Linear`.
     """
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.deferral: Deferral | None = None
+        self.lora: LowRank | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -34,4 +38,6 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """Return [R, O] of ``x`` [R, I]; ``counts`` says how many rows each expert of this rank has, in order."""
-        return multiply(x, self.weight, form=Grouped(counts), deferral=self.deferral)
+        weight, form = cast("Tensor", self._parameters["weight"]), Grouped(counts)
+        y = multiply(x, weight, form=form, deferral=self.deferral)
+        return y if self.lora is None else y + self.lora(x, form=form)

@@ -35,6 +35,38 @@ class Ledger:
         self.counts[name] = self.counts[name] + value if name in self.counts else value
 
 
+@attrs.frozen(eq=False)
+class NextLabels:
+    """What rows are to predict of a token further on: of the k-th of a batch's, the label of the row k later.
+
+    A row takes part that has a label and, in its sample, k rows after it that have labels too: what it is to predict
+    is text then, and so are all tokens between.
+
+    Args:
+        labels: [T], `NO_LABEL` where the row takes no part.
+        rows: [n] those of T that take part, ascending.
+        counts: rows of each sample that take part, those on other context ranks included.
+    """
+
+    labels: Tensor
+    rows: Tensor
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, labels: Tensor, samples: Tensor, *, lengths: Sequence[int], further: int) -> tuple[NextLabels, ...]:
+        """Return those of 1 to ``further`` of whole samples, packed as in a `LanguageBatch`."""
+        found = []
+        last = labels
+        for k in range(1, further + 1):
+            later, same = torch.full_like(labels, NO_LABEL), torch.zeros_like(labels, dtype=torch.bool)
+            later[:-k], same[:-k] = labels[k:], samples[k:] == samples[:-k]
+            last = later.masked_fill(~same | (last == NO_LABEL), NO_LABEL)
+            rows = (last != NO_LABEL).nonzero().squeeze(1)
+            counts = torch.bincount(samples[rows], minlength=len(lengths))
+            found.append(cls(last, rows, tuple(counts.tolist())))
+        return tuple(found)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class LanguageBatch:
     """A packed microbatch; only its end is padded (positions 0, no label), and T may be 0.
@@ -56,7 +88,10 @@ class LanguageBatch:
         samples: [T] number of each row's sample in ``lengths``; ``len(lengths)`` in the padding.
         label_tokens: label tokens of each sample, those on other context ranks included.
         labelled: the rows of T that have labels, ascending, where the host that packed them has told.
+        next_labels: what rows are to predict further on, the next token but one first; none where that is not asked.
         ledger: takes what a forward tells beside its rows.
+        memory: with one, as `Remembering.remember` makes it, the T rows continue the sample that it has seen:
+            ``lengths`` is (T,), and positions go on. No gradient is taken then, and no context rank shares them.
     """
 
     tokens: Tensor
@@ -68,7 +103,9 @@ class LanguageBatch:
     label_tokens: tuple[int, ...]
     labelled: Tensor | None = None
     grid_positions: Tensor | None = None
+    next_labels: tuple[NextLabels, ...] = ()
     ledger: Ledger = attrs.field(factory=Ledger)
+    memory: object = None
 
     @classmethod
     def of(
@@ -80,8 +117,9 @@ class LanguageBatch:
         lengths: Sequence[int],
         placeholders: Mapping[str, Tensor] | None = None,
         grid_positions: Tensor | None = None,
+        next_tokens: int = 0,
     ) -> LanguageBatch:
-        """Return the batch of whole samples, as one context rank holds them."""
+        """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `NextLabels`."""
         samples = torch.full_like(tokens, len(lengths))
         numbers = torch.arange(len(lengths), device=tokens.device)
         owned = numbers.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
@@ -96,6 +134,7 @@ class LanguageBatch:
             samples=samples,
             label_tokens=tuple(counts.tolist()),
             grid_positions=grid_positions,
+            next_labels=NextLabels.of(labels, samples, lengths=lengths, further=next_tokens),
         )
 
 

@@ -6,6 +6,8 @@ name alone. Shapes: T rows, I inputs, O outputs, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,6 +17,9 @@ from mimo.model.runtime._deferral import Deferral
 from mimo.model.runtime._multiply import multiply
 from mimo.model.runtime._parameters import local
 from mimo.model.runtime._rowwise import rms_norm
+
+if TYPE_CHECKING:
+    from mimo.model.runtime._low_rank import LowRank
 
 
 def initial_std(width: int) -> float:
@@ -33,6 +38,7 @@ class Linear(nn.Module):
         outputs: which outputs this rank computes, None for all of its piece. A tensor plan sets it where weights are
             copied on every rank but the work is not (``Split(summed=True)``).
         deferral: where weight gradients may be put off; `build_part` sets it.
+        lora: what is added to the product; `build_part` sets it. The attribute ``weight`` is then what both come to.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
@@ -41,6 +47,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.outputs: slice | None = None
         self.deferral: Deferral | None = None
+        self.lora: LowRank | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -54,9 +61,12 @@ class Linear(nn.Module):
 
         With ``leave``, the product is row-parallel: the partial sums leave that axis, then the bias is added once.
         """
+        weight = cast("Tensor", self._parameters["weight"])  # by itself, whatever stands beside it
         if leave is None or leave.size == 1:
-            return multiply(x, self.weight, self.bias, outputs=self.outputs, deferral=self.deferral)
-        y = leave.leave(multiply(x, self.weight, outputs=self.outputs, deferral=self.deferral))
+            y = multiply(x, weight, self.bias, outputs=self.outputs, deferral=self.deferral)
+            return y if self.lora is None else y + self.lora(x, outputs=self.outputs)
+        y = multiply(x, weight, outputs=self.outputs, deferral=self.deferral)
+        y = leave.leave(y if self.lora is None else y + self.lora(x, outputs=self.outputs))
         if self.bias is None:
             return y
         bias = local(self.bias)

@@ -11,15 +11,21 @@ from torch import Tensor, nn
 
 from mimo.model.runtime._grouped import GroupedLinear
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
+from mimo.model.runtime._lora import low_ranks, read_merged
+from mimo.model.runtime._low_rank import LowRank
 from mimo.model.runtime._parameters import local
 from mimo.model.runtime._router import Router
 
-_READ_LOCALLY = (Embedding, GroupedLinear, LayerNorm, Linear, RMSNorm, Router)
+_READ_LOCALLY = (Embedding, GroupedLinear, LayerNorm, Linear, LowRank, RMSNorm, Router)
 
 
 def read_locally(module: nn.Module) -> None:
     """Make every submodule read its parameters through `local`, except our layers, which do so themselves."""
+    adapted = {module.get_submodule(path) for path, _ in low_ranks(module)}
     for part in module.modules():
+        if part in adapted:
+            read_merged(part)
+            continue
         leaves = [leaf for leaf, _ in part.named_parameters(recurse=False, remove_duplicate=False)]
         if leaves and not isinstance(part, _READ_LOCALLY):
             original = type(part)

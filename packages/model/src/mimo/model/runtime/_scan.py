@@ -50,18 +50,30 @@ class SampleChunks:
     passes: Tensor
 
     @classmethod
-    def of(cls, lengths: Sequence[int], *, chunk: int, device: torch.device | str = "cpu") -> SampleChunks:
-        """Return the chunks of samples of these lengths, 0 included, one after the other."""
+    def of(
+        cls, lengths: Sequence[int], *, chunk: int, before: int | None = None, device: torch.device | str = "cpu"
+    ) -> SampleChunks:
+        """Return the chunks of samples of these lengths, 0 included, one after the other.
+
+        Args:
+            lengths: of the samples.
+            chunk: rows of a chunk, where there are as many.
+            before: of one sample that is scanned bit by bit (`scan_on`), how many rows came before.
+            device: where they will be run over.
+        """
+        assert before is None or len(lengths) == 1, f"{len(lengths)} samples are not one that goes on"
         rows = sum(lengths)
         size = max(1, min(chunk, rows))
         count = max(1, -(-rows // size))
         spans = torch.tensor([0, *lengths]).cumsum(0)
         samples = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.long))
-        ages = torch.arange(rows) - spans[samples]
-        # Padding is a sample of its own: nothing of it is read, and no state goes through it.
-        owner = functional.pad(samples, (0, count * size - rows), value=len(lengths)).view(count, size)
-        before = torch.cat((torch.full((1,), -1), owner[:-1, -1]))  # [K], of the last row before each chunk
-        enters = owner == before.unsqueeze(1)
+        ages = torch.arange(rows) - spans[samples] + (before or 0)
+        # Padding is a sample of its own: nothing of it is read, and no state goes through it; or it is of the one that
+        # goes on, whose state it leaves as it is.
+        padding = len(lengths) if before is None else 0
+        owner = functional.pad(samples, (0, count * size - rows), value=padding).view(count, size)
+        earlier = torch.full((1,), 0 if before else -1)
+        enters = owner == torch.cat((earlier, owner[:-1, -1])).unsqueeze(1)  # the last row before each chunk's
         seen = (owner.unsqueeze(2) == owner.unsqueeze(1)) & torch.ones(size, size, dtype=torch.bool).tril()
         found = {
             "samples": samples,
@@ -103,6 +115,51 @@ def scan(
         b, c = b[:, groups], c[:, groups]
     if x.numel() and has_kernels(x.device, "mamba_ssm"):
         return scan_by_kernel(x, steps, rates, b, c, skip, chunks)
+    return _scan_chunks(x, steps, rates, b, c, skip, chunks, None)[0]
+
+
+def scan_on(
+    x: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    chunks: SampleChunks,
+    *,
+    state: Tensor | None,
+    groups: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what further rows of one sample read, [T, N, P], and the state [N, P, S] after the last; see `scan`.
+
+    Args:
+        x: [T, N, P], at least one row.
+        steps: [T, N].
+        rates: [N].
+        b: [T, G, S].
+        c: [T, G, S].
+        skip: [N].
+        chunks: of the T rows, made with ``before``.
+        state: [N, P, S] after the row before these; None before the first.
+        groups: [N] as for `scan`.
+    """
+    if groups is not None:
+        b, c = b[:, groups], c[:, groups]
+    run = _scan_rows if chunks.rows == 1 else _scan_chunks
+    return run(x, steps, rates, b, c, skip, chunks, state)
+
+
+def _scan_chunks(
+    x: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    chunks: SampleChunks,
+    begin: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return what every row reads, and the state behind the last chunk."""
     wide = torch.promote_types(x.dtype, torch.float32)
     x, steps, b, c = x.to(wide), steps.to(wide), b.to(wide), c.to(wide)
     split = (b.shape[1], x.shape[1] // b.shape[1] if b.shape[1] else 1)  # groups, heads of each
@@ -115,13 +172,14 @@ def scan(
     left = added * _decay(logs[:, -1:] - logs, chunks.leaves).unsqueeze(3)
     made = torch.einsum("kqgs,kqghp->kghps", b, left.unflatten(2, split))
     through = _decay(logs[:, -1], chunks.passes).unflatten(1, split)[..., None, None]
-    state, states = torch.zeros_like(made[0]), []
+    state = torch.zeros_like(made[0]) if begin is None else begin.unflatten(0, split)
+    states = []
     for k in range(chunks.count):
         states.append(state)
         state = state * through[k] + made[k]
     read = torch.einsum("kqgs,kghps->kqghp", c, torch.stack(states)).flatten(2, 3)
     y = y + read * _decay(logs, chunks.enters).unsqueeze(3)
-    return y.flatten(0, 1)[: chunks.rows] + x * skip.to(wide).unsqueeze(1)
+    return y.flatten(0, 1)[: chunks.rows] + x * skip.to(wide).unsqueeze(1), state.flatten(0, 1)
 
 
 def _within(added: Tensor, logs: Tensor, b: Tensor, c: Tensor, seen: Tensor) -> Tensor:
@@ -151,18 +209,31 @@ def scan_by_row(
     x: Tensor, steps: Tensor, rates: Tensor, b: Tensor, c: Tensor, skip: Tensor, chunks: SampleChunks
 ) -> Tensor:
     """Return the same row by row, as the recurrence says; see `scan`."""
+    return _scan_rows(x, steps, rates, b, c, skip, chunks, None)[0]
+
+
+def _scan_rows(
+    x: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    b: Tensor,
+    c: Tensor,
+    skip: Tensor,
+    chunks: SampleChunks,
+    begin: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
     x, steps, b, c = x.to(wide), steps.to(wide), b.to(wide), c.to(wide)
     each = x.shape[1] // b.shape[1]
     b, c = b.repeat_interleave(each, 1), c.repeat_interleave(each, 1)
     decays = (steps * rates.to(wide)).exp() * (chunks.ages > 0).unsqueeze(1)  # [T, N]
-    state, found = x.new_zeros(*x.shape[1:], b.shape[2]), []
+    state, found = x.new_zeros(*x.shape[1:], b.shape[2]) if begin is None else begin, []
     writes = (steps.unsqueeze(2) * x).unsqueeze(3)  # [T, N, P, 1]
     for write, decay, into, out in zip(writes.unbind(), decays.unbind(), b.unbind(), c.unbind(), strict=True):
         state = decay.view(-1, 1, 1) * state + write * into.unsqueeze(1)
         found.append((state * out.unsqueeze(1)).sum(2))
     read = torch.stack(found) if found else x
-    return read + x * skip.to(wide).unsqueeze(1)
+    return read + x * skip.to(wide).unsqueeze(1), state
 
 
 def has_kernels(device: torch.device, package: str) -> bool:

@@ -44,12 +44,13 @@ class Call:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Segments:
-    """Where the segments of packed rows lie; make it with `Segments.of` or `Segments.sliced`.
+    """Where the segments of packed rows lie; make it with `Segments.of`, `sliced` or `continued`.
 
     Args:
         causal: whether a row sees only itself and earlier rows of its segment.
         rows: rows of this rank, T, the padding at the end included.
         used: of these, rows that belong to a segment.
+        held: rows whose keys this rank hands to `attend`; more than ``used`` where some came before.
         calls: for each kernel call its shape.
         asks: [sum of C·Q] packed row that each query of the calls is; None when the order is the packed one.
         sees: [sum of C·L] row of T, with several context ranks of G, that each key of the calls is; None likewise.
@@ -61,6 +62,7 @@ class Segments:
     causal: bool
     rows: int
     used: int
+    held: int
     calls: tuple[Call, ...]
     asks: Tensor | None
     sees: Tensor | None
@@ -117,6 +119,35 @@ class Segments:
         return cls._of(held, lengths, causal=causal, window=0, rows=rows, device=device, context=context)
 
     @classmethod
+    def continued(cls, rows: int, *, before: int, window: int = 0, device: torch.device | str = "cpu") -> Segments:
+        """Return the last ``rows`` of one causal segment, of which ``before`` came earlier and have only keys now.
+
+        Args:
+            rows: T, at least one.
+            before: how many keys and values stand before theirs.
+            window: how many rows each sees at most, itself among them; 0 for all.
+            device: where attention will run.
+        """
+        held = before + rows
+        if rows == 1:  # sees all that is left, for which no kernel needs a mask
+            seen = slice(max(0, held - window) if window else 0, held)
+            call = Call(1, 1, held, (Piece(slice(1), seen),))
+        else:
+            call = _call([Chunk(0, before, held)], [held], causal=True, window=window, device=torch.device(device))
+        return cls(
+            causal=rows > 1,
+            rows=rows,
+            used=rows,
+            held=held,
+            calls=(call,),
+            asks=None,
+            sees=None,
+            back=None,
+            context=ContextAxis.single(),
+            counts=(rows,),
+        )
+
+    @classmethod
     def _of(
         cls,
         held: Sequence[Sequence[Chunk]],
@@ -148,6 +179,7 @@ class Segments:
             causal=causal,
             rows=total,
             used=used,
+            held=used,
             calls=calls,
             asks=asks,
             sees=sees,

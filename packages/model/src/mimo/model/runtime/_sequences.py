@@ -46,6 +46,7 @@ class Sequences:
         *,
         rows: int,
         chunk: int,
+        before: int | None = None,
         device: torch.device | str = "cpu",
         context: ContextAxis | None = None,
     ) -> Sequences:
@@ -55,6 +56,7 @@ class Sequences:
             lengths: rows of each sample, on all context ranks together.
             rows: T, where padding at the end follows the last sample.
             chunk: rows of a chunk, see `SampleChunks`.
+            before: of one sample that is read bit by bit, how many rows came before.
             device: where they will be run over.
             context: where several ranks each hold `mimo.topology.context_spans` of every sample.
         """
@@ -72,7 +74,7 @@ class Sequences:
         return cls(
             rows=rows,
             counts=tuple(sum(one.rows for one in each) for each in held),
-            chunks=SampleChunks.of(lengths, chunk=chunk, device=device),
+            chunks=SampleChunks.of(lengths, chunk=chunk, before=before, device=device),
             order=None if place is None else place.argsort().to(device),
             place=None if place is None else place.to(device),
             context=context,

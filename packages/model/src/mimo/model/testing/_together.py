@@ -75,7 +75,7 @@ def _check_place(subject: Subject, place: Place) -> None:
     """Compare a layout with the whole module, with all items, with one, and without any."""
     grid = Grid(name=NAME, ranks=range(place.pp * place.cp * place.tp), pp=place.pp, cp=place.cp, tp=place.tp)
     try:
-        check_module(subject.spec, subject.config, grid=grid, frozen=frozenset())
+        check_module(subject.spec, subject.config, grid=grid)
     except ConfigError as error:
         raise SkippedError(f"these settings can't: {error}") from error
     items, sizes, counts = subject.items(), subject.sizes(), subject.counts()

@@ -1,0 +1,233 @@
+"""Writing on from text, pictures and clips: with what the model remembers as without, over tensor ranks as on one."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+import transformers
+from commands import here
+from jobs import CPU, find, make_job
+from PIL import Image
+from pool import Pool
+from published import llama_config
+from tables import Table, table
+from test_hf_families import NEMOTRON
+from test_hf_folders import config_file
+from test_oracle import SP, Modules, on
+from test_oracle_audio import SMALL
+from test_oracle_mamba import CONFIG as HYBRID
+
+from mimo.hooks import ConfigError, Kind
+from mimo.model import LANGUAGE_MODELS
+from mimo.model.runtime import Remembering
+from mimo.trainer._config import make_settings
+from mimo.trainer._engine import Engine
+from mimo.trainer._resolve import resolve
+from mimo.trainer.generation import Sampling, generate, open_checkpoint, prompt_of
+
+TEXT = "w1 <image> w3 w4 <image> w5"
+TOKENS = 24
+DRAWN = Sampling(temperature=1.5, top_p=0.95, seed=4)
+LANGUAGES: Mapping[str, Mapping[str, Any]] = {
+    "decoder": {"mrope_section": (1, 1, 0)},
+    "window": {"sliding_window": 6, "query_key_norm": True, "tied": True},
+    "experts": {"experts": 4, "experts_per_token": 2, "shared_intermediate": 11},
+    "hybrid": HYBRID,
+}
+"""What the language model's config has beside the sizes of `tables.table`, where three ranks have two heads to read."""
+
+
+def settings_for(name: str, tp: int = 1) -> Table:
+    """Return the settings of a model of `LANGUAGES` that sees, as `mimo generate --tp` lays it out."""
+    settings = table({"vision": on(0, tp - 1), "language": on(0, tp - 1, tp=tp)}, seed=12)
+    language = settings["modules"]["language"]
+    if name == "hybrid":
+        language |= {"plugin": name, "config": LANGUAGES[name]}
+    else:
+        language["config"] |= LANGUAGES[name]
+    settings["run"] |= {"global_batch": 1, "micro_batch": 1}
+    return settings
+
+
+def write(rank: int, settings: Table, *, strange: bool = False, remembers: bool = True) -> list[str]:
+    """Return what a model writes after pictures and text, greedily and drawn, by pieces."""
+    job = make_job(settings)
+    assert job.train is not None
+    pictures = [job.train.raw(sample, 0) for sample in range(24) if job.train.infos(sample)][:2]
+    if strange:
+        job = forgetful(settings)
+    engine, prompt = Engine(job, rank=rank, device=CPU), prompt_of(job, TEXT, {"image": pictures})
+    written = []
+    for sampling in (Sampling(), DRAWN):
+        pieces: list[str] = []
+        written.append(
+            generate(engine, prompt, max_tokens=TOKENS, sampling=sampling, told=pieces.append, remembers=remembers)
+        )
+        assert "".join(pieces) == written[-1]
+        assert len(pieces) == len(written[-1].split())  # each is told by itself
+    return written
+
+
+def forgetful(settings: Table) -> Any:
+    """Return the job where the language model is one that can't remember."""
+
+    def find_forgetful(kind: Kind[Any], name: str, where: str) -> Any:
+        found = find(kind, name, where)
+        return found if kind is not LANGUAGE_MODELS else attrs.evolve(found, build=lambda *given: hide(found, *given))
+
+    def hide(spec: Any, *given: Any) -> Any:
+        module = spec.build(*given)
+        module.__class__ = type("Forgetful", (type(module),), {"remember": None})
+        assert not isinstance(module, Remembering)
+        return module
+
+    return resolve(make_settings(settings), find=find_forgetful)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_what_is_remembered_changes_no_token(name: str, pool: Pool) -> None:
+    """Of the likeliest and of drawn ones, text and rows of pictures in the prompt; nor who can't remember."""
+    settings = settings_for(name)
+    (found,) = pool.recall(1, write, settings)
+    assert all(len(text.split()) > 4 for text in found), found
+    assert pool.run(1, write_again, settings) == [[found, found] if name == "decoder" else [found]]
+
+
+def write_again(rank: int, settings: Table) -> list[list[str]]:
+    """Return what is written where the whole text is read for each token, and by a stranger's model that must."""
+    strange = [write(rank, settings, strange=True)] if "mrope_section" in str(settings) else []
+    return [write(rank, settings, remembers=False), *strange]
+
+
+@pytest.mark.parametrize(("name", "tp"), [("decoder", 2), ("window", 3), ("experts", 2), ("hybrid", 2), ("hybrid", 3)])
+def test_tensor_ranks_write_what_one_does(name: str, tp: int, pool: Pool) -> None:
+    """Every one of them, key-value heads and groups fewer than they included; a vocabulary that they don't divide."""
+    (alone,) = pool.recall(1, write, settings_for(name))
+    assert pool.run(tp, write, settings_for(name, tp)) == [alone] * tp
+
+
+def test_parameters_over_lanes_are_gathered_for_it(pool: Pool) -> None:
+    """Those of an encoder, whose lanes all encode all items."""
+    settings = settings_for("decoder", 2)
+    settings["optimizer"] |= {"plugin": "distributed", "shard": "full"}
+    (alone,) = pool.recall(1, write, settings_for("decoder"))
+    assert pool.run(2, write, settings) == [alone] * 2
+
+
+def run_long(_rank: int) -> None:
+    """Write further than samples may be long."""
+    settings = settings_for("decoder")
+    settings["data"]["max_tokens"] = 6
+    job = make_job(settings)
+    found = generate(Engine(job, rank=0, device=CPU), prompt_of(job, "w1 w2 w3 w4 w5"), max_tokens=12, sampling=DRAWN)
+    assert len(found.split()) == 12
+
+
+def test_what_is_written_may_be_longer_than_samples(pool: Pool) -> None:
+    """Only the prompt must not."""
+    pool.run(1, run_long)
+
+
+def run_mixed(_rank: int) -> None:
+    """Write on from a picture and a clip, in either order, and refuse what does not fit."""
+    settings = table({"vision": on(0, 0), "audio": on(0, 0), "language": on(0, 0)})
+    settings["modules"]["audio"] = {"plugin": "whisper", "config": SMALL, **on(0, 0)}
+    job = make_job(settings)
+    engine = Engine(job, rank=0, device=CPU)
+    picture = Image.linear_gradient("L").resize((6, 8))
+    clip = (np.sin(np.arange(1600, dtype=np.float32)), 16_000)
+    items: dict[str, list[Any]] = {"image": [picture], "audio": [clip]}
+    texts = ["<image> w1 <audio>", "<audio> w1 <image>"]
+    found = [generate(engine, prompt_of(job, text, items), max_tokens=9, sampling=DRAWN) for text in texts]
+    assert found[0] != found[1]
+    assert generate(engine, prompt_of(job, "", items), max_tokens=9)
+    for text, told in {
+        "w1 <image>": r"the prompt: expected one <audio> in the text for each item of --audio, got 0 for 1 item",
+        "<image> <image> <audio>": r"the prompt: expected one <image> in the text for each item .* got 2 for 1 item",
+    }.items():
+        with pytest.raises(ConfigError, match=told):
+            generate(engine, prompt_of(job, text, items), max_tokens=9)
+    with pytest.raises(ConfigError, match=r"--audio: expected what encoder 'whisper' can read, got .*: a waveform"):
+        prompt_of(job, "<audio>", {"audio": [(np.full(3, np.nan)[:0], 16_000)]})
+    with pytest.raises(
+        ConfigError, match=r"--item film=FILE: expected a model .* This one takes --image and --audio\."
+    ):
+        prompt_of(job, "<film>", {"film": [picture]})
+    broken = prompt_of(job, "<audio>", {"audio": [(np.full(900, np.nan, dtype=np.float32), 16_000)]})
+    with pytest.raises(ConfigError, match=r"--audio: expected what .*: it holds samples that are not finite numbers"):
+        generate(engine, broken, max_tokens=9)
+
+
+def test_pictures_and_clips_stand_in_any_order(pool: Pool) -> None:
+    """Each at its placeholder; too few or too many, and what no encoder reads, are refused in words."""
+    pool.run(1, run_mixed)
+
+
+def run_elsewhere(rank: int, modules: Modules) -> str:
+    """Return why an engine that is laid out otherwise does not write."""
+    job = make_job(table(modules, microbatches=2))
+    with pytest.raises(ConfigError) as caught:
+        generate(Engine(job, rank=rank, device=CPU), prompt_of(job, "w1"), max_tokens=1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("modules", "text"),
+    [
+        ({"language": on(0, 1, pp=2)}, r"modules.language: expected a module that .* got ranks [0, 1] with pp = 2"),
+        ({"language": on(0, 1, tp=2, **SP)}, "sequence_parallel = true. Load the checkpoint in another layout."),
+    ],
+    ids=["pp", "sp"],
+)
+def test_other_layouts_are_refused(modules: Modules, text: str, pool: Pool) -> None:
+    """Instead of waiting for ranks that do not take part."""
+    for told in pool.run(2, run_elsewhere, modules):
+        assert all(part in told for part in text.split(" .* ")), told
+
+
+def write_checkpoint(rank: int, folder: str, tp: int) -> list[str]:
+    """Return what a checkpoint writes greedily after a text, with what it remembers and without."""
+    engine = open_checkpoint(Path(folder), rank=rank, tp=tp)
+    prompt = prompt_of(engine.job, "to be")
+    return [generate(engine, prompt, max_tokens=TOKENS, remembers=remembers) for remembers in (True, False)]
+
+
+@pytest.mark.parametrize("family", ["llama", "nemotron_h"])
+def test_published_weights_write_what_transformers_does(family: str, tmp_path: Path, pool: Pool) -> None:
+    """The same likeliest tokens after the same text, with its own cache; from one process and from two."""
+    config: Any = llama_config(vocab_size=300, eos_token_id=256)
+    if family == "nemotron_h":
+        keys = {**NEMOTRON, "vocab_size": 300, "eos_token_id": 256}
+        config = transformers.AutoConfig.for_model(family, **copy.deepcopy(keys))
+    model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    model.save_pretrained(there := tmp_path / "there")
+    tables = tomllib.loads(here("checkpoint", "import-hf", f"language={there}").printed)["modules"]
+    words = ("--config", config_file(tmp_path, tables), "--out", tmp_path / "run")
+    assert here("checkpoint", "import-hf", f"language={there}", *words).code == 0
+    ids = torch.tensor([list(b"to be")])
+    with torch.no_grad():
+        found = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+            suppress_tokens=list(range(257, 300)),
+        )
+    expected = [token for token in found[0, 5:].tolist() if token != 256]
+    assert len(set(expected)) > 2, expected
+    decoded = bytes(expected).decode("utf-8", errors="replace")
+    for tp in (1, 2):
+        assert pool.run(tp, write_checkpoint, str(tmp_path / "run"), tp) == [[decoded, decoded]] * tp

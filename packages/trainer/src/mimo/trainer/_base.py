@@ -1,0 +1,173 @@
+"""Checkpoints that leave out what is not trained: where those weights lie instead, and reading both as one.
+
+A checkpoint names the folder that its other weights came from, with a digest of that one's manifest. That one may name
+a further one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch.distributed as dist
+
+from mimo.checkpoint import Loaded, Manifest, load, read_manifest
+from mimo.hooks import CheckpointError, Common, ConfigError, StateTree
+from mimo.trainer._preflight import CHECKPOINTS
+from mimo.trainer._renaming import Renaming
+from mimo.trainer._settings import Settings
+
+BASE = "base"
+"""First key of where the weights are that a checkpoint leaves out."""
+
+
+@attrs.frozen(kw_only=True)
+class Link:
+    """A checkpoint of those that hold the weights of a model together."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def state(self) -> StateTree:
+        """What another checkpoint says of it."""
+        return {"folder": Common(str(self.folder.absolute())), "identity": Common(self.manifest.identity)}
+
+
+def links_of(folder: Path) -> tuple[Link, ...]:
+    """Return a checkpoint, and those that hold what it leaves out.
+
+    Raises:
+        CheckpointError: one of them is gone, damaged, or not the one that is meant.
+    """
+    found = [Link(folder=folder, manifest=read_manifest(folder))]
+    while (there := found[-1].manifest.common.get(f"{BASE}.folder")) is not None:
+        said, before = found[-1].manifest.common[f"{BASE}.identity"], found[-1].folder
+        where = Path(there)
+        if not (where / "manifest.json").is_file():
+            raise CheckpointError(
+                there,
+                expected=f"the checkpoint with the weights that {before} leaves out",
+                got="none",
+                fix="Put it back there. Checkpoints hold all weights where checkpoint.frozen is true.",
+            )
+        manifest = read_manifest(where)
+        if manifest.identity != said:
+            raise CheckpointError(
+                there,
+                expected=f"the checkpoint with the weights that {before} leaves out, of the digest {said}",
+                got=f"another one, of the digest {manifest.identity}",
+                fix="Put the right one back there.",
+            )
+        found.append(Link(folder=where, manifest=manifest))
+    return tuple(found)
+
+
+def all_names(links: Sequence[Link]) -> frozenset[str]:
+    """Return the names of all that the first of some checkpoints holds, and of the tensors that it leaves out."""
+    return links[0].manifest.names.union(*(link.manifest.tensors for link in links[1:]))
+
+
+def load_links(links: Sequence[Link], tree: Mapping[str, Any], *, rename: Mapping[str, str], **how: Any) -> Loaded:
+    """Do as `mimo.checkpoint.load` with the first checkpoint, and read what it leaves out from the others; collective.
+
+    Args:
+        links: of `links_of`, on every rank alike.
+        tree: modules, and whatever else is asked of the first.
+        rename: beginnings of names here, and what the checkpoints have instead.
+        how: see `mimo.checkpoint.load`.
+    """
+    if len(links) == 1:
+        return load(links[0].folder, tree, rename=rename, **how)
+    there = Renaming(rename).there
+    parts: list[dict[str, Any]] = [{} for _ in links]
+    for module, leaves in tree.items():
+        for path, leaf in leaves.items() if isinstance(leaves, Mapping) else ():
+            at = max(_holder(links, there(f"{module}.{path}")), 0)
+            parts[at].setdefault(module, {})[path] = leaf
+        if not isinstance(leaves, Mapping) or not leaves:
+            parts[0][module] = leaves
+    loaded = None
+    for link, part in zip(links, parts, strict=True):
+        names: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(names, [*_paths(part)])
+        fitting = _fitting(rename, [name for each in names for name in each])
+        if loaded is None:
+            loaded = load(link.folder, part, rename=fitting, **how)
+        else:
+            load(link.folder, part, rename=fitting, told=how.get("told"))
+    assert loaded is not None
+    return loaded
+
+
+def find_base(left_out: Iterable[str], links: Sequence[Link], settings: Settings) -> Link | None:
+    """Return the checkpoint that a run's own ones name for what they leave out; None where that is nothing. Collective.
+
+    Args:
+        left_out: names of this rank's weights that are not trained, nor changed otherwise.
+        links: that the run began with, none for no checkpoint.
+        settings: the whole file.
+
+    Raises:
+        ConfigError: they would have to be saved, for they are in none, or in one that will be removed.
+    """
+    if settings.checkpoint.frozen:
+        return None
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, sorted(left_out))
+    names = {name for each in told for name in each}
+    if not names:
+        return None
+    if settings.load.rename:
+        raise ConfigError(
+            "checkpoint.frozen",
+            expected="true, since what is not trained is called otherwise in the checkpoint that it came from",
+            got="false, and load.rename",
+            fix="Leave it out, or rename first: save once with all weights, and begin with that.",
+        )
+    holders = {name: _holder(links, name) for name in names}
+    without = sorted(name for name, at in holders.items() if at < 0)
+    if without:
+        raise ConfigError(
+            "checkpoint.frozen",
+            expected=f"true, since no checkpoint has {without[0]}"
+            + (f" and {len(without) - 1} more" if len(without) > 1 else "")
+            + ", which is not trained",
+            got="false",
+            fix="Leave it out, or begin with a checkpoint that has all of it: load.finetune.",
+        )
+    base = links[min(holders.values())]
+    if settings.checkpoint.keep and base.folder.absolute().is_relative_to(
+        Path(settings.directory, CHECKPOINTS).absolute()
+    ):
+        raise ConfigError(
+            "checkpoint.frozen",
+            expected=f"true, since what is not trained is in {base.folder}, which checkpoint.keep removes",
+            got="false",
+            fix="Leave it out, set checkpoint.keep = 0, or go on in another run.directory.",
+        )
+    return base
+
+
+def _holder(links: Sequence[Link], name: str) -> int:
+    """Return the number of the first checkpoint that has a tensor; -1 for none."""
+    return next((at for at, link in enumerate(links) if name in link.manifest.tensors), -1)
+
+
+def _fitting(rename: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Return the renames that fit a name; others would be refused."""
+    return {
+        here: there
+        for here, there in rename.items()
+        if any(name == here or name.startswith(f"{here}.") for name in names)
+    }
+
+
+def _paths(leaves: Any, before: str = "") -> Iterable[str]:
+    if not isinstance(leaves, Mapping):
+        yield before.removesuffix(".")
+        return
+    for key, one in leaves.items():
+        yield from _paths(one, f"{before}{key}.")

@@ -1,0 +1,40 @@
+"""Writing on from a prompt, in programs of one's own: what `mimo generate` does, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mimo.trainer._checkpoint_settings import settings_of
+from mimo.trainer._engine import Engine
+from mimo.trainer._generate import generate
+from mimo.trainer._inference import load_model
+from mimo.trainer._place import Place
+from mimo.trainer._prompt import Prompt, prompt_of
+from mimo.trainer._resolve import resolve
+from mimo.trainer._sampling import Sampling
+from mimo.trainer._source import step_folder
+from mimo.trainer._streamed import StreamedText
+
+__all__ = ["Engine", "Prompt", "Sampling", "StreamedText", "generate", "open_checkpoint", "prompt_of"]
+
+
+def open_checkpoint(
+    checkpoint: Path, overrides: Iterable[str] = (), *, rank: int = 0, tp: int = 1, device: str = "cpu"
+) -> Engine:
+    """Return a checkpoint's model on this rank, its weights loaded, for `generate`.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        overrides: settings that differ from those that it was saved with, as key=value.
+        rank: this process in the default process group, which exists and has ``tp`` ranks.
+        tp: ranks over which the language model is split.
+        device: where this rank computes.
+
+    Raises:
+        ConfigError: a setting is wrong, or the model can't be split so.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    folder = step_folder(checkpoint)
+    job = resolve(settings_of(folder, overrides, "generate", tp=tp), purpose="generate")
+    return load_model(job, Place(rank=rank, world=tp, local_rank=rank, device=device), folder)

@@ -1,0 +1,57 @@
+"""What `mimo check` tells of a language model that learns further tokens than the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo.model import Work
+from mimo.trainer._amounts import amounts
+from mimo.trainer._config import make_settings
+from mimo.trainer._costs import works
+from mimo.trainer._resolve import resolve
+from mimo.trainer._resolved import Job
+from mimo.trainer._step_data import Microbatch
+from mimo.trainer._typical import Typical
+
+
+def _job(folder: Path, **config: Any) -> Job:
+    lines = folder / "train.jsonl"
+    lines.write_text('{"text": "a few words"}\n' * 8)
+    sizes = {"hidden": 16, "layers": 4, "heads": 2, "intermediate": 24, "vocabulary": 300}
+    table = {
+        "run": {"name": "told", "steps": 1, "global_batch": 8, "micro_batch": 2},
+        "data": {"plugin": "jsonl", "path": str(lines)},
+        "modules": {"language": {"plugin": "decoder", "ranks": "0-1", "pp": 2, "config": {**sizes, **config}}},
+    }
+    return resolve(make_settings(table))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_they_are_a_part_with_parameters_and_operations(tmp_path: Path, tied: bool) -> None:
+    """The embedding that the last stage holds too is counted once; a token costs a layer, its product and the head."""
+    job, bare = (_job(tmp_path, next_tokens=number, tied=tied) for number in (2, 0))
+    typical = Typical.of(job)
+    found = {one.part: one for one in amounts(job, typical)}
+    plain = {one.part: one for one in amounts(bare, typical)}
+    assert {part: one for part, one in found.items() if part != "next_tokens"} == plain
+    assert bare.graph.by_name["language"].tied is tied
+    assert job.graph.by_name["language"].tied is True
+    layer = plain["layers"].parameters // 4
+    assert found["next_tokens"].parameters == found["next_tokens"].trained == 2 * (layer + 2 * 16 * 16 + 3 * 16)
+    whole = sum((works(job, stage, typical).get("next_tokens", Work()) for stage in job.graph.stages), Work())
+    assert found["next_tokens"].forward == pytest.approx(whole.forward)
+    assert found["next_tokens"].forward > plain["layers"].forward / 2
+
+
+def test_labels_further_on_are_packed_where_they_are_asked_for(tmp_path: Path) -> None:
+    """One row for each token further on; none without."""
+    for next_tokens in (0, 2):
+        job = _job(tmp_path, next_tokens=next_tokens)
+        assert job.train is not None
+        packed = Microbatch(job, job.train, [0, 1]).packed(0)
+        assert packed.next_labels.shape == (next_tokens, len(packed.tokens))
+        rest = [length - 1 for length in packed.lengths]
+        assert packed.next_counts == tuple(tuple(each - k for each in rest) for k in range(1, next_tokens + 1))
