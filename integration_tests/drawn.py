@@ -7,22 +7,30 @@ import random
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jobs import prepare
 from oracle import Oracle
 from pool import Pool
-from tables import AXES_KEYS, CHUNKED, SAMPLES, SCHEDULES, Table, lanes_of, scheduled, table
+from tables import AXES_KEYS, CHUNKED, EVEN_EPS, SAMPLES, SCHEDULES, Table, lanes_of, scheduled, table
+from test_oracle_mamba import CONFIG as HYBRID
+from test_oracle_mixed import ENCODERS
 
 
 def draw(rng: random.Random, *, world: int = 8) -> Table:
-    """Draw a layout: one or two encoders and a language model on any ranks of the world."""
-    modules: dict[str, dict[str, Any]] = {}
-    for name in ("vision", "glyph")[: rng.choice((1, 1, 2))]:
-        modules[name] = _draw_grid(rng, world, lanes=range(1, 9))
+    """Draw a layout: one to three encoders and a language model on any ranks of the world."""
+    modules = _draw_encoders(rng, world)
     keys = _draw_grid(rng, world, lanes=(1, 2, 3))
     modules["language"] = keys
-    experts = _draw_experts(rng, keys) if rng.random() < 0.3 else {}
+    language: Table = {"tied": rng.random() < 0.3, "kv_heads": rng.choice((1, 2, 3, 6))}
+    if rng.random() < 0.4:
+        _place_experts(rng, keys)
+        language = {**HYBRID, **language, "pattern": "".join(rng.sample("ME*-", 4)) + rng.choice(("", "M", "EM"))}
+        keys |= {"plugin": "hybrid", "config": language}
+    elif rng.random() < 0.3:
+        language |= _draw_experts(rng, keys)
     if rng.random() < 0.2:
         modules["vision"]["frozen"] = rng.choice((["encoder"], True))
     if rng.random() < 0.1:
@@ -36,16 +44,35 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     settings = table(
         modules,
         microbatches=rng.choice([count for count in (1, 2, 4) if SAMPLES % (lanes_of(keys) * count) == 0]),
-        pictures=rng.choice(("mixed", "mixed", "mixed", "first", "digits", "none")),
-        language={"tied": rng.random() < 0.3, "kv_heads": rng.choice((1, 2, 3, 6)), **experts},
+        pictures=rng.choice(("mixed", "mixed", "many", "many", "first", "digits", "none")),
+        language=language,
         seed=rng.randrange(1000),
+        eps=EVEN_EPS,
     )
     schedules = [name for name in SCHEDULES if name not in CHUNKED or keys["pp"] > 1]
     rng.shuffle(schedules)
     for schedule in schedules:
         with suppress(LookupError):
-            return _draw_spread(rng, scheduled(settings, schedule))
+            return _draw_spread(rng, _lengthened(scheduled(settings, schedule)))
     raise AssertionError(settings)
+
+
+def _draw_encoders(rng: random.Random, world: int) -> dict[str, dict[str, Any]]:
+    """Draw one or two plain ones, or one to three of unlike families."""
+    if rng.random() < 0.4:
+        plain = ("vision", "glyph")[: rng.choice((1, 1, 2))]
+        return {name: _draw_grid(rng, world, lanes=range(1, 9)) for name in plain}
+    names = ["vision", *rng.sample(("audio", "radio"), rng.choice((0, 1, 2)))]
+    return {name: {**_draw_grid(rng, world, lanes=range(1, 9)), **rng.choice(ENCODERS[name])} for name in names}
+
+
+def _lengthened(settings: Table) -> Table:
+    """Return settings in which a hybrid has as many layers as its schedule needs, or more."""
+    config = settings["modules"]["language"]["config"]
+    if "pattern" in config:
+        layers = config.pop("layers")
+        config["pattern"] = (config["pattern"] * layers)[: max(layers, len(config["pattern"]))]
+    return settings
 
 
 def _draw_spread(rng: random.Random, settings: Table) -> Table:
@@ -61,10 +88,8 @@ def _draw_spread(rng: random.Random, settings: Table) -> Table:
 
 
 def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
-    """Draw a mixture of experts, and where it lies on the ranks of the language model's grid."""
-    stage = keys["dp"] * keys["cp"] * keys["tp"]
-    keys["ep"] = rng.choice([size for size in (1, 2, 4) if stage % size == 0])
-    keys["etp"] = rng.choice([size for size in (1, 2, 3) if stage % (keys["ep"] * size) == 0])
+    """Draw a mixture of experts, and where it lies."""
+    _place_experts(rng, keys)
     chosen = rng.choice((1, 2))
     return {
         "experts": 4,
@@ -77,6 +102,13 @@ def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
         "balance_loss": 0.05,
         "z_loss": 0.01,
     }
+
+
+def _place_experts(rng: random.Random, keys: dict[str, Any]) -> None:
+    """Draw where experts lie on the ranks of the language model's grid."""
+    stage = keys["dp"] * keys["cp"] * keys["tp"]
+    keys["ep"] = rng.choice([size for size in (1, 2, 4) if stage % size == 0])
+    keys["etp"] = rng.choice([size for size in (1, 2, 3) if stage % (keys["ep"] * size) == 0])
 
 
 def _draw_grid(rng: random.Random, world: int, *, lanes: Sequence[int] | range) -> dict[str, Any]:
@@ -97,7 +129,7 @@ def describe(settings: Table) -> str:
     """Return a layout in a line."""
     keys = ("ranks", *AXES_KEYS, "frozen", "optimizer")
     parts = [
-        name + "(" + ", ".join(f"{key} {module[key]}" for key in keys if module.get(key, 1) != 1) + ")"
+        module["plugin"] + "(" + ", ".join(f"{key} {module[key]}" for key in keys if module.get(key, 1) != 1) + ")"
         for name, module in settings["modules"].items()
     ]
     decoder = settings["modules"]["language"]["config"]
@@ -107,6 +139,7 @@ def describe(settings: Table) -> str:
         " ".join(parts)
         + f", tied {decoder.get('tied', False)}, kv_heads {decoder['kv_heads']}"
         + (f", experts {decoder['experts']}" if "experts" in decoder else "")
+        + (f", pattern {decoder['pattern']}" if "pattern" in decoder else "")
         + (f", spread {settings['optimizer']['shard']}" if "shard" in settings["optimizer"] else "")
     )
 
@@ -118,8 +151,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="layout k depends on seed and k alone")
     options = parser.parse_args()
     failed = 0
-    with Pool(prepare) as pool:
-        oracle = Oracle(pool)
+    with Pool(prepare) as pool, TemporaryDirectory() as folder:
+        oracle = Oracle(pool, Path(folder))
         for index in range(options.random):
             settings = oracle.clear(draw(random.Random(f"{options.seed} {index}")))
             wrong = oracle.check(settings)

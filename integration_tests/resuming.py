@@ -43,7 +43,7 @@ def begin(rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[S
 
 def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
     """Train three steps and save the third; see `run_steps`."""
-    return run_steps(rank, settings, 1, 3, "", save=True)
+    return run_steps(rank, settings, 1, 3, "", save=3)
 
 
 def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
@@ -66,10 +66,10 @@ def run_steps(
     last: int,
     load: str,
     *,
-    save: bool = False,
+    save: int = 0,
     evaluate: bool = False,
 ) -> Found:
-    """Train steps ``first`` to ``last``, after loading a run directory if one is named; save the last if asked.
+    """Train steps ``first`` to ``last``, after loading a run directory if one is named; save step ``save`` of them.
 
     With ``evaluate`` there is an evaluation after each step.
 
@@ -82,8 +82,8 @@ def run_steps(
         infos.append(engine.train(step))
         if evaluate:
             assert engine.evaluate(step) is not None
-    if save:
-        save_step(engine, [], last)
+        if step == save:
+            save_step(engine, [], step)
     moments: dict[str, Any] = {f"optimizer.{name}": tree for name, tree in engine.optimizer.state().items()}
     state: dict[str, Any] = {
         f"{module}.{name}": value

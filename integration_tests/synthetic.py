@@ -22,7 +22,7 @@ class SyntheticConfig:
     """How many pictures, or items of other modalities, samples hold.
 
     ``pictures``: ``mixed`` (0, 1 or 3 each), ``none``, ``first`` (only the first sample of every 24 in data order has
-    any), ``digits`` (exactly one each).
+    any), ``digits`` (exactly one each), ``many`` (0 to 5 pictures, 0 to 2 clips).
     """
 
     pictures: str = "mixed"
@@ -49,6 +49,7 @@ class SyntheticDataset:
                 "none": 0,
                 "first": 3 if sample % 24 == 0 else 0,
                 "digits": 1,
+                "many": random.Random(f"{sample} {modality}").randint(0, 2 if modality == "audio" else 5),
             }[self.config.pictures]
             for index in range(count):
                 size = _size(modality, rng)

@@ -211,6 +211,40 @@ def test_a_checkpoint_writes_the_caption_of_a_picture(digits_run: Path, digit: P
     assert f"the digit {went_on}" == written
 
 
+def test_tensor_ranks_write_what_one_process_does(digits_run: Path, digit: Path) -> None:
+    """Drawn tokens too, by a seed; another one draws others."""
+    words = ("generate", digits_run, "--image", digit, "--max-tokens", "20", "--temperature", "3", "--top-p", "0.99")
+    drawn = succeed(*words, "--seed", "3")
+    assert succeed(*words, "--seed", "3", "--tp", "2") == drawn
+    assert succeed(*words, "--seed", "4") != drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ("--image", "{digit}", "--text", "the digit"),
+            "the prompt: expected one <image> in the text for each item of --image, got 0 for 1 item. Write it where",
+        ),
+        (("--text", "<image>"), "the prompt: expected one <image> in the text for each item of --image, got 1 for 0"),
+        (("--audio", "{digit}"), "--audio: expected a model that reads it, got no encoder of 'audio'. This one takes"),
+        (("--item", "{digit}"), "--item: expected MODALITY=FILE, got"),
+        (("--text", "the cow"), "--text: expected text that the tokenizer can write, got the word 'cow' is not among"),
+        (("--text", "the", "--tp", "3"), "modules.language.tp: expected a divisor of heads = 4, got 3."),
+        (("--text", "the", "--tp", "0"), "--tp: expected a whole number from 1, got 0."),
+        (("--text", "the", "--top-p", "0"), "--top-p: expected a number above 0, to 1, got 0.0."),
+        (("--text", "the " * 300), "the prompt: expected at most data.max_tokens = "),
+    ],
+    ids=["no placeholder", "no image", "no encoder", "no file", "no word", "tp 3", "tp 0", "top-p 0", "too long"],
+)
+def test_a_prompt_that_does_not_fit_is_refused(
+    digits_run: Path, digit: Path, words: tuple[str, ...], text: str
+) -> None:
+    """Before a process is started, by the option."""
+    ended = here("generate", digits_run, *(word.format(digit=digit) for word in words))
+    assert ended.refused(text), ended.err
+
+
 def test_a_checkpoint_is_inspected_and_verified(digits_run: Path) -> None:
     """What it holds, and that every byte is as it was written."""
     shown = here("checkpoint", "inspect", digits_run).printed

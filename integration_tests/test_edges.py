@@ -19,8 +19,9 @@ from mimo.model import ENCODERS, EncoderSpec
 from mimo.trainer._config import make_settings
 from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine
-from mimo.trainer._inference import generate, prompt_of
+from mimo.trainer._generate import generate
 from mimo.trainer._place import Place
+from mimo.trainer._prompt import prompt_of
 from mimo.trainer._resolve import resolve
 from mimo.trainer._saving import save_step
 from mimo.trainer._settings import LoadSettings
@@ -111,11 +112,11 @@ def run_long_prompt(_rank: int) -> None:
     settings["data"]["max_tokens"] = 6
     job = make_job(settings)
     engine = Engine(job, rank=0, device=CPU)
-    with pytest.raises(ConfigError, match=r"the prompt: expected 1 to data\.max_tokens = 6 tokens, .* got more"):
-        generate(engine, prompt_of(job, "w1 w2 w3 w4 w5 w6 w7", []), max_tokens=2)
+    with pytest.raises(ConfigError, match=r"the prompt: expected at most data\.max_tokens = 6 tokens, .* got more"):
+        generate(engine, prompt_of(job, "w1 w2 w3 w4 w5 w6 w7"), max_tokens=2)
     with pytest.raises(ConfigError, match=r"the prompt: .* got none"):
-        generate(engine, prompt_of(job, "", []), max_tokens=2)
-    assert len(generate(engine, prompt_of(job, "w1 w2", []), max_tokens=2).split()) <= 2
+        generate(engine, prompt_of(job, ""), max_tokens=2)
+    assert len(generate(engine, prompt_of(job, "w1 w2"), max_tokens=2).split()) <= 2
 
 
 def test_a_prompt_that_does_not_fit_is_refused(pool: Pool) -> None:

@@ -135,6 +135,10 @@ LAYOUTS: Mapping[str, Modules] = {
     "context ranks": {"vision": on(0, 1), "language": on(0, 3, cp=2)},
     "pipelines": {"vision": on(0, 3, pp=2), "language": on(0, 3, pp=2)},
     "frozen": {"vision": on(0, 1, frozen=["encoder"]), "language": on(0, 1)},
+    "LoRA": {
+        "vision": on(0, 1, frozen=["layers.*.bias"]),
+        "language": on(0, 3, pp=2, lora={"rank": 2, "targets": ["layers.[02].*"]}),
+    },
 }
 PLUGINS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"plugin": "adamw"},

@@ -1,8 +1,13 @@
-"""The oracle table: every layout gives the loss, every gradient and the weights of one plain process."""
+"""The oracle table: every layout gives the loss, every gradient and the weights of one plain process.
+
+Tests of layouts with nothing else chosen beside them are for the soak: every time, each is run by
+`test_oracle_distributed` with a schedule, a pass size, a recomputation and a way of spreading.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -76,7 +81,8 @@ LAYOUTS: dict[str, Modules] = {
 }
 
 
-@pytest.mark.parametrize(("layout", "microbatches"), in_turn(LAYOUTS, [4, 1]))
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "microbatches"), [*product(LAYOUTS, [4, 1])])
 def test_layout_never_changes_the_result(layout: str, microbatches: int, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures a sample and uneven labels."""
     lanes = LAYOUTS[layout]["language"].get("dp", 1)
@@ -104,10 +110,14 @@ SLICED: dict[str, Modules] = {
         "language": on(0, 3, cp=2, tp=2, **SP),
     },
     "vision cp3 pp2, language cp2 dp2, overlapping": {"vision": on(0, 5, cp=3, pp=2), "language": on(4, 7, cp=2)},
+    "vision sp pp3": {"vision": on(0, 5, tp=2, pp=3, **SP), "language": on(5, 6)},
+    "vision cp2 tp2 sp pp2": {"vision": on(0, 7, cp=2, tp=2, pp=2, **SP), "language": on(0, 1, cp=2)},
+    "two encoders, one of slices": {"vision": on(0, 1, cp=2), "glyph": on(2, 3), "language": on(3, 4, tp=2, **SP)},
 }
 
 
-@pytest.mark.parametrize(("layout", "microbatches"), in_turn(SLICED, [4, 1]))
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "microbatches"), [*product(SLICED, [4, 1])])
 def test_rows_may_be_sliced_on_either_side(layout: str, microbatches: int, oracle: Oracle) -> None:
     """Context ranks and sequence parallelism, in the language model and in encoders, change nothing."""
     assert oracle.check(table(SLICED[layout], microbatches=microbatches)) == ""
@@ -150,7 +160,14 @@ EXPERTS: dict[str, Modules] = {
 }
 
 
-@pytest.mark.parametrize(("layout", "scores"), in_turn(EXPERTS, ["softmax", "sigmoid"]))
+@pytest.mark.parametrize(
+    ("layout", "scores"),
+    [
+        pytest.param(layout, scores, marks=() if scores == "sigmoid" and number % 2 else pytest.mark.soak)
+        for number, layout in enumerate(EXPERTS)
+        for scores in CLEAR_SEEDS
+    ],
+)
 def test_experts_may_lie_anywhere(layout: str, scores: str, oracle: Oracle) -> None:
     """Whatever ranks hold them, experts take all their rows; further losses and biases follow the whole batch."""
     language, seed = CLEAR_SEEDS[scores]
@@ -187,7 +204,8 @@ TIED = {
 }
 
 
-@pytest.mark.parametrize(("layout", "microbatches"), in_turn(TIED, [4, 1]))
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "microbatches"), [*product(TIED, [4, 1])])
 def test_tied_embeddings_are_one_parameter(layout: str, microbatches: int, oracle: Oracle) -> None:
     """Input and output embeddings stay one, over stages and tensor ranks."""
     assert oracle.check(table(TIED[layout], microbatches=microbatches, language={"tied": True})) == ""
@@ -210,7 +228,8 @@ FROZEN: dict[str, Modules] = {
 }
 
 
-@pytest.mark.parametrize(("layout", "microbatches"), in_turn(FROZEN, [4, 1]))
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "microbatches"), [*product(FROZEN, [4, 1])])
 def test_frozen_parts_stay_and_the_others_learn(layout: str, microbatches: int, oracle: Oracle) -> None:
     """What is frozen keeps its weights; gradient passes through it where something behind it learns."""
     assert oracle.check(table(FROZEN[layout], microbatches=microbatches)) == ""

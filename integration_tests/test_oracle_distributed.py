@@ -1,4 +1,8 @@
-"""The oracle where state, gradients or parameters are spread over data lanes, over all of them or over some."""
+"""The oracle table, and where state, gradients or parameters are spread over data lanes, over all of them or over some.
+
+Run are as many cases as show each layout, and each feature of one, each schedule, pass size, recomputation and way of
+spreading beside each of the others; ``nox -s soak`` runs more.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import pytest
-from cases import covering, in_turn
+from cases import cover, covering, in_turn
 from oracle import Oracle
 from tables import Table, scheduled, table
 from test_oracle import CLEAR_SEEDS, EMPTY, Modules, on
@@ -62,36 +66,43 @@ def distributed(settings: Table, way: Way) -> Table:
     }
 
 
-def features(case: Case, way: Way) -> set[str]:
+def features(case: Case, way: Way | None) -> set[str]:
     """Return what can be told of both."""
+    if way is None:
+        return {*case.features, "not spread"}
     odd = {f"{name} odd lanes" for name, keys in case.modules.items() if lanes(keys) > 1 and lanes(keys) % 2}
     return {*case.features, *way.features, *odd}
 
 
-SPREAD = {
+MIXED: dict[tuple[Case, Way | None], set[str]] = {
     (case, way): features(case, way)
-    for number, case in enumerate(case for case in EVERY if spreads(case.modules))
-    for way in (WAYS if case in TABLE else [WAYS[number // 15 % len(WAYS)]] if number % 15 == 0 else [])
+    for number, case in enumerate(EVERY)
+    for way in [[None, *WAYS][number % (1 + len(WAYS))] if spreads(case.modules) else None]
 }
-"""The table in every way, and of the schedules over it some, each in one way."""
+"""The table with every schedule, pass size and recomputation, each in one way."""
+SPREAD = {(case, way): features(case, way) for case in TABLE if spreads(case.modules) for way in WAYS}
+"""The table in every way."""
+CHOSEN = cover(MIXED, cost=lambda mixed: mixed[0].cost, once=lambda mixed: f"{mixed[0].group}: {mixed[0].layout}")
 
 
-@pytest.mark.parametrize(
-    ("case", "way"), covering(SPREAD, [case.features for case in EVERY], lambda spread: spread[0].cost)
-)
-def test_spreading_changes_nothing(case: Case, way: Way, oracle: Oracle) -> None:
+@pytest.mark.parametrize(("case", "way"), [mixed for mixed in MIXED if mixed in CHOSEN], ids=str)
+def test_no_choice_beside_a_layout_changes_the_result(case: Case, way: Way | None, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process that steps plain AdamW, in every layout and schedule."""
+    settings = oracle.clear(case.settings)
+    assert oracle.check(settings if way is None else distributed(settings, way)) == ""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("case", "way"), SPREAD, ids=str)
+def test_spreading_changes_nothing(case: Case, way: Way, oracle: Oracle) -> None:
+    """Every layout of the table in every way."""
     assert oracle.check(distributed(oracle.clear(case.settings), way)) == ""
 
 
 @pytest.mark.parametrize(
     ("case", "way"),
     covering(
-        {
-            (case, way): {"biases", *found}
-            for (case, way), found in SPREAD.items()
-            if case in TABLE and case.group == "experts"
-        },
+        {(case, way): {"biases", *found} for (case, way), found in SPREAD.items() if case.group == "experts"},
         shown=SPREAD.values(),
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cases import in_turn
 from oracle import Oracle
-from tables import Table, scheduled, table
+from tables import EVEN_EPS, Table, scheduled, table
 from test_oracle import SP, Modules, on
 
 CONFIG: dict[str, Any] = {
@@ -32,6 +32,8 @@ CONFIG: dict[str, Any] = {
 }
 SEED = 12
 """With which every row's choice of experts is clear, see `oracle.GAP`."""
+EVEN_SEED = 13
+"""The same with `EVEN_EPS`."""
 LAYOUTS: dict[str, Modules] = {
     "lanes 3 to 2": {"vision": on(0, 2), "language": on(3, 4)},
     "language tp2 ep2, colocated": {"vision": on(0, 1), "language": on(0, 1, tp=2, ep=2)},
@@ -41,19 +43,34 @@ LAYOUTS: dict[str, Modules] = {
     "vision tp2 dp2, language tp2 ep4 dp2": {"vision": on(0, 3, tp=2), "language": on(4, 7, tp=2, ep=4, **SP)},
     "language cp2 tp2 pp2 sp": {"vision": on(0, 3), "language": on(0, 7, cp=2, tp=2, pp=2, ep=2, **SP)},
 }
+PATTERNS = ("ME*M-", "MEM*M-")
 
 
-def settings_of(layout: str, **more: Any) -> Table:
+def settings_of(layout: str, *, pattern: str = "ME*-", seed: int = EVEN_SEED, **more: Any) -> Table:
     """Return the settings of a layout with a hybrid."""
     modules = LAYOUTS[layout]
-    language = {"plugin": "hybrid", "config": CONFIG, **modules["language"]}
-    return table({**modules, "language": language}, seed=SEED, **more)
+    language = {"plugin": "hybrid", "config": {**CONFIG, "pattern": pattern}, **modules["language"]}
+    return table({**modules, "language": language}, seed=seed, eps=EVEN_EPS, **more)
 
 
 @pytest.mark.parametrize(("layout", "microbatches"), in_turn(LAYOUTS, [4, 1]))
 def test_layout_never_changes_the_result(layout: str, microbatches: int, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures a sample and uneven labels."""
     assert oracle.check(settings_of(layout, microbatches=microbatches)) == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "seed"),
+    [
+        pytest.param(pattern, seed, marks=() if (pattern, seed) == ("ME*M-", 9) else pytest.mark.soak)
+        for pattern in PATTERNS
+        for seed in range(10)
+    ],
+)
+def test_weights_of_any_seed_will_do(pattern: str, seed: int, oracle: Oracle) -> None:
+    """Weights agree though Mamba layers enlarge what differs in the rounding of the encoder's tensor ranks."""
+    settings = settings_of("language pp3", pattern=pattern, seed=seed, microbatches=4)
+    assert oracle.check(oracle.clear(settings)) == ""
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

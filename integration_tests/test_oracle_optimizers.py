@@ -133,10 +133,10 @@ def test_one_module_may_have_several_plugins(plugin: str, layout: str, oracle: O
     assert oracle.check(settings) == ""
 
 
-@pytest.mark.parametrize("rules", RULES)
-def test_experts_and_tied_embeddings_count_once_in_their_clip_group(rules: str, oracle: Oracle) -> None:
-    """Experts lie on ranks of their own, and a tied embedding on two stages."""
-    language, seed = CLEAR_SEEDS["softmax"]
+@pytest.mark.parametrize(("rules", "seed"), [("patterns", 45), ("a norm a module", 60), ("named clip groups", 85)])
+def test_experts_and_tied_embeddings_count_once_in_their_clip_group(rules: str, seed: int, oracle: Oracle) -> None:
+    """Experts lie on ranks of their own, and a tied embedding on two stages; from these seeds on choices are clear."""
+    language, _ = CLEAR_SEEDS["softmax"]
     modules = {"vision": on(0, 1), "language": on(0, 7, pp=2, ep=2, etp=2)}
     keys = {**language, "tied": rules != "named clip groups"}
     assert oracle.check(oracle.clear(settings_of(modules, rules, language=keys, seed=seed))) == ""

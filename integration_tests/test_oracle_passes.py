@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
 from jobs import make_job
 from oracle import Oracle
 from tables import SAMPLES, table
-from test_oracle import SP, Modules, on, varied
+from test_oracle import SP, Modules, on
 
 from mimo.schedule import Route
 from mimo.trainer._route_cache import RouteCache
@@ -44,7 +45,8 @@ def found(modules: Modules, factors: Mapping[str, int], oracle: Oracle, *, pictu
     return oracle.check(table(keys, microbatches=MICROBATCHES, pictures=pictures))
 
 
-@pytest.mark.parametrize(("layout", "factor"), varied(PASSES, 2, 3))
+@pytest.mark.soak  # every time: in `test_oracle_distributed`, beside all that the table's layouts have
+@pytest.mark.parametrize(("layout", "factor"), [*product(PASSES, [2, 3])])
 def test_a_pass_may_serve_several_microbatches(layout: str, factor: int, oracle: Oracle) -> None:
     """Loss, gradients and weights are the same when an encoder encodes 2 microbatches at once, or 3 and then 1."""
     others = {"glyph": 5 - factor} if "glyph" in PASSES[layout] else {}

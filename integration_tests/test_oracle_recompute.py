@@ -10,7 +10,7 @@ import pytest
 from cases import in_turn
 from oracle import Oracle
 from tables import Table, scheduled, table
-from test_oracle import CLEAR_SEEDS, SP, Modules, on, varied
+from test_oracle import CLEAR_SEEDS, SP, Modules, on
 
 WAYS = ("selective", "full")
 LAYOUTS: dict[str, Modules] = {
@@ -43,7 +43,8 @@ def settings_of(
     return scheduled(table(keys, microbatches=count, **more), schedule)
 
 
-@pytest.mark.parametrize(("layout", "recompute"), varied(LAYOUTS, *WAYS))
+@pytest.mark.soak  # every time: in `test_oracle_distributed`, beside all that the table's layouts have
+@pytest.mark.parametrize(("layout", "recompute"), [*product(LAYOUTS, WAYS)])
 def test_recomputing_changes_nothing(layout: str, recompute: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process that keeps all."""
     assert oracle.check(settings_of(LAYOUTS[layout], recompute)) == ""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cases import in_turn
 from oracle import Oracle
-from tables import table
+from tables import EVEN_EPS, table
 
 Keys = Mapping[str, Any]
 
@@ -43,5 +43,5 @@ def test_families_of_vision_encoders_may_be_split_alike(family: str, layout: str
     """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures of other sizes in each sample."""
     vision, language = LAYOUTS[layout]
     modules = {"vision": {**vision, **FAMILIES[family]}, "language": language}
-    # Of seed 5 some gradient of a resampled picture is so near zero that AdamW makes much of its rounding.
-    assert oracle.check(table(modules, microbatches=2, seed=6)) == ""
+    # With `EPS` one element's gradient is so near zero that AdamW makes much of its rounding.
+    assert oracle.check(table(modules, microbatches=2, eps=EVEN_EPS)) == ""

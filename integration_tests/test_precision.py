@@ -25,7 +25,8 @@ from mimo.hooks import Kind, StepInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
-from mimo.trainer._inference import generate, prompt_of
+from mimo.trainer._generate import generate
+from mimo.trainer._prompt import prompt_of
 from mimo.trainer._resolve import resolve
 from mimo.trainer._saving import save_step
 from mimo.trainer._source import step_folder
@@ -201,7 +202,7 @@ def test_bf16_reaches_an_encoder_that_knows_nothing_of_it(shard: str, pool: Pool
 def run_prompt(_rank: int, settings: Table) -> str:
     """Write on from a prompt."""
     job = make_job(settings)
-    return generate(Engine(job, rank=0, device=CPU), prompt_of(job, "w1 w2", []), max_tokens=2)
+    return generate(Engine(job, rank=0, device=CPU), prompt_of(job, "w1 w2"), max_tokens=2)
 
 
 def test_one_process_writes_in_bf16(pool: Pool) -> None:

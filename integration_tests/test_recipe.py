@@ -11,7 +11,7 @@ import pytest
 from commands import here, mimo
 from house import ROOT
 from pool import Pool
-from resuming import Found, check_trajectory, run_and_save, run_steps
+from resuming import Found, check_trajectory, run_steps
 from tables import Table
 
 RECIPE = ROOT / "examples" / "nemotron-moe-vlm-20l.toml"
@@ -55,6 +55,11 @@ def _twin(folder: Path) -> Table:
     return found
 
 
+def run_saving(rank: int, settings: Table) -> Found:
+    """Train four steps and save the third; see `run_steps`."""
+    return run_steps(rank, settings, 1, 4, "", save=3)
+
+
 def test_check_tells_what_the_recipe_takes() -> None:
     """Parameters and operations of each part and memory of each rank, though no machine here could hold them."""
     shown = here("check", RECIPE).printed
@@ -66,10 +71,9 @@ def test_check_tells_what_the_recipe_takes() -> None:
 
 
 def test_narrow_twin_trains_stops_and_goes_on(pool: Pool, tmp_path: Path) -> None:
-    """On its eight processes: saved at step 3, it goes on at step 4 as if it had never stopped, to the bit."""
-    straight: list[Found] = pool.run(8, run_steps, _twin(tmp_path / "straight"), 1, 4, "")
-    pool.run(8, run_and_save, _twin(tmp_path / "stopped"))
-    went_on: list[Found] = pool.run(8, run_steps, _twin(tmp_path / "on"), 4, 4, str(tmp_path / "stopped"))
+    """On its eight processes: from what is saved after step 3, step 4 is done again to the bit."""
+    straight: list[Found] = pool.run(8, run_saving, _twin(tmp_path / "straight"))
+    went_on: list[Found] = pool.run(8, run_steps, _twin(tmp_path / "on"), 4, 4, str(tmp_path / "straight"))
     check_trajectory(went_on, straight, exactly=True)
     losses = [step[0] for step in straight[0][0]]
     assert len(set(losses)) == 4
