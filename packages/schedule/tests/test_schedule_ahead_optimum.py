@@ -22,13 +22,13 @@ from mimo.schedule._budget import smallest_budget
 from mimo.schedule._task_builder import tasks_of
 from mimo.topology import Edge, Grid, Module, ModuleGraph, StageId
 
-SECONDS = 4
-"""That the solver may take to show that no step is shorter by more than is allowed; where it can't, to find the
-shortest takes longer."""
+EFFORT = 30
+"""Of the solver at most, in its deterministic units of about a second; no case here needs one. By one worker it is the
+same on every machine, and sooner done than by two."""
 ALLOWED = 1.05
 CASES = 56
 TASKS = 72
-"""That a case may have: with more the solver rarely ends in time. Cases drawn larger get fewer microbatches."""
+"""That a case may have: with more the solver rarely ends. Cases drawn larger get fewer microbatches."""
 
 
 @attrs.frozen(kw_only=True)
@@ -100,7 +100,6 @@ class _Model:
     def __init__(self, case: _Case, horizon: int) -> None:
         self.case, self.horizon = case, horizon
         self.model = cp_model.CpModel()
-        self.end = self.model.new_int_var(0, horizon, "end")
         self.starts: dict[tuple[str, StageId, int, int], cp_model.IntVar] = {}
         self.ends: dict[tuple[str, StageId, int, int], cp_model.LinearExpr] = {}
         self.busy: dict[int, list[cp_model.IntervalVar]] = {number: [] for number in range(len(case.graph.actors))}
@@ -151,7 +150,6 @@ class _Model:
                         self.starts[key] = self.model.new_int_var(0, self.horizon - seconds, "")
                     self.ends[key] = self.starts[key] + seconds
                     self.busy[actor].append(self.model.new_fixed_size_interval_var(self.starts[key], seconds, ""))
-                    self.model.add(self.end >= self.ends[key])
 
     def _order(self, stage: StageId) -> None:
         for kind in self._kinds(stage):
@@ -217,11 +215,11 @@ class _Model:
                 last = bar.finish - cost.seconds("weight-gradient", len(action.microbatches))
                 self.model.add_hint(self.starts[second], int(last))
 
-    def solve(self, seconds: float) -> tuple[str, cp_model.CpSolver]:
+    def solve(self) -> str:
         solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = seconds
-        solver.parameters.num_workers = 2
-        return solver.status_name(solver.solve(self.model)), solver
+        solver.parameters.max_deterministic_time = EFFORT
+        solver.parameters.num_workers = 1
+        return solver.status_name(solver.solve(self.model))
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -237,14 +235,8 @@ def test_ahead_is_within_a_twentieth_of_the_shortest_step(seed: int) -> None:
         assert max(peak.bytes for peak in peak_activations(plan, case.graph, case.costs).values()) <= case.budget
     own = _Model(case, horizon=seconds)
     own.hint(simulated.timeline)
-    assert own.solve(SECONDS)[0] in {"OPTIMAL", "FEASIBLE"}, "the model must allow the step that was made"
-    shorter, _ = _Model(case, horizon=math.ceil(seconds / ALLOWED) - 1).solve(SECONDS)
-    if shorter == "UNKNOWN":
-        own.model.minimize(own.end)
-        _, solver = own.solve(8 * SECONDS)
-        assert seconds <= solver.best_objective_bound * ALLOWED
-    else:
-        assert shorter == "INFEASIBLE"
+    assert own.solve() in {"OPTIMAL", "FEASIBLE"}, "the model must allow the step that was made"
+    assert _Model(case, horizon=math.ceil(seconds / ALLOWED) - 1).solve() == "INFEASIBLE"
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -259,5 +251,5 @@ def test_no_budget_below_the_smallest_one_works(seed: int) -> None:
     case = attrs.evolve(case, microbatches=2, costs=Costs(stages=stages).trained(case.graph))
     tasks = tasks_of(case.graph, case.microbatches, case.costs)
     low, work = smallest_budget(tasks), int(sum(task.seconds for task in tasks.tasks))
-    assert _Model(attrs.evolve(case, budget=low), work).solve(SECONDS)[0] in {"OPTIMAL", "FEASIBLE"}
-    assert _Model(attrs.evolve(case, budget=low - 1), work).solve(SECONDS)[0] == "INFEASIBLE"
+    assert _Model(attrs.evolve(case, budget=low), work).solve() in {"OPTIMAL", "FEASIBLE"}
+    assert _Model(attrs.evolve(case, budget=low - 1), work).solve() == "INFEASIBLE"
