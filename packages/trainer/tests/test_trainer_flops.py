@@ -130,6 +130,7 @@ def test_a_module_whose_plugin_does_not_tell_is_left_out(job: Callable[..., Job]
         ("NVIDIA H200", "fp32", 67),
         ("NVIDIA H100 80GB HBM3", "fp16", 989),
         ("NVIDIA H100 PCIe", "bf16", 756),
+        ("NVIDIA H100 80GB HBM2e", "bf16", 756),
         ("NVIDIA A100-SXM4-80GB", "bf16", 312),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16", 0),
         ("NVIDIA A10G", "bf16", 0),

@@ -171,6 +171,8 @@ def _cut(data: bytes) -> bytes:
         (b"", r"a clip of 0 bytes: it can't be read as sound: Format not recognised"),
         (b"no sound at all", r"a clip of 15 bytes: it can't be read as sound: Format not recognised"),
         (_file(np.zeros(0, dtype=np.float32), RATE), r"a clip of 44 bytes: it is empty"),
+        (_cut(_file(_tone(30_000), RATE)), r"it is cut off: its header tells of 60,044 bytes, [\d,]+ are there"),
+        (_cut(_file(_tone(30_000), RATE, "WAVEX")), r"it is cut off: its header tells of "),
         (_cut(_file(_tone(30_000), RATE, "FLAC")), r"a clip of [\d,]+ bytes: .*(lost sync|cut off|malformed)"),
         (_cut(_file(_tone(30_000), RATE, "MP3")), r"its header tells of 30,000 frames, [\d,]+ can be read"),
         (
@@ -273,3 +275,13 @@ def test_a_long_file_is_decoded_only_as_far_as_it_is_heard(monkeypatch: pytest.M
         WHISPER.prepare(WhisperConfig(too_long="cut"), data)
     assert sum(frames for frames, _ in read) == 31 * 8000
     assert max(frames for frames, _ in read) <= 2**16
+
+
+@pytest.mark.parametrize("told", [0, 0x7FFFF024, 0xFFFFFFFF])
+def test_what_was_written_into_a_pipe_is_read(told: int, tmp_path: Path) -> None:
+    """Its header can't tell how long it is."""
+    data = _file(_tone(500), RATE)
+    sizes = told.to_bytes(4, "little")
+    path = tmp_path / "clip.wav"
+    path.write_bytes(data[:4] + sizes + data[8:])
+    assert clip_size(path) == (500, RATE)

@@ -116,22 +116,29 @@ def test_registering_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter and text
 
 
+def _products(counter: FlopCounterMode) -> int:
+    """Return the operations counted so far in products with weights."""
+    by_operation = counter.get_flop_counts()["Global"]
+    return sum(count for operation, count in by_operation.items() if "attention" not in str(operation))
+
+
 @pytest.mark.parametrize(
     "config", [SMALL, attrs.evolve(SMALL, stack=2, silence="hear"), attrs.evolve(SMALL, stack=4, silence="keep")]
 )
-def test_the_formula_counts_the_products_of_a_forward(config: WhisperConfig) -> None:
-    """Multiplications and weights by part are those that PyTorch counts."""
+def test_the_formula_counts_the_products(config: WhisperConfig) -> None:
+    """Multiplications, backward too, and weights by part are those that PyTorch counts."""
     sizes = [(1000, RATE), (12_000, RATE), (1, RATE)]
     items = [{"mel": torch.randn(2 * encoded_rows(config, size) + 2, config.mels)} for size in sizes]
     module: Any = WHISPER.build(config, 24)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(items, sizes)
-    by_operation = counter.get_flop_counts()["Global"]
+    with FlopCounterMode(display=False) as counter:
+        rows = module(items, sizes)
+        forward = _products(counter)
+        rows.sum().backward()
     assert WHISPER.flops is not None
     found = WHISPER.flops(config, 24, Stage(), "none", sizes)
     assert list(found) == ["encoder", "projector"]
-    products = (count for operation, count in by_operation.items() if "attention" not in str(operation))
-    assert sum(work.weighted for work in found.values()) == sum(products)
+    assert sum(work.weighted for work in found.values()) == forward
+    assert sum(2 * work.weighted - work.of_items for work in found.values()) == _products(counter) - forward
     for part, work in found.items():
         prefixes = tuple(WHISPER.parts[part])
         assert work.weights == sum(p.numel() for name, p in module.named_parameters() if name.startswith(prefixes))

@@ -247,20 +247,27 @@ def test_the_readme_s_settings_are_settings() -> None:
     assert RADIO.rows(RadioConfig(**config, projector=projector), (512, 512)) == 256
 
 
-def test_the_formula_counts_the_products_of_a_forward() -> None:
-    """Multiplications and weights by part are those that PyTorch counts."""
+def _products(counter: FlopCounterMode) -> int:
+    """Return the operations counted so far in products with weights."""
+    by_operation = counter.get_flop_counts()["Global"]
+    return sum(count for operation, count in by_operation.items() if "attention" not in str(operation))
+
+
+def test_the_formula_counts_the_products() -> None:
+    """Multiplications, backward too, and weights by part are those that PyTorch counts."""
     sizes = [(8, 12), (4, 4), (30, 5)]
     assert RADIO.flops is not None
     for config in (SMALL, TILES, RadioConfig(patch=4, width=16, layers=2, heads=2, keep=(0, 4))):
         items = [RADIO.prepare(config, Image.new("RGB", size[::-1])) for size in sizes]
         module: Any = RADIO.build(config, 24)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            module(items)
-        by_operation = counter.get_flop_counts()["Global"]
+        with FlopCounterMode(display=False) as counter:
+            rows = module(items)
+            forward = _products(counter)
+            rows.sum().backward()
         found = RADIO.flops(config, 24, Stage(), "none", sizes)
         assert list(found) == ["encoder", "projector"]
-        products = (count for operation, count in by_operation.items() if "attention" not in str(operation))
-        assert sum(work.weighted for work in found.values()) == sum(products)
+        assert sum(work.weighted for work in found.values()) == forward
+        assert sum(2 * work.weighted - work.of_items for work in found.values()) == _products(counter) - forward
         for part, work in found.items():
             prefixes = tuple(RADIO.parts[part])
             weights = (one.numel() for name, one in module.named_parameters() if name.startswith(prefixes))

@@ -129,26 +129,31 @@ CONFIGS = (
 )
 
 
+def _products(counter: FlopCounterMode) -> int:
+    """Return the operations counted so far in products with weights."""
+    by_operation = counter.get_flop_counts()["Global"]
+    return sum(count for operation, count in by_operation.items() if "attention" not in str(operation))
+
+
 @pytest.mark.parametrize(("spec", "config", "sizes"), CONFIGS)
-def test_the_formula_counts_the_products_of_a_forward(
-    spec: EncoderSpec, config: VisionConfig, sizes: list[tuple[int, int]]
-) -> None:
-    """Multiplications are those that PyTorch counts, and weights by part those that there are; rows as promised."""
+def test_the_formula_counts_the_products(spec: EncoderSpec, config: VisionConfig, sizes: list[tuple[int, int]]) -> None:
+    """Multiplications, backward too, are those that PyTorch counts, weights by part those that there are; rows too."""
     items = []
     for size in sizes:
         grids = grids_of(config, size)
         down, across = grids[0]
         items.append({"pixels": torch.randn(len(grids), config.channels, down * 4, across * 4)})
     module: Any = spec.build(config, 24)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter:
         rows = module(items)
+        forward = _products(counter)
+        rows.sum().backward()
     assert rows.shape == (sum(spec.rows(config, size) for size in sizes), 24)
-    by_operation = counter.get_flop_counts()["Global"]
     assert spec.flops is not None
     found = spec.flops(config, 24, Stage(), "none", sizes)
     assert list(found) == ["encoder", "projector"]
-    products = (count for operation, count in by_operation.items() if "attention" not in str(operation))
-    assert sum(work.weighted for work in found.values()) == sum(products)
+    assert sum(work.weighted for work in found.values()) == forward
+    assert sum(2 * work.weighted - work.of_items for work in found.values()) == _products(counter) - forward
     for part, work in found.items():
         prefixes = tuple(f"{prefix}." for prefix in spec.parts[part])
         held = [parameter.numel() for name, parameter in module.named_parameters() if name.startswith(prefixes)]

@@ -7,6 +7,7 @@ A raw clip is a path, the bytes of a file, or a pair (waveform, rate): numbers i
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ FORMATS = ("FLAC", "MP3", "OGG", "RF64", "WAV", "WAVEX")
 MAX_CHANNELS = 64
 MAX_RATE = 768_000
 
+_UNKNOWN = 0x7FFFF000  # from here on a RIFF header's size means that whoever wrote it, into a pipe, couldn't know it
 _BLOCK = 1 << 16  # frames decoded at a time, so that channels never lie in memory all at once
 _GUESSED = 2 * 1152  # by so many frames the length of an MP3 file that doesn't tell it may be guessed too long
 
@@ -97,6 +99,8 @@ def _opened(raw: Any) -> Iterator[soundfile.SoundFile]:
     try:
         with soundfile.SoundFile(_source(raw)) as file:
             _check(file)
+            if file.format.startswith("WAV"):
+                _check_length(raw)
             yield file
     except soundfile.LibsndfileError as error:
         msg = f"{_name(raw)}: it can't be read as sound: {error.error_string}"  # its other text names an object of ours
@@ -133,6 +137,19 @@ def _check(file: soundfile.SoundFile) -> None:
     else:
         return
     raise ValueError(msg)
+
+
+def _check_length(raw: bytes | str | Path) -> None:
+    """Refuse a RIFF file that ends before its header says: libsndfile takes what there is for the whole."""
+    if isinstance(raw, bytes):
+        held, header = len(raw), raw[:8]
+    else:
+        with Path(raw).open("rb") as opened:
+            held, header = os.fstat(opened.fileno()).st_size, opened.read(8)
+    told = int.from_bytes(header[4:], "little" if header[:4] == b"RIFF" else "big")
+    if held < told < _UNKNOWN:  # it counts all but these eight bytes; some writers count them too
+        msg = f"it is cut off: its header tells of {told + 8:,} bytes, {held:,} are there"
+        raise ValueError(msg)
 
 
 def _other_format(found: str) -> ValueError:

@@ -19,7 +19,7 @@ def encoder_work(
     )
     encoder = sum([layer] * len(stage.layers(config.layers)), Work())
     if stage.is_first:
-        first = product(2 * rows, 3 * config.mels, width, bias=True)
+        first = product(2 * rows, 3 * config.mels, width, bias=True, of_items=True)
         second = product(rows, 3 * width, width, bias=True)
         # Kept: what both products read, and what both activations do.
         kept = Work(copied=rows * (6.0 * config.mels + 6.0 * width), weights=config.positions * width)

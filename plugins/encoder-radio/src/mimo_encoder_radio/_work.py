@@ -31,7 +31,8 @@ def radio_work(
     if stage.is_first:
         pixels = config.channels * config.patch**2
         learned = (config.positions**2 + config.prefix) * config.width
-        encoder += product(sum(patches), pixels, config.width) + Work(copied=sum(patches) * pixels, weights=learned)
+        encoder += product(sum(patches), pixels, config.width, of_items=True)
+        encoder += Work(copied=sum(patches) * pixels, weights=learned)
     if not stage.is_last:
         return {"encoder": encoder}
     kept = len(config.keep)

@@ -29,7 +29,7 @@ def encoder_work(
     encoder = sum([layer] * run, Work(weights=layer.weights * (len(layers) - run)))
     if stage.is_first:
         pixels = config.channels * config.patch**2
-        first = product(rows, pixels, width, bias=config.patch_bias)
+        first = product(rows, pixels, width, bias=config.patch_bias, of_items=True)
         first += Work(copied=rows * pixels, weights=config.class_tokens * width)
         if isinstance(config, LearnedConfig):
             first += Work(weights=(config.class_tokens + config.places**2) * width)

@@ -16,11 +16,12 @@ class Work:
     """What one forward of a stage takes, all ranks of a lane together.
 
     A product of T rows with a weight of I x O numbers is 2·T·I·O operations; its backward is two such products, one
-    for the rows' gradient and one for the weight's. A product of two activations, as attention has, takes two as well,
-    both for the rows' gradients.
+    for the rows' gradient and one for the weight's; of rows that an item holds, as pixels, only the latter. A product
+    of two activations, as attention has, takes two as well, both for the rows' gradients.
 
     Args:
         weighted: operations in products with weights.
+        of_items: of these, those in products of rows that an item holds, which need no gradient.
         inner: operations in products of activations.
         repeated: of both, those that backward does once more because it recomputes.
         split: numbers that it keeps for its backward, of tensors that tensor ranks split.
@@ -32,6 +33,7 @@ class Work:
     """
 
     weighted: float = 0
+    of_items: float = 0
     inner: float = 0
     repeated: float = 0
     split: float = 0
@@ -45,6 +47,7 @@ class Work:
         """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""
         return Work(  # field by field, as every step adds up the work of every layer
             weighted=self.weighted + other.weighted,
+            of_items=self.of_items + other.of_items,
             inner=self.inner + other.inner,
             repeated=self.repeated + other.repeated,
             split=self.split + other.split,
@@ -63,7 +66,7 @@ class Work:
     @property
     def input_gradient(self) -> float:
         """Operations of the part of the backward that others wait for, without what is recomputed."""
-        return self.weighted + 2 * self.inner
+        return self.weighted - self.of_items + 2 * self.inner
 
     @property
     def weight_gradient(self) -> float:
@@ -71,7 +74,9 @@ class Work:
         return self.weighted
 
 
-def product(rows: float, inputs: int, outputs: int, *, bias: bool = False, shared: bool = False) -> Work:
+def product(
+    rows: float, inputs: int, outputs: int, *, bias: bool = False, shared: bool = False, of_items: bool = False
+) -> Work:
     """Return what a product of rows with a weight takes that keeps nothing by itself.
 
     Args:
@@ -80,9 +85,12 @@ def product(rows: float, inputs: int, outputs: int, *, bias: bool = False, share
         outputs: columns of the product.
         bias: whether one is added.
         shared: whether the rows are those of another product, which are kept once for both.
+        of_items: whether an item holds the rows.
     """
+    operations = 2.0 * rows * inputs * outputs
     return Work(
-        weighted=2.0 * rows * inputs * outputs,
+        weighted=operations,
+        of_items=operations if of_items else 0,
         operands=rows * (outputs if shared else inputs + outputs),
         weights=inputs * outputs + (outputs if bias else 0),
     )

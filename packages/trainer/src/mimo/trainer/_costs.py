@@ -150,6 +150,7 @@ def _divided(work: Work, share: PartShare) -> Iterator[tuple[Work, bool]]:
     weights, experts = round(own * work.weights), round(own * work.expert_weights)
     trained = Work(
         weighted=own * work.weighted + 2.0 * rows * share.added,
+        of_items=own * work.of_items,
         split=rows * share.operands,
         operands=own * work.operands + rows * share.operands,
         weights=weights + share.added,
@@ -161,6 +162,7 @@ def _divided(work: Work, share: PartShare) -> Iterator[tuple[Work, bool]]:
         attrs.evolve(
             work,
             weighted=(1 - own) * work.weighted,
+            of_items=(1 - own) * work.of_items,
             operands=(1 - own) * work.operands,
             weights=work.weights - weights,
             expert_weights=work.expert_weights - experts,

@@ -29,6 +29,7 @@ KNOWN: tuple[tuple[frozenset[str], Mapping[Precision, float]], ...] = (
     (frozenset({"H200", "NVL"}), _of(835, 60)),
     (frozenset({"H200"}), _of(989, 67)),
     (frozenset({"H100", "PCIe"}), _of(756, 51)),
+    (frozenset({"H100", "HBM2e"}), _of(756, 51)),  # the same, as some drivers call it
     (frozenset({"H100", "NVL"}), _of(835, 60)),
     (frozenset({"H100"}), _of(989, 67)),
     (frozenset({"A100"}), _of(312, 19.5)),
