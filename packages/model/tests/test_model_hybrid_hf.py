@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.models.mamba2 import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.nemotron_h import NemotronHConfig, NemotronHForCausalLM
 
-from mimo.hooks import ConfigError
+from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HYBRID, HfFamily, HybridConfig, Stage
 from mimo.model._hybrid_hf import HYBRID_HF
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
@@ -163,6 +163,62 @@ def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
     tokens = torch.arange(19)[None] * 7 % 31
     torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, rtol=0, atol=0)
     assert HybridConfig(**family.settings(again.config.to_dict())) == config
+
+
+def _further() -> tuple[Any, HybridConfig, dict[str, Tensor]]:
+    """Return a hybrid that predicts two further tokens, its config, and what a folder holds of it."""
+    config = HybridConfig(
+        **family_of("nemotron_h").settings({**NEMOTRON, "num_nextn_predict_layers": 1}), next_tokens=2
+    )
+    module = HYBRID.build(config, Stage())
+    drawn(module)
+    return module, config, write_hf(module, family_of("nemotron_h"), config)
+
+
+def test_further_tokens_have_the_names_of_published_folders() -> None:
+    """Layers of all of them are counted through; the first of each joins, the token's half first, the last norms."""
+    module, config, written = _further()
+    assert config.next_pattern == "*E"
+    held = dict(module.named_parameters())
+    for number, first in ((0, 0), (1, 2)):
+        ours = f"next_tokens.{number}"
+        for theirs, path in {
+            f"{first}.enorm": "token_norm",
+            f"{first}.hnorm": "hidden_norm",
+            f"{first}.eh_proj": "project",
+            f"{first}.norm": "layers.0.norm",
+            f"{first}.mixer.q_proj": "layers.0.mixer.query",
+            f"{first + 1}.norm": "layers.1.norm",
+            f"{first + 1}.mixer.shared_experts.up_proj": "layers.1.mixer.shared.up",
+            f"{first + 1}.final_layernorm": "norm",
+        }.items():
+            assert torch.equal(written[f"mtp.layers.{theirs}.weight"], held[f"{ours}.{path}.weight"]), theirs
+        expert = written[f"mtp.layers.{first + 1}.mixer.experts.3.down_proj.weight"]
+        assert torch.equal(expert, held[f"{ours}.layers.1.mixer.experts.down.weight"][3])
+    assert family_of("nemotron_h").beside(config) == {
+        "num_nextn_predict_layers": 2,
+        "mtp_layers_block_type": ["full_attention", "moe"],
+        "mtp_hybrid_override_pattern": "*E",
+    }
+
+
+def test_folders_hold_all_of_further_tokens_or_none() -> None:
+    """With none they are left as they are and told; a part is refused; a model without them passes them over."""
+    module, config, written = _further()
+    family, other = family_of("nemotron_h"), HYBRID.build(config, Stage())
+    assert read_hf(other, family, config, written) == ()
+    assert all(torch.equal(value, other.state_dict()[path]) for path, value in module.state_dict().items())
+    without = {name: tensor for name, tensor in written.items() if not name.startswith("mtp.")}
+    left = read_hf(other, family, config, without)
+    assert left == tuple(path for path, _ in module.named_parameters() if path.startswith("next_tokens."))
+    torn = {name: tensor for name, tensor in written.items() if name != "mtp.layers.2.eh_proj.weight"}
+    with pytest.raises(CheckpointError, match=r"got mtp\.layers\.2\.eh_proj\.weight is missing"):
+        read_hf(other, family, config, torn)
+    bare = attrs.evolve(config, next_tokens=0)
+    composed = {f"language_model.{name}": tensor for name, tensor in written.items()}
+    for folder in (written, composed):
+        assert read_hf(HYBRID.build(bare, Stage()), family, bare, folder) == ()
+    assert read_hf(other, family, config, composed) == ()
 
 
 def test_older_folders_spell_their_layers_otherwise() -> None:

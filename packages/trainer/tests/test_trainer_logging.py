@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from mimo.hooks import EdgeTraffic, EvaluationInfo, Flops, RunInfo, StepInfo, lifecycle
-from mimo.trainer._console import Progress, show_seconds
+from mimo.hooks import EdgeTraffic, EvaluationInfo, Flops, RunError, RunInfo, StepInfo, lifecycle
+from mimo.trainer._console import Progress, show_seconds, show_text
 from mimo.trainer._metrics import Metrics, read_lines
 from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
 
@@ -282,3 +282,17 @@ def test_wrong_captions_are_marked_in_the_grid(tmp_path: Path) -> None:
 
     assert red("right.png") == 0
     assert red("wrong.png") > 200
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), UnicodeEncodeError("ascii", "ö", 0, 1, "none")], ids=type
+)
+def test_text_that_nobody_takes_ends_the_writing_in_words(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a pipe that was closed, or a terminal without its letters."""
+
+    def refuse(_self: io.StringIO, _text: str) -> int:
+        raise error
+
+    monkeypatch.setattr("sys.stdout", type("Closed", (io.StringIO,), {"write": refuse})())
+    with pytest.raises(RunError, match="standard output: expected to be read to the end, got "):
+        show_text("zwölf")

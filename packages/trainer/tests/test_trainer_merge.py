@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mimo.checkpoint import Stream, write_checkpoint
-from mimo.hooks import CheckpointError
+from mimo.checkpoint import Stream, read_manifest, write_checkpoint
+from mimo.hooks import CheckpointError, ConfigError
+from mimo.model import DECODER, HfTensor, lora_linear, lora_names
+from mimo.trainer._base import links_of
+from mimo.trainer._hf_adapter import write_adapter
 from mimo.trainer._merge import open_merged
 
 LORA = {"rank": 2, "alpha": 5.0, "targets": ["*"]}
@@ -27,14 +32,21 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint of an adapted module."""
+def write(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    *,
+    lora: Any = LORA,
+    common: Mapping[str, Any] | None = None,
+    frozen: Any = True,
+) -> Path:
+    """Write a checkpoint of a module, by default an adapted one."""
     streams = {
         name: Stream(dtype=one.dtype, shape=tuple(one.shape), chunks=partial(iter, [one.flatten()]))
         for name, one in tensors.items()
     }
-    config = {"modules": {"m": {"lora": LORA}}}
-    return write_checkpoint(folder, streams, config=config, topology={"m": {}}, common={})
+    config = {"modules": {"m": {"lora": lora, "frozen": frozen}}}
+    return write_checkpoint(folder, streams, config=config, topology={"m": {}}, common=common or {})
 
 
 def test_any_elements_hold_the_sum(tmp_path: Path) -> None:
@@ -61,3 +73,52 @@ def test_what_is_there_in_part_is_refused(tmp_path: Path, lacking: str) -> None:
     text = f"expected all that belongs to m.one, got none of {lacking}"
     with pytest.raises(CheckpointError, match=text), open_merged(folder):
         pass
+
+
+@pytest.mark.parametrize("adapted", [True, False], ids=["of another linear", "of none"])
+def test_what_lora_learned_before_is_not_added_again(adapted: bool, tmp_path: Path) -> None:
+    """A checkpoint that leaves weights out takes these alone from the other: no LoRA that its own run has not."""
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    base = write(tmp_path / "base", tensors)
+    own = {name: torch.randn(SHAPES[name]) for name in lora_names("m.many")} if adapted else {}
+    common = {"base.folder": str(base), "base.identity": read_manifest(base).identity}
+    with open_merged(write(tmp_path / "own", own, lora=LORA if adapted else None, common=common)) as merged:
+        assert merged.tensors.keys() == {"m.one.weight", "m.many.weight", "m.other.weight"}
+        assert torch.equal(merged.whole("m.one.weight"), tensors["m.one.weight"])
+        assert len(merged.linears) == adapted
+
+
+def test_a_circle_of_checkpoints_is_refused(tmp_path: Path) -> None:
+    """One that says its weights are in itself is followed nowhere."""
+    tensors = {"m.other.weight": torch.zeros(2, 3)}
+    first = write(tmp_path / "first", tensors, common={"base.folder": "", "base.identity": ""})
+    itself = {"base.folder": str(tmp_path / "own" / first.name), "base.identity": read_manifest(first).identity}
+    folder = write(tmp_path / "own", tensors, common=itself)
+    assert read_manifest(folder).identity == itself["base.identity"]
+    with pytest.raises(CheckpointError, match=r"leaves out, got a checkpoint that leads there\.$"):
+        links_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "taught"),
+    [
+        ([], ""),
+        (True, ""),
+        (["layers.*", "norm.*"], ""),
+        (False, "norm.weight and 1 more"),
+        (["norm.*"], "layers.0.mlp_norm.weight"),
+    ],
+    ids=str,
+)
+def test_an_adapter_is_all_that_was_trained_or_is_refused(frozen: Any, taught: str, tmp_path: Path) -> None:
+    """Of what the published model has: PEFT would take its own weights for whatever else was."""
+    names = ("layers.0.mlp.up.weight", *lora_names("layers.0.mlp.up"), "norm.weight", "layers.0.mlp_norm.weight")
+    shapes = dict(zip((f"m.{name}" for name in names), [(5, 3), (2, 3), (5, 2), (3,), (3,)], strict=True))
+    table = [HfTensor(ours=name, theirs=name) for name in names if lora_linear(name) is None]
+    folder = write(tmp_path, {name: torch.zeros(shape) for name, shape in shapes.items()}, frozen=frozen)
+    with open_merged(folder) as merged, nullcontext() if not taught else pytest.raises(ConfigError) as refused:
+        count = write_adapter(merged, tmp_path / "out", module="m", spec=DECODER, table=table, dtype=torch.float32)
+        assert count == 1
+    if refused is not None:
+        assert f"got one of which {taught} was trained too. Export without --adapter" in str(refused.value)

@@ -25,7 +25,8 @@ class UserError(ValueError):
         self.expected = expected
         self.got = got
         self.fix = fix
-        super().__init__(f"{where}: expected {expected}, got {got}." + (f" {fix}" if fix else ""))
+        # What a library says may end with a full stop of its own.
+        super().__init__(f"{where}: expected {expected}, got {got.removesuffix('.')}." + (f" {fix}" if fix else ""))
 
 
 class ConfigError(UserError):

@@ -6,7 +6,7 @@ from mimo.model._checks import Frozen, check_module, check_training, is_frozen, 
 from mimo.model._decoder_config import DecoderConfig
 from mimo.model._decoder_spec import DECODER
 from mimo.model._encoder_work import Activation, encoder_layer_work
-from mimo.model._hf import HfFamily, HfTensor, file_shapes, place
+from mimo.model._hf import HfFamily, HfTensor, file_shapes, place, without_absent
 from mimo.model._hf_keys import known as hf_known
 from mimo.model._hf_keys import only as hf_only
 from mimo.model._hf_keys import refuse as hf_refused
@@ -91,4 +91,5 @@ __all__ = [
     "projector_divisible",
     "projector_work",
     "stage_trains",
+    "without_absent",
 ]

@@ -28,6 +28,7 @@ class HfTensor:
         shape: the shape that this (these rows) has there, where it isn't ours: the same elements, for example
             ``[channels, 1, taps]`` of a convolution.
         dims: the order of their dims in which ours has them, ``(1, 0)`` for a transposed matrix.
+        optional: whether a folder may be without it and all others that are so too; ours begin new then.
     """
 
     ours: str
@@ -35,6 +36,7 @@ class HfTensor:
     rows: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
     dims: tuple[int, ...] | None = None
+    optional: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -77,6 +79,7 @@ class HfFamily:
             ours but counts (an input's mean, a layer scale of ones), where a folder has one; one number for all alike.
         copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
             a head that is tied to the embedding.
+        beside: of our config, what ``config.json`` says of the tensors that are optional, where they are written.
     """
 
     model_type: str
@@ -88,6 +91,7 @@ class HfFamily:
     ignored: Sequence[str] = ()
     fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
+    beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
 
     def copies_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, str]:
         """Return ``copies`` with the names of a folder, which begin as `place` has found."""
@@ -127,7 +131,7 @@ def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) 
 def place(
     family: HfFamily, table: Sequence[HfTensor], names: Iterable[str]
 ) -> tuple[Mapping[str, str], list[HfTensor]]:
-    """Return how the names of a folder begin, and the table with its own.
+    """Return how the names of a folder begin, and the table with its own, of what it has of what is optional.
 
     Args:
         family: knows how they can begin.
@@ -139,7 +143,14 @@ def place(
         (renamed, [attrs.evolve(entry, theirs=_renamed(entry.theirs, renamed)) for entry in table])
         for renamed in family.renamed
     ]
-    return max(choices, key=lambda choice: sum(name in held for entry in choice[1] for name in entry.names))
+    renamed, found = max(choices, key=lambda choice: sum(name in held for entry in choice[1] for name in entry.names))
+    return renamed, without_absent(found, lambda entry: not held or any(name in held for name in entry.names))
+
+
+def without_absent(table: Sequence[HfTensor], is_there: Callable[[HfTensor], bool]) -> list[HfTensor]:
+    """Return a table without what is optional if none of that is there; a part of it alone would be damaged."""
+    held = any(is_there(entry) for entry in table if entry.optional)
+    return [entry for entry in table if held or not entry.optional]
 
 
 def _renamed(theirs: str | tuple[str, ...], beginnings: Mapping[str, str]) -> str | tuple[str, ...]:

@@ -1,22 +1,22 @@
 """The published families that ``hybrid`` can read and write: Nemotron-H, with or without experts, and Mamba-2.
 
-Both have the same table of tensors; their config.json name things differently. What multi-token prediction heads have
-is not read, as in `transformers`.
+Their config.json name things differently.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 
 from mimo.hooks import ConfigError
-from mimo.model._hf import HfFamily, HfTensor
+from mimo.model._hf import HfFamily
 from mimo.model._hf_keys import number, only, refuse
 from mimo.model._hybrid_config import ATTENTION, EXPERTS, MAMBA, MLP, HybridConfig
+from mimo.model._hybrid_hf_tensors import hybrid_tensors, nemotron_tensors
 
 Keys: TypeAlias = Mapping[str, Any]
 """Of a ``config.json``."""
@@ -34,7 +34,7 @@ _WRITTEN_KINDS = {letter: name for name, letter in reversed(_KINDS.items())}
 _UNWRITTEN = frozenset(
     {"expert_bias_rate", "balance_loss", "z_loss", "next_tokens", "next_tokens_loss", "next_tokens_pattern"}
 )
-"""Said where a model is trained, not in what it is; what predicts further tokens begins new, and is left out."""
+"""Said where a model is trained, not in what it is."""
 _OF_MAMBA = {"mamba_groups": "n_groups", "mamba_taps": "conv_kernel", "mamba_chunk": "chunk_size"}
 _OF_NEMOTRON = {**_OF_MAMBA, "mamba_heads": "mamba_num_heads", "mamba_state": "ssm_state_size"}
 
@@ -231,72 +231,13 @@ def _resolved(config: HybridConfig) -> HybridConfig:
     return attrs.evolve(config, **found)
 
 
-def hybrid_tensors(config: HybridConfig) -> list[HfTensor]:
-    """Return the table of both families."""
-    found = [
-        HfTensor(ours="embedding.weight", theirs="backbone.embeddings.weight"),
-        HfTensor(ours="norm.weight", theirs="backbone.norm_f.weight"),
-    ]
-    if not config.tied:
-        found.append(HfTensor(ours="head.weight", theirs="lm_head.weight"))
-    makers = {MAMBA: _mamba, EXPERTS: _experts, ATTENTION: _attention, MLP: _mlp}
-    for layer, letter in enumerate(config.pattern):
-        ours, theirs = f"layers.{layer}", f"backbone.layers.{layer}"
-        found.append(HfTensor(ours=f"{ours}.norm.weight", theirs=f"{theirs}.norm.weight"))
-        found += makers[letter](config, f"{ours}.mixer", f"{theirs}.mixer")
-    return found
-
-
-def _attention(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
-    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
-    return _linears(names, ours, theirs, bias=config.attention_bias)
-
-
-def _mlp(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
-    return _linears({"up": "up_proj", "down": "down_proj"}, ours, theirs, bias=config.mlp_bias)
-
-
-def _linears(names: Mapping[str, str], ours: str, theirs: str, *, bias: bool) -> Iterator[HfTensor]:
-    for one, other in names.items():
-        for leaf in ("weight", "bias") if bias else ("weight",):
-            yield HfTensor(ours=f"{ours}.{one}.{leaf}", theirs=f"{theirs}.{other}.{leaf}")
-
-
-def _experts(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
-    yield HfTensor(ours=f"{ours}.router.weight", theirs=f"{theirs}.gate.weight")
-    yield HfTensor(ours=f"{ours}.router.bias", theirs=f"{theirs}.gate.e_score_correction_bias")
-    for part in ("up", "down"):
-        each = tuple(f"{theirs}.experts.{one}.{part}_proj.weight" for one in range(config.experts))
-        yield HfTensor(ours=f"{ours}.experts.{part}.weight", theirs=each)
-    yield from _mlp(config, f"{ours}.shared", f"{theirs}.shared_experts")
-
-
-def _mamba(config: HybridConfig, ours: str, theirs: str) -> Iterator[HfTensor]:
-    width, shared, heads = config.mamba_width, config.mamba_groups * config.mamba_state, config.mamba_heads
-    parts = {"gate": width, "input": width, "write": shared, "read": shared, "step": heads}
-    leaves = ("weight", "bias") if config.mamba_bias else ("weight",)
-    for leaf in leaves:
-        for part, rows in _rows(parts):
-            yield HfTensor(ours=f"{ours}.{part}.{leaf}", theirs=f"{theirs}.in_proj.{leaf}", rows=rows)
-        yield HfTensor(ours=f"{ours}.output.{leaf}", theirs=f"{theirs}.out_proj.{leaf}")
-    for part, (start, stop) in _rows({"input": width, "write": shared, "read": shared}):
-        yield HfTensor(
-            ours=f"{ours}.{part}_conv.weight",
-            theirs=f"{theirs}.conv1d.weight",
-            rows=(start, stop),
-            shape=(stop - start, 1, config.mamba_taps),
-        )
-        if config.mamba_conv_bias:
-            yield HfTensor(ours=f"{ours}.{part}_conv.bias", theirs=f"{theirs}.conv1d.bias", rows=(start, stop))
-    for one, other in {"rate_log": "A_log", "step_bias": "dt_bias", "skip": "D", "norm.weight": "norm.weight"}.items():
-        yield HfTensor(ours=f"{ours}.{one}", theirs=f"{theirs}.{other}")
-
-
-def _rows(sizes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, int]]]:
-    start = 0
-    for name, size in sizes.items():
-        yield name, (start, start + size)
-        start += size
+def _describe_further(config: HybridConfig) -> Keys:
+    """Return what a folder says of what predicts further tokens: `transformers` has names of layers, others letters."""
+    return {
+        "num_nextn_predict_layers": config.next_tokens,
+        "mtp_layers_block_type": [_WRITTEN_KINDS[letter] for letter in config.next_pattern],
+        "mtp_hybrid_override_pattern": config.next_pattern,
+    }
 
 
 def _family(
@@ -305,16 +246,17 @@ def _family(
     read: Callable[[Keys], Mapping[str, Any]],
     write: Callable[[HybridConfig], Keys],
     renamed: Sequence[Mapping[str, str]],
+    **more: Any,
 ) -> HfFamily:
     return HfFamily(
         model_type=model_type,
         architecture=architecture,
         settings=read,
         describe=partial(_describe, family=model_type, read=read, write=write),
-        tensors=hybrid_tensors,
         renamed=renamed,
-        ignored=("mtp.*",),
+        ignored=("mtp.*", "*.mtp.*"),
         copies=lambda config: {"lm_head.weight": "backbone.embeddings.weight"} if config.tied else {},
+        **more,
     )
 
 
@@ -324,6 +266,8 @@ NEMOTRON_H = _family(
     _read_nemotron,
     _write_nemotron,
     ({}, {"backbone.": "model."}, {"": "language_model."}),
+    tensors=nemotron_tensors,
+    beside=_describe_further,
 )
 MAMBA2 = _family(
     "mamba2",
@@ -331,5 +275,6 @@ MAMBA2 = _family(
     _read_mamba,
     _write_mamba,
     ({}, {"backbone.embeddings.": "backbone.embedding."}),
+    tensors=hybrid_tensors,
 )
 HYBRID_HF = (NEMOTRON_H, MAMBA2)

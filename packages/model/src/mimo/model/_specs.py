@@ -235,7 +235,8 @@ class LanguageModelSpec:
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
         experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
         tells: of a config, all that the forward of any stage adds to its `Ledger`.
-        next_tokens: of a config, how many `LanguageBatch.next_labels` it is trained on.
+        next_tokens: of a config, how many `LanguageBatch.next_labels` it is trained on. What only they need is the part
+            ``next_tokens``, which checkpoints may lack that are evaluated or write.
         recompute: support for recomputation, see `EncoderSpec`.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are

@@ -6,6 +6,7 @@ a further one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from mimo.checkpoint import Loaded, Manifest, load, read_manifest
 from mimo.hooks import CheckpointError, Common, ConfigError, StateTree
+from mimo.model import lora_linear
 from mimo.trainer._preflight import CHECKPOINTS
 from mimo.trainer._renaming import Renaming
 from mimo.trainer._settings import Settings
@@ -25,15 +27,26 @@ BASE = "base"
 
 @attrs.frozen(kw_only=True)
 class Link:
-    """A checkpoint of those that hold the weights of a model together."""
+    """A checkpoint of those that hold the weights of a model together.
+
+    Args:
+        folder: of the step.
+        manifest: what it holds.
+        tensors: names of those that are read from it, unless one before it has them.
+    """
 
     folder: Path
     manifest: Manifest
+    tensors: frozenset[str]
 
-    @property
-    def state(self) -> StateTree:
-        """What another checkpoint says of it."""
-        return {"folder": Common(str(self.folder.absolute())), "identity": Common(self.manifest.identity)}
+    def state(self, beside: Path) -> StateTree:
+        """Return what another checkpoint says of it, whose folder lies in ``beside``."""
+        folder = self.folder.absolute()
+        return {
+            "folder": Common(str(folder)),
+            "relative": Common(os.path.relpath(folder, beside.absolute())),
+            "identity": Common(self.manifest.identity),
+        }
 
 
 def links_of(folder: Path) -> tuple[Link, ...]:
@@ -42,32 +55,55 @@ def links_of(folder: Path) -> tuple[Link, ...]:
     Raises:
         CheckpointError: one of them is gone, damaged, or not the one that is meant.
     """
-    found = [Link(folder=folder, manifest=read_manifest(folder))]
-    while (there := found[-1].manifest.common.get(f"{BASE}.folder")) is not None:
-        said, before = found[-1].manifest.common[f"{BASE}.identity"], found[-1].folder
-        where = Path(there)
-        if not (where / "manifest.json").is_file():
+    manifest = read_manifest(folder)
+    found = [Link(folder=folder, manifest=manifest, tensors=frozenset(manifest.tensors))]
+    while f"{BASE}.folder" in manifest.common:
+        where, manifest = _base_of(found[-1])
+        if any(link.manifest.identity == manifest.identity for link in found):
             raise CheckpointError(
-                there,
-                expected=f"the checkpoint with the weights that {before} leaves out",
-                got="none",
-                fix="Put it back there. Checkpoints hold all weights where checkpoint.frozen is true.",
+                str(where), expected=f"weights that {found[-1].folder} leaves out", got="a checkpoint that leads there"
             )
-        manifest = read_manifest(where)
-        if manifest.identity != said:
-            raise CheckpointError(
-                there,
-                expected=f"the checkpoint with the weights that {before} leaves out, of the digest {said}",
-                got=f"another one, of the digest {manifest.identity}",
-                fix="Put the right one back there.",
-            )
-        found.append(Link(folder=where, manifest=manifest))
+        found.append(Link(folder=where, manifest=manifest, tensors=_weights(manifest)))
     return tuple(found)
 
 
+def _base_of(link: Link) -> tuple[Path, Manifest]:
+    """Return where the checkpoint lies that holds what another leaves out: where it was, or moved along with that."""
+    common = link.manifest.common
+    there, said = str(common[f"{BASE}.folder"]), common.get(f"{BASE}.identity")
+    relative = common.get(f"{BASE}.relative")
+    places = [Path(there), *([] if relative is None else [Path(os.path.normpath(link.folder.parent / str(relative)))])]
+    held = [(place, read_manifest(place)) for place in places if (place / "manifest.json").is_file()]
+    expected = f"the checkpoint with the weights that {link.folder} leaves out"
+    if not held:
+        fix = "Put it back there. Checkpoints hold all weights where checkpoint.frozen is true."
+        raise CheckpointError(there, expected=expected, got="none", fix=fix)
+    for place, manifest in held:
+        if manifest.identity == said:
+            return place, manifest
+    raise CheckpointError(
+        str(held[0][0]),
+        expected=f"{expected}, of the digest {said}",
+        got=f"another one, of the digest {held[0][1].identity}",
+        fix="Put the right one back there.",
+    )
+
+
+def _weights(manifest: Manifest) -> frozenset[str]:
+    """Return the names of what another checkpoint may leave out: weights, which what LoRA has learned never are."""
+    tables = manifest.config.get("modules", {})
+    adapted = {name for name, table in tables.items() if table.get("lora") is not None}
+    return frozenset(
+        name
+        for name in manifest.tensors
+        if (module := name.partition(".")[0]) in manifest.topology
+        and (module not in adapted or lora_linear(name) is None)
+    )
+
+
 def all_names(links: Sequence[Link]) -> frozenset[str]:
-    """Return the names of all that the first of some checkpoints holds, and of the tensors that it leaves out."""
-    return links[0].manifest.names.union(*(link.manifest.tensors for link in links[1:]))
+    """Return the names of all that the first of some checkpoints holds, and of the weights that it leaves out."""
+    return links[0].manifest.names.union(*(link.tensors for link in links[1:]))
 
 
 def load_links(links: Sequence[Link], tree: Mapping[str, Any], *, rename: Mapping[str, str], **how: Any) -> Loaded:
@@ -153,7 +189,7 @@ def find_base(left_out: Iterable[str], links: Sequence[Link], settings: Settings
 
 def _holder(links: Sequence[Link], name: str) -> int:
     """Return the number of the first checkpoint that has a tensor; -1 for none."""
-    return next((at for at, link in enumerate(links) if name in link.manifest.tensors), -1)
+    return next((at for at, link in enumerate(links) if name in link.tensors), -1)
 
 
 def _fitting(rename: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

@@ -266,7 +266,7 @@ def generate(
     from mimo.trainer._preflight import check_world
     from mimo.trainer._prompt import lay_out_prompt, prompt_of
     from mimo.trainer._resolve import resolve
-    from mimo.trainer._sampling import Sampling
+    from mimo.trainer._sampling import Sampling, nothing_drawn
     from mimo.trainer._source import step_folder
     from mimo.trainer._tasks import Request, generate_text, read_items, run_job
 
@@ -274,6 +274,8 @@ def generate(
         if value < 1:
             raise ConfigError(f"--{name}", expected="a whole number from 1", got=repr(value))
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed or 0)
+    if seed is not None and not temperature:
+        raise nothing_drawn("--seed")
     items = read_items(image, audio, item)
     if not items and not text:
         raise ConfigError("--text", expected="something to go on from", got="nothing", fix="Give --text, or an item.")

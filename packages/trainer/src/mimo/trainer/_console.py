@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
-from mimo.hooks import EvaluationInfo, RunInfo, StepInfo, UserError, hookimpl
+from mimo.hooks import EvaluationInfo, RunError, RunInfo, StepInfo, UserError, hookimpl
 
 
 class Progress:
@@ -108,6 +108,18 @@ def show_evaluation(info: EvaluationInfo) -> str:
         f"evaluation at step {info.step}: loss {info.loss:.4f}, "
         f"{info.exact_match:.1%} of {info.samples} samples exactly right"
     )
+
+
+def show_text(piece: str) -> None:
+    """Print a piece of what is written, so that it is seen at once.
+
+    Raises:
+        RunError: nobody takes it, or not these letters.
+    """
+    try:
+        print(piece, end="", flush=True)
+    except (OSError, UnicodeEncodeError) as error:
+        raise RunError("standard output", expected="to be read to the end", got=str(error)) from error
 
 
 def _span(run: RunInfo) -> str:

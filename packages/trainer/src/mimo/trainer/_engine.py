@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -56,6 +57,7 @@ class Engine:
         stops: whether any rank had been asked to stop after the last step.
         data_begun: steps of the run before its data began.
         base: the checkpoint that has what those of the run leave out; None where they leave out nothing.
+        imported: of modules that began with published folders, by name, what is known of that.
         go_on: says that this rank goes on, for work that takes long outside of a step; for the main thread.
     """
 
@@ -96,6 +98,7 @@ class Engine:
         self.written: list[Written] = []
         self.data_begun = 0
         self.base: Link | None = None
+        self.imported: Mapping[str, Any] = {}
         run = job.settings.run
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._prefetches = any(module.prefetch for module in job.graph.modules)

@@ -20,6 +20,7 @@ from mimo.trainer._renaming import OPTIMIZER, Renaming
 from mimo.trainer._rerun import RERUN
 from mimo.trainer._run_state import BUFFERS, PROGRESS
 from mimo.trainer._settings import LoadSettings
+from mimo.trainer._source import IMPORTED
 
 _UNTRAINED = "optimizer states of what was not trained"
 _FROZEN = "optimizer states of what is not trained"
@@ -150,7 +151,7 @@ def _leaving(
     weights = frozenset(names.weights.values())
     for name in names.held - frozenset(names.asked.values()):
         first, (parameter, _) = _first(name), _state(name)
-        if first in {BASE, BUFFERS, PROGRESS, SETTINGS, RERUN}:
+        if first in {BASE, BUFFERS, IMPORTED, PROGRESS, SETTINGS, RERUN}:
             yield name, ""
         elif finetunes and first not in ours:
             yield name, first if first in saved else ""

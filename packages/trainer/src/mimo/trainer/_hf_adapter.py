@@ -12,7 +12,8 @@ import torch
 
 from mimo.checkpoint import Stream, write_safetensors
 from mimo.hooks import ConfigError
-from mimo.model import HfTensor, lora_names
+from mimo.model import Frozen, HfTensor, LanguageModelSpec, is_frozen, lora_names
+from mimo.trainer._hf_parts import Spec
 from mimo.trainer._merge import Merged
 
 ADAPTER_NAME = "adapter_model.safetensors"
@@ -20,7 +21,7 @@ _BEFORE = "base_model.model."  # as PEFT begins all names
 
 
 def write_adapter(
-    merged: Merged, out: Path, *, module: str, table: Sequence[HfTensor], base: str, causal: bool, dtype: torch.dtype
+    merged: Merged, out: Path, *, module: str, spec: Spec, table: Sequence[HfTensor], dtype: torch.dtype
 ) -> int:
     """Write the folder, and return how many linears it adapts.
 
@@ -28,13 +29,12 @@ def write_adapter(
         merged: the checkpoint.
         out: the new folder.
         module: whose linears they are.
+        spec: its plugin.
         table: where the published model has what the module has.
-        base: folder or name of the published model; empty if it isn't known.
-        causal: whether that is a language model.
         dtype: of the tensors.
 
     Raises:
-        ConfigError: nothing is adapted, or a linear that is none of the published model.
+        ConfigError: nothing is adapted, or a linear that is none of the published model, or more of that was trained.
         CheckpointError: the checkpoint is damaged, or ``out`` exists.
     """
     paths = [one.removeprefix(f"{module}.") for one in sorted(merged.linears) if one.startswith(f"{module}.")]
@@ -49,10 +49,21 @@ def write_adapter(
             got=f"{', '.join(foreign[:8])}, which are none there",
             fix="Export without --adapter: then LoRA is added to the weights.",
         )
+    beside = {f"{path}.{leaf}" for path in paths for leaf in ("weight", "bias")}
+    frozen = _frozen(merged.manifest.config["modules"][module])
+    names = dict.fromkeys(entry.ours for entry in table if entry.ours not in beside)
+    others = [name for name in names if not is_frozen(spec, name, frozen)]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ConfigError(
+            "--adapter",
+            expected="a module of which LoRA alone was trained of all that the published model has",
+            got=f"one of which {others[0]}{more} was trained too",
+            fix="Export without --adapter: then all of it is in the folder.",
+        )
     about: Mapping[str, Any] = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if causal else None,
-        "base_model_name_or_path": base,
+        "task_type": "CAUSAL_LM" if isinstance(spec, LanguageModelSpec) else None,
         "r": lora.rank,
         "lora_alpha": lora.scale * lora.rank,
         "lora_dropout": 0.0,
@@ -69,6 +80,12 @@ def write_adapter(
     texts = {"adapter_config.json": json.dumps(about, indent=2, sort_keys=True) + "\n"}
     write_safetensors(out, streams, texts=texts, file=ADAPTER_NAME)
     return len(paths)
+
+
+def _frozen(table: Mapping[str, Any]) -> Frozen:
+    """Return what an adapted module's settings freeze: all, where they say nothing."""
+    frozen = table["frozen"]
+    return frozen if isinstance(frozen, bool) else frozenset(frozen) or True
 
 
 def _linears(table: Sequence[HfTensor]) -> Iterator[tuple[str, str]]:

@@ -84,6 +84,8 @@ def export_hf(
         raise ConfigError("--shard-bytes", expected="at least 1", got=repr(shard_bytes))
     if beside is not None and not beside.is_dir():
         raise ConfigError("--beside", expected="a folder", got=repr(str(beside)))
+    if adapter and beside is not None:
+        raise ConfigError("--beside", expected="nothing, as --adapter copies no files", got=repr(str(beside)))
     done = export(
         step_folder(checkpoint),
         out,

@@ -13,7 +13,7 @@ import torch
 
 from mimo.checkpoint import Manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, place
+from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, place, without_absent
 from mimo.trainer._checkpoint_settings import settings_of
 from mimo.trainer._hf_adapter import write_adapter
 from mimo.trainer._hf_import import left_whole
@@ -94,9 +94,8 @@ def export(
                 merged,
                 out,
                 module=module,
-                table=table,
-                base=imported.get("folder", ""),
-                causal=isinstance(spec, LanguageModelSpec),
+                spec=spec,
+                table=without_absent(table, lambda _entry: False),
                 dtype=dtype,
             )
             return Exported(folder=out, family=family, tensors=2 * count, copied=(), left=())
@@ -105,6 +104,7 @@ def export(
             for name, entry in merged.tensors.items()
             if name.startswith(f"{module}.")
         }
+        table = without_absent(table, lambda entry: entry.ours in held)
         left = _left(checkpoint, held, [entry.ours for entry in table], family, module)
         streams = their_streams(table, held, merged, file_shapes(table, held), before=f"{module}.", dtype=dtype)
         about = {
@@ -112,6 +112,7 @@ def export(
             "model_type": family.model_type,
             "dtype": str(dtype).removeprefix("torch."),
             **described,
+            **(family.beside(config) if any(entry.optional for entry in table) else {}),
         }
         files = _files_of(beside or (Path(imported["folder"]) if imported else None))
         write_safetensors(

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from mimo.hooks import EvaluationInfo
+from mimo.model import LanguageModelSpec
 from mimo.trainer._base import links_of, load_links
 from mimo.trainer._engine import Engine
 from mimo.trainer._place import Place
@@ -14,10 +15,16 @@ from mimo.trainer._resolved import Job
 
 
 def load_model(job: Job, place: Place, checkpoint: Path) -> Engine:
-    """Assemble this rank and load the weights, and nothing else, of a step folder."""
+    """Assemble this rank and load the weights, and nothing else, of a step folder.
+
+    It may lack what predicts further tokens, which nothing but training uses.
+    """
     place.progress.enter("loading the weights")
     engine = Engine(job, rank=place.rank, device=torch.device(place.device), progress=place.progress)
-    load_links(links_of(checkpoint), engine.model_state(), rename={})
+    assert isinstance(job.language.spec, LanguageModelSpec)
+    further = job.language.spec.parts.get("next_tokens", ())
+    may_lack = [f"{job.language.name}.{prefix}.*" for prefix in further]
+    load_links(links_of(checkpoint), engine.model_state(), rename={}, may_lack=may_lack)
     place.progress.enter("")
     return engine
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from mimo.checkpoint import Source, Stream, TensorEntry, write_checkpoint
 from mimo.hooks import CheckpointError
 from mimo.model import Lora, lora_linear, lora_names
-from mimo.trainer._base import links_of
+from mimo.trainer._base import Link, links_of
 from mimo.trainer._source import IMPORTED
 from mimo.trainer._structure import structure
 
@@ -27,8 +27,8 @@ class Merged:
     """What a checkpoint holds of modules, LoRA added to the weights beside which it stands.
 
     Args:
-        folder: of the checkpoint.
-        sources: it and those that hold what it leaves out, opened.
+        links: the checkpoint and those that hold what it leaves out.
+        sources: the same, opened.
 
     Attributes:
         manifest: the checkpoint's.
@@ -39,8 +39,8 @@ class Merged:
         CheckpointError: what LoRA has learned is there in part, or its settings are not.
     """
 
-    def __init__(self, folder: Path, sources: Sequence[Source]) -> None:
-        self.manifest = sources[0].manifest
+    def __init__(self, links: Sequence[Link], sources: Sequence[Source]) -> None:
+        self.manifest = links[0].manifest
         tables = self.manifest.config.get("modules", {})
         self.loras: dict[str, Lora] = {
             name: structure(table["lora"], Lora, f"modules.{name}.lora")
@@ -49,8 +49,8 @@ class Merged:
         }
         self._source_of = {
             name: source
-            for source in reversed(sources)
-            for name in source.manifest.tensors
+            for link, source in reversed([*zip(links, sources, strict=True)])
+            for name in link.tensors
             if name.partition(".")[0] in self.manifest.topology
         }
         own = {name: source.manifest.tensors[name] for name, source in self._source_of.items()}
@@ -60,7 +60,8 @@ class Merged:
             wanted = {f"{linear}.weight", *lora_names(linear)}
             if not wanted <= own.keys():
                 missing = ", ".join(sorted(wanted - own.keys()))
-                raise CheckpointError(str(folder), expected=f"all that belongs to {linear}", got=f"none of {missing}")
+                where = str(links[0].folder)
+                raise CheckpointError(where, expected=f"all that belongs to {linear}", got=f"none of {missing}")
         beside = {name for linear in self.linears for name in lora_names(linear)}
         self.tensors: Mapping[str, TensorEntry] = {name: entry for name, entry in own.items() if name not in beside}
 
@@ -98,7 +99,8 @@ def open_merged(checkpoint: Path) -> Iterator[Merged]:
         CheckpointError: one of them is gone, damaged or not the one that is meant; see `Merged`.
     """
     with ExitStack() as stack:
-        yield Merged(checkpoint, [stack.enter_context(Source(link.folder)) for link in links_of(checkpoint)])
+        links = links_of(checkpoint)
+        yield Merged(links, [stack.enter_context(Source(link.folder)) for link in links])
 
 
 def merge(checkpoint: Path, out: Path) -> Path:

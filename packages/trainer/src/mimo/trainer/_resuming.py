@@ -12,8 +12,9 @@ from mimo.trainer._base import all_names, find_base, links_of, load_links
 from mimo.trainer._continuity import SETTINGS, differences, refuse
 from mimo.trainer._engine import Engine
 from mimo.trainer._fitting import fit
+from mimo.trainer._renaming import Renaming
 from mimo.trainer._run_state import BUFFERS, PROGRESS, other_state
-from mimo.trainer._source import Source
+from mimo.trainer._source import IMPORTED, Source
 
 
 def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
@@ -35,7 +36,7 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
     if not source.finetunes:
         taken = [part for part in parts if take.rng or not isinstance(part, Generators)]
         others = other_state(engine, taken, 0)
-        tree |= {name: others[name] for name in others.keys() - {BUFFERS, PROGRESS, SETTINGS}}
+        tree |= {name: others[name] for name in others.keys() - {BUFFERS, IMPORTED, PROGRESS, SETTINGS}}
         if take.optimizer:
             tree["optimizer"] = engine.optimizer.state()
     links = links_of(source.folder)
@@ -69,6 +70,7 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])
     engine.base = find_base(engine.constants(), links, engine.job.settings)
+    engine.imported = dict(_imported(engine, source))
     engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
     new = [*found.new, *_begun_anew(source, parts)]
     return "; ".join(
@@ -78,6 +80,14 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
             *(f"{told}" for told in differences(engine.job, source)),
         ]
     )
+
+
+def _imported(engine: Engine, source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the modules that the checkpoint has from published folders; all of them is in what the run saves."""
+    there = Renaming(source.take.rename).there
+    for module in engine.job.modules:
+        if (about := source.imported.get(there(module.name))) is not None:
+            yield module.name, {**about, "fresh": []}
 
 
 def _begun_anew(source: Source, parts: Iterable[Stateful]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
 from mimo.trainer._base import BASE
 from mimo.trainer._continuity import SETTINGS, optimizer_settings
 from mimo.trainer._engine import Engine
+from mimo.trainer._source import IMPORTED
 
 PROGRESS = "progress"
 """First key of where a run is."""
@@ -30,7 +31,7 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
     """
     job = engine.job
     assert job.train is not None
-    taken = {"optimizer", BASE, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
+    taken = {"optimizer", BASE, IMPORTED, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
     progress = {
         "step": step,
         "seed": job.settings.run.seed,
@@ -42,6 +43,7 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
     others: dict[str, StateTree] = {
         PROGRESS: {key: Common(value) for key, value in progress.items()},
         SETTINGS: {name: Owned(optimizer_settings(job.module(name)), name) for name in engine.optimizer.modules},
+        IMPORTED: {name: Common(about) for name, about in engine.imported.items()},
     }
     others[BUFFERS] = {
         module: {path: Owned(_digest(buffer), module) for path, buffer in buffers.items()}

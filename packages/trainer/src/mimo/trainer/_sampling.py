@@ -27,19 +27,29 @@ def _checked(expected: str, holds: Callable[[float], bool]) -> Callable[[Samplin
     return check
 
 
+def nothing_drawn(option: str) -> ConfigError:
+    """Return what to say of an option for drawing where the likeliest token is taken."""
+    return ConfigError(
+        option,
+        expected="a --temperature above 0 beside it",
+        got="0, with which nothing is drawn",
+        fix="Give one, such as --temperature 1, or leave this out.",
+    )
+
+
 @attrs.frozen(kw_only=True)
 class Sampling:
     """How a token is chosen.
 
     Args:
         temperature: divides the logits before one is drawn; 0 for the likeliest, of equal ones the lowest id.
-        top_k: of so many of the likeliest alone; 0 for all.
+        top_k: draws among so many of the likeliest alone; 0 for all.
         top_p: of these, of as few of the likeliest as together have this share of their probability
             (Holtzman et al. 2019, arXiv:1904.09751, section 3.1); 1 for all.
         seed: of the draws.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or says how to draw where nothing is drawn.
     """
 
     temperature: float = attrs.field(
@@ -48,6 +58,12 @@ class Sampling:
     top_k: int = attrs.field(default=0, validator=_checked("a whole number from 0", lambda value: value >= 0))
     top_p: float = attrs.field(default=1.0, validator=_checked("a number above 0, to 1", lambda value: 0 < value <= 1))
     seed: int = attrs.field(default=0, validator=_checked("a whole number from 0", lambda value: value >= 0))
+
+    def __attrs_post_init__(self) -> None:
+        """Check one against another."""
+        for name, says in (("top-k", self.top_k != 0), ("top-p", self.top_p != 1)):
+            if says and self.temperature == 0:
+                raise nothing_drawn(f"--{name}")
 
     def choose(self, logits: NDArray[np.float32], position: int) -> int:
         """Return the id to stand at ``position`` of the sample, of logits [V].

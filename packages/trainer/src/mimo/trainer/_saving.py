@@ -105,7 +105,7 @@ def _contents(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str,
         for module in job.modules:
             held = tree.get(module.name, {})
             tree[module.name] = {path: one for path, one in held.items() if f"{module.name}.{path}" not in left}
-        tree[BASE] = engine.base.state
+        tree[BASE] = engine.base.state(job.directory / CHECKPOINTS)
     return {
         "tree": {**tree, **other_state(engine, parts, step)},
         "config": job.plain,

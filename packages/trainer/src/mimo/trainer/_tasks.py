@@ -16,7 +16,7 @@ from mimo.checkpoint import read_manifest
 from mimo.data import load_image
 from mimo.hooks import ConfigError
 from mimo.trainer._config import make_settings
-from mimo.trainer._console import show_evaluation
+from mimo.trainer._console import show_evaluation, show_text
 from mimo.trainer._generate import generate
 from mimo.trainer._inference import evaluate, load_model
 from mimo.trainer._launch import choose_device, launch, start_method
@@ -96,11 +96,11 @@ def generate_text(step_folder: Path, request: Request, job: Job, place: Place) -
             prompt_of(job, request.text, request.items),
             max_tokens=request.max_tokens,
             sampling=request.sampling,
-            told=partial(print, end="", flush=True) if shows else lambda _piece: None,
+            told=show_text if shows else lambda _piece: None,
         )
     place.progress.enter("")
     if shows:
-        print()
+        show_text("\n")
 
 
 def read_items(
