@@ -48,11 +48,11 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
-def oracle(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+def oracle(pool: Pool, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     """For the integration tests: one oracle, and one folder for all processes that test, for what they compare with."""
     from oracle import Oracle
 
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "truths"
+    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "truths"  # of this run alone
     folder.mkdir(exist_ok=True)
     return Oracle(pool, folder)

@@ -148,9 +148,12 @@ class Oracle:
         path = self._folder / f"{hashlib.sha256(repr(plain).encode()).hexdigest()}.safetensors"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                (truth,) = self._pool.run(1, run_plain, plain)
-                write_truth(truth, path)
+            try:
+                if not path.exists():
+                    (truth,) = self._pool.run(1, run_plain, plain)
+                    write_truth(truth, path)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing keeps it where the pool has forked anew meanwhile
         return read_truth(path)
 
     def clear(self, settings: Table) -> Table:

@@ -110,16 +110,24 @@ def scheduled(settings: Table, schedule: str) -> Table:
         language["chunks"] = 2
     layers = stages * language.get("chunks", 1)
     found["modules"]["language"]["config"] = {**language["config"], "layers": layers * -(-3 // layers)}
-    least = max(map(_least_of_h2, found["modules"].values())) if schedule == "zb-h2" else stages
-    fitting = [count for count in (1, 2, 3, 4, 6, 8, 12, 24) if SAMPLES % (lanes * count) == 0]
-    wanted = max(SAMPLES // (lanes * settings["run"]["micro_batch"]), least)
-    multiple = stages if schedule == "interleaved" else 1
-    enough = [count for count in fitting if count >= wanted and count % multiple == 0]
-    if not enough:
-        raise LookupError(schedule)
-    count = enough[0]
+    count = enough_microbatches(found["modules"], schedule, SAMPLES // (lanes * settings["run"]["micro_batch"]))
     found["run"]["micro_batch"] = SAMPLES // (lanes * count)
     return found
+
+
+def enough_microbatches(modules: Mapping[str, Mapping[str, Any]], schedule: str, wanted: int) -> int:
+    """Return how many microbatches a step is cut into: as many as are wanted, or as a schedule needs beyond that.
+
+    Raises:
+        LookupError: the samples of a step don't make as many.
+    """
+    stages, lanes = modules["language"].get("pp", 1), lanes_of(modules["language"])
+    least = max(map(_least_of_h2, modules.values())) if schedule == "zb-h2" else stages
+    multiple = stages if schedule == "interleaved" else 1
+    for count in (1, 2, 3, 4, 6, 8, 12, 24):
+        if SAMPLES % (lanes * count) == 0 and count >= max(wanted, least) and count % multiple == 0:
+            return count
+    raise LookupError(schedule)
 
 
 def _least_of_h2(keys: Mapping[str, Any]) -> int:

@@ -1,11 +1,20 @@
-"""The oracle itself: a copy that is wrong on one rank alone, or that nobody holds, is told."""
+"""The oracle itself: a copy that is wrong on one rank alone, or that nobody holds, is told; a truth is read by all."""
 
 from __future__ import annotations
+
+import fcntl
+import math
+import multiprocessing
+from pathlib import Path
+from typing import cast
 
 import attrs
 import numpy as np
 import torch
-from oracle import Piece, compare
+from oracle import Oracle, Piece, compare
+from pool import Pool
+from tables import table
+from truth import Truth
 
 TRUE = torch.arange(12.0).view(3, 4)
 
@@ -40,3 +49,38 @@ def test_what_nobody_holds_and_another_shape_are_told() -> None:
     assert told(piece(0), piece(2)) == ["x: no rank holds 4 of its 12 elements"]
     other = attrs.evolve(piece(0, 1, 2), shape=(4, 3))
     assert told(piece(0, 1, 2), other) == ["rank 1: x: shape (4, 3), expected (3, 4)"]
+
+
+class NewlyForked:
+    """A pool that was gone, so that the process which it forks knows of all files that are open."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.ours, theirs = multiprocessing.get_context("fork").Pipe()
+        self.child = multiprocessing.get_context("fork").Process(target=theirs.recv)
+
+    def run(self, *_task: object) -> list[Truth]:
+        """Return a truth, with the child still there."""
+        self.runs += 1
+        self.child.start()
+        tensors, others = ({"language.norm.weight": TRUE.clone()} for _ in range(2))
+        return [Truth(losses=[0.1], norms=[1 / 3], gradients=tensors, weights=others, gap=math.inf)]
+
+
+def test_a_truth_is_computed_once_and_locked_no_longer(tmp_path: Path) -> None:
+    """Whoever asks next reads the same numbers, without waiting for what the first has left running."""
+    pool, settings = NewlyForked(), table({"language": {"ranks": [0]}})
+    try:
+        first = Oracle(cast("Pool", pool), tmp_path).truth(settings)
+        (lock,) = tmp_path.glob("*.lock")
+        with lock.open("w") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        again = Oracle(cast("Pool", pool), tmp_path).truth(settings)
+    finally:
+        pool.child.kill()
+        pool.child.join()
+    assert pool.runs == 1
+    told = [(truth.losses, truth.norms, truth.gap) for truth in (first, again)]
+    assert told == [([0.1], [1 / 3], math.inf)] * 2
+    assert torch.equal(again.weights["language.norm.weight"], TRUE)
+    assert again.gradients.keys() == first.gradients.keys()

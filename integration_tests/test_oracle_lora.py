@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 from cases import in_turn
 from jobs import make_job
-from oracle import Oracle, Outcome, differences, run_layout
+from oracle import GAP, Oracle, Outcome, differences, run_layout
 from pool import Pool
-from tables import Table, alone, scheduled, table, world_of
+from tables import EVEN_EPS, Table, alone, scheduled, table, world_of
 from test_oracle import SP, Modules, on
 from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_mamba import SEED
@@ -77,6 +77,7 @@ def check(pool: Pool, settings: Table) -> str:
     """Return the differences of a layout from one process, a line each."""
     (truth,) = pool.recall(1, run_plainly, alone(settings))
     assert isinstance(truth, Truth)
+    assert truth.gap >= GAP, truth.gap
     assert any(lora_linear(name) for name in truth.gradients)
     assert all(float(gradient.norm()) for gradient in truth.gradients.values())
     found = pool.run(world_of(settings), run_adapted, settings)
@@ -91,7 +92,7 @@ def test_layout_never_changes_what_is_adapted(layout: str, microbatches: int, po
 
 def mixed(layout: Modules, **more: Any) -> Table:
     """Return settings of a hybrid with experts, whose every linear is adapted."""
-    settings = adapted(layout, vision=None, language=EVERYTHING, seed=SEED, **more)
+    settings = adapted(layout, vision=None, language=EVERYTHING, seed=SEED, eps=EVEN_EPS, **more)
     settings["modules"]["language"] |= {"plugin": "hybrid", "config": HYBRID}
     return settings
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 from oracle import Oracle
-from tables import CHUNKED, EVEN_EPS, SCHEDULES, Table, scheduled, table, world_of
+from tables import CHUNKED, EVEN_EPS, SCHEDULES, Table, enough_microbatches, scheduled, table, world_of
 from test_oracle import CLEAR_SEEDS, EXPERTS, FROZEN, LAYOUTS, SLICED, TIED, Modules, features_of
 
 GROUPS: Mapping[str, Mapping[str, Modules]] = {
@@ -52,9 +52,10 @@ class Case:
 
     @property
     def features(self) -> frozenset[str]:
-        """What can be told of it, for pairs to be made of."""
-        chosen = {f"passes of {self.factor}", f"recompute {self.recompute}", f"{self.microbatches} microbatches"}
-        return frozenset({self.group, self.schedule, *chosen, *features_of(self.modules)})
+        """What can be told of it, for pairs to be made of; of a single microbatch no schedule shows anything."""
+        chosen = {f"passes of {self.factor}", f"recompute {self.recompute}"}
+        chosen |= {"several microbatches", self.schedule} if self.microbatches > 1 else {"one microbatch"}
+        return frozenset({self.group, *chosen, *features_of(self.modules)})
 
     @property
     def cost(self) -> int:
@@ -64,44 +65,53 @@ class Case:
     @property
     def settings(self) -> Table:
         """The settings of the run."""
-        modules = {name: dict(keys) for name, keys in self.modules.items()}
-        for name, keys in modules.items():
+        modules = passing(self.modules, self.factor)
+        for keys in modules.values():
             if keys.get("frozen") is not True:
                 keys["recompute"] = self.recompute
-            if name != "language":
-                keys["batch_factor"] = self.factor
-        lanes = modules["language"].get("dp", 1)
-        count = self.microbatches if 24 % (lanes * self.microbatches) == 0 else 2
-        found = scheduled(table(modules, microbatches=count, language=LANGUAGES.get(self.group)), self.schedule)
+        settings = table(modules, microbatches=self.microbatches, language=LANGUAGES.get(self.group))
+        found = scheduled(settings, self.schedule)
         if found["modules"]["language"]["config"]["layers"] > LAYERS:  # then single elements step by rounding noise
             found["optimizer"]["eps"] = EVEN_EPS
         return found
 
 
+def passing(modules: Modules, factor: int) -> dict[str, dict[str, Any]]:
+    """Return modules with passes over ``factor`` microbatches, those of a second encoder over others."""
+    factors = {"language": 1, "glyph": {1: 1, 2: 3, 3: 2}[factor]}
+    return {name: {**keys, "batch_factor": factors.get(name, factor)} for name, keys in modules.items()}
+
+
 def every_case() -> Iterator[Case]:
-    """Yield the whole product, without what a layout cannot have: chunks or a warm-up of a pipeline that it lacks."""
+    """Yield the whole product, without what a layout cannot have: chunks or a warm-up of a pipeline that it lacks.
+
+    Nor passes over more microbatches than there are, which are what smaller ones are.
+    """
     layouts = [(group, layout) for group, found in GROUPS.items() for layout in found]
     for (group, layout), schedule, factor, recompute, microbatches in product(
         layouts, SCHEDULES, (1, 2, 3), ("none", "selective", "full"), (1, 2, 4)
     ):
-        case = Case(
-            group=group,
-            layout=layout,
-            schedule=schedule,
-            factor=factor,
-            recompute=recompute,
-            microbatches=microbatches,
-        )
-        pipelined = case.modules["language"].get("pp", 1) > 1
-        if pipelined or not (schedule in CHUNKED or schedule == "zb-h2"):
-            yield case
+        modules = passing(GROUPS[group][layout], factor)
+        if modules["language"].get("pp", 1) == 1 and (schedule in CHUNKED or schedule == "zb-h2"):
+            continue
+        try:
+            count = enough_microbatches(modules, schedule, microbatches)
+        except LookupError:
+            continue
+        if factor <= count:
+            chosen = {"schedule": schedule, "factor": factor, "recompute": recompute, "microbatches": count}
+            yield Case(group=group, layout=layout, **chosen)
 
 
-EVERY = list(every_case())
-TABLE = [
-    case for case in EVERY if (case.schedule, case.factor, case.recompute, case.microbatches) == ("1f1b", 1, "none", 4)
-]
-"""The table itself."""
+EVERY = list(dict.fromkeys(every_case()))
+TABLE = list(
+    {
+        (case.group, case.layout): case
+        for case in EVERY
+        if (case.schedule, case.factor, case.recompute) == ("1f1b", 1, "none")
+    }.values()
+)
+"""The table itself, with as many microbatches as there are above."""
 
 
 @pytest.mark.soak

@@ -32,7 +32,7 @@ from mimo.model.runtime import (
     TensorAxis,
     split_encoder,
 )
-from mimo.model.testing import CHECKS, assert_conforms, check_encoder
+from mimo.model.testing import CHECKS, Place, assert_conforms, assert_layouts, check_encoder
 
 WIDTH, HEADS, MIDDLE, LAYERS = 8, 2, 12, 2
 ITEMS = ((0.5, -1.0, 2.0, 0.1), (1.5, 0.3), (-0.7, 0.9, 0.2, 0.4, 1.1, -0.2))
@@ -390,3 +390,13 @@ def test_a_single_item_is_refused() -> None:
     """It shows nothing of what another does to it."""
     with pytest.raises(ValueError, match="expected at least two items, got 1"):
         check_encoder(_spec(), ITEMS[:1])
+
+
+def test_layouts_of_ones_own_are_compared() -> None:
+    """With the whole module, or bit for bit with one that cuts alike; the layout that differs is named."""
+    batches, usual = [ITEMS, ITEMS[:1], ()], Place(cp=2, tp=2, sequence_parallel=True)
+    assert_layouts(_spec(), batches, [usual, Place(pp=2, tp=2)], hidden=6)
+    again = attrs.evolve(usual, recompute="full", splits_backward=True)
+    assert_layouts(_spec(), batches, [again], like=usual, hidden=6)
+    with pytest.raises(AssertionError, match=r"encoder 'pairs' on Place\(pp=1, cp=1, tp=2, .* differ"):
+        assert_layouts(_spec(Unsharded), batches, [Place(tp=2)], hidden=6)

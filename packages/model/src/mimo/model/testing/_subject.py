@@ -66,6 +66,7 @@ class Place:
         tp: tensor ranks.
         sequence_parallel: whether tensor ranks split the rows between layers.
         recompute: what backward computes again.
+        splits_backward: whether weight gradients are put off, as some schedules do.
         frozen: what is not trained.
         dtype: of weights and rows.
         seed: of initial values.
@@ -76,6 +77,7 @@ class Place:
     tp: int = 1
     sequence_parallel: bool = False
     recompute: Recompute = "none"
+    splits_backward: bool = False
     frozen: Frozen = frozenset()
     dtype: torch.dtype = torch.float32
     seed: int = 1
@@ -142,6 +144,7 @@ class Subject:
             hidden=self.hidden,
             frozen=place.frozen,
             recompute=place.recompute,
+            splits_backward=place.splits_backward,
         )
         parts = [build(stage=Stage(index, place.pp)) for index in range(place.pp)]
         built = Built(parts=parts, place=place, axis=axis, context=context)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch.nn.functional import pad
+import attrs
 
 from mimo.hooks import ConfigError
 from mimo.model._checks import check_module
 from mimo.model._specs import Stage
-from mimo.model.testing._compare import compare_gradients, compare_rows
+from mimo.model.testing._layouts import check_batch, check_initial_values, train
 from mimo.model.testing._subject import NAME, BrokenError, Place, SkippedError, Subject
 from mimo.topology import Grid
 
@@ -78,26 +77,7 @@ def _check_place(subject: Subject, place: Place) -> None:
         check_module(subject.spec, subject.config, grid=grid)
     except ConfigError as error:
         raise SkippedError(f"these settings can't: {error}") from error
-    items, sizes, counts = subject.items(), subject.sizes(), subject.counts()
-    fresh = (subject.build(stirred=False).values(), subject.build(place, stirred=False).values())
-    for name, value in fresh[0].items():
-        if name not in fresh[1] or not torch.equal(fresh[1][name], value):
-            raise BrokenError(f"the initial value of parameter {name!r} is not that of the whole module")
-    for number in (len(items), 1, 0):
-        whole, built = subject.build(), subject.build(place)
-        weights = torch.randn(sum(counts[:number]), subject.hidden, generator=torch.Generator().manual_seed(7))
-        wanted, found = (each.encode(items[:number], sizes[:number]) for each in (whole, built))
-        each = -(-len(wanted) // built.slices)
-        missing = (0, 0, 0, each * built.slices - len(wanted))
-        mine = slice(built.slice * each, (built.slice + 1) * each)
-        if tuple(found.shape) != (each, subject.hidden):
-            raise BrokenError(
-                f"a rank returned a tensor of shape {tuple(found.shape)}, expected {(each, subject.hidden)}"
-            )
-        here = wanted.detach()[mine]
-        compare_rows(found[: len(here)], here, f"rows of {number} items", "those of the whole module")
-        for rows, weight in ((wanted, weights), (found, pad(weights, missing)[mine])):
-            if rows.requires_grad:
-                rows.backward(weight)
-        if number:
-            compare_gradients(built.gradients(), whole.gradients())
+    check_initial_values(subject, place)
+    for number in (len(subject.raw), 1, 0):
+        part = attrs.evolve(subject, raw=subject.raw[:number])
+        check_batch(part, place, train(part, Place()), gradients=number > 0)
