@@ -116,8 +116,14 @@ def test_a_run_and_what_it_began_with_may_move_together(folder: Path) -> None:
     assert gone.err.startswith(f"mimo: {folder / 'llama-ours' / 'step_00000000'}: expected the checkpoint with the ")
 
 
-def test_an_adapter_takes_no_files_along(folder: Path) -> None:
-    """What is asked for and not done is refused."""
-    ended = here("checkpoint", "export-hf", "runs/tuned", "other", "--adapter", "--beside", "llama", cwd=folder)
-    text = "mimo: --beside: expected nothing, as --adapter copies no files, got 'llama'.\n"
-    assert (ended.code, ended.err) == (2, text)
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (("--beside", "llama"), "--beside: expected nothing, as --adapter copies no files, got 'llama'."),
+        (("--shard-bytes", "9000"), "--shard-bytes: expected nothing, as --adapter writes one file, got 9000."),
+    ],
+)
+def test_what_an_adapter_does_not_do_is_refused(word: tuple[str, str], text: str, folder: Path) -> None:
+    """It takes no files along, and is never cut."""
+    ended = here("checkpoint", "export-hf", "runs/tuned", "other", "--adapter", *word, cwd=folder)
+    assert (ended.code, ended.err) == (2, f"mimo: {text}\n")

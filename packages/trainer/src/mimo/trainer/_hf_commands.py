@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mimo.trainer._hf_parts import HfPart
     from mimo.trainer._resolved import Job
 
+_SHARD_BYTES = 5_000_000_000
+
 
 def import_hf(
     *folders: str,
@@ -57,7 +59,7 @@ def export_hf(
     *,
     module: str = "language",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-    shard_bytes: int = 5_000_000_000,
+    shard_bytes: Annotated[int | None, Parameter(show_default=False)] = None,
     beside: Annotated[Path | None, Parameter(show_default=False)] = None,
     model_type: Annotated[str, Parameter(show_default=False)] = "",
     adapter: Annotated[bool, Parameter(negative="")] = False,
@@ -69,7 +71,7 @@ def export_hf(
         out: the new folder.
         module: which module.
         dtype: of the weights; checkpoints hold them in float32.
-        shard_bytes: most bytes of weights in a file, unless a single tensor is larger.
+        shard_bytes: most bytes of weights in a file, unless a single tensor is larger; left out, 5,000,000,000.
         beside: folder to copy tokenizer files and the like from; left out, the one that the module was imported from.
         model_type: of the family to write; left out, the one that it was imported from, or the first that fits.
         adapter: write what LoRA has learned instead, as a folder that `peft` loads.
@@ -80,18 +82,20 @@ def export_hf(
     from mimo.trainer._source import step_folder
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if shard_bytes < 1:
+    if shard_bytes is not None and shard_bytes < 1:
         raise ConfigError("--shard-bytes", expected="at least 1", got=repr(shard_bytes))
     if beside is not None and not beside.is_dir():
         raise ConfigError("--beside", expected="a folder", got=repr(str(beside)))
     if adapter and beside is not None:
         raise ConfigError("--beside", expected="nothing, as --adapter copies no files", got=repr(str(beside)))
+    if adapter and shard_bytes is not None:
+        raise ConfigError("--shard-bytes", expected="nothing, as --adapter writes one file", got=repr(shard_bytes))
     done = export(
         step_folder(checkpoint),
         out,
         module=module,
         dtype=dtypes[dtype],
-        shard_bytes=shard_bytes,
+        shard_bytes=_SHARD_BYTES if shard_bytes is None else shard_bytes,
         beside=beside,
         model_type=model_type,
         adapter=adapter,
