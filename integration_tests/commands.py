@@ -13,8 +13,7 @@ from typing import Any
 from unittest import mock
 
 from house import ROOT
-from processes import COLUMNS, Ended, start
-from ranks import free_port
+from processes import COLUMNS, Ended, free_port, start
 
 from mimo.trainer._cli import run
 

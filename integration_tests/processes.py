@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -39,9 +41,18 @@ _IMPORTED = (
     "torch._dynamo",
     "processes",
 )
+_PORTS = range(20_000, 32_000)  # below those that systems choose where a program asks for any
 _MARK = "MIMO_TEST_COMMAND"
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _CHUNK = 1 << 16
+
+
+def free_port() -> int:
+    """Return a port to be told before anybody listens there; no other process is given it by its system meanwhile."""
+    while True:
+        port = random.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @attrs.frozen(kw_only=True)

@@ -26,27 +26,29 @@ class RanksError(AssertionError):
     """What went wrong, on which rank."""
 
 
-def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def import_all() -> None:
     """Import what DTensor imports when it is first used: before a fork, so that no child spends seconds on it."""
     import torch._dynamo  # noqa: F401
 
 
-def _be_rank(function: Callable[..., object], rank: int, world: int, port: int, results: Connection, args: Any) -> None:
+def _be_rank(
+    function: Callable[..., object], rank: int, world: int, listener: socket.socket, results: Connection, args: Any
+) -> None:
     """Be one rank in a process of its own: send ``(True, function(rank, *args))``, or False with the traceback."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but its types don't say so
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+        host, port = listener.getsockname()
+        if rank == 0:
+            store = TCPStore(host, port, world, is_master=True, master_listen_fd=listener.detach())
+        else:
+            listener.close()  # else nobody would be refused when rank 0 is gone
+            store = TCPStore(host, port, world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         # Pickled here: torch would hand tensors over by file descriptors that die with this process.
         results.send_bytes(pickle.dumps((True, function(rank, *args))))
         dist.barrier()
@@ -118,15 +120,19 @@ def answers_of(
         By rank, whether each succeeded, and its result or the traceback; it lacks those that waited in vain.
     """
     context = multiprocessing.get_context("fork")
-    port = free_port()
+    # It listens from now on: a port that is only looked up may be another process's when rank 0 comes to it.
+    listener = socket.create_server(("127.0.0.1", 0), backlog=world)
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     workers = [
-        context.Process(target=_be_rank, args=(function, rank, world, port, pipes[rank][1], args), name=f"rank {rank}")
+        context.Process(
+            target=_be_rank, args=(function, rank, world, listener, pipes[rank][1], args), name=f"rank {rank}"
+        )
         for rank in range(world)
     ]
     try:
         for worker in workers:
             worker.start()
+        listener.close()
         for _, sender in pipes:
             sender.close()
         answers = _collect([receiver for receiver, _ in pipes], workers, stop)
@@ -135,6 +141,7 @@ def answers_of(
                 worker.join(SECONDS)
         return answers
     finally:
+        listener.close()
         for receiver, _ in pipes:
             receiver.close()
         for worker in workers:

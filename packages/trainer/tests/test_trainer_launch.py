@@ -16,7 +16,7 @@ from typing import Any
 
 import processes
 import pytest
-from processes import Started, script
+from processes import Started, free_port, script
 
 from mimo.trainer._launch import _processes, start_method
 from mimo.trainer._place import Place
@@ -91,8 +91,7 @@ def launched(tmp_path: Path, body: str, **how: Any) -> tuple[int, str, str]:
 
 def join(tmp_path: Path, body: str, world: int, *, shared: bool = False, **how: Any) -> list[tuple[int, str, str]]:
     """Start each rank by itself, as torchrun and Slurm do, and return what `finish` does by rank."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(world):
