@@ -88,7 +88,7 @@ def unreadable(data: Path, samples: list[dict[str, Any]]) -> str:
     whole = (data / "wide.png").read_bytes()
     (data / "torn.png").write_bytes(whole[: len(whole) // 2])
     samples[3]["images"][0] = "torn.png"
-    return r"data/train\.jsonl:4: expected an image that can be read, got 'torn\.png': "
+    return r"data/train\.jsonl:4: expected an item that can be read, got 'torn\.png': "
 
 
 def too_few_placeholders(_data: Path, samples: list[dict[str, Any]]) -> str:
@@ -104,7 +104,7 @@ def parent(data: Path, samples: list[dict[str, Any]]) -> str:
     (data.parent / "secret.png").write_bytes((data / "wide.png").read_bytes())
     samples[1]["images"] = ["../secret.png"]
     return (
-        r"data/train\.jsonl:2: expected image paths relative to the file and inside its folder .*, "
+        r"data/train\.jsonl:2: expected paths relative to the file and inside its folder .*, "
         r"got '\.\./secret\.png'"
     )
 
@@ -112,7 +112,7 @@ def parent(data: Path, samples: list[dict[str, Any]]) -> str:
 def absolute(data: Path, samples: list[dict[str, Any]]) -> str:
     """Name a good image by its absolute path."""
     samples[1]["images"] = [str(data / "wide.png")]
-    return r"data/train\.jsonl:2: expected image paths relative to the file .*, got '/.*wide\.png', which leaves it"
+    return r"data/train\.jsonl:2: expected paths relative to the file .*, got '/.*wide\.png', which leaves it"
 
 
 def symlink(data: Path, samples: list[dict[str, Any]]) -> str:
@@ -120,7 +120,7 @@ def symlink(data: Path, samples: list[dict[str, Any]]) -> str:
     (data.parent / "secret.png").write_bytes((data / "wide.png").read_bytes())
     (data / "link.png").symlink_to(data.parent / "secret.png")
     samples[1]["images"] = ["link.png"]
-    return r"data/train\.jsonl:2: expected image paths relative to the file .*, got 'link\.png', which leaves it"
+    return r"data/train\.jsonl:2: expected paths relative to the file .*, got 'link\.png', which leaves it"
 
 
 @pytest.mark.parametrize(

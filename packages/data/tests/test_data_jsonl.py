@@ -66,6 +66,34 @@ def test_data_jsonl_reads_samples(tmp_path: Path) -> None:
     assert dataset.raw(0, 1).size == (5, 6)
 
 
+def test_data_jsonl_leaves_other_modalities_to_their_encoders(tmp_path: Path) -> None:
+    """Clips and items of any other modality are paths inside the folder, without a size; images come first."""
+    picture(tmp_path / "a.png")
+    line = {
+        "items": {"sonar": ["s.bin"]},
+        "audio": ["b.wav", "sub/c.flac"],
+        "images": ["a.png"],
+        "text": "a",
+    }
+    dataset = opened(write(tmp_path, line))
+    assert [(info.index, info.modality, info.size) for info in dataset.infos(0)] == [
+        (0, "image", (3, 4)),
+        (1, "audio", ()),
+        (2, "audio", ()),
+        (3, "sonar", ()),
+    ]
+    assert [dataset.raw(0, index) for index in (1, 2, 3)] == [
+        tmp_path.resolve() / name for name in ("b.wav", "sub/c.flac", "s.bin")
+    ]
+
+
+def test_data_jsonl_keeps_other_modalities_inside_its_folder(tmp_path: Path) -> None:
+    """A clip's path may leave the folder as little as an image's."""
+    dataset = opened(write(tmp_path, {"audio": ["../b.wav"], "text": "a"}))
+    with pytest.raises(DataError, match=HERE + r"expected paths relative .* got '\.\./b\.wav', which leaves it"):
+        dataset.raw(0, 0)
+
+
 def test_data_jsonl_skips_blank_lines(tmp_path: Path) -> None:
     """Blank lines are no samples, but count in messages; line ends of any system and a missing last one are fine."""
     path = write(tmp_path, {"text": "a"}, b"", b'  \t\r\n{"text": "b"}\r', {"text": "c"})
@@ -127,12 +155,19 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
         ({"text": ["a" * 100]}, "expected text in 'text', got a list [\"aaaa"),
         ({"text": ""}, "expected text in 'text', got none. Leave out samples without text."),
         ({"text": " \n"}, "expected text in 'text', got none."),
-        ({"text": "a", "image": []}, "expected only the keys 'images' and 'text', got 'image'. Did you mean 'images'?"),
-        ({"text": "a", "id": 1}, "expected only the keys 'images' and 'text', got 'id'. Remove it."),
+        (
+            {"text": "a", "image": []},
+            "expected only the keys 'images', 'audio', 'items', 'text', got 'image'. Did you mean 'images'?",
+        ),
+        ({"text": "a", "id": 1}, "expected only the keys 'images', 'audio', 'items', 'text', got 'id'. Remove it."),
         (b'{"text": "a", "text": "b"}', "expected each key once, got 'text' twice."),
         ({"text": "a", "images": "a.png"}, "expected a list of paths in 'images', got the text \"a.png\"."),
         ({"text": "a", "images": None}, "expected a list of paths in 'images', got null."),
         ({"text": "a", "images": [["a.png"]]}, "expected paths in 'images', got a list [\"a.png\"]."),
+        ({"text": "a", "audio": "b.wav"}, "expected a list of paths in 'audio', got the text \"b.wav\"."),
+        ({"text": "a", "items": ["b"]}, "expected an object of modalities in 'items', got a list [\"b\"]."),
+        ({"text": "a", "items": {"sonar": "s"}}, "expected a list of paths in 'items.sonar', got the text \"s\"."),
+        ({"text": "a", "items": {"image": []}}, "expected items of modality 'image' in 'images', got some in 'items'."),
         ({"text": "a", "images": [""]}, "expected paths in 'images', got the text \"\"."),
     ],
 )
@@ -169,9 +204,7 @@ def test_data_jsonl_refuses_path_out_of_folder(tmp_path: Path, name: str) -> Non
     (folder / "linked").symlink_to(outside)
     name = name.format(outside=outside)
     dataset = opened(write(folder, {"images": [name], "text": "<image>"}))
-    message = (
-        f"train.jsonl:1: expected image paths relative to the file and inside its folder {str(folder)!r}, got {name!r}"
-    )
+    message = f"train.jsonl:1: expected paths relative to the file and inside its folder {str(folder)!r}, got {name!r}"
     for use in (lambda: dataset.infos(0), lambda: dataset.raw(0, 0)):
         with pytest.raises(DataError, match=re.escape(message)):
             use()
@@ -181,7 +214,7 @@ def test_data_jsonl_refuses_absolute_path_inside(tmp_path: Path) -> None:
     """An absolute path is refused even inside the folder: the data could not be moved."""
     path = picture(tmp_path / "a.png")
     dataset = opened(write(tmp_path, {"images": [str(path)], "text": "<image>"}))
-    with pytest.raises(DataError, match="expected image paths relative to the file"):
+    with pytest.raises(DataError, match="expected paths relative to the file"):
         dataset.infos(0)
 
 
@@ -219,7 +252,7 @@ def png_header(width: int, height: int) -> bytes:
         ("empty.png", b"", "it is no image of the formats"),
         ("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n", "it is no image of the"),
         ("bomb.png", png_header(9000, 9000), "it has 9000 x 9000 pixels, more than 67,108,864 in all"),
-        ("huge.png", png_header(100_000, 100_000), "exceeds limit"),
+        ("huge.png", png_header(100_000, 100_000), "it has more than 67,108,864 pixels in all"),
     ],
 )
 def test_data_jsonl_refuses_image(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
@@ -227,7 +260,7 @@ def test_data_jsonl_refuses_image(tmp_path: Path, name: str, content: bytes | No
     if content is not None:
         (tmp_path / name).write_bytes(content)
     dataset = opened(write(tmp_path, {"images": [name], "text": "<image>"}))
-    expected = f"train.jsonl:1: expected an image that can be read, got {name!r}: "
+    expected = f"train.jsonl:1: expected an item that can be read, got {name!r}: "
     for use in (lambda: dataset.infos(0), lambda: dataset.raw(0, 0)):
         with pytest.raises(DataError, match=re.escape(expected) + ".*" + re.escape(message)):
             use()
@@ -236,7 +269,7 @@ def test_data_jsonl_refuses_image(tmp_path: Path, name: str, content: bytes | No
 def test_data_jsonl_refuses_folder_as_image(tmp_path: Path) -> None:
     """A folder is no image, nor is the folder of the file itself."""
     dataset = opened(write(tmp_path, {"images": ["."], "text": "<image>"}))
-    with pytest.raises(DataError, match=HERE + r"expected an image that can be read, got '\.': there is no such file"):
+    with pytest.raises(DataError, match=HERE + r"expected an item that can be read, got '\.': there is no such file"):
         dataset.infos(0)
 
 
@@ -250,7 +283,7 @@ def test_data_jsonl_finds_damaged_pixels_when_decoding(tmp_path: Path, kind: str
     dataset = opened(write(tmp_path, {"images": ["a.img"], "text": "<image>"}))
     if kind != "WEBP":  # its reader looks at the whole file at once
         assert dataset.infos(0)[0].size == (64, 64)
-    with pytest.raises(DataError, match=HERE + r"expected an image that can be read, got 'a\.img': "):
+    with pytest.raises(DataError, match=HERE + r"expected an item that can be read, got 'a\.img': "):
         dataset.raw(0, 0)
 
 

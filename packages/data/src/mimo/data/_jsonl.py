@@ -1,6 +1,8 @@
 """The jsonl dataset, a user's own data: lines of ``{"images": ["a.png", …], "text": "… <image> …"}``.
 
-Only the lines' offsets are held; a line is parsed, an image opened and its pixels decoded when they are asked for.
+Beside ``images`` there may be ``audio``, and ``items`` with the files of other modalities: ``{"sonar": ["a.bin", …]}``.
+These are read by whoever encodes them. Only the lines' offsets are held; a line is parsed, an image opened and its
+pixels decoded when they are asked for.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class JsonlConfig:
 
 
 class JsonlDataset:
-    """The samples of one file; image paths are relative to its folder and stay inside it."""
+    """The samples of one file; paths of items are relative to its folder and stay inside it."""
 
     def __init__(self, path: str, offsets: NDArray[np.int64], lines: NDArray[np.int64], tokenizer: Tokenizer) -> None:
         self._path = path
@@ -72,16 +74,19 @@ class JsonlDataset:
             ) from error
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
-        """Return the images, each with (height, width) from its header."""
+        """Return the items, images with (height, width) from their headers, others with no size."""
+        items = zip(self._line(sample).items, self._sizes(sample), strict=True)
         return [
-            ItemInfo(sample=sample, index=index, modality="image", size=size)
-            for index, size in enumerate(self._sizes(sample))
+            ItemInfo(sample=sample, index=index, modality=modality, size=size)
+            for index, ((modality, _), size) in enumerate(items)
         ]
 
-    def raw(self, sample: int, index: int) -> Image.Image:
-        """Return one image, decoded, so that damaged pixels are told with their file and line."""
-        name = self._line(sample).images[index]
+    def raw(self, sample: int, index: int) -> Image.Image | Path:
+        """Return one image, decoded, so that damaged pixels are told with their file and line, or another's path."""
+        modality, name = self._line(sample).items[index]
         path = self._inside(sample, name)
+        if modality != "image":
+            return path
         try:
             return load_image(path)
         except ValueError as error:
@@ -98,8 +103,9 @@ class JsonlDataset:
         except OSError as error:
             raise DataError(self.where(sample), expected="a file that stays readable", got=str(error)) from error
 
-    def _read_sizes(self, sample: int) -> tuple[tuple[int, int], ...]:
-        return tuple(self._size(sample, name) for name in self._line(sample).images)
+    def _read_sizes(self, sample: int) -> tuple[tuple[int, ...], ...]:
+        items = self._line(sample).items
+        return tuple(self._size(sample, name) if modality == "image" else () for modality, name in items)
 
     def _size(self, sample: int, name: str) -> tuple[int, int]:
         path = self._inside(sample, name)
@@ -109,7 +115,7 @@ class JsonlDataset:
             raise self._unreadable(sample, name, error) from error
 
     def _inside(self, sample: int, name: str) -> Path:
-        """Return the real path of an image, symbolic links followed, which must lie in the file's folder."""
+        """Return the real path of an item, symbolic links followed, which must lie in the file's folder."""
         try:
             path = (self._folder / name).resolve()
             inside = not Path(name).is_absolute() and path.is_relative_to(self._folder)
@@ -118,14 +124,14 @@ class JsonlDataset:
         if not inside:
             raise DataError(
                 self.where(sample),
-                expected=f"image paths relative to the file and inside its folder {str(self._folder)!r}",
+                expected=f"paths relative to the file and inside its folder {str(self._folder)!r}",
                 got=f"{name!r}, which leaves it",
-                fix="Move the image into the folder, or the file above the images.",
+                fix="Move the item into the folder, or the file above the items.",
             )
         return path
 
     def _unreadable(self, sample: int, name: str, error: Exception) -> DataError:
-        return DataError(self.where(sample), expected="an image that can be read", got=f"{name!r}: {error}")
+        return DataError(self.where(sample), expected="an item that can be read", got=f"{name!r}: {error}")
 
 
 def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> JsonlDataset | None:

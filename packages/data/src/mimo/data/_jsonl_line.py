@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
-_KEYS = ("images", "text")
+_LISTS = {"images": "image", "audio": "audio"}
+"""Keys of lists of paths, and the modality of each."""
+_KEYS = (*_LISTS, "items", "text")
 
 
 class LineError(ValueError):
@@ -23,17 +26,17 @@ class LineError(ValueError):
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """A sample as it is written: its text, and its image paths as they stand."""
+    """A sample as it is written: its text, and of each item its modality and its path as it stands."""
 
     text: str
-    images: tuple[str, ...]
+    items: tuple[tuple[str, str], ...]
 
 
 def parse_line(raw: bytes) -> Line:
     """Return the record of a line.
 
     Raises:
-        LineError: it is not one JSON object with ``text`` and, if it likes, ``images``.
+        LineError: it is not one JSON object with ``text`` and, if it likes, items.
     """
     try:
         value: Any = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
@@ -52,11 +55,11 @@ def parse_line(raw: bytes) -> Line:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1)
             raise LineError(
-                expected="only the keys 'images' and 'text'",
+                expected=f"only the keys {', '.join(map(repr, _KEYS))}",
                 got=repr(key),
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
-    return Line(text=_text(value), images=_images(value))
+    return Line(text=_text(value), items=tuple(_items(value)))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -79,14 +82,28 @@ def _text(record: dict[str, Any]) -> str:
     return text
 
 
-def _images(record: dict[str, Any]) -> tuple[str, ...]:
-    images = record.get("images", [])
-    if not isinstance(images, list):
-        raise LineError(expected="a list of paths in 'images'", got=_kind(images))
-    for image in images:
-        if not isinstance(image, str) or not image:
-            raise LineError(expected="paths in 'images'", got=_kind(image))
-    return tuple(images)
+def _items(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, modality in _LISTS.items():
+        for path in _paths(record.get(key, []), key):
+            yield modality, path
+    others = record.get("items", {})
+    if not isinstance(others, dict):
+        raise LineError(expected="an object of modalities in 'items'", got=_kind(others))
+    for modality, paths in others.items():
+        for key, own in _LISTS.items():
+            if modality == own:
+                raise LineError(expected=f"items of modality {own!r} in {key!r}", got="some in 'items'")
+        for path in _paths(paths, f"items.{modality}"):
+            yield modality, path
+
+
+def _paths(paths: Any, key: str) -> list[str]:
+    if not isinstance(paths, list):
+        raise LineError(expected=f"a list of paths in {key!r}", got=_kind(paths))
+    for path in paths:
+        if not isinstance(path, str) or not path:
+            raise LineError(expected=f"paths in {key!r}", got=_kind(path))
+    return paths
 
 
 def _kind(value: Any) -> str:

@@ -51,7 +51,11 @@ class Dataset(Protocol):
         """Return the ids of a sample, the end included, with one placeholder id for each item."""
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
-        """Return the items of a sample in the order of their placeholders, per modality."""
+        """Return the items of a sample in the order of their placeholders, per modality.
+
+        Where a size is empty, `raw` must cost no more than a header's reading: the item's encoder measures what it
+        returns.
+        """
 
     def raw(self, sample: int, index: int) -> Any:
         """Return item ``index`` undecoded, as its modality's encoders take it.

@@ -14,7 +14,7 @@ class ItemInfo:
     """One image or clip of a sample, as known from its header alone.
 
     ``size`` is in the modality's unit: ``(height, width)`` in pixels for an image, ``(frames, frames a second)`` for a
-    clip.
+    clip. A dataset may leave it empty: then the encoder that reads the modality is asked to measure the raw item.
     """
 
     sample: int

@@ -6,17 +6,19 @@ Torch stays out, so that `mimo check` and refusals are quick.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import attrs
 
 from mimo.data import DATASETS, TOKENIZERS, Dataset, Tokenizer
 from mimo.hooks import ConfigError
-from mimo.model import LanguageModelSpec
+from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
 from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microbatches
 from mimo.trainer._costs import job_costs
 from mimo.trainer._fields import own_keys
+from mimo.trainer._measured import measured
 from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._precision import check_precision
 from mimo.trainer._rerun_settings import check_rerun
@@ -63,7 +65,7 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     if purpose == "train":
         check_rerun(settings, graph, microbatches=microbatches, world=world)
     evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
-    data_config, train, evaluation = _data(settings, tokenizer, purpose, find)
+    data_config, train, evaluation = _data(settings, modules, tokenizer, purpose, find)
     job = Job(
         settings=settings,
         modules=modules,
@@ -228,7 +230,7 @@ def _evaluation_microbatches(settings: Settings, lanes: int) -> int:
 
 
 def _data(
-    settings: Settings, tokenizer: Tokenizer, purpose: Purpose, find: Find
+    settings: Settings, modules: Sequence[JobModule], tokenizer: Tokenizer, purpose: Purpose, find: Find
 ) -> tuple[Any, Dataset | None, Dataset | None]:
     spec = find(DATASETS, settings.data.plugin, "data.plugin")
     config: Any = structure(settings.data.config, spec.config, "data", siblings=own_keys(DataSettings))
@@ -243,7 +245,8 @@ def _data(
             got="none",
             fix="Check the keys of [data], or set run.evaluation_interval = 0." if purpose == "train" else "",
         )
-    return config, train, evaluation
+    encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
+    return config, measured(train, encoders), measured(evaluation, encoders)
 
 
 def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:
