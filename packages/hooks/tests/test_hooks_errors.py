@@ -20,6 +20,12 @@ def test_hooks_errors_may_know_no_next_step() -> None:
     assert str(DataError("train.jsonl:12", expected="2 images", got="1")) == "train.jsonl:12: expected 2 images, got 1."
 
 
+def test_hooks_errors_may_list_lines() -> None:
+    """After lines the next step has one of its own, without a full stop before it."""
+    error = ConfigError("a", expected="b", got="2 that differ:\n  c\n  d\n", fix="Mend both.")
+    assert str(error) == "a: expected b, got 2 that differ:\n  c\n  d\nMend both."
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [(ConfigError, 2), (PluginError, 2), (PlanError, 2), (DataError, 3), (CheckpointError, 3), (RunError, 3)],

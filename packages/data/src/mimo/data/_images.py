@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -30,12 +32,25 @@ def image_size(path: Path) -> tuple[int, int]:
 def load_image(path: Path) -> Image.Image:
     """Return the decoded image, the first frame, in the mode and orientation in which it is stored.
 
+    But for greys of 16 bits, which come as 8 bits: converted by Pillow, all but the darkest would be white.
+
     Raises:
-        ValueError: as `image_size`, or the pixels are damaged.
+        ValueError: as `image_size`, or the pixels are damaged, or of a kind of which nothing tells what is white.
     """
     with _opened(path) as image:
         image.load()
-        return image
+        return _in_bytes(image)
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        from PIL import Image
+
+        return Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    if image.mode in {"I", "F"}:
+        msg = f"its pixels are of Pillow's mode {image.mode!r}, of which nothing tells what is white: save it in 8 bits"
+        raise ValueError(msg)
+    return image
 
 
 @contextmanager
@@ -52,6 +67,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             yield image
     except UnidentifiedImageError as error:
         msg = f"it is no image of the formats {', '.join(FORMATS)}"
+        raise ValueError(msg) from error
+    except Image.DecompressionBombError as error:  # a limit of Pillow's own, that is higher
+        msg = f"it has more than {MAX_PIXELS:,} pixels in all"
         raise ValueError(msg) from error
     except Exception as error:  # decoders of damaged files raise anything
         raise ValueError(str(error) or type(error).__name__) from error

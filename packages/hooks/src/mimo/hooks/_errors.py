@@ -25,8 +25,9 @@ class UserError(ValueError):
         self.expected = expected
         self.got = got
         self.fix = fix
-        # What a library says may end with a full stop of its own.
-        super().__init__(f"{where}: expected {expected}, got {got.removesuffix('.')}." + (f" {fix}" if fix else ""))
+        # What a library says may end with a full stop of its own; after a list of lines there is none.
+        end = "" if got.endswith("\n") else ". "
+        super().__init__(f"{where}: expected {expected}, got {got.removesuffix('.')}{end}{fix}".rstrip())
 
 
 class ConfigError(UserError):
