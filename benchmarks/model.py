@@ -26,7 +26,7 @@ from _published import TEXT_LENGTHS, Llama
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mimo.model.runtime import SampleChunks, scan, scan_by_row
+from mimo.model.runtime import SampleChunks, ScanInputs, scan_by_chunks, scan_by_row
 
 HEADS, WIDTH, GROUPS, STATE = 8, 64, 1, 64
 CHUNK = 64
@@ -55,15 +55,16 @@ def scans(rows: int) -> Pair:
     )
     steps = torch.rand(rows, HEADS, generator=generator) * 0.1
     rates, skip = -torch.arange(1.0, HEADS + 1), torch.ones(HEADS)
-    given = [value.requires_grad_() for value in (x, steps, rates, b, c, skip)]
+    inputs = ScanInputs(x=x, steps=steps, rates=rates, b=b, c=c, skip=skip)
+    given = [value.requires_grad_() for value in attrs.astuple(inputs, recurse=False)]
     chunks = SampleChunks.of((rows // 3, rows - rows // 3), chunk=CHUNK)
 
-    def run(form: Callable[..., Tensor]) -> None:
-        torch.autograd.grad(form(*given, chunks).sum(), given)
+    def run(form: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        torch.autograd.grad(form(inputs, chunks)[0].sum(), given)
 
     return Pair(
         what=f"Mamba-2, {rows} rows, chunks / row by row",
-        ours=lambda: run(scan),
+        ours=lambda: run(scan_by_chunks),
         other=lambda: run(scan_by_row),
         aim=("<=", 0.2),
     )

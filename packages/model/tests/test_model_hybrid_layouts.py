@@ -21,8 +21,8 @@ CONFIGS = {
         vocabulary=13, hidden=8, pattern="MM", tied=True, mamba_heads=6, mamba_head_dim=3, mamba_state=5,
         mamba_chunk=128, mamba_bias=True,
     ),
-    "two groups": HybridConfig(
-        vocabulary=13, hidden=8, pattern="M", mamba_heads=12, mamba_head_dim=2, mamba_groups=2, mamba_state=5,
+    "three groups": HybridConfig(
+        vocabulary=13, hidden=8, pattern="M", mamba_heads=12, mamba_head_dim=2, mamba_groups=3, mamba_state=5,
         mamba_chunk=3, mamba_conv_bias=False,
     ),
 }  # fmt: skip
@@ -50,10 +50,10 @@ CASES = [
     ("one group", "tp 3, rows split"),
     ("one group", "cp 2 tp 2, rows split"),
     ("one group", "tp 2, nothing, rows split"),
-    ("two groups", "tp 3"),
-    ("two groups", "cp 3"),
-    ("two groups", "two lanes, cp 2"),
-    ("two groups", "cp 2, nothing"),
+    ("three groups", "tp 2"),
+    ("three groups", "cp 3"),
+    ("three groups", "two lanes, cp 2"),
+    ("three groups", "cp 2, nothing"),
 ]
 
 

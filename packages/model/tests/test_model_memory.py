@@ -21,6 +21,7 @@ from mimo.model.runtime import (
     Memory,
     Remembering,
     SampleChunks,
+    ScanInputs,
     Segments,
     attend,
     convolve,
@@ -151,9 +152,8 @@ def test_rows_that_are_kept_are_the_last_ones(most: int | None) -> None:
         came = torch.cat((came, new))
 
 
-@pytest.mark.parametrize("groups", [None, (0, 0, 0, 0, 1, 1)])
-def test_a_scan_goes_on_from_its_state(groups: tuple[int, ...] | None) -> None:
-    """By chunks or by one row, heads shared evenly or not: what the recurrence over all rows reads, and leaves."""
+def test_a_scan_goes_on_from_its_state() -> None:
+    """By chunks or by one row: what the recurrence over all rows reads, and leaves."""
     generator = torch.Generator().manual_seed(2)
     rows, heads, width, state = 19, 6, 3, 5
 
@@ -162,18 +162,19 @@ def test_a_scan_goes_on_from_its_state(groups: tuple[int, ...] | None) -> None:
 
     x, b, c, skip = draw(rows, heads, width), draw(rows, 2, state), draw(rows, 2, state), draw(heads)
     steps, rates = draw(rows, heads).exp(), -draw(heads).exp()
-    spread = groups or (0, 0, 0, 1, 1, 1)
-    expected = scan_by_row(x, steps, rates, b[:, spread], c[:, spread], skip, SampleChunks.of((rows,), chunk=4))
+    inputs = ScanInputs(x=x, steps=steps, rates=rates, b=b, c=c, skip=skip)
+    expected, after = scan_by_row(inputs, SampleChunks.of((rows,), chunk=4))
     found, last, at = [], None, 0
     for count in (1, 6, 1, 8, 3):
         here = slice(at, at + count)
         chunks = SampleChunks.of((count,), chunk=4, before=at)
-        y, last = scan_on(x[here], steps[here], rates, b[here], c[here], skip, chunks, state=last, groups=groups)
+        piece = attrs.evolve(inputs, x=x[here], steps=steps[here], b=b[here], c=c[here])
+        y, last = scan_on(piece, chunks, last)
         found.append(y)
         at += count
     torch.testing.assert_close(torch.cat(found), expected)
-    assert last is not None
-    assert last.shape == (heads, width, state)
+    torch.testing.assert_close(last, after)
+    assert after.shape == (heads, width, state)
 
 
 def test_a_convolution_goes_on_from_the_last_rows() -> None:

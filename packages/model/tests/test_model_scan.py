@@ -5,15 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
+import attrs
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model.runtime import ContextAxis, SampleChunks, Sequences, _convolution, convolve, scan, scan_by_row
+from mimo.model.runtime import (
+    ContextAxis,
+    SampleChunks,
+    ScanInputs,
+    Sequences,
+    _convolution,
+    convolve,
+    scan,
+    scan_by_chunks,
+    scan_by_row,
+)
 from mimo.model.runtime._convolution import convolve_by_kernel
 from mimo.model.runtime._scan import scan_by_kernel
 from mimo.topology import context_spans
@@ -22,14 +33,7 @@ HEADS, WIDTH, GROUPS, STATE = 6, 3, 2, 5
 SAMPLES = [(11,), (1, 1, 1), (4, 4), (5, 0, 1, 9, 2), (0,), (), (3, 13, 1)]
 
 
-Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _of(x: Tensor, steps: Tensor, rates: Tensor, b: Tensor, c: Tensor, skip: Tensor) -> Operands:
-    return x, steps, rates, b, c, skip
-
-
-def _operands(rows: int, *, dtype: torch.dtype = torch.float64) -> Operands:
+def _inputs(rows: int, *, dtype: torch.dtype = torch.float64) -> ScanInputs:
     generator = torch.Generator().manual_seed(rows)
     x, b, c = (
         torch.randn(rows, *shape, generator=generator, dtype=dtype)
@@ -38,7 +42,22 @@ def _operands(rows: int, *, dtype: torch.dtype = torch.float64) -> Operands:
     steps = torch.rand(rows, HEADS, generator=generator, dtype=dtype) + 0.01
     rates = -torch.rand(HEADS, generator=generator, dtype=dtype) * 3
     skip = torch.randn(HEADS, generator=generator, dtype=dtype)
-    return _of(*(value.requires_grad_() for value in (x, steps, rates, b, c, skip)))
+    found = ScanInputs(x=x, steps=steps, rates=rates, b=b, c=c, skip=skip)
+    for value in _all(found):
+        value.requires_grad_()
+    return found
+
+
+def _all(inputs: ScanInputs) -> tuple[Tensor, ...]:
+    return attrs.astuple(inputs, recurse=False)
+
+
+def _each(inputs: ScanInputs, change: Callable[[Tensor], Tensor]) -> ScanInputs:
+    return ScanInputs(**{name: change(value) for name, value in attrs.asdict(inputs, recurse=False).items()})
+
+
+def _rows(inputs: ScanInputs, rows: slice) -> ScanInputs:
+    return attrs.evolve(inputs, x=inputs.x[rows], steps=inputs.steps[rows], b=inputs.b[rows], c=inputs.c[rows])
 
 
 @pytest.mark.parametrize("lengths", SAMPLES)
@@ -46,24 +65,23 @@ def _operands(rows: int, *, dtype: torch.dtype = torch.float64) -> Operands:
 def test_chunks_are_the_recurrence(lengths: tuple[int, ...], chunk: int) -> None:
     """What rows read and all gradients, wherever samples end in the chunks."""
     chunks = SampleChunks.of(lengths, chunk=chunk)
-    given, same = _operands(sum(lengths)), _operands(sum(lengths))
-    found, expected = scan(*given, chunks), scan_by_row(*same, chunks)
+    given, same = _inputs(sum(lengths)), _inputs(sum(lengths))
+    found, expected = scan(given, chunks), scan_by_row(same, chunks)[0]
     torch.testing.assert_close(found, expected)
     weights = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(1))
     (found * weights).sum().backward()
-    (expected * weights + 0 * sum(value.sum() for value in same)).sum().backward()
-    for value, other in zip(given, same, strict=True):
+    (expected * weights + 0 * sum(value.sum() for value in _all(same))).sum().backward()
+    for value, other in zip(_all(given), _all(same), strict=True):
         torch.testing.assert_close(value.grad, other.grad)
 
 
 def test_a_state_ends_with_its_sample() -> None:
     """A sample reads the same whatever was packed before it."""
-    operands = _of(*(value.detach() for value in _operands(12)))
-    whole = scan(*operands, SampleChunks.of((5, 7), chunk=4))
-    x, steps, rates, b, c, skip = operands
-    alone = scan(x[5:], steps[5:], rates, b[5:], c[5:], skip, SampleChunks.of((7,), chunk=4))
+    inputs = _inputs(12)
+    whole = scan(inputs, SampleChunks.of((5, 7), chunk=4))
+    alone = scan(_rows(inputs, slice(5, 12)), SampleChunks.of((7,), chunk=4))
     torch.testing.assert_close(whole[5:], alone)
-    joined = scan(*operands, SampleChunks.of((12,), chunk=4))
+    joined = scan(inputs, SampleChunks.of((12,), chunk=4))
     assert not torch.allclose(joined[5:], alone, atol=1e-2)
 
 
@@ -72,36 +90,36 @@ def test_steps_of_a_sample_leave_no_rounding_to_the_next() -> None:
     chunks = SampleChunks.of((9, 20), chunk=16)
 
     def run(factor: float) -> list[Tensor]:
-        given = _operands(29, dtype=torch.float32)
+        given = _inputs(29, dtype=torch.float32)
         scale = torch.ones(29, 1)
         scale[:9] = factor
-        y = scan(given[0], given[1] * scale, *given[2:], chunks)
-        y[9:].square().sum().backward()
-        return [
-            y.detach()[9:],
-            *(value.grad[9:] for value in (given[0], given[1], *given[3:5]) if value.grad is not None),
-        ]
+        y = scan(attrs.evolve(given, steps=given.steps * scale), chunks)
+        by_row = (given.x, given.steps, given.b, given.c)
+        return [y.detach()[9:], *(each[9:] for each in torch.autograd.grad(y[9:].square().sum(), by_row))]
 
     for found, expected in zip(run(1e6), run(1.0), strict=True):
         assert float((found - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
 
 
+def test_what_decays_to_nothing_is_as_in_the_recurrence() -> None:
+    """By steps so long that little or nothing of a state is left within a chunk, gradients too."""
+    given, chunks = _inputs(40), SampleChunks.of((28, 12), chunk=16)
+
+    def run(form: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        steps = given.steps * torch.linspace(1, 200, 40).unsqueeze(1)
+        y = form(attrs.evolve(given, steps=steps), chunks)[0]
+        return y, *torch.autograd.grad(y.square().sum(), _all(given))
+
+    torch.testing.assert_close(run(scan_by_chunks), run(scan_by_row))
+
+
 def test_the_scan_computes_in_single_precision_at_least() -> None:
     """Rows of half the precision are read as what they are, and nothing more is rounded."""
-    rounded = _of(*(value.detach().bfloat16() for value in _operands(40, dtype=torch.float32)))
+    rounded = _each(_inputs(40, dtype=torch.float32), Tensor.bfloat16)
     chunks = SampleChunks.of((30, 10), chunk=8)
-    found = scan(*rounded, chunks)
+    found = scan(rounded, chunks)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, scan(*_of(*(value.float() for value in rounded)), chunks), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("groups", [(0, 1, 1, 1, 1, 1), (0, 0, 0, 0, 0, 1)])
-def test_heads_of_unequal_groups(groups: tuple[int, ...]) -> None:
-    """Where heads were cut inside of groups, each still reads its own."""
-    x, steps, rates, b, c, skip = (value.detach() for value in _operands(9))
-    chunks = SampleChunks.of((4, 5), chunk=4)
-    found = scan(x, steps, rates, b, c, skip, chunks, groups=groups)
-    torch.testing.assert_close(found, scan_by_row(x, steps, rates, b[:, groups], c[:, groups], skip, chunks))
+    torch.testing.assert_close(found, scan(_each(rounded, Tensor.float), chunks), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("lengths", SAMPLES)
@@ -124,14 +142,31 @@ def test_the_convolution_is_pytorchs_in_each_sample(lengths: tuple[int, ...], ta
 
 def test_kernels_are_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the optional packages would be given means the same by their documented arguments; theirs never ran here."""
-    chunks = SampleChunks.of((4, 7), chunk=5)
-    x, steps, rates, b, c, skip = (value.detach().float() for value in _operands(11))
 
-    def scanned(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, **more: Tensor) -> Tensor:
-        assert set(more) == {"D", "seq_idx"}
-        assert more["seq_idx"].dtype == torch.int32
+    def scanned(
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        *,
+        chunk_size: int,
+        D: Tensor,  # noqa: N803 - the kernel's name
+        initial_states: Tensor | None,
+        seq_idx: Tensor,
+        return_final_states: bool,
+    ) -> tuple[Tensor, Tensor]:
+        assert seq_idx.dtype == torch.int32
         assert chunk_size == 5
-        return scan_by_row(x[0], dt[0], a, b[0], c[0], more["D"], _chunks(more["seq_idx"])).unsqueeze(0)
+        assert return_final_states
+        inputs = ScanInputs(x=x[0], steps=dt[0], rates=a, b=b[0], c=c[0], skip=D)
+        if initial_states is None:
+            y, last = scan_by_row(inputs, _chunks(seq_idx))
+        else:  # those of the sample numbered 0
+            assert not seq_idx.any()
+            assert initial_states.dtype == torch.float32
+            y, last = scan_by_row(inputs, SampleChunks.of((x.shape[1],), chunk=3, before=1), initial_states[0])
+        return y.unsqueeze(0), last.unsqueeze(0)
 
     def convolved(x: Tensor, weight: Tensor, bias: Tensor | None, *, seq_idx: Tensor, activation: str) -> Tensor:
         assert x.stride(1) == 1 < x.stride(2), "the kernel takes samples only where columns lie side by side"
@@ -146,8 +181,15 @@ def test_kernels_are_asked_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     fakes["mamba_ssm.ops.triton.ssd_combined"].mamba_chunk_scan_combined = scanned
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)
-    found = scan_by_kernel(x, steps, rates, b, c, skip, chunks)
-    torch.testing.assert_close(found, scan(x, steps, rates, b, c, skip, chunks))
+    inputs = _inputs(11, dtype=torch.float32)
+    chunks = SampleChunks.of((4, 7), chunk=5)
+    torch.testing.assert_close(scan_by_kernel(inputs, chunks)[0], scan_by_chunks(inputs, chunks)[0])
+    last: Tensor | None = None
+    for start, stop in ((0, 3), (3, 11)):
+        piece, more = _rows(inputs, slice(start, stop)), SampleChunks.of((stop - start,), chunk=5, before=start)
+        found, expected = scan_by_kernel(piece, more, last), scan_by_chunks(piece, more, last)
+        torch.testing.assert_close(found, expected)
+        last = found[1]
     rows, weight, bias = torch.randn(11, 16), torch.randn(16, 4), torch.randn(16)
     torch.testing.assert_close(convolve_by_kernel(rows, weight, bias, chunks), convolve(rows, weight, bias, chunks))
 

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model._hybrid_config import HybridConfig
-from mimo.model.runtime import LayerMemory, Linear, Sequences, TensorAxis, convolve, convolve_continued, scan, scan_on
+from mimo.model.runtime import (
+    LayerMemory,
+    Linear,
+    ScanInputs,
+    Sequences,
+    TensorAxis,
+    convolve,
+    convolve_continued,
+    scan,
+    scan_on,
+)
 
 _STEPS = (1e-3, 1e-1)
 """Between which the first steps are drawn."""
@@ -177,11 +187,13 @@ class Mamba(nn.Module):
         wide = torch.promote_types(steps.dtype, torch.float32)
         steps = functional.softplus(steps.to(wide) + self.step_bias[heads].to(wide)).clamp(*self.step_range)
         rates = -self.rate_log[heads].to(wide).exp()
-        given = (x, steps, rates, b, c, self.skip[heads], sequences.chunks)
         groups = self._groups(here)
+        if groups is not None:
+            b, c = b[:, groups], c[:, groups]
+        given = ScanInputs(x=x, steps=steps, rates=rates, b=b, c=c, skip=self.skip[heads])
         if memory is None:
-            return scan(*given, groups=groups).flatten(1)
-        y, memory.tensors["state"] = scan_on(*given, state=memory.tensors.get("state"), groups=groups)
+            return scan(given, sequences.chunks).flatten(1)
+        y, memory.tensors["state"] = scan_on(given, sequences.chunks, memory.tensors.get("state"))
         return y.flatten(1)
 
     def _share(self, heads: range) -> tuple[slice, slice, slice, slice]:

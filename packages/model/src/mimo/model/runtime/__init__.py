@@ -31,7 +31,7 @@ from mimo.model.runtime._patches import packed_patches
 from mimo.model.runtime._projectors import Projector
 from mimo.model.runtime._router import Choices, Router
 from mimo.model.runtime._rowwise import turn
-from mimo.model.runtime._scan import SampleChunks, scan, scan_by_row, scan_on
+from mimo.model.runtime._scan import SampleChunks, ScanInputs, scan, scan_by_chunks, scan_by_row, scan_on
 from mimo.model.runtime._segments import Segments
 from mimo.model.runtime._sequences import Sequences
 from mimo.model.runtime._trained import build_stage, stage_without_storage, trained_paths
@@ -68,6 +68,7 @@ __all__ = [
     "Remembering",
     "Router",
     "SampleChunks",
+    "ScanInputs",
     "Segments",
     "Sequences",
     "Split",
@@ -87,6 +88,7 @@ __all__ = [
     "packed_patches",
     "read_hf",
     "scan",
+    "scan_by_chunks",
     "scan_by_row",
     "scan_on",
     "split_encoder",

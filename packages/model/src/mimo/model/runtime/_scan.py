@@ -1,10 +1,10 @@
 """The selective state space of Mamba-2 over packed samples (Dao and Gu 2024, arXiv:2405.21060).
 
 Each head h keeps a state [P, S], zero before a sample's first row, which row t changes and reads:
-``state = exp(step · rate) · state + step · x · B``, ``y = state · C + skip · x``. `scan_by_row` does just that. `scan`
-cuts the rows into chunks, each of which is a product like attention's plus what the state before it adds (the paper's
-section 6): the same numbers by large products, and one step of recurrence a chunk. Where `mamba_ssm` is installed, its
-kernels do it on CUDA.
+``state = exp(step · rate) · state + step · x · B``, ``y = state · C + skip · x``. `scan_by_row` does just that.
+`scan_by_chunks` cuts the rows into chunks, each of which is a product like attention's plus what the state before it
+adds (the paper's section 6): the same numbers by large products, and one step of recurrence a chunk. Where `mamba_ssm`
+is installed, its kernels do it on CUDA.
 Shapes: T rows, N heads of P columns, G groups of heads that share B and C, S columns of the state; K chunks of Q rows.
 """
 
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import attrs
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+_GONE = -64.0
+"""What is left of a state after that, 2e-28 of it, counts as nothing: products with it would leave the normal range."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -87,99 +90,76 @@ class SampleChunks:
         return cls(rows=rows, count=count, size=size, wanted=chunk, **placed)
 
 
-def scan(
-    x: Tensor,
-    steps: Tensor,
-    rates: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-    chunks: SampleChunks,
-    *,
-    groups: Sequence[int] | None = None,
-) -> Tensor:
-    """Return what every row reads, [T, N, P], in float32 at least.
+@attrs.frozen(kw_only=True, eq=False)
+class ScanInputs:
+    """What a scan takes of T packed rows.
 
     Args:
         x: [T, N, P] what each row adds to the state.
         steps: [T, N] positive.
         rates: [N] negative.
-        b: [T, G, S] where it is added.
+        b: [T, G, S] where it is added; each group serves equally many heads in a row.
         c: [T, G, S] where the state is read.
         skip: [N] how much of ``x`` is read beside the state.
-        chunks: of the T rows.
-        groups: [N] the group of each head, where they don't serve equally many heads in a row.
     """
-    assert x.shape[0] == chunks.rows, f"{x.shape[0]} rows, chunks of {chunks.rows}"
-    if groups is not None:
-        b, c = b[:, groups], c[:, groups]
-    if x.numel() and has_kernels(x.device, "mamba_ssm"):
-        return scan_by_kernel(x, steps, rates, b, c, skip, chunks)
-    return _scan_chunks(x, steps, rates, b, c, skip, chunks, None)[0]
+
+    x: Tensor
+    steps: Tensor
+    rates: Tensor
+    b: Tensor
+    c: Tensor
+    skip: Tensor
+
+    def widened(self) -> ScanInputs:
+        """Return the same in float32 at least."""
+        wide = torch.promote_types(self.x.dtype, torch.float32)
+        return ScanInputs(**{name: value.to(wide) for name, value in attrs.asdict(self, recurse=False).items()})
 
 
-def scan_on(
-    x: Tensor,
-    steps: Tensor,
-    rates: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-    chunks: SampleChunks,
-    *,
-    state: Tensor | None,
-    groups: Sequence[int] | None = None,
-) -> tuple[Tensor, Tensor]:
+def scan(inputs: ScanInputs, chunks: SampleChunks) -> Tensor:
+    """Return what every row reads, [T, N, P], in float32 at least, by the quickest form that there is."""
+    return _quickest(inputs)(inputs, chunks)[0]
+
+
+def scan_on(inputs: ScanInputs, chunks: SampleChunks, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return what further rows of one sample read, [T, N, P], and the state [N, P, S] after the last; see `scan`.
 
     Args:
-        x: [T, N, P], at least one row.
-        steps: [T, N].
-        rates: [N].
-        b: [T, G, S].
-        c: [T, G, S].
-        skip: [N].
-        chunks: of the T rows, made with ``before``.
+        inputs: of at least one row.
+        chunks: made with ``before``.
         state: [N, P, S] after the row before these; None before the first.
-        groups: [N] as for `scan`.
     """
-    if groups is not None:
-        b, c = b[:, groups], c[:, groups]
-    run = _scan_rows if chunks.rows == 1 else _scan_chunks
-    return run(x, steps, rates, b, c, skip, chunks, state)
+    form = scan_by_row if chunks.rows == 1 else _quickest(inputs)
+    return form(inputs, chunks, state)
 
 
-def _scan_chunks(
-    x: Tensor,
-    steps: Tensor,
-    rates: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-    chunks: SampleChunks,
-    begin: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return what every row reads, and the state behind the last chunk."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    x, steps, b, c = x.to(wide), steps.to(wide), b.to(wide), c.to(wide)
-    split = (b.shape[1], x.shape[1] // b.shape[1] if b.shape[1] else 1)  # groups, heads of each
+def _quickest(inputs: ScanInputs) -> Callable[..., tuple[Tensor, Tensor]]:
+    return scan_by_kernel if inputs.x.numel() and has_kernels(inputs.x.device, "mamba_ssm") else scan_by_chunks
+
+
+def scan_by_chunks(inputs: ScanInputs, chunks: SampleChunks, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return what every row reads, and the state behind the last chunk, of which `scan_on` makes use."""
+    assert inputs.x.shape[0] == chunks.rows, f"{inputs.x.shape[0]} rows, chunks of {chunks.rows}"
+    inputs = inputs.widened()
+    x, steps = inputs.x, inputs.steps
+    b, c = _cut(inputs.b, chunks), _cut(inputs.c, chunks)
+    split = (b.shape[2], x.shape[1] // b.shape[2] if b.shape[2] else 1)  # groups, heads of each
     added = _cut(x * steps.unsqueeze(2), chunks)  # [K, Q, N, P]
-    b, c = _cut(b, chunks), _cut(c, chunks)
     # [K, Q, N] of the decay since the chunk began, or the sample in it, so that no rounding goes from sample to sample.
     # As a product in float64, since one in float32 may be rounded to fewer digits (TF32).
-    logs = (chunks.seen.double() @ _cut(steps * rates.to(wide), chunks).double()).to(wide)
+    logs = (chunks.seen.double() @ _cut(steps * inputs.rates, chunks).double()).to(x.dtype)
     y = _within(added, logs, b, c, chunks.seen)
     left = added * _decay(logs[:, -1:] - logs, chunks.leaves).unsqueeze(3)
     made = torch.einsum("kqgs,kqghp->kghps", b, left.unflatten(2, split))
     through = _decay(logs[:, -1], chunks.passes).unflatten(1, split)[..., None, None]
-    state = torch.zeros_like(made[0]) if begin is None else begin.unflatten(0, split)
-    states = []
+    last = torch.zeros_like(made[0]) if state is None else state.unflatten(0, split)
+    before = []
     for k in range(chunks.count):
-        states.append(state)
-        state = state * through[k] + made[k]
-    read = torch.einsum("kqgs,kghps->kqghp", c, torch.stack(states)).flatten(2, 3)
+        before.append(last)
+        last = last * through[k] + made[k]
+    read = torch.einsum("kqgs,kghps->kqghp", c, torch.stack(before)).flatten(2, 3)
     y = y + read * _decay(logs, chunks.enters).unsqueeze(3)
-    return y.flatten(0, 1)[: chunks.rows] + x * skip.to(wide).unsqueeze(1), state.flatten(0, 1)
+    return y.flatten(0, 1)[: chunks.rows] + x * inputs.skip.unsqueeze(1), last.flatten(0, 1)
 
 
 def _within(added: Tensor, logs: Tensor, b: Tensor, c: Tensor, seen: Tensor) -> Tensor:
@@ -192,11 +172,26 @@ def _within(added: Tensor, logs: Tensor, b: Tensor, c: Tensor, seen: Tensor) -> 
     return torch.einsum("knqj,kjnp->kqnp", weights * scores, added)
 
 
+class _Decay(torch.autograd.Function):
+    """Exponentials, but 0 where CPUs would take many times as long: of minus infinity, and of what comes to nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, logs: Tensor, where: Tensor) -> Tensor:
+        gone = ~where | (logs < _GONE)
+        decay = logs.masked_fill(gone, 0.0).exp_().masked_fill_(gone, 0.0)
+        ctx.save_for_backward(decay)
+        return decay
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (decay,) = ctx.saved_tensors
+        return gradients[0] * decay, None
+
+
 def _decay(logs: Tensor, where: Tensor) -> Tensor:
     """Return the exponentials of ``logs``, 0 elsewhere; ``where`` has the first dims of ``logs``, or all of them."""
     where = where if where.dim() == logs.dim() else where.unsqueeze(-1)
-    decay: Tensor = logs.masked_fill(~where, -torch.inf).exp()
-    return decay
+    return cast("Tensor", _Decay.apply(logs, where))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _cut(x: Tensor, chunks: SampleChunks) -> Tensor:
@@ -205,35 +200,20 @@ def _cut(x: Tensor, chunks: SampleChunks) -> Tensor:
     return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, padding)).reshape(chunks.count, chunks.size, *x.shape[1:])
 
 
-def scan_by_row(
-    x: Tensor, steps: Tensor, rates: Tensor, b: Tensor, c: Tensor, skip: Tensor, chunks: SampleChunks
-) -> Tensor:
-    """Return the same row by row, as the recurrence says; see `scan`."""
-    return _scan_rows(x, steps, rates, b, c, skip, chunks, None)[0]
-
-
-def _scan_rows(
-    x: Tensor,
-    steps: Tensor,
-    rates: Tensor,
-    b: Tensor,
-    c: Tensor,
-    skip: Tensor,
-    chunks: SampleChunks,
-    begin: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    x, steps, b, c = x.to(wide), steps.to(wide), b.to(wide), c.to(wide)
-    each = x.shape[1] // b.shape[1]
-    b, c = b.repeat_interleave(each, 1), c.repeat_interleave(each, 1)
-    decays = (steps * rates.to(wide)).exp() * (chunks.ages > 0).unsqueeze(1)  # [T, N]
-    state, found = x.new_zeros(*x.shape[1:], b.shape[2]) if begin is None else begin, []
+def scan_by_row(inputs: ScanInputs, chunks: SampleChunks, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the same row by row, as the recurrence says, and the state after the last one."""
+    inputs = inputs.widened()
+    x, steps = inputs.x, inputs.steps
+    each = x.shape[1] // inputs.b.shape[1]
+    b, c = inputs.b.repeat_interleave(each, 1), inputs.c.repeat_interleave(each, 1)
+    decays = (steps * inputs.rates).exp() * (chunks.ages > 0).unsqueeze(1)  # [T, N]
+    last, found = x.new_zeros(*x.shape[1:], b.shape[2]) if state is None else state, []
     writes = (steps.unsqueeze(2) * x).unsqueeze(3)  # [T, N, P, 1]
     for write, decay, into, out in zip(writes.unbind(), decays.unbind(), b.unbind(), c.unbind(), strict=True):
-        state = decay.view(-1, 1, 1) * state + write * into.unsqueeze(1)
-        found.append((state * out.unsqueeze(1)).sum(2))
+        last = decay.view(-1, 1, 1) * last + write * into.unsqueeze(1)
+        found.append((last * out.unsqueeze(1)).sum(2))
     read = torch.stack(found) if found else x
-    return read + x * skip.to(wide).unsqueeze(1), state
+    return read + x * inputs.skip.unsqueeze(1), last
 
 
 def has_kernels(device: torch.device, package: str) -> bool:
@@ -241,19 +221,19 @@ def has_kernels(device: torch.device, package: str) -> bool:
     return device.type == "cuda" and importlib.util.find_spec(package) is not None
 
 
-def scan_by_kernel(
-    x: Tensor, steps: Tensor, rates: Tensor, b: Tensor, c: Tensor, skip: Tensor, chunks: SampleChunks
-) -> Tensor:
-    """Return the same by the kernels of `mamba_ssm`; see `scan`."""
+def scan_by_kernel(inputs: ScanInputs, chunks: SampleChunks, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the same by the kernels of `mamba_ssm`."""
     kernels: Any = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
-    found: Tensor = kernels.mamba_chunk_scan_combined(
-        x.unsqueeze(0),
-        steps.unsqueeze(0),
-        rates,
-        b.unsqueeze(0),
-        c.unsqueeze(0),
+    found, last = kernels.mamba_chunk_scan_combined(
+        inputs.x.unsqueeze(0),
+        inputs.steps.unsqueeze(0),
+        inputs.rates,
+        inputs.b.unsqueeze(0),
+        inputs.c.unsqueeze(0),
         chunk_size=chunks.wanted,
-        D=skip,
+        D=inputs.skip,
+        initial_states=None if state is None else state.unsqueeze(0),
         seq_idx=chunks.samples.int().unsqueeze(0),
+        return_final_states=True,
     )
-    return found.squeeze(0).to(torch.promote_types(x.dtype, torch.float32))
+    return found.squeeze(0).to(torch.promote_types(inputs.x.dtype, torch.float32)), last.squeeze(0)
