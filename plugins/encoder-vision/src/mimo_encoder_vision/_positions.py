@@ -38,10 +38,20 @@ def resized_positions(table: Tensor, grid: tuple[int, int], *, antialias: bool) 
     side = round(len(table) ** 0.5)
     if grid == (side, side):
         return table
-    square = table.float().view(1, side, side, -1).permute(0, 3, 1, 2)
+    down, across = (_shares(count, side, antialias=antialias).to(table.device) for count in grid)
+    rows = (down @ table.float().view(side, -1)).view(grid[0], side, -1)  # [down, S, W]
+    return (across @ rows).flatten(0, 1).to(table.dtype)
+
+
+def _shares(count: int, side: int, *, antialias: bool) -> Tensor:
+    """Return how much each of ``count`` rows has of each of ``side``, [count, S]: `interpolate` of each row alone.
+
+    Both filters are products of one for rows and one for columns. As products with these the resizing has a gradient
+    that is the same in each run, on CUDA too.
+    """
+    alone = torch.eye(side).view(1, 1, side, side)
     mode = "bilinear" if antialias else "bicubic"
-    resized = functional.interpolate(square, size=grid, mode=mode, align_corners=False, antialias=antialias)
-    return resized[0].flatten(1).t().to(table.dtype)
+    return functional.interpolate(alone, (count, side), mode=mode, align_corners=False, antialias=antialias)[0, 0]
 
 
 def each_once(grids: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

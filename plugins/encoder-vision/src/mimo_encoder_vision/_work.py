@@ -32,7 +32,10 @@ def encoder_work(
         first = product(rows, pixels, width, bias=config.patch_bias, of_items=True)
         first += Work(copied=rows * pixels, weights=config.class_tokens * width)
         if isinstance(config, LearnedConfig):
-            first += Work(weights=(config.class_tokens + config.places**2) * width)
+            side = config.places
+            resized = {*grids} - {(side, side)}
+            products = sum(2.0 * width * down * side * (side + across) for down, across in resized)
+            first += Work(weighted=products, of_items=products, weights=(config.class_tokens + side**2) * width)
         if config.pre_norm:
             first += Work(copied=rows * width, weights=2 * width)
         encoder = first + encoder
