@@ -222,6 +222,24 @@ def test_a_window_leaves_out_what_no_row_sees() -> None:
     assert Segments.of((200,), causal=True, window=200).calls[0].pieces[0].mask is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "part", "parts", "calls"),
+    [
+        (12, 0, 1, [(1, 3, 6), (3, 3, 4)]),
+        (5, 1, 3, [(1, 1, 6), (1, 3, 4), (1, 1, 4)]),
+        (5, 2, 3, [(1, 2, 4)]),
+        (12, 1, 2, []),
+    ],
+)
+def test_queries_of_like_segments_share_a_call(
+    rows: int, part: int, parts: int, calls: list[tuple[int, int, int]]
+) -> None:
+    """Three rows for each of four segments look at its 4 or 6 others: chunks, queries and keys of a slice's calls."""
+    segments = Segments.crossed([4, 6, 4, 4], queries=3, rows=rows, part=part, parts=parts)
+    assert [(call.chunks, call.queries, call.keys) for call in segments.calls] == calls
+    assert segments.used == sum(call.chunks * call.queries for call in segments.calls)
+
+
 def test_slices_cut_segments_anywhere() -> None:
     """Each rank's slice of the rows looks at all of the segments that it touches."""
     calls = [

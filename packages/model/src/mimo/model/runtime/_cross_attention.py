@@ -6,17 +6,16 @@ is seen, N heads, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from mimo.model.runtime._attention import attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._layers import Linear
 from mimo.model.runtime._packed_rows import PackedRows
+from mimo.model.runtime._segments import Segments
 
 
 class CrossAttention(nn.Module):
@@ -40,7 +39,7 @@ class CrossAttention(nn.Module):
         self.output = Linear(width, width)
         self.axis = TensorAxis.single()
 
-    def forward(self, x: Tensor, seen: Tensor, lengths: Sequence[int], queries: int, rows: PackedRows) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor, segments: Segments, rows: PackedRows) -> Tensor:
         """Return [T, W] of ``x`` [T, W]; padding at the end gets zeros before the last product.
 
         With several context ranks each projects the rows that it holds, and every one must call it.
@@ -48,8 +47,7 @@ class CrossAttention(nn.Module):
         Args:
             x: this rank's slice of the rows that ask.
             seen: this rank's slice of the rows that are seen [S, I].
-            lengths: rows of each item that are seen, those of all ranks.
-            queries: rows of each item that ask.
+            segments: `PackedRows.crossed`.
             rows: how both are cut.
         """
         x, seen = self.axis.enter(x), self.axis.enter(seen)
@@ -57,16 +55,5 @@ class CrossAttention(nn.Module):
         held = torch.cat((self.key(seen), self.value(seen)), 1)
         shared = rows.context.share(held, [len(held)] * rows.context.size)
         key, value = shared.unflatten(1, (2, -1, self.head_width)).unbind(1)
-        start = rows.context.rank * len(x)
-        stop = min(start + len(x), len(lengths) * queries)
-        stops = list(accumulate(lengths))
-        found = []
-        for item in range(start // queries, -(-stop // queries)) if start < stop else ():
-            asking = slice(max(item * queries, start) - start, min((item + 1) * queries, stop) - start)
-            own = slice(stops[item] - lengths[item], stops[item])
-            q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (query[asking], key[own], value[own]))
-            found.append(functional.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1))
-        # Without rows of its own a rank still takes part in the backward of all that its peers gathered.
-        attended = torch.cat(found) if found else query[:0] + shared.sum()
-        attended = functional.pad(attended, (0, 0, 0, 0, 0, len(x) - len(attended)))
+        attended = attend(query, key, value, segments)
         return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))

@@ -53,9 +53,25 @@ class PackedRows:
             lengths: rows of each item, those of all ranks.
             device: where attention will run.
         """
-        # Under sequence parallelism attention sees the rows of all tensor ranks.
-        entered = -(-sum(lengths) // self.slices) * (self.axis.size if self.axis.splits_rows else 1)
-        return Segments.sliced(lengths, causal=False, rows=entered, device=device, context=self.context)
+        rows = self._entered(sum(lengths))
+        return Segments.sliced(lengths, causal=False, rows=rows, device=device, context=self.context)
+
+    def crossed(self, lengths: Sequence[int], *, queries: int, device: torch.device | str) -> Segments:
+        """Return the segments in which as many rows for each item look at all its rows, for `CrossAttention`.
+
+        Args:
+            lengths: rows of each item that are looked at, those of all ranks.
+            queries: rows of each item that look; packed they are cut like any others.
+            device: where attention will run.
+        """
+        rows, context = self._entered(len(lengths) * queries), self.context
+        return Segments.crossed(
+            lengths, queries=queries, rows=rows, part=context.rank, parts=context.size, device=device
+        )
+
+    def _entered(self, total: int) -> int:
+        """Return how many of ``total`` rows attention sees here: those of all tensor ranks, which may hold slices."""
+        return -(-total // self.slices) * (self.axis.size if self.axis.splits_rows else 1)
 
     def pad(self, x: Tensor, *, total: int) -> Tensor:
         """Return this rank's rows of ``total`` with zeros where its slice reaches beyond them."""

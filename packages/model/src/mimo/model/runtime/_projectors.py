@@ -18,6 +18,7 @@ from mimo.model.runtime._cross_attention import CrossAttention
 from mimo.model.runtime._encoder_layers import EncoderMlp
 from mimo.model.runtime._layers import Embedding, LayerNorm, Linear, RMSNorm
 from mimo.model.runtime._packed_rows import PackedRows
+from mimo.model.runtime._segments import Segments
 
 _EPS = 1e-5
 
@@ -125,8 +126,9 @@ class Resampler(nn.Module):
         """
         mine = rows.held(len(lengths) * self.queries.count)
         asks = self.queries(torch.arange(mine.start, mine.stop, device=x.device) % self.queries.count)
+        segments = rows.crossed(lengths, queries=self.queries.count, device=x.device)
         for layer in self.layers.values():
-            asks = layer(asks, x, lengths, self.queries.count, rows)
+            asks = layer(asks, x, segments, rows)
         return cast("Tensor", self.output(self.norm(asks)))
 
 
@@ -141,7 +143,7 @@ class ResamplerLayer(nn.Module):
         self.mlp_norm = LayerNorm(width, eps=_EPS)
         self.mlp = EncoderMlp(width, RESAMPLER_RATIO * width, width, activation=config.activation)
 
-    def forward(self, asks: Tensor, seen: Tensor, lengths: Sequence[int], queries: int, rows: PackedRows) -> Tensor:
+    def forward(self, asks: Tensor, seen: Tensor, segments: Segments, rows: PackedRows) -> Tensor:
         """Return [T, W] of ``asks`` [T, W]; for the rest see `CrossAttention`."""
-        asks = asks + self.attention(self.attention_norm(asks), seen, lengths, queries, rows)
+        asks = asks + self.attention(self.attention_norm(asks), seen, segments, rows)
         return cast("Tensor", asks + self.mlp(self.mlp_norm(asks)))

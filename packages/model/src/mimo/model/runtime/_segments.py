@@ -9,42 +9,19 @@ each, which look at L rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import attrs
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
+from mimo.model.runtime._calls import Call, Piece, call_of
 from mimo.model.runtime._chunks import Chunk, batch, cut_rows, cut_segments
 from mimo.model.runtime._context import ContextAxis
-
-_PIECES = 4  # of a masked call at most: over two ranks one computes a quarter more than is looked at, four a sixteenth
-_PIECE = 128  # queries of each at least, for the kernel to be quick
-
-
-@attrs.frozen(eq=False)
-class Piece:
-    """Some queries of a call, the keys that they look at, and the mask where the kernel needs one."""
-
-    queries: slice
-    keys: slice
-    mask: Tensor | None = None
-
-
-@attrs.frozen(eq=False)
-class Call:
-    """``chunks`` C of ``queries`` Q that look at ``keys`` L each, run at once or piece by piece."""
-
-    chunks: int
-    queries: int
-    keys: int
-    pieces: tuple[Piece, ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Segments:
-    """Where the segments of packed rows lie; make it with `Segments.of`, `sliced` or `continued`.
+    """Where the segments of packed rows lie; make it with `Segments.of`, `sliced`, `crossed` or `continued`.
 
     Args:
         causal: whether a row sees only itself and earlier rows of its segment.
@@ -119,6 +96,50 @@ class Segments:
         return cls._of(held, lengths, causal=causal, window=0, rows=rows, device=device, context=context)
 
     @classmethod
+    def crossed(
+        cls,
+        lengths: Sequence[int],
+        *,
+        queries: int,
+        rows: int,
+        part: int = 0,
+        parts: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> Segments:
+        """Return segments in which as many rows for each look at other rows, all of them held here.
+
+        Args:
+            lengths: of each segment, how many rows are looked at; they are packed.
+            queries: rows of each segment that look.
+            rows: T, a slice of the packed rows that look, the same in each part; padding follows the last segment.
+            part: which of the slices.
+            parts: how many there are.
+            device: where attention will run.
+        """
+        chunks = cut_rows([queries] * len(lengths), rows=rows, size=parts)[part]
+        batches = batch(chunks, lengths, causal=False)
+        calls = tuple(
+            call_of([chunks[i] for i in each], lengths, causal=False, window=0, device=torch.device(device))
+            for each in batches
+        )
+        asks, back = _asks(chunks, batches, calls, causal=False)
+        packed = torch.arange(sum(lengths)).split(list(lengths))
+        seen = [packed[chunks[i].segment] for each in batches for i in each]
+        used = sum(chunk.rows for chunk in chunks)
+        return cls(
+            causal=False,
+            rows=rows,
+            used=used,
+            held=sum(lengths),
+            calls=calls,
+            asks=asks.to(device),
+            sees=torch.cat([asks[:0], *seen]).to(device),
+            back=back.to(device),
+            context=ContextAxis.single(),
+            counts=(used,),
+        )
+
+    @classmethod
     def continued(cls, rows: int, *, before: int, window: int = 0, device: torch.device | str = "cpu") -> Segments:
         """Return the last ``rows`` of one causal segment, of which ``before`` came earlier and have only keys now.
 
@@ -133,7 +154,7 @@ class Segments:
             seen = slice(max(0, held - window) if window else 0, held)
             call = Call(1, 1, held, (Piece(slice(1), seen),))
         else:
-            call = _call([Chunk(0, before, held)], [held], causal=True, window=window, device=torch.device(device))
+            call = call_of([Chunk(0, before, held)], [held], causal=True, window=window, device=torch.device(device))
         return cls(
             causal=rows > 1,
             rows=rows,
@@ -166,7 +187,7 @@ class Segments:
         chunks = held[context.rank]
         batches = batch(chunks, lengths, causal=causal)
         calls = tuple(
-            _call([chunks[i] for i in each], lengths, causal=causal, window=window, device=torch.device(device))
+            call_of([chunks[i] for i in each], lengths, causal=causal, window=window, device=torch.device(device))
             for each in batches
         )
         in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
@@ -187,39 +208,6 @@ class Segments:
             context=context,
             counts=counts,
         )
-
-
-def _call(chunks: Sequence[Chunk], lengths: Sequence[int], *, causal: bool, window: int, device: torch.device) -> Call:
-    if not causal:
-        queries, keys = chunks[0].rows, lengths[chunks[0].segment]
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),))
-    keys = max(chunk.stop for chunk in chunks)
-    queries = keys - min(chunk.start for chunk in chunks)
-    if 0 < window < keys:
-        return Call(len(chunks), queries, keys, _pieces(queries, keys, window, device))
-    if queries == keys:
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),))
-    if device.type == "cuda":  # flash attention knows this mask without being given one
-        mask = causal_lower_right(queries, keys)
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys), mask),))
-    return Call(len(chunks), queries, keys, _pieces(queries, keys, keys, device))
-
-
-def _pieces(queries: int, keys: int, window: int, device: torch.device) -> tuple[Piece, ...]:
-    """Return the last ``queries`` of ``keys`` rows in pieces, each of which sees at most ``window`` rows back.
-
-    To a kernel a masked pair costs as much as any other. Pieces leave out most of those: they are `_PIECES`, or as many
-    to a window.
-    """
-    count = max(1, queries // max(_PIECE, min(queries, window) // _PIECES))
-    cuts = [keys - queries + queries * piece // count for piece in range(count + 1)]
-    pieces = []
-    for start, stop in pairwise(cuts):
-        first = max(0, start - window + 1)  # row ``start`` sees none before it
-        seen = torch.ones(stop - start, stop - first, dtype=torch.bool, device=device)
-        mask = seen.tril(start - first).triu(start - first - window + 1)
-        pieces.append(Piece(slice(start - keys + queries, stop - keys + queries), slice(first, stop), mask))
-    return tuple(pieces)
 
 
 def _asks(
