@@ -14,26 +14,29 @@ from mimo.model.runtime._axis import TensorAxis
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """``log(sum(exp(logits))) - logits[label]`` with the largest logit taken out first."""
+    """``log(sum(exp(logits))) - logits[label]`` with the largest logit taken out first.
+
+    All happens where the logits lie, of which a step has more than of anything else: exponentials, then gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, axis: TensorAxis) -> Tensor:
         top = axis.largest(_row_maximum(logits))
-        shares = logits.float() - top.unsqueeze(1)
+        shares = logits.detach().float().sub_(top.unsqueeze(1))
         columns, here = _columns(labels, start, logits.shape[1])
         target = shares.gather(1, columns).masked_fill_(~here, 0.0).sum(1)
         shares = shares.exp_()
         sums, target = axis.total(torch.stack((shares.sum(1), target)))
-        ctx.save_for_backward(shares.div_(sums.unsqueeze(1)), columns, here)
+        ctx.save_for_backward(shares, sums, columns, here)
         ctx.dtype = logits.dtype
         losses: Tensor = sums.log() - target
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        shares, columns, here = ctx.saved_tensors
+        shares, sums, columns, here = ctx.saved_tensors
         each = gradients[0].unsqueeze(1)
-        gradient = (shares * each).scatter_add_(1, columns, -each * here)
+        gradient = shares.mul_(each / sums.unsqueeze(1)).scatter_add_(1, columns, -each * here)
         return gradient.to(ctx.dtype), None, None, None
 
 
@@ -48,7 +51,7 @@ def vocabulary_cross_entropy(logits: Tensor, labels: Tensor, *, vocabulary: int,
     """Return the cross-entropy [T] of each row in fp32, the same on all tensor ranks.
 
     Args:
-        logits: [T, v], this rank's span.
+        logits: [T, v], this rank's span. In fp32 they are overwritten, and nothing else may read them afterwards.
         labels: [T] ids, each in ``0 .. vocabulary - 1``.
         vocabulary: V.
         axis: over which the vocabulary is cut.
