@@ -195,12 +195,17 @@ def _lay_out(choice: random.Random, name: str, ranks: Sequence[int]) -> Grid:
     return Grid(name=name, ranks=ranks[: math.prod(sizes.values())], **sizes)
 
 
+def _slices(rows: int, *, each: int, cells: int) -> Cut:
+    """Cut rows into slices of ``each`` rows, of which the last cells may get fewer or none."""
+    return Cut([min(cell * each, rows) for cell in range(cells + 1)], range(cells))
+
+
 def _draw_cut(choice: random.Random, samples: list[int], cells: int) -> Cut:
     """Draw how the rows of a lane lie in its cells: slices, early and late spans of each sample, or anyhow."""
     total = sum(samples)
     match choice.randrange(3):
         case 0:
-            return Cut.contiguous(total, each=-(-total // cells) + choice.randrange(2), cells=cells)
+            return _slices(total, each=-(-total // cells) + choice.randrange(2), cells=cells)
         case 1:
             spans = [
                 (sum(samples[:number]) + start, sum(samples[:number]) + stop, cell)
@@ -220,7 +225,7 @@ def _even_end(grid: Grid, rows: tuple[int, ...], *, sequence_parallel: bool) -> 
 
     def cut(lane: int) -> Cut:
         total = sum(rows[at] for at in owners.span(lane))
-        return Cut.contiguous(total, each=-(-total // cells), cells=cells)
+        return _slices(total, each=-(-total // cells), cells=cells)
 
     return End(grid=grid, stage=grid.pp - 1, owners=owners, sequence_parallel=sequence_parallel, cut=cut)
 

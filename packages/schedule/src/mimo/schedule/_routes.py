@@ -67,11 +67,6 @@ class Cut:
     bounds: Sequence[int]
     cells: Sequence[int]
 
-    @classmethod
-    def contiguous(cls, rows: int, *, each: int, cells: int) -> Cut:
-        """Cut ``rows`` into slices of ``each`` rows, of which the last cells may get fewer or none."""
-        return cls([min(cell * each, rows) for cell in range(cells + 1)], range(cells))
-
 
 @attrs.frozen(kw_only=True)
 class End:
