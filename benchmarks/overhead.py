@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import socket
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
 import _plain
 import attrs
 import torch
 import torch.distributed as dist
+from _forked import of_each_rank
 from _tiled import WORDS, find
 
 from mimo.data import StepSampler
@@ -82,7 +79,7 @@ CASES = {
 }
 
 
-def measure_ours(rank: int, case: Case) -> float:
+def measure_ours(case: Case, rank: int) -> float:
     """Return this rank's CPU seconds over the measured steps."""
     engine = Engine(case.job(), rank=rank, device=torch.device("cpu"))
     for step in range(1, WARM_UP + 1):
@@ -94,7 +91,7 @@ def measure_ours(rank: int, case: Case) -> float:
     return time.process_time() - start
 
 
-def measure_plain(_rank: int, case: Case) -> float:
+def measure_plain(case: Case, _rank: int) -> float:
     """Return the plain loop's CPU seconds over as many steps of the same samples."""
     job = case.job()
     assert job.train is not None
@@ -120,35 +117,6 @@ def measure_plain(_rank: int, case: Case) -> float:
     return time.process_time() - start
 
 
-def fork(world: int, function: Callable[[int, Case], float], case: Case) -> float:
-    """Return the sum of what ``function`` returns in each of ``world`` forked ranks."""
-    context = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pipes = [context.Pipe(duplex=False) for _ in range(world)]
-    workers = [
-        context.Process(target=_rank, args=(rank, world, port, function, case, pipes[rank][1])) for rank in range(world)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-        if worker.exitcode:
-            sys.exit("a rank failed")
-    return sum(float(receiver.recv()) for receiver, _ in pipes)
-
-
-def _rank(
-    rank: int, world: int, port: int, function: Callable[[int, Case], float], case: Case, result: Connection
-) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    result.send(function(rank, case))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -158,7 +126,8 @@ def main() -> None:
     for name, case in CASES.items():
         found, samples = [], case.steps * case.settings["run"]["global_batch"]
         for _ in range(rounds):
-            ours, usual = fork(4, measure_ours, case) / samples, fork(1, measure_plain, case) / samples
+            ours = sum(of_each_rank(partial(measure_ours, case), world=4)) / samples
+            usual = sum(of_each_rank(partial(measure_plain, case), world=1)) / samples
             found.append(ours / usual)
             print(f"{name}: CPU ms a sample: ours {ours * 1e3:.3f}, plain {usual * 1e3:.3f}, ratio {found[-1]:.3f}")
         what = f"CPU a sample, {name}, ours / plain"
