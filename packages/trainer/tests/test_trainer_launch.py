@@ -23,13 +23,13 @@ from mimo.trainer._place import Place
 from mimo.trainer._watch import Terms
 
 HEAD = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from mimo.hooks import ConfigError, DataError, UserError
 from mimo.trainer import _fault
 from mimo.trainer._launch import launch
-from mimo.trainer._watch import Terms
+from mimo.trainer._watch import Terms, Watch
 
 def together():
     found = torch.ones(())
@@ -292,7 +292,7 @@ def test_a_rank_that_hangs_when_others_have_ended_is_named(tmp_path: Path) -> No
     if place.rank == 1:
         time.sleep(1000)
 """
-    code, _, err = launched(tmp_path, body, timeout=1)
+    code, _, err = launched(tmp_path, body, timeout=3)
     assert code == 3
     found = re.fullmatch(r"mimo: rank 1 did not go on for .* s in the test, at (.*), line .*", err.strip())
     assert found is not None, err
@@ -302,10 +302,12 @@ def test_a_rank_that_hangs_when_others_have_ended_is_named(tmp_path: Path) -> No
 def test_joined_ranks_name_one_that_died(tmp_path: Path) -> None:
     """Where no launcher of ours sees it: who loses a connection asks all, and one doesn't answer."""
     body = """
+    told, put_up = threading.Event(), Watch._put_up
     place.progress.enter("the test")
+    Watch._put_up = lambda watch: (put_up(watch), told.set())
     together()
     if place.rank == 2:
-        time.sleep(1.5)  # in which it puts up what it does
+        assert told.wait(60)
         os.kill(os.getpid(), signal.SIGKILL)
     together()
 """
