@@ -123,17 +123,26 @@ def test_an_encoder_that_keeps_its_promises_breaks_none() -> None:
     assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
 
 
-def test_a_plain_encoder_needs_nothing_more() -> None:
-    """Without the optional fields their checks are not looked at, each saying why."""
-    spec = EncoderSpec(
+def _plain(module: type[Sums]) -> EncoderSpec:
+    return EncoderSpec(
         name="plain",
         config=Config,
         measure=lambda raw: (len(raw),),
         rows=lambda _config, _size: 1,
         prepare=lambda _config, raw: {"sum": torch.tensor([sum(raw)])},
-        build=lambda _config, hidden: Sums(hidden),
+        build=lambda _config, hidden: module(hidden),
     )
-    verdicts = {verdict.check: str(verdict) for verdict in check_encoder(spec, ITEMS, hidden=6)}
+
+
+def test_tensors_that_are_no_buffers_have_their_values() -> None:
+    """A module that makes some while it is built is built with storage, not on the meta device."""
+    checks = ["build", "rows", "initial values", "save and load"]
+    assert [str(verdict)[:2] for verdict in check_encoder(_plain(Scaled), ITEMS, hidden=6, checks=checks)] == ["ok"] * 4
+
+
+def test_a_plain_encoder_needs_nothing_more() -> None:
+    """Without the optional fields their checks are not looked at, each saying why."""
+    verdicts = {verdict.check: str(verdict) for verdict in check_encoder(_plain(Sums), ITEMS, hidden=6)}
     assert not any(line.startswith("NO") for line in verdicts.values())
     assert verdicts["stages"].endswith("(not looked at: the spec has no stages)")
     assert verdicts["rows"].startswith("ok rows: forward() returns as many rows of an item as rows() says")
@@ -151,6 +160,20 @@ class Sums(nn.Module):
         weight = self.project.weight
         sums = torch.stack([item["sum"] for item in items]) if items else weight.new_zeros(0, 1)
         return cast("Tensor", self.project(sums))
+
+
+class Scaled(Sums):
+    """Multiplies by tensors that are neither parameters nor buffers."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.scale = torch.full((hidden,), 2.0)
+        self.more = [torch.full((hidden,), 3.0)]
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Return the rows."""
+        rows = super().forward(items)
+        return rows * self.scale.to(rows) * self.more[0].to(rows)
 
 
 class Longer(Pairs):
@@ -274,6 +297,32 @@ class Detaches(Pairs):
         return super().pass_layers(hidden, lengths).detach()
 
 
+class Scribbles(Pairs):
+    """Works on the items in place."""
+
+    def start(self, items: Sequence[Mapping[str, Tensor]], lengths: Sequence[int]) -> Tensor:
+        """Return embedded pairs."""
+        for item in items:
+            item["values"].clamp_(max=1.5)
+        return super().start(items, lengths)
+
+
+class Listed(Pairs):
+    """Returns no tensor."""
+
+    def forward(self, *given: Any) -> Any:
+        """Return the rows one by one."""
+        return list(super().forward(*given))
+
+
+class DropsOut(Pairs):
+    """Has a layer whose draws depend on the layout."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.projector.drop = nn.Dropout(0.1)
+
+
 class Muted(Pairs):
     """Has a parameter that is multiplied by zero."""
 
@@ -323,6 +372,18 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
         "rows",
         "grid() of size (4,) is (1, 4, 2), rows() 2",
     ),
+    "no tensor": (lambda: _spec(Listed), "rows", "of 1 items forward() returned list, not a tensor"),
+    "dropout": (
+        lambda: _spec(DropsOut),
+        "build",
+        "would depend on the layout, got Dropout at projector.drop. Set its probability to 0.",
+    ),
+    "items changed in place": (lambda: _spec(Scribbles), "items", "it changed 'values' of item 0; work on a copy"),
+    "an error with one item": (
+        lambda: _spec(prepare=lambda _config, raw: {"values": torch.tensor(raw).view(-1, 4)}),
+        "prepare",
+        "is invalid for input of size 2 (with item 1 of size (2,))",
+    ),
     "state shared between calls": (lambda: _spec(Remembers), "memory", "rows of item 0 after other items differ"),
     "batch-dependent output": (lambda: _spec(Standardises), "independence", "rows of all items at once differ from"),
     "missing gradient": (lambda: _spec(Forgets), "gradients", "parameter 'projector.spare.weight' got no gradient"),
@@ -359,6 +420,16 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
         "stage 1 holds the parts ['encoder', 'projector'], parts() says ['encoder']",
     ),
     "careless prepare": (lambda: _spec(prepare=_random), "prepare", "'values' differs from one call to the next"),
+    "no mapping": (
+        lambda: _spec(prepare=lambda _config, raw: torch.tensor(raw)),
+        "prepare",
+        "of item 0 it returned Tensor, not a mapping of tensors by name",
+    ),
+    "no tensors by name": (
+        lambda: _spec(prepare=lambda _config, raw: {"values": raw}),
+        "prepare",
+        "of item 0 'values' is tuple, not a tensor",
+    ),
     "sizes that are no numbers": (
         lambda: _spec(measure=lambda raw: [len(raw)]),
         "measure",
@@ -378,6 +449,13 @@ def test_each_planted_fault_is_found(fault: str) -> None:
     make, check, words = FAULTS[fault]
     (verdict,) = check_encoder(make(), ITEMS, hidden=6, checks=[check])
     assert words in str(verdict.broken)
+
+
+def test_what_fails_for_the_same_reason_is_said_once() -> None:
+    """Checks after one that all need are not looked at."""
+    verdicts = list(check_encoder(_spec(DropsOut), ITEMS, hidden=6, checks=["measure", "build", "rows", "memory"]))
+    assert [verdict.broken is not None for verdict in verdicts] == [False, True, False, False]
+    assert [verdict.skipped for verdict in verdicts] == [None, None, "mend 'build' first", "mend 'build' first"]
 
 
 def test_an_author_sees_all_verdicts_at_once() -> None:

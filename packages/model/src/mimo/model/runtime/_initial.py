@@ -33,11 +33,22 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 def draws_itself(module: nn.Module) -> bool:
     """Tell whether every initial value of ``module`` can be drawn again from its shapes."""
+    if any(True for _ in module.buffers()) or any(_keeps_tensors(part) for part in module.modules()):
+        return False
     return all(
         isinstance(part, Resettable)
         for part in module.modules()
         if next(part.parameters(recurse=False), None) is not None
-    ) and not any(True for _ in module.buffers())
+    )
+
+
+def _keeps_tensors(part: nn.Module) -> bool:
+    """Tell whether a module made a tensor that is neither parameter nor buffer, but a plain attribute or in a list."""
+    return any(
+        isinstance(one, Tensor)
+        for value in vars(part).values()
+        for one in (value if isinstance(value, list | tuple) else (value,))
+    )
 
 
 def initialise(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,14 +33,23 @@ def check_measure(subject: Subject) -> None:
 def check_prepare(subject: Subject) -> None:
     """prepare() returns tensors by name, the same each time, and leaves the item as it was."""
     for index, (raw, size) in enumerate(zip(subject.raw, subject.sizes(), strict=True)):
-        first, second = subject.spec.prepare(subject.config, raw), subject.spec.prepare(subject.config, raw)
-        if not isinstance(first, Mapping) or not all(isinstance(value, Tensor) for value in first.values()):
-            raise BrokenError(f"of item {index} it returned {type(first).__name__}, not a mapping of tensors")
+        with _about(index, size):
+            first, second = subject.spec.prepare(subject.config, raw), subject.spec.prepare(subject.config, raw)
+        if not isinstance(first, Mapping):
+            raise BrokenError(f"of item {index} it returned {type(first).__name__}, not a mapping of tensors by name")
+        for name, value in first.items():
+            if not isinstance(value, Tensor):
+                raise BrokenError(f"of item {index} {name!r} is {type(value).__name__}, not a tensor")
         for name, value in first.items():
             if name not in second or not torch.equal(value, second[name]):
                 raise BrokenError(f"of item {index} {name!r} differs from one call to the next")
         if subject.spec.measure(raw) != size:
             raise BrokenError(f"item {index} had size {size}, and {subject.spec.measure(raw)} after it")
+
+
+def check_build(subject: Subject) -> None:
+    """The module can be built, without layers whose result would depend on the layout."""
+    subject.build()
 
 
 def check_rows(subject: Subject) -> None:
@@ -51,11 +61,23 @@ def check_rows(subject: Subject) -> None:
         grid = None if subject.spec.grid is None else subject.spec.grid(subject.config, size)
         if grid is not None and math.prod(grid) != count:
             raise BrokenError(f"grid() of size {size} is {grid}, rows() {count}")
-        found = tuple(built.encode([item], [size]).shape)
-        if found != (count, subject.hidden):
+        with _about(index, size):
+            made = built.encode([item], [size])
+        if (found := tuple(made.shape)) != (count, subject.hidden):
             raise BrokenError(
                 f"item {index} of size {size} became a tensor of shape {found}, expected {(count, subject.hidden)}"
             )
+
+
+def check_items(subject: Subject) -> None:
+    """forward() leaves the items that it is given as they were."""
+    items, kept = subject.items(), subject.items()
+    subject.build().encode(items, subject.sizes())
+    for index, (item, before) in enumerate(zip(items, kept, strict=True)):
+        changed = [name for name in before if name not in item or not torch.equal(item[name], before[name])]
+        if changed or len(item) > len(before):
+            name = (changed or sorted(item.keys() - before.keys()))[0]
+            raise BrokenError(f"it changed {name!r} of item {index}; work on a copy, as another call may read it too")
 
 
 def check_empty(subject: Subject) -> None:
@@ -206,6 +228,16 @@ def check_published(subject: Subject) -> None:
         built = subject.spec.build(subject.config, subject.hidden)
         if not write_hf(built, family, subject.config):
             raise BrokenError(f"the table of {family.model_type!r} is empty")
+
+
+@contextmanager
+def _about(index: int, size: tuple[int, ...]) -> Iterator[None]:
+    """Tell of an error inside which item it was about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"with item {index} of size {size}")
+        raise
 
 
 def _weights(subject: Subject) -> Tensor:

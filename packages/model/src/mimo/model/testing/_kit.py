@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from mimo.hooks import UserError
 from mimo.model._specs import EncoderSpec
 from mimo.model.testing import _alone, _together
 from mimo.model.testing._ranks import run_ranks
@@ -33,7 +34,9 @@ class Check:
 CHECKS: Mapping[str, Check] = {
     "measure": Check(_alone.check_measure),
     "prepare": Check(_alone.check_prepare),
+    "build": Check(_alone.check_build),
     "rows": Check(_alone.check_rows),
+    "items": Check(_alone.check_items),
     "empty": Check(_alone.check_empty),
     "independence": Check(_alone.check_alone),
     "memory": Check(_alone.check_memory),
@@ -53,6 +56,9 @@ CHECKS: Mapping[str, Check] = {
     "recompute": Check(_together.check_recompute),
 }
 """What is checked, by its short name, in the order in which a beginner should mend it."""
+
+_NEEDED = frozenset({"measure", "prepare", "build", "rows", "items", "empty"})
+"""Where one of these is broken, later checks would tell of the same fault in words that lead elsewhere."""
 
 
 def check_encoder(
@@ -80,7 +86,7 @@ def check_encoder(
         msg = f"expected at least two items, got {len(items)}"
         raise ValueError(msg)
     subject = Subject(spec=spec, config=spec.config() if config is None else config, hidden=hidden, raw=tuple(items))
-    return (_judge(name, CHECKS[name], subject, seconds) for name in checks)
+    return _judge_all(checks, subject, seconds)
 
 
 def assert_conforms(
@@ -104,6 +110,18 @@ def assert_conforms(
         raise AssertionError(msg)
 
 
+def _judge_all(checks: Iterable[str], subject: Subject, seconds: float) -> Iterator[Verdict]:
+    missing: str | None = None
+    for name in checks:
+        if missing is not None:
+            yield Verdict(check=name, promise=CHECKS[name].promise, skipped=f"mend {missing!r} first")
+            continue
+        verdict = _judge(name, CHECKS[name], subject, seconds)
+        if verdict.broken is not None and name in _NEEDED:
+            missing = name
+        yield verdict
+
+
 def _judge(name: str, check: Check, subject: Subject, seconds: float) -> Verdict:
     said = [words for words in run_ranks(check.ranks, partial(_look, check, subject), seconds=seconds) if words]
     verdict = Verdict(check=name, promise=check.promise)
@@ -119,6 +137,6 @@ def _look(check: Check, subject: Subject) -> str | None:
         check.function(subject)
     except SkippedError as reason:
         return f"{_SKIPPED}{reason}"
-    except BrokenError as how:
+    except (BrokenError, UserError) as how:
         return str(how)
     return None

@@ -71,6 +71,7 @@ def _be_rank(function: Callable[[], str | None], rank: int, world: int, store: P
         said = function()
     except Exception as error:  # noqa: BLE001 - whatever a plugin raises is a verdict on it
         trace = "".join(traceback.format_tb(error.__traceback__)[-1:])
-        said = f"{type(error).__name__}: {error}\n{trace}".rstrip()
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        said = f"{type(error).__name__}: {error}{notes}\n{trace}".rstrip()
     sender.send_bytes(json.dumps(said).encode())
     os._exit(0)  # without the farewell of groups whose other ranks may be gone

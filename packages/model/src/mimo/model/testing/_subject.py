@@ -180,9 +180,11 @@ class Built:
 
     def encode(self, items: Sequence[Mapping[str, Tensor]], sizes: Sequence[tuple[int, ...]]) -> Tensor:
         """Return this rank's rows of these items, through all stages."""
-        rows: Tensor | None = None
+        rows: Any = None
         for part in self.parts:
             rows = part.encode(items if part.stage.is_first else [], sizes, rows)
+            if not isinstance(rows, Tensor):
+                raise BrokenError(f"of {len(items)} items forward() returned {type(rows).__name__}, not a tensor")
         return cast("Tensor", rows)
 
     def stir(self) -> None:
