@@ -181,6 +181,18 @@ def test_unknown_parts_to_freeze() -> None:
         check_training(DECODER, CONFIG, name="m", hidden=8, frozen=frozenset({"lm"}))
 
 
+def test_parts_that_a_config_leaves_out_are_not_frozen() -> None:
+    """Nothing would be: it is refused with the parts that there are."""
+    frozen = frozenset({"next_tokens", "head"})
+    message = (
+        r"^modules\.m\.frozen: expected parts that it has with this config \('embedding', 'head', 'layers'\), or "
+        r"patterns, got 'next_tokens'\. Leave it out\.$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_training(DECODER, CONFIG, name="m", hidden=8, frozen=frozen)
+    check_training(DECODER, attrs.evolve(CONFIG, next_tokens=1), name="m", hidden=8, frozen=frozen)
+
+
 def test_which_stages_train() -> None:
     """A stage trains unless all parts that it holds are frozen."""
     encoder = frozenset({"encoder"})

@@ -232,6 +232,36 @@ def test_wrong_settings(keys: dict[str, Any], text: str) -> None:
     assert str(refused.value).startswith(text)
 
 
+class Idle(Stranger):
+    """A layer of which the plugin says that it is not to learn, as of one whose rows nobody reads."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.idle = nn.Linear(3, hidden).requires_grad_(requires_grad=False)
+
+
+IDLE = attrs.evolve(STRANGER, build=lambda _config, hidden: Idle(hidden))
+
+
+def _check_idle(_rank: int) -> None:
+    part = _build(IDLE, NoConfig(), lora=Lora(rank=1, targets=("*",)), frozen=False)
+    adapted = {lora_linear(name) for name in part.parameters} - {None}
+    assert adapted == {
+        "m.first",
+        "m.attention.out_proj",
+        "m.layer.self_attn.out_proj",
+        "m.layer.linear1",
+        "m.layer.linear2",
+    }
+
+
+def test_what_is_not_to_learn_is_not_adapted(run_ranks: Callable[..., list[Any]]) -> None:
+    """There would be no gradient; a pattern that names nothing else matches none."""
+    run_ranks(1, _check_idle)
+    with pytest.raises(ConfigError, match=r"got 'idle', which matches none\. Known here: first, "):
+        check_training(IDLE, NoConfig(), name="m", hidden=8, frozen=frozenset(), lora=Lora(rank=1, targets=("idle",)))
+
+
 class Shared(nn.Module):
     """Two linears with one weight."""
 
@@ -251,12 +281,6 @@ class Shared(nn.Module):
             "modules.m.lora.targets: expected patterns of the paths of linears inside m, got 'layers.*.attn.*', which",
         ),
         (
-            DECODER,
-            attrs.evolve(CONFIG, experts=2),
-            {"lora": Lora(rank=1, targets=("*",)), "etp": 2},
-            "modules.m.etp: expected 1, since modules.m.lora adapts the experts' layers.0.mlp.experts.gate, got 2.",
-        ),
-        (
             attrs.evolve(STRANGER, build=lambda _config, _hidden: Shared()),
             NoConfig(),
             {"lora": Lora(rank=1, targets=("other",))},
@@ -269,7 +293,7 @@ class Shared(nn.Module):
             "modules.m.frozen: expected patterns of the paths of parameters inside it, got 'frist.weight', which",
         ),
     ],
-    ids=["target", "experts on several ranks", "shared", "frozen"],
+    ids=["target", "shared", "frozen"],
 )
 def test_what_a_module_lacks_is_refused(spec: Any, config: Any, keys: dict[str, Any], text: str) -> None:
     """With what it has, or the closest of it."""

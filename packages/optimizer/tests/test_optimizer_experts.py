@@ -18,7 +18,7 @@ from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 
-SHAPES = {"language.experts": (4, 3, 2), "language.norm": (5,), "language.up": (4, 2)}
+SHAPES = {"language.experts": (4, 3, 2), "language.whole": (4, 2, 3), "language.norm": (5,), "language.up": (4, 2)}
 STEPS, TOKENS, CLIP = 3, 7, 0.05
 RATE = LearningRate(lr=0.01)
 CONFIG = AdamWConfig(weight_decay=0.1)
@@ -60,13 +60,20 @@ def _train(rank: int, ep: int, etp: int) -> tuple[dict[str, Tensor], list[float]
     tensor, experts = meshes.tensor_mesh(grid), meshes.expert_mesh(grid)
     layouts: dict[str, tuple[DeviceMesh, list[Placement], int]] = {  # mesh, placements, ranks that share the gradient
         "language.experts": (experts, [Shard(0), Shard(1)], grid.edp),
+        "language.whole": (experts, [Shard(0), Replicate()], grid.edp * grid.etp),  # each makes a part of its gradient
         "language.norm": (tensor, [Replicate()], grid.dp),
         "language.up": (tensor, [Shard(0)], grid.dp),
     }
     parameters = {
         name: nn.Parameter(_lay(_full(name, 0), mesh, placements)) for name, (mesh, placements, _) in layouts.items()
     }
-    part = ModuleParameters(grid=grid, rank=rank, parameters=parameters, experts=frozenset({"language.experts"}))
+    part = ModuleParameters(
+        grid=grid,
+        rank=rank,
+        parameters=parameters,
+        experts=frozenset({"language.experts", "language.whole"}),
+        summed=frozenset({"language.whole"}),
+    )
     (spec,) = mimo_register_optimizers()
     optimizer = MimoOptimizer(
         [ModuleOptimizer.build({0: part}, spec=spec, config=CONFIG, learning_rate=RATE, meshes=meshes)],
@@ -91,7 +98,10 @@ def _gathered(parameter: nn.Parameter) -> Tensor:
 def test_experts_are_summed_over_their_copies_and_counted_once(
     ep: int, etp: int, run_ranks: Callable[..., list[Any]]
 ) -> None:
-    """Spread and cut in any way, empty pieces too, experts step as AdamW in one process does, with the same norm."""
+    """Spread and cut in any way, empty pieces too, experts step as AdamW in one process does, with the same norm.
+
+    So do those parameters of theirs that lie whole on ranks which each make a part of their gradient.
+    """
     ((expected, norms),) = run_ranks(1, _reference)
     for weights, found in run_ranks(4, _train, ep, etp):
         assert found == pytest.approx(norms, rel=1e-6)

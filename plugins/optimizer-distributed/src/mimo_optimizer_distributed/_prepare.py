@@ -160,12 +160,13 @@ class Spread:
     def _further_sums(self, names: frozenset[str]) -> Iterator[tuple[frozenset[str], dist.ProcessGroup]]:
         """Yield which gradients are then summed over what other groups, once a step."""
         part = self._part
-        experts, tied = part.experts & names, part.tied & names
+        experts, tied, summed = part.experts & names, part.tied & names, part.summed & names
         for some, group in (
             (tied, self._copies(experts=False)),
             (names - tied - experts, self._copies(experts=False)),
-            (part.summed & names, self._meshes.axes_group(part.grid, ("tp",))),
+            (summed - experts, self._meshes.axes_group(part.grid, ("tp",))),
             (experts, self._copies(experts=True)),
+            (summed & experts, self._meshes.axes_group(part.grid, ("etp",)) if experts else None),
         ):
             if some and group is not None and group.size() > 1:
                 yield some, group

@@ -191,7 +191,6 @@ def check_training(
     hidden: int,
     frozen: Frozen,
     lora: Lora | None = None,
-    etp: int = 1,
 ) -> None:
     """Refuse what is to be frozen or adapted and is nothing that the module has.
 
@@ -204,15 +203,35 @@ def check_training(
         hidden: width of the rows that an encoder delivers.
         frozen: what is not trained.
         lora: what is adapted.
-        etp: tensor ranks of each expert.
 
     Raises:
         ConfigError: by the path of the setting, with the closest names.
     """
+    if not isinstance(frozen, bool):
+        _check_parts(spec, config, name=name, frozen=frozen)
     if not named_by_parts(spec, frozen=frozen, lora=lora):
         from mimo.model.runtime._trained import check_names
 
-        check_names(spec, config, name=name, hidden=hidden, frozen=frozen, lora=lora, etp=etp)
+        check_names(spec, config, name=name, hidden=hidden, frozen=frozen, lora=lora)
+
+
+def _check_parts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, name: str, frozen: frozenset[str]) -> None:
+    """Refuse parts that the plugin knows and a module with this config has not."""
+    held = _parts_of(spec, config, Stage())
+    for entry in sorted(frozen & (spec.parts.keys() - held)):
+        raise ConfigError(
+            f"modules.{name}.frozen",
+            expected=f"parts that it has with this config ({', '.join(map(repr, sorted(held)))}), or patterns",
+            got=repr(entry),
+            fix="Leave it out.",
+        )
+
+
+def _parts_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage) -> frozenset[str]:
+    """Return the names of the parts that a stage holds."""
+    if isinstance(spec, LanguageModelSpec):
+        return spec.stage_parts(config, stage)
+    return frozenset(spec.parts) if spec.stages is None else spec.stages.parts(config, stage)
 
 
 def stage_trains(
@@ -232,12 +251,7 @@ def stage_trains(
         return bool(trained_paths(spec, built, frozen=frozen, lora=lora))
     if isinstance(frozen, bool):
         return not frozen
-    if isinstance(spec, LanguageModelSpec):
-        held = spec.stage_parts(config, stage)
-    elif spec.stages is not None:
-        held = spec.stages.parts(config, stage)
-    else:
-        held = frozenset(spec.parts)
+    held = _parts_of(spec, config, stage)
     return not held or bool(held - frozen)
 
 

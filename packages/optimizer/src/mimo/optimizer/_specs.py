@@ -48,7 +48,7 @@ class ModuleParameters:
         modules: the stages that hold them.
         stages: their numbers.
         precision: what the layers compute in: ``fp32``, ``bf16`` or ``fp16``.
-        summed: names of which each tensor rank computes only part of the gradient.
+        summed: names of which each tensor rank, of experts each rank along ``etp``, computes only part of the gradient.
         tied: names of which the first and the last stage each hold a copy; stage 0 owns and counts them.
         experts: names of those on the expert mesh ``(ep, etp)``, of which each rank along ``edp`` holds a copy and only
             part of the gradient.

@@ -117,7 +117,7 @@ def with_training(module: JobModule, settings: Settings, *, hidden: int) -> JobM
         ConfigError: what is frozen or adapted is nothing that it has, or its own optimizer has nothing to do.
     """
     spec, config, frozen, lora = module.spec, module.config, module.frozen, module.lora
-    check_training(spec, config, name=module.name, hidden=hidden, frozen=frozen, lora=lora, etp=module.grid.etp)
+    check_training(spec, config, name=module.name, hidden=hidden, frozen=frozen, lora=lora)
     count = module.grid.pp * module.chunks
     stages = (Stage(index, count) for index in range(count))
     if named_by_parts(spec, frozen=frozen, lora=lora):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+import attrs
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,6 +24,11 @@ def linears(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, part in module.named_modules():
         if isinstance(part, Linear | GroupedLinear | nn.Linear):
             yield path, part
+
+
+def _learning(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the linears of a module as it was built that are to learn: not those of layers whose rows nobody reads."""
+    return ((path, part) for path, part in linears(module) if part.get_parameter("weight").requires_grad)
 
 
 def low_ranks(module: nn.Module) -> Iterator[tuple[str, LowRank]]:
@@ -47,7 +53,7 @@ def attach_lora(module: nn.Module, lora: Lora | None, splits: Mapping[str, Split
     found = dict(splits)
     if lora is None:
         return found
-    for path, part in list(linears(module)):
+    for path, part in list(_learning(module)):
         if not lora.takes(path):
             continue
         weight = part.get_parameter("weight")
@@ -60,14 +66,12 @@ def attach_lora(module: nn.Module, lora: Lora | None, splits: Mapping[str, Split
 
 
 def _splits(weight: Split) -> tuple[Split, Split]:
-    """Return how ``down`` and ``up`` lie beside a weight."""
-    if weight.experts:  # each expert's whole on its rank; more ranks for one are refused
-        return Split(experts=True), Split(experts=True)
-    if weight.dim == 0:
-        return Split(summed=True), Split(0)
-    if weight.dim == 1:
-        return Split(1), Split(summed=True)
-    return weight, weight
+    """Return how ``down`` and ``up`` lie beside a weight [O, I], of experts [E, O, I], which has the same dims."""
+    if weight.dim is None:
+        return weight, weight
+    cut, whole = weight, attrs.evolve(weight, dim=None, summed=True)
+    cuts_outputs = weight.dim == (1 if weight.experts else 0)
+    return (whole, cut) if cuts_outputs else (cut, whole)
 
 
 def read_merged(part: nn.Module) -> None:
@@ -107,13 +111,13 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     return product + added
 
 
-def check_targets(module: nn.Module, lora: Lora, *, name: str, etp: int) -> None:
+def check_targets(module: nn.Module, lora: Lora, *, name: str) -> None:
     """Refuse patterns that no linear of a whole module follows, and linears that cannot be adapted.
 
     Raises:
         ConfigError: by the path of the setting.
     """
-    known = dict(linears(module))
+    known = dict(_learning(module))
     where = f"modules.{name}.lora.targets"
     for pattern in lora.targets:
         if not any(Lora(rank=1, targets=(pattern,)).takes(path) for path in known):
@@ -126,13 +130,6 @@ def check_targets(module: nn.Module, lora: Lora, *, name: str, etp: int) -> None
     for path, part in known.items():
         if not lora.takes(path):
             continue
-        if etp > 1 and isinstance(part, GroupedLinear):
-            raise ConfigError(
-                f"modules.{name}.etp",
-                expected=f"1, since modules.{name}.lora adapts the experts' {path}",
-                got=repr(etp),
-                fix="Leave etp out and set ep, or leave the experts out of lora.targets.",
-            )
         others = [one for one, held in module.named_parameters(remove_duplicate=False) if held is part.weight]
         if len(others) > 1:
             raise ConfigError(

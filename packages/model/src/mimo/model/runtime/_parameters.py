@@ -24,8 +24,8 @@ class Split:
         dim: tensor dimension that is cut as `torch.chunk` does (uneven and empty pieces are legal, nothing is
             padded); None for a copy on every rank.
         summed: each rank computes only a part of the copy's gradient, so it must be summed over tensor ranks.
-        experts: dim 0 counts experts, of which each rank along ``ep`` holds equally many; ``dim`` is cut over ``etp``,
-            and tensor ranks play no part.
+        experts: dim 0 counts experts, of which each rank along ``ep`` holds equally many; ``dim`` is cut and gradients
+            of copies are summed over ``etp``, and tensor ranks play no part.
     """
 
     dim: int | None = None
@@ -34,7 +34,7 @@ class Split:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what cannot be of experts."""
-        assert not (self.experts and (self.summed or self.dim == 0)), self
+        assert not (self.experts and self.dim == 0), self
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -63,7 +63,7 @@ class Part:
 
     @property
     def summed(self) -> frozenset[str]:
-        """Full names of parameters whose gradients must be summed over tensor ranks."""
+        """Full names of parameters whose gradients must be summed over tensor ranks, of experts over ``etp``."""
         return frozenset(name for name, split in self.splits.items() if split.summed)
 
     @property

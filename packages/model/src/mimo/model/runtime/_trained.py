@@ -50,12 +50,11 @@ def check_names(
     hidden: int,
     frozen: Frozen,
     lora: Lora | None,
-    etp: int = 1,
 ) -> None:
     """Do what `mimo.model.check_training` says, with the module's own names."""
     module = stage_without_storage(spec, config, Stage(), hidden)
     if lora is not None:
-        check_targets(module, lora, name=name, etp=etp)
+        check_targets(module, lora, name=name)
     if isinstance(frozen, bool):
         return
     paths = [path for path, _ in module.named_parameters()]

@@ -2,7 +2,7 @@
 
 A gradient is summed over every axis along which the parameter is replicated and the work is not: the data axes for
 all, the tensor axis too for those of which each tensor rank computes only a part; for experts, whose axes are others,
-those ranks that hold copies of the same experts.
+those ranks that hold copies of the same experts, and then ``etp`` likewise.
 """
 
 from __future__ import annotations
@@ -137,21 +137,29 @@ def replicate(
             `mimo.topology.Module.overlaps` has sums.
         reduced: is called with full names of parameters whose gradients are final for the step.
     """
-    shared = meshes.axes_group(part.grid, DATA_AXES)
+    grid, mixed = part.grid, part.experts
+    shared = meshes.axes_group(grid, DATA_AXES)
     assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or whole and alike on each"
-    others = part.summed | part.tied | part.experts
-    split = {name: parameter for name, parameter in part.parameters.items() if name not in others}
-    tied, summed, experts = (
-        {name: parameter for name, parameter in part.parameters.items() if name in names}
-        for names in (part.tied, part.summed, part.experts)
+    summed = {name for name in part.summed if (grid.etp if name in mixed else grid.tp) > 1}  # else one makes all of it
+    split, tied, split_experts, parts, parts_experts = (
+        {name: part.parameters[name] for name in part.parameters if name in names}
+        for names in (
+            part.parameters.keys() - part.tied - summed - mixed,
+            part.tied,
+            mixed - summed,
+            summed - mixed,
+            summed & mixed,
+        )
     )
-    groups = [(split, shared), *([(experts, meshes.axes_group(part.grid, ("edp",)))] if experts else [])]
+    groups = [(split, shared)]
+    if split_experts:
+        groups.append((split_experts, meshes.axes_group(grid, ("edp",))))
     observe = partial(part.observe, "lanes", part.stages)
     early: list[_Message] = []
     late: list[_Message] = []
     if overlaps:
         (number,) = part.stages
-        stage = StageId(part.grid.name, number)
+        stage = StageId(grid.name, number)
         cut = [(one, meshes.gradient_group(stage, group)) for some, group in groups for one in _cut(some)]
         positions = {name: index for index, name in enumerate(part.parameters)}
         early = [
@@ -165,9 +173,14 @@ def replicate(
     late = [
         _Message(tied, shared, observe, reduced),
         *late,
-        _Message(summed, meshes.axes_group(part.grid, (*DATA_AXES, "tp")), observe, reduced),
+        _Message(parts, meshes.axes_group(grid, (*DATA_AXES, "tp")), observe, reduced),
     ]
-    in_order = InOrder(early, name=part.grid.name)
+    if parts_experts:  # one after the other, as for both together there is no group
+        late += [
+            _Message(parts_experts, meshes.axes_group(grid, ("edp",)), observe, lambda _names: None),
+            _Message(parts_experts, meshes.axes_group(grid, ("etp",)), lambda _gradients: None, reduced),
+        ]
+    in_order = InOrder(early, name=grid.name)
 
     def adding(put_off: PutOff | None, last: bool) -> AbstractContextManager[None]:  # noqa: FBT001 - as `Prepared` has it
         return in_order.adding(put_off) if last else nullcontext()
