@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from parity import tensors_of
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -64,11 +66,6 @@ def publish(model: Any, folder: Path, *, dtype: torch.dtype = torch.float32, sha
     return folder
 
 
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a published folder."""
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
 def same_tensors(one: Path, other: Path) -> bool:
     """Tell whether two published folders hold the same names, types and bits."""
     first, second = tensors_of(one), tensors_of(other)
@@ -82,10 +79,40 @@ def logits_of(folder: Path, tokens: Tensor) -> Tensor:
 
     All its weights must be in the folder, and nothing else.
     """
+    return _logits(_load(folder), tokens)
+
+
+def adapted_logits_of(folder: Path, adapter: Path, tokens: Tensor) -> Tensor:
+    """Return the same after adding to linears what a folder of an adapter says, as the library PEFT does."""
+    model = _load(folder)
+    about, learned = json.loads((adapter / "adapter_config.json").read_text()), tensors_of(adapter)
+    for target in about["target_modules"]:
+        down, up = (learned.pop(f"base_model.model.{target}.lora_{letter}.weight") for letter in "AB")
+        rank, alpha = (
+            next(
+                (one for pattern, one in about[f"{key}_pattern"].items() if re.fullmatch(pattern, target)),
+                about[default],
+            )
+            for key, default in (("rank", "r"), ("alpha", "lora_alpha"))
+        )
+        assert len(down) == rank
+        linear = model.get_submodule(target)
+        assert isinstance(linear, nn.Linear)
+        with torch.no_grad():
+            linear.weight += alpha / rank * up @ down
+    assert not learned
+    return _logits(model, tokens)
+
+
+def _load(folder: Path) -> Any:
     load: Any = AutoModelForCausalLM.from_pretrained
     with contextlib.redirect_stderr(io.StringIO()):  # a bar of its progress
         model, told = load(folder, output_loading_info=True, dtype=torch.float32)
     assert not any(told.values()), told
+    return model.eval()
+
+
+def _logits(model: Any, tokens: Tensor) -> Tensor:
     with torch.no_grad():
-        found: Tensor = model.eval()(tokens.unsqueeze(0)).logits
+        found: Tensor = model(tokens.unsqueeze(0)).logits
     return found[0]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import transformers
 from commands import here
-from published import publish, tensors_of
+from parity import tensors_of
+from published import publish
 
 from mimo.trainer._hf_parts import Reader, installed_readers
 

@@ -12,8 +12,9 @@ import published
 import pytest
 import torch
 from commands import here
+from parity import tensors_of
 from pool import Pool
-from published import TOKENS, VOCABULARY, logits_of, same_tensors, tensors_of
+from published import TOKENS, VOCABULARY, logits_of, same_tensors
 from resuming import go_on, go_on_and_save, same_bits
 from tables import table
 from test_oracle import on

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import published
+from parity import tensors_of
 from pool import Pool
-from published import logits_of, same_tensors, tensors_of
+from published import logits_of, same_tensors
 from resuming import go_on_and_save
 from tables import table
 from test_hf_families import NEMOTRON

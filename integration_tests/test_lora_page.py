@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from commands import here, mimo, succeed
 from house import ROOT
 from processes import Ended
-from published import TOKENS, llama, logits_of, tensors_of
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from published import TOKENS, adapted_logits_of, llama, logits_of
 
 from mimo.checkpoint import latest, read_manifest
 
@@ -49,22 +44,6 @@ def run_one(line: str, folder: Path) -> Ended:
     return (mimo if words[1] == "train" else here)(*words[1:], *more, cwd=folder)
 
 
-def adapted_as_peft_does(published: Path, adapter: Path) -> Tensor:
-    """Return the logits of a published model, to each target of which the product of its two matrices is added."""
-    model: Any = AutoModelForCausalLM.from_pretrained(published)
-    about, learned = json.loads((adapter / "adapter_config.json").read_text()), tensors_of(adapter)
-    assert len(learned) == 2 * len(about["target_modules"])
-    for target in about["target_modules"]:
-        down, up = (learned[f"base_model.model.{target}.lora_{letter}.weight"] for letter in "AB")
-        linear = model.get_submodule(target)
-        assert isinstance(linear, nn.Linear)
-        with torch.no_grad():
-            linear.weight += about["lora_alpha"] / about["r"] * up @ down
-    with torch.no_grad():
-        logits: Tensor = model(TOKENS.unsqueeze(0)).logits[0]
-    return logits
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all commands of the page have been run in order, beside a small published model."""
@@ -84,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_of_lora_shows_commands_that_work(folder: Path) -> None:
     """Merged, exported and as an adapter, the run is the same model, which is not the published one any more."""
     exported = logits_of(folder / "exported", TOKENS)
-    adapter = adapted_as_peft_does(folder / "llama", folder / "adapter")
+    adapter = adapted_logits_of(folder / "llama", folder / "adapter", TOKENS)
     assert (adapter - exported).norm() <= 1e-5 * exported.norm()
     assert (logits_of(folder / "llama", TOKENS) - exported).norm() > 1e-3 * exported.norm()
     step = latest(folder / "merged")

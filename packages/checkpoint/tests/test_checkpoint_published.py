@@ -94,6 +94,40 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path) -
         published(tmp_path / "out")
 
 
+def test_files_beside_come_with_the_folder_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in it before it has its name; one that can't be read is told, and nothing is left of the folder."""
+    (tmp_path / "there").mkdir()
+    small = tmp_path / "there" / "tokenizer.json"
+    small.write_text("{}")
+    seen: list[set[str]] = []
+    rename = Path.rename
+
+    def look(path: Path, target: Path) -> Path:
+        seen.append({file.name for file in path.iterdir()})
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", look)
+    write_safetensors(tmp_path / "out", streams(TENSORS), texts={"config.json": "{}"}, copied=[small])
+    assert seen == [{"model.safetensors", "config.json", "tokenizer.json"}]
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    for gone in (tmp_path / "there", tmp_path / "there" / "none.json"):
+        with pytest.raises(CheckpointError, match=f"{gone.name}: expected a file that can be read, got "):
+            write_safetensors(tmp_path / "again", streams(TENSORS), texts={}, copied=[gone])
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "out"}
+
+
+def test_a_folder_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    """Under no name."""
+
+    def stopped() -> Iterator[Tensor]:
+        yield torch.zeros(2)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_safetensors(tmp_path / "out", {"a": Stream(dtype=torch.float32, shape=(4,), chunks=stopped)}, texts={})
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("shard_bytes", [1 << 20, 64])
 def test_elements_of_a_folder_are_read_in_chunks(tmp_path: Path, shard_bytes: int) -> None:
     """Any range, through links too, as a download cache has them."""

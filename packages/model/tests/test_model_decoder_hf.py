@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from parity import check_gradients, draw, put_gradients, saved
+from torch import Tensor
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.models.mistral import MistralConfig, MistralForCausalLM
 from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
@@ -84,28 +84,9 @@ MODELS: Mapping[str, tuple[type[Any], Any]] = {
 }
 
 
-def drawn(model: nn.Module) -> None:
-    """Give every parameter, those that start at zero or one too, values that matter."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + 0.1)
-
-
 def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
     """Return what a model's published folder holds, but for its vision."""
-    model.save_pretrained(folder)
-    found = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
-    return {name: tensor for name, tensor in found.items() if not name.startswith("visual.")}
-
-
-@torch.no_grad()
-def gradients_for_weights(model: nn.Module) -> None:
-    """Put each parameter's gradient in its place, so that it is told by the same names."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            assert parameter.grad is not None
-            parameter.copy_(parameter.grad)
+    return {name: tensor for name, tensor in saved(model, folder).items() if not name.startswith("visual.")}
 
 
 def ours_of(model: Any, family: HfFamily, folder: Path) -> tuple[Any, DecoderConfig]:
@@ -114,15 +95,6 @@ def ours_of(model: Any, family: HfFamily, folder: Path) -> tuple[Any, DecoderCon
     module = DECODER.build(config, Stage())
     assert read_hf(module, family, config, files_of(model, folder)) == ()
     return module, config
-
-
-def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse gradients that differ, or any that is missing."""
-    assert found.keys() == expected.keys()
-    whole = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    for name, gradient in expected.items():
-        apart = float((found[name] - gradient).norm())
-        assert apart <= 1e-4 * max(float(gradient.norm()), 1e-3 * float(whole)), (name, apart, float(gradient.norm()))
 
 
 def packed(tokens: Tensor, lengths: Sequence[int], **more: Any) -> LanguageBatch:
@@ -136,7 +108,7 @@ def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp
     """Logits and every gradient, with the weights of the folder that it writes."""
     build, given = MODELS[name]
     theirs = build(given).eval()
-    drawn(theirs)
+    draw(theirs.parameters())
     family = family_of(given.model_type)
     ours, config = ours_of(theirs, family, tmp_path)
     generator = torch.Generator().manual_seed(2)
@@ -148,7 +120,7 @@ def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
     for model in (ours, theirs):
-        gradients_for_weights(model)
+        put_gradients(model.parameters())
     check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
 
 
@@ -157,7 +129,7 @@ def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
     """A model of the configuration that we describe is the same model, and describing it again tells the same."""
     build, given = MODELS[name]
     theirs = build(given).eval()
-    drawn(theirs)
+    draw(theirs.parameters())
     family = family_of(given.model_type)
     _, config = ours_of(theirs, family, tmp_path)
     described = family.describe(config)
@@ -176,7 +148,7 @@ def test_grids_turn_as_in_qwen2_vl(tmp_path: Path) -> None:
     text = {**text, "rope_parameters": rope, "bos_token_id": None, "eos_token_id": None}
     sections: Mapping[str, Any] = {"text_config": text, "vision_config": vision, "attn_implementation": "eager"}
     theirs = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**sections)).eval()
-    drawn(theirs)
+    draw(theirs.parameters())
     theirs.model.visual.requires_grad_(False)
     family = family_of("qwen2_5_vl_text")
     ours, config = ours_of(theirs, family, tmp_path)
@@ -203,7 +175,7 @@ def test_grids_turn_as_in_qwen2_vl(tmp_path: Path) -> None:
     (expected * weights).sum().backward()
     torch.testing.assert_close(given_ours.grad, given_theirs.grad, rtol=1e-3, atol=1e-5)
     for model in (ours, theirs):
-        gradients_for_weights(model)
+        put_gradients(model.parameters())
     check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
     flat = ours(attrs.evolve(batch, grid_positions=None), {"vision": given_ours}, None)
     assert not torch.allclose(ours.logits(flat), found, atol=1e-3)
@@ -236,6 +208,14 @@ def test_both_spellings_of_positions_are_read() -> None:
     assert settings({**OLD, "rope_scaling": None}) == settings({**OLD, "rope_parameters": {"rope_theta": 500.0}})
     section = {"type": "mrope", "mrope_section": [1, 1, 1]}
     assert family_of("qwen2_vl_text").settings({**OLD, "rope_scaling": section})["mrope_section"] == (1, 1, 1)
+
+
+def test_what_goes_before_is_read() -> None:
+    """A length beside the scaling goes before the one in it; grids without sections have those of Qwen2-VL."""
+    scaling = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
+    found = family_of("llama").settings({**OLD, "rope_scaling": scaling, "original_max_position_embeddings": 9})
+    assert found["rope_original_tokens"] == 9
+    assert family_of("qwen2_vl_text").settings({**OLD, "rope_scaling": None})["mrope_section"] == (16, 24, 24)
 
 
 LEFT_OUT: Mapping[str, type[Any]] = {
@@ -281,6 +261,21 @@ REFUSED: Sequence[tuple[str, Mapping[str, Any], str]] = [
         {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
         "layer_types: expected a window on all layers or on none",
     ),
+    ("llama", {"is_causal": False}, "is_causal: expected True, as ours knows no other, got False"),
+    ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types: expected full_attention alone, got ['sliding_"),
+    (
+        "mistral",
+        {"sliding_window": 4, "layer_types": ["full_attention"] * 2},
+        "layer_types: expected sliding_attention alone, got ['full_attention', 'full_attention']",
+    ),
+    ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "layer_types: expected a window on all layers or on none"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types: expected full_attention alone"),
+    (
+        "qwen2",
+        {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+        "rope_parameters.full_attention: expected the same positions in all layers, got {'rope_theta': 5.0}",
+    ),
+    ("qwen2", {"rope_scaling": {"type": "default", "mrope_section": [1, 1, 1]}}, "mrope_section: expected [], as ours"),
     ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: expected the first layers"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: expected 1"),
 ]
@@ -303,6 +298,11 @@ def test_what_the_decoder_has_not_is_refused_by_its_key(model_type: str, keys: M
         ("mistral", {"attention_bias": True}, "attention_bias: expected False"),
         ("qwen2", {}, "qkv_bias: expected True"),
         ("qwen2_5_vl_text", {"qkv_bias": True}, "mrope_section: expected numbers of turned pairs"),
+        (
+            "qwen2_vl_text",
+            {"qkv_bias": True, "head_dim": 8, "mrope_section": (1, 1, 2)},
+            "head_dim: expected hidden / heads = 6, as these models have no other, got 8",
+        ),
         ("qwen2_vl", {"qkv_bias": True}, "expected a language model with its vision tower, got a language model alone"),
         ("qwen3", {"experts": 4, "query_key_norm": True}, "experts: expected 0"),
         ("qwen3_moe", {"experts": 4, "query_key_norm": True, "shared_intermediate": 3}, "shared_intermediate: expect"),

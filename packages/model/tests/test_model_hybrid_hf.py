@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from safetensors.torch import load_file
+from parity import check_gradients, draw, put_gradients, saved
 from torch import Tensor, nn
 from transformers.models.mamba2 import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.nemotron_h import NemotronHConfig, NemotronHForCausalLM
@@ -82,34 +82,9 @@ def family_of(model_type: str) -> HfFamily:
     return next(family for family in HYBRID_HF if family.model_type == model_type)
 
 
-def drawn(model: nn.Module) -> None:
-    """Give every parameter, those that start at zero or one too, values that matter."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3 + 0.1)
-
-
-def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
-    """Return what a model's published folder holds."""
-    model.save_pretrained(folder)
-    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
-
-
-@torch.no_grad()
-def gradients_for_weights(model: nn.Module) -> None:
-    """Put each parameter's gradient in its place, so that it is told by the same names; 0 where nothing trains it."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-
-
-def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse gradients that differ, or any that is missing."""
-    assert found.keys() == expected.keys()
-    whole = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    for name, gradient in expected.items():
-        apart = float((found[name] - gradient).norm())
-        assert apart <= 1e-4 * max(float(gradient.norm()), 1e-3 * float(whole)), (name, apart, float(gradient.norm()))
+def tensors_in(model: nn.Module) -> list[Tensor]:
+    """Return its parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
 
 
 def packed(tokens: Tensor) -> LanguageBatch:
@@ -122,7 +97,7 @@ def ours_of(model: Any, family: HfFamily, folder: Path) -> tuple[Any, HybridConf
     """Return a hybrid with a model's weights and settings."""
     config = HybridConfig(**family.settings(model.config.to_dict()))
     module = HYBRID.build(config, Stage())
-    assert read_hf(module, family, config, files_of(model, folder)) == ()
+    assert read_hf(module, family, config, saved(model, folder)) == ()
     return module, config
 
 
@@ -131,11 +106,11 @@ def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp
     """Logits and every gradient, with the weights of the folder that it writes; states begin anew in each sample."""
     build, given = MODELS[name]
     theirs = build(given).eval()
-    drawn(theirs)
+    draw(tensors_in(theirs))
     family = family_of(given.model_type)
     ours, config = ours_of(theirs, family, tmp_path)
     back = write_hf(ours, family, config)
-    assert all(torch.equal(back[name], tensor) for name, tensor in files_of(theirs, tmp_path).items())
+    assert all(torch.equal(back[name], tensor) for name, tensor in saved(theirs, tmp_path).items())
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(31, (sum(LENGTHS),), generator=generator)
     weights = torch.randn(sum(LENGTHS), 31, generator=generator)
@@ -145,8 +120,8 @@ def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
     for model in (ours, theirs):
-        gradients_for_weights(model)
-    check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
+        put_gradients(tensors_in(model))
+    check_gradients(write_hf(ours, family, config), saved(theirs, tmp_path / "gradients"))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -154,7 +129,7 @@ def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
     """A model of the configuration that we describe is the same model, and describing it again tells the same."""
     build, given = MODELS[name]
     theirs = build(given).eval()
-    drawn(theirs)
+    draw(tensors_in(theirs))
     family = family_of(given.model_type)
     _, config = ours_of(theirs, family, tmp_path)
     described = family.describe(config)
@@ -171,7 +146,7 @@ def _further() -> tuple[Any, HybridConfig, dict[str, Tensor]]:
         **family_of("nemotron_h").settings({**NEMOTRON, "num_nextn_predict_layers": 1}), next_tokens=2
     )
     module = HYBRID.build(config, Stage())
-    drawn(module)
+    draw(tensors_in(module))
     return module, config, write_hf(module, family_of("nemotron_h"), config)
 
 
@@ -233,6 +208,26 @@ def test_older_folders_spell_their_layers_otherwise() -> None:
     assert limit["mamba_step_high"] == float("inf")
 
 
+@pytest.mark.parametrize("model_type", ["nemotron_h", "mamba2"])
+def test_keys_that_are_left_out_mean_what_transformers_takes_them_for(model_type: str) -> None:
+    """Sections of composed models name only what differs."""
+    some: dict[str, Any] = {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}
+    some = some if model_type == "nemotron_h" else {}
+    there = type(next(given for _, given in MODELS.values() if given.model_type == model_type))(**some).to_dict()
+    ours, theirs = (HybridConfig(**family_of(model_type).settings(keys)) for keys in (some, there))
+    assert ours == theirs
+
+
+def test_older_names_of_keys_are_read() -> None:
+    """As by `transformers`, which takes them for the newer ones."""
+    old = {"mamba_n_groups": 3, "mamba_d_conv": 2, "mamba_dt_min": 0.5, "mamba_conv_bias": False, "mamba_chunk_size": 7}
+    found = family_of("nemotron_h").settings({**NEMOTRON, **old})
+    names = ("mamba_groups", "mamba_taps", "mamba_step_low", "mamba_conv_bias", "mamba_chunk")
+    assert [found[name] for name in names] == list(old.values())
+    there = NemotronHConfig(**{**NEMOTRON, **old}).to_dict()
+    assert HybridConfig(**family_of("nemotron_h").settings(there)) == HybridConfig(**found)
+
+
 def test_what_is_written_is_json() -> None:
     """Which knows no infinity: steps without limits need no key, and an upper one has the form of `transformers` 5."""
     family = family_of("mamba2")
@@ -255,6 +250,15 @@ def test_what_is_written_is_json() -> None:
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: expected 'relu2'"),
         ("nemotron_h", {"layers_block_type": ["moe", "conv"]}, "layers_block_type: expected layers of the kinds"),
         ("nemotron_h", {"layers_block_type": None}, "layers_block_type: expected the kind of each layer, got None"),
+        (
+            "nemotron_h",
+            {"moe_shared_expert_intermediate_size": 0},
+            "moe_shared_expert_intermediate_size: expected a sh",
+        ),
+        ("nemotron_h", {"time_step_limit": [0.0, 0.5]}, "time_step_limit: expected no limit, as time_step_min is the "),
+        ("nemotron_h", {"hidden_dropout": 0.1}, "hidden_dropout: expected 0.0"),
+        ("nemotron_h", {"is_causal": False}, "is_causal: expected True"),
+        ("nemotron_h", {"use_bias": "false"}, "use_bias: expected true or false, got 'false'"),
         ("nemotron_h", {"mamba_num_heads": None}, "mamba_num_heads: expected a whole number, got None"),
         ("mamba2", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
     ],

@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from parity import check_gradients, check_rows, draw, put_gradients, saved, tensors_of
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import RadioConfig as TheirConfig
 from transformers import RadioModel
@@ -41,25 +42,14 @@ GRIDS = ((3, 5), (1, 1), (12, 4), (3, 14))
 (FAMILY,) = RADIO.hf
 
 
-@torch.no_grad()
-def _scaled(model: nn.Module) -> None:
-    """Draw all weights anew, far from the zeros and ones where a mistake would not show."""
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in model.named_parameters():
-        if "lambda1" not in name:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + 0.1)
-
-
-def _their(**changes: Any) -> Any:
-    model: Any = RadioModel(TheirConfig(**{**SMALL, **changes, "attn_implementation": "eager"}))
-    _scaled(model)
+def _drawn(model: Any) -> Any:
+    """Draw all weights anew, but for scales that are always one."""
+    draw((value for name, value in model.named_parameters() if "lambda1" not in name), seed=3)
     return model.eval()
 
 
-def _files(model: Any, folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a model as its published folders name them."""
-    model.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
+def _their(**changes: Any) -> Any:
+    return _drawn(RadioModel(TheirConfig(**{**SMALL, **changes, "attn_implementation": "eager"})))
 
 
 def _ours(folder: Path, **changes: Any) -> tuple[nn.Module, RadioConfig]:
@@ -67,7 +57,7 @@ def _ours(folder: Path, **changes: Any) -> tuple[nn.Module, RadioConfig]:
     settings = FAMILY.settings(json.loads((folder / "config.json").read_text()))
     config = RadioConfig(**{**settings, "projector": ProjectorConfig(kind="linear"), **changes})
     module = RADIO.build(config, config.width)
-    assert read_hf(module, FAMILY, config, load_file(folder / "model.safetensors"))
+    assert read_hf(module, FAMILY, config, tensors_of(folder))
     if config.projector.kind == "linear":
         weights = dict(module.named_parameters())
         nn.init.eye_(weights["projector.linear.weight"])
@@ -91,43 +81,35 @@ def _packed(pixels: Sequence[Tensor]) -> Tensor:
     return torch.cat(pieces)
 
 
-def _close(found: Tensor, wanted: Tensor) -> None:
-    assert found.shape == wanted.shape
-    assert float((found - wanted).norm()) <= 1e-4 * float(wanted.norm())
-
-
 def _check_gradients(module: nn.Module, model: Any, config: RadioConfig, folder: Path) -> None:
     """Compare gradients through the same table as weights: theirs are saved as if they were weights."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lambda1" not in name:
-                assert parameter.grad is not None, name
-                parameter.copy_(parameter.grad)
+    put_gradients(value for name, value in model.named_parameters() if "lambda1" not in name)
     wanted = RADIO.build(config, config.width)
-    read_hf(wanted, FAMILY, config, _files(model, folder))
-    gradients = {name: value for name, value in wanted.named_parameters() if not name.startswith("projector")}
-    whole = float(torch.stack([value.norm() for value in gradients.values()]).norm())
-    found = dict(module.named_parameters())
-    for name, gradient in gradients.items():
-        grad = found[name].grad
-        assert grad is not None, name
-        assert float((grad - gradient).norm()) <= 1e-4 * max(float(gradient.norm()), 1e-3 * whole), name
+    read_hf(wanted, FAMILY, config, saved(model, folder))
+    put_gradients(module.parameters())
+    found, expected = (
+        {name: value for name, value in one.named_parameters() if not name.startswith("projector")}
+        for one in (module, wanted)
+    )
+    check_gradients(found, expected)
 
 
 def _check_packed(_rank: int, folder: Path) -> None:
     model = _their()
-    _files(model, folder)
+    saved(model, folder)
     pixels = _pixels(GRIDS)
     output = model(_packed(pixels), image_grid_hw=torch.tensor(GRIDS))
     module, config = _ours(folder)
     rows = module(_items(pixels, config))
-    _close(rows, output.features)
+    check_rows(rows, output.features)
     gradient = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
     rows.backward(gradient)
     output.features.backward(gradient)
     _check_gradients(module, model, config, folder)
     module, config = _ours(folder, keep=tuple(range(PREFIX)))
-    _close(module(_items(pixels, config)), model(_packed(pixels), image_grid_hw=torch.tensor(GRIDS)).last_hidden_state)
+    check_rows(
+        module(_items(pixels, config)), model(_packed(pixels), image_grid_hw=torch.tensor(GRIDS)).last_hidden_state
+    )
 
 
 def test_packed_images_have_their_features_and_gradients(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -138,13 +120,13 @@ def test_packed_images_have_their_features_and_gradients(run_ranks: Callable[...
 def _check_dense(_rank: int, folder: Path) -> None:
     for activation, grid in (("gelu", (6, 3)), ("quick_gelu", (2, 11)), ("relu2", (10, 10))):
         model = _their(hidden_act=activation)
-        _files(model, folder)
+        saved(model, folder)
         pixels = _pixels([grid] * 3)
         output = model(torch.stack(pixels))
         module, config = _ours(folder, keep=(0, 1))
         rows = module(_items(pixels, config)).unflatten(0, (3, -1))
-        _close(rows[:, 2:], output.features)
-        _close(rows[:, :2].flatten(1), output.summary)
+        check_rows(rows[:, 2:], output.features)
+        check_rows(rows[:, :2].flatten(1), output.summary)
         gradient = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
         rows.backward(gradient)
         torch.autograd.backward((output.features, output.summary), (gradient[:, 2:], gradient[:, :2].flatten(1)))
@@ -172,9 +154,8 @@ def _check_omni(_rank: int, folder: Path) -> None:
         projector_hidden_size=20,
         audio_config=None,
     )
-    model: Any = NemotronH_Omni_Reasoning_V3(config)
-    _scaled(model.eval())
-    files = _files(model, folder)
+    model = _drawn(NemotronH_Omni_Reasoning_V3(config))
+    files = saved(model, folder)
     grids = ((4, 6), (2, 2), (12, 4))
     pixels = _pixels(grids)
     settings = FAMILY.settings(json.loads((folder / "config.json").read_text())["vision_config"])
@@ -191,7 +172,7 @@ def _check_omni(_rank: int, folder: Path) -> None:
     items = _items(pixels, ours)  # a composed model's tower gets pixels that are normed already
     patches = _packed([item["pixels"][0] for item in items])
     wanted = model.get_image_features(patches, image_grid_hw=torch.tensor(grids)).pooler_output
-    _close(module(items), torch.cat(wanted))
+    check_rows(module(items), torch.cat(wanted))
 
 
 def test_tower_of_a_composed_model_with_its_projector(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -201,7 +182,7 @@ def test_tower_of_a_composed_model_with_its_projector(run_ranks: Callable[..., l
 
 def _check_back(_rank: int, folder: Path) -> None:
     model = _their()
-    files = _files(model, folder)
+    files = saved(model, folder)
     module, config = _ours(folder)
     written = write_hf(module, FAMILY, config)
     assert {name for name in files if name not in written} == {
@@ -216,7 +197,9 @@ def _check_back(_rank: int, folder: Path) -> None:
     pixels, grids = _pixels(GRIDS), torch.tensor(GRIDS)
     again: Any = RadioModel.from_pretrained(folder / "again")
     again.eval()
-    _close(again(_packed(pixels), image_grid_hw=grids).features, model(_packed(pixels), image_grid_hw=grids).features)
+    check_rows(
+        again(_packed(pixels), image_grid_hw=grids).features, model(_packed(pixels), image_grid_hw=grids).features
+    )
 
 
 def test_what_is_written_is_what_was_read(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -225,7 +208,7 @@ def test_what_is_written_is_what_was_read(run_ranks: Callable[..., list[Any]], t
 
 
 def _check_left_out(_rank: int, folder: Path) -> None:
-    files = _files(_their(), folder)
+    files = saved(_their(), folder)
     module, config = _ours(folder)
     root = "radio_model"
     changes: Mapping[str, tuple[Tensor, str]] = {

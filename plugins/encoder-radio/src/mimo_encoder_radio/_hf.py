@@ -31,6 +31,10 @@ _MUST_BE: Mapping[str, Any] = {
 """Keys of ``config.json`` with the one value that ours can do, which is also what is meant where they are missing."""
 
 
+_SIZES = {"hidden_size": 1280, "patch_size": 16, "num_attention_heads": 16}
+"""What keys mean where they are missing."""
+
+
 def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of ours that a ``config.json`` decides.
 
@@ -39,13 +43,14 @@ def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     for key, value in _MUST_BE.items():
         hf_only(found, key, [value])
-    width, patch = found.get("hidden_size", 1280), found.get("patch_size", 16)
+    width, patch, heads = (found.get(key, value) for key, value in _SIZES.items())
+    hf_only(found, "head_dim", [width // heads])
     return {
         "patch": patch,
         "channels": found.get("num_channels", 3),
         "width": width,
         "layers": found.get("num_hidden_layers", 32),
-        "heads": found.get("num_attention_heads", 16),
+        "heads": heads,
         "intermediate": int(width * found.get("mlp_ratio", 4.0)),
         "activation": hf_known({"hidden_act": "gelu", **found}, "hidden_act", _ACTIVATIONS),
         "eps": found.get("layer_norm_eps", 1e-6),
@@ -118,6 +123,17 @@ _SAME: Mapping[str, str] = {
 """What a layer has under another name only."""
 
 
+def _linears(config: RadioConfig) -> list[HfTensor]:
+    """Return the linears by the names of modules, of which no two of ours are one."""
+    pairs = {"patch": "embeddings.patch_projection"}
+    for layer in range(config.layers):
+        ours, theirs = f"layers.{layer}", f"encoder.layer.{layer}"
+        names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+        pairs |= {f"{ours}.attention.{mine}": f"{theirs}.attention.{name}" for mine, name in names.items()}
+        pairs |= {f"{ours}.mlp.{mine}": f"{theirs}.mlp.{name}" for mine, name in {"up": "fc1", "down": "fc2"}.items()}
+    return [HfTensor(ours=f"{mine}.weight", theirs=f"{name}.weight") for mine, name in pairs.items()]
+
+
 def _fixed(config: RadioConfig) -> Mapping[str, Sequence[float]]:
     return {
         "*input_conditioner.norm_mean": config.mean,
@@ -132,6 +148,7 @@ RADIO_HF = HfFamily(
     settings=radio_settings,
     describe=describe_radio,
     tensors=radio_tensors,
+    adaptable=_linears,
     renamed=({}, {"": "vision_model."}),
     fixed=_fixed,
     ignored=("*radio_model.summary_idxs", "*patch_generator.video_embedder.*"),

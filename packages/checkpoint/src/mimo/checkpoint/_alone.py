@@ -95,6 +95,7 @@ def write_safetensors(
     streams: Mapping[str, Stream],
     *,
     texts: Mapping[str, str],
+    copied: Sequence[Path] = (),
     shard_bytes: int = SHARD_BYTES,
     file: str = MODEL_NAME,
 ) -> Path:
@@ -106,12 +107,13 @@ def write_safetensors(
         folder: must not exist.
         streams: by the names that the files are to have.
         texts: further files by name, ``config.json``.
+        copied: files that are copied into it, under the names that they have.
         shard_bytes: a new file is begun before one would hold more bytes of data; a larger tensor has its own.
         file: what it is called if it is one.
 
     Raises:
         WriteError: files could not be written.
-        CheckpointError: the folder exists, or a stream fails. There is no folder then.
+        CheckpointError: the folder exists, a stream fails, or a file can't be read. There is no folder then.
     """
     folder = Path(folder)
     _refuse_existing(folder, "a new folder")
@@ -138,16 +140,18 @@ def write_safetensors(
                 opened.write(text)
                 opened.flush()
                 os.fsync(opened.fileno())
+        for source in copied:
+            _copy(source, partial / source.name)
         sync_folder(partial)
         _refuse_existing(folder, "a new folder")
         partial.rename(folder)
         sync_folder(folder.parent)
         return folder
 
-    outcome = Ranks(rank=0, size=1).attempt(write, where=str(folder), writes=True)
-    if isinstance(outcome, Failure):
-        shutil.rmtree(partial, ignore_errors=True)
-    return take(outcome)
+    try:
+        return take(Ranks(rank=0, size=1).attempt(write, where=str(folder), writes=True))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # it isn't there any more where all went well
 
 
 def commit_alone(
@@ -186,6 +190,20 @@ def _refuse_existing(path: Path, expected: str) -> None:
     if path.exists():
         got = "one that holds it" if expected.endswith("step") else "one that exists"
         raise CheckpointError(str(path), expected=expected, got=got, fix="Name another one.")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file and sync it; what can't be read is told by its own name."""
+    try:
+        opened = source.open("rb")
+    except OSError as error:
+        raise CheckpointError(
+            str(source), expected="a file that can be read", got=f"{type(error).__name__}: {error.strerror}"
+        ) from error
+    with opened, target.open("xb") as written:
+        shutil.copyfileobj(opened, written)
+        written.flush()
+        os.fsync(written.fileno())
 
 
 def _whole(streams: Mapping[str, Stream]) -> list[Cut]:

@@ -34,6 +34,10 @@ from mimo.model._decoder_hf_keys import (
 )
 from mimo.model._hf import HfFamily, HfTensor
 
+_HEADLESS = (
+    "transformers has no class of this family that reads text alone and has a head: {0} gives hidden rows, of which "
+    "lm_head.weight, or where it is tied model.embed_tokens.weight, makes the logits"
+)
 _UNWRITTEN = frozenset({"balance_loss", "z_loss", "next_tokens", "next_tokens_loss"})
 """Said where a model is trained, not in what it is; what predicts further tokens begins new, and is left out."""
 
@@ -114,10 +118,12 @@ def _family(
     read: Callable[[Keys], Mapping[str, Any]],
     write: Callable[[DecoderConfig], Keys],
     left_out: Keys,
+    *,
+    grids: bool = False,
 ) -> HfFamily:
     def settings(keys: Keys) -> Keys:
         whole = {**left_out, **keys}
-        return {**read_common(whole), **read(whole)}
+        return {**read_common(whole, grids=grids), **read(whole)}
 
     return HfFamily(
         model_type=model_type,
@@ -130,6 +136,7 @@ def _family(
         # Qwen2-VL's tower lies beside what is named as if alone.
         ignored=("*.rotary_emb.inv_freq", "visual.*"),
         copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {},
+        told=_HEADLESS.format(architecture) if architecture.endswith("TextModel") else "",
     )
 
 
@@ -188,10 +195,18 @@ LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama, _OF_LLAMA)
 MISTRAL = _family("mistral", "MistralForCausalLM", read_mistral, write_mistral, _OF_MISTRAL)
 QWEN2 = _family("qwen2", "Qwen2ForCausalLM", read_qwen2, write_window, _OF_QWEN2)
 QWEN3 = _family("qwen3", "Qwen3ForCausalLM", read_qwen3, write_qwen3, _OF_QWEN3)
-QWEN3_MOE = _family("qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, write_qwen3_moe, _OF_QWEN3_MOE)
-QWEN2_VL = _family("qwen2_vl_text", "Qwen2VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL)
-QWEN2_5_VL = _family("qwen2_5_vl_text", "Qwen2_5_VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL)
+QWEN3_MOE = attrs.evolve(
+    _family("qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, write_qwen3_moe, _OF_QWEN3_MOE),
+    # PEFT takes whatever is called as a part of an expert for one.
+    adaptable=lambda config: [entry for entry in decoder_tensors(config) if ".mlp." not in entry.ours],
+)
+QWEN2_VL = _family("qwen2_vl_text", "Qwen2VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=True)
+QWEN2_5_VL = _family("qwen2_5_vl_text", "Qwen2_5_VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=True)
 # As they are published, their keys of text and of all stand together; their sections since transformers 5 are above.
-QWEN2_VL_WHOLE = _family("qwen2_vl", "Qwen2VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL)
-QWEN2_5_VL_WHOLE = _family("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL)
+QWEN2_VL_WHOLE = _family(
+    "qwen2_vl", "Qwen2VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=True
+)
+QWEN2_5_VL_WHOLE = _family(
+    "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=True
+)
 DECODER_HF = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, QWEN2_VL, QWEN2_5_VL, QWEN2_VL_WHOLE, QWEN2_5_VL_WHOLE)

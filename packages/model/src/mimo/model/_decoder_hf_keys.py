@@ -33,15 +33,23 @@ _SCALED_BY: Mapping[str, tuple[str, ...]] = {
     "linear": ("rope_factor",),
     "llama3": tuple(_SCALING),
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _LONGEST = 131_072  # what is written as the longest sample, since the decoder knows none and a folder must name one
+_SECTION = (16, 24, 24)  # of Qwen2-VL's families, where a folder names none
 UNREAD = DecoderConfig().intermediate
 """``intermediate`` of a model without dense layers, which may not set another."""
 
 
-def read_common(keys: Keys) -> dict[str, Any]:
-    """Return the settings that all families have keys for; ``keys`` are all that matter, what was left out included."""
+def read_common(keys: Keys, *, grids: bool) -> dict[str, Any]:
+    """Return the settings that all families have keys for.
+
+    Args:
+        keys: all that matter, what was left out included.
+        grids: whether the family turns rows of images by three positions.
+    """
     only(keys, "hidden_act", ["silu"])
     only(keys, "attention_dropout", [0.0])
+    only(keys, "is_causal", [True])
     only(keys, "quantization_config", [None])
     return {
         **{ours: number(keys, theirs) for ours, theirs in _NUMBERS.items()},
@@ -49,17 +57,22 @@ def read_common(keys: Keys) -> dict[str, Any]:
         "head_dim": keys.get("head_dim") or 0,
         "norm_eps": keys["rms_norm_eps"],
         "tied": flag(keys, "tie_word_embeddings"),
-        **_read_rope(keys),
+        **_read_rope(keys, grids=grids),
     }
 
 
-def _read_rope(keys: Keys) -> dict[str, Any]:
+def _read_rope(keys: Keys, *, grids: bool) -> dict[str, Any]:
     """Return what ``rope_scaling`` says and ``rope_theta`` beside it, or ``rope_parameters`` since transformers 5."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     rope = keys.get(name) or {}
+    for kind, inner in rope.items():
+        if isinstance(inner, Mapping):
+            raise refuse(f"{name}.{kind}", "the same positions in all layers", inner)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    section = rope.get("mrope_section", ())
-    if kind == "mrope" and section:  # the name that Qwen2-VL's folders have for it
+    section = rope.get("mrope_section", _SECTION) if grids else ()
+    if not grids:
+        only(rope, "mrope_section", [[]])
+    elif kind == "mrope":  # the name that Qwen2-VL's folders have for it
         kind = "default"
     if kind not in _SCALED_BY:
         raise refuse(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
@@ -69,6 +82,8 @@ def _read_rope(keys: Keys) -> dict[str, Any]:
     if kind == "default":
         return found
     given = {"original_max_position_embeddings": keys.get("max_position_embeddings"), **rope}
+    if keys.get("original_max_position_embeddings") is not None:  # which transformers puts above the one in there
+        given["original_max_position_embeddings"] = keys["original_max_position_embeddings"]
     for ours in _SCALED_BY[kind]:
         if given.get(_SCALING[ours]) is None:
             raise refuse(f"{name}.{_SCALING[ours]}", f"a number, as rope_type {kind!r} needs it", None)
@@ -82,24 +97,40 @@ def _read_biases(keys: Keys) -> dict[str, Any]:
 
 def read_llama(keys: Keys) -> dict[str, Any]:
     """Return what Llama has besides."""
+    _one_window(keys, None)  # layers that have one are refused
     return {**_read_biases(keys), "mlp_bias": flag(keys, "mlp_bias")}
 
 
 def read_mistral(keys: Keys) -> dict[str, Any]:
     """Return what Mistral has besides."""
-    return {"sliding_window": keys["sliding_window"] or 0}
+    return {"sliding_window": _one_window(keys, keys["sliding_window"])}
+
+
+def _one_window(keys: Keys, said: Any) -> int:
+    """Return the window where all layers have it, 0 for none; layers that are named besides must be of that kind."""
+    window = number({"sliding_window": said}, "sliding_window") if said else 0
+    if _are_windowed(keys, window) is not bool(window):
+        raise refuse("layer_types", f"{_SLIDING if window else _FULL} alone", keys["layer_types"])
+    return window
+
+
+def _are_windowed(keys: Keys, window: int) -> bool:
+    """Return whether ``layer_types`` names layers with a window; as ``window`` says where it is not there."""
+    kinds, layers = keys.get("layer_types"), number(keys, "num_hidden_layers")
+    if kinds is not None and kinds not in ([_FULL] * layers, [_SLIDING] * layers):
+        raise refuse("layer_types", "a window on all layers or on none", kinds)
+    return bool(window) if kinds is None else _SLIDING in kinds
 
 
 def _read_window(keys: Keys) -> dict[str, Any]:
     """Return the window of Qwen's folders, which may leave it to later layers; the decoder has one for all."""
-    if not flag(keys, "use_sliding_window"):
-        return {"sliding_window": 0}
-    name = "layer_types" if keys.get("layer_types") else "max_window_layers"
-    layers, full = keys["num_hidden_layers"], keys["max_window_layers"]
-    kinds = keys.get("layer_types") or ["full" if layer < full else "sliding" for layer in range(layers)]
-    if len(set(kinds)) > 1:
-        raise refuse(name, "a window on all layers or on none", keys.get(name, full))
-    return {"sliding_window": 0 if kinds[0].startswith("full") else number(keys, "sliding_window")}
+    said = keys["sliding_window"] if flag(keys, "use_sliding_window") else None
+    if keys.get("layer_types") is not None:
+        return {"sliding_window": _one_window(keys, said if _are_windowed(keys, 0) else None)}
+    full, layers = number(keys, "max_window_layers"), number(keys, "num_hidden_layers")
+    if said and 0 < full < layers:
+        raise refuse("max_window_layers", "a window on all layers or on none", full)
+    return {"sliding_window": _one_window(keys, said if full <= 0 else None)}
 
 
 def read_qwen2(keys: Keys) -> dict[str, Any]:
@@ -125,7 +156,7 @@ def read_qwen3_moe(keys: Keys) -> dict[str, Any]:
         raise refuse("mlp_only_layers", "the first layers, as others than these all have experts", dense)
     return {
         **_read_biases(keys),
-        "sliding_window": number(keys, "sliding_window") if flag(keys, "use_sliding_window") else 0,
+        "sliding_window": _one_window(keys, keys["sliding_window"] if flag(keys, "use_sliding_window") else None),
         "query_key_norm": True,
         "intermediate": number(keys, "intermediate_size") if dense else UNREAD,
         "dense_layers": len(dense),
@@ -197,6 +228,13 @@ def write_qwen2_vl(config: DecoderConfig) -> Keys:
             "modules.language.config.mrope_section",
             expected="numbers of turned pairs, as these models always have them",
             got="none",
+            fix="Write it as another family.",
+        )
+    if config.head_width * config.heads != config.hidden:
+        raise ConfigError(
+            "modules.language.config.head_dim",
+            expected=f"hidden / heads = {config.hidden / config.heads:g}, as these models have no other",
+            got=repr(config.head_width),
             fix="Write it as another family.",
         )
     return {**write_window(config), **_write_rope(config, {"mrope_section": list(config.mrope_section)})}

@@ -80,6 +80,9 @@ class HfFamily:
         copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
             a head that is tied to the embedding.
         beside: of our config, what ``config.json`` says of the tensors that are optional, where they are written.
+        adaptable: of our config, a table of linears beside which PEFT can put LoRA, by the names of the modules that
+            `transformers` makes of a folder; None where these are those of ``tensors``.
+        told: what whoever loads an exported folder must know, as a sentence without its dot; empty for nothing.
     """
 
     model_type: str
@@ -92,6 +95,8 @@ class HfFamily:
     fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
     beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
+    told: str = ""
+    adaptable: Callable[[Any], Sequence[HfTensor]] | None = None
 
     def copies_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, str]:
         """Return ``copies`` with the names of a folder, which begin as `place` has found."""

@@ -32,6 +32,23 @@ def nemotron_tensors(config: HybridConfig) -> list[HfTensor]:
     return [*hybrid_tensors(config), *(attrs.evolve(entry, optional=True) for entry in _further(config))]
 
 
+def adaptable_linears(config: HybridConfig, *, root: str) -> list[HfTensor]:
+    """Return where PEFT can put LoRA.
+
+    It can't beside what a Mamba layer writes its outputs by, whose weight `transformers`' layer reads itself.
+
+    Args:
+        config: of the model.
+        root: what the modules lie in.
+    """
+    found = []
+    for entry in hybrid_tensors(config):
+        if isinstance(entry.theirs, str) and not entry.theirs.endswith(".mixer.out_proj.weight"):
+            _, below, path = entry.theirs.partition("backbone.")
+            found.append(attrs.evolve(entry, theirs=f"{root}.{path}") if below else entry)
+    return found
+
+
 def _further(config: HybridConfig) -> Iterator[HfTensor]:
     count = len(config.next_pattern)
     for head in range(config.next_tokens):

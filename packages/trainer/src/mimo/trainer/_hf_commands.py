@@ -104,6 +104,8 @@ def export_hf(
         print(f"{done.folder}: LoRA of {module} for {done.family.architecture}, {done.tensors} tensors of {dtype}")
         return
     print(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}")
+    if done.family.told:
+        print(f"note: {done.family.told}")
     if done.left:
         print(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}")
     print(f"copied: {', '.join(done.copied)}" if done.copied else "no tokenizer files: --beside DIR copies them")

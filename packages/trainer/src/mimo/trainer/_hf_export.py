@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +95,7 @@ def export(
                 module=module,
                 spec=spec,
                 table=without_absent(table, lambda _entry: False),
+                linears=table if family.adaptable is None else family.adaptable(config),
                 dtype=dtype,
             )
             return Exported(folder=out, family=family, tensors=2 * count, copied=(), left=())
@@ -119,10 +119,9 @@ def export(
             out,
             streams,
             texts={CONFIG_NAME: json.dumps(about, indent=2, sort_keys=True, allow_nan=False) + "\n"},
+            copied=files,
             shard_bytes=shard_bytes,
         )
-    for file in files:
-        shutil.copyfile(file, out / file.name)
     return Exported(
         folder=out, family=family, tensors=len(streams), copied=tuple(file.name for file in files), left=left
     )

@@ -95,11 +95,11 @@ def find_parts(folder: Path, described: Mapping[str, Any], readers: Sequence[Rea
             folder is one that ours can't do.
     """
     where = str(folder / CONFIG_NAME)
-    if described.get("quantization_config") is not None:
+    sections = dict(_sections(described))
+    if any(one.get("quantization_config") is not None for one in [described, *(one for _, one in sections.values())]):
         raise ConfigError(
             where, expected="weights in a floating type", got="a quantization_config", fix="Fetch the full weights."
         )
-    sections = dict(_sections(described))
     found: dict[str, list[tuple[str, Reader]]] = {}
     for section, (model_type, _) in sections.items():
         for reader in readers:

@@ -1,0 +1,56 @@
+"""Ours beside a published model: weights of which each matters, its folder, and gradients by the names of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+NEAR = 1e-4
+"""How far apart rows and gradients may be, relative to their length."""
+
+
+@torch.no_grad()
+def draw(tensors: Iterable[Tensor], *, seed: int = 1) -> None:
+    """Give tensors, those that start at zero or one too, values with which a mistake shows."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors:
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3 + 0.1)
+
+
+@torch.no_grad()
+def put_gradients(tensors: Iterable[Tensor]) -> None:
+    """Put each gradient in its parameter's place, so that it is told by the same names; 0 where nothing trains it."""
+    for tensor in tensors:
+        tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of a published folder."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def saved(model: Any, folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a model of `transformers` as its published folder names them."""
+    model.save_pretrained(folder)
+    return tensors_of(folder)
+
+
+@torch.no_grad()
+def check_rows(found: Tensor, expected: Tensor) -> None:
+    """Refuse rows that differ."""
+    assert found.shape == expected.shape
+    assert float((found - expected).norm()) <= NEAR * float(expected.norm())
+
+
+def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse gradients that differ, or any that is missing; one that is next to nothing counts beside all of them."""
+    assert found.keys() == expected.keys()
+    whole = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
+    for name, gradient in expected.items():
+        apart, size = float((found[name] - gradient).norm()), float(gradient.norm())
+        assert apart <= NEAR * max(size, 1e-3 * whole), (name, apart, size)
