@@ -12,8 +12,9 @@ import pytest
 import torch
 from commands import here
 from jobs import CPU, find, make_job
+from parity import tensors_of
 from pool import Pool
-from published import TOKENS, VOCABULARY, logits_of, tensors_of
+from published import TOKENS, VOCABULARY, logits_of
 from resuming import check_trajectory, go_on, go_on_and_save, run_and_save, run_steps, same_bits
 from tables import Table, table
 from test_oracle import SP, Modules, on
@@ -206,7 +207,10 @@ def test_lora_is_saved_alone(plain: Path, small: Path, trained: Path, tmp_path: 
     assert step is not None
     assert whole is not None
     manifest = read_manifest(step)
-    assert manifest.common["base.folder"] == str(latest(plain / "checkpoints"))
+    base = latest(plain / "checkpoints")
+    assert base is not None
+    assert manifest.common["base.folder"] == str(base)
+    assert (base / "needed_by").read_text() == f"{small}\n"  # and not by the run that holds all
     weights = {name for name in manifest.tensors if name.startswith(("vision.", "language."))}
     assert all(lora_linear(name) for name in weights)
     (found,), (wanted,) = (pool.run(1, evaluated, str(folder)) for folder in (step, whole))

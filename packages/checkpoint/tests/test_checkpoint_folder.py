@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mimo.checkpoint import WriteError, _folder, latest, load, name_step, save, verify
+from mimo.checkpoint import WriteError, _folder, latest, load, mark_needed, name_step, save, verify
 from mimo.checkpoint._writer import sync_folder
 from mimo.hooks import CheckpointError, Common
 
@@ -171,6 +171,20 @@ def test_keep_deletes_the_lowest_steps(tmp_path: Path) -> None:
         save_step(tmp_path, step, keep=2)
     assert names(tmp_path) == ["latest", "step_00000004", "step_00000005"]
     verify(tmp_path / "step_00000004")
+
+
+def test_keep_leaves_a_step_that_others_need(tmp_path: Path) -> None:
+    """Until its file that says who does is removed; each stands there once."""
+    for step in range(1, 4):
+        save_step(tmp_path, step, keep=2)
+        for who in ("/runs/a", "/runs/b", "/runs/a") if step == 1 else ():
+            mark_needed(tmp_path / "step_00000001", who)
+    assert names(tmp_path) == ["latest", *(f"step_0000000{step}" for step in (1, 2, 3))]
+    assert (tmp_path / "step_00000001" / "needed_by").read_text() == "/runs/a\n/runs/b\n"
+    verify(tmp_path / "step_00000001")
+    (tmp_path / "step_00000001" / "needed_by").unlink()
+    save_step(tmp_path, 4, keep=2)
+    assert names(tmp_path) == ["latest", "step_00000003", "step_00000004"]
 
 
 def test_a_run_that_went_back_keeps_the_steps_that_it_goes_on_from(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mimo.checkpoint import Stream, read_manifest, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import DECODER, HfTensor, lora_linear, lora_names
-from mimo.trainer._base import links_of
+from mimo.trainer._base import keep_base, links_of
 from mimo.trainer._hf_adapter import write_adapter
 from mimo.trainer._merge import open_merged
 
@@ -100,6 +100,21 @@ def test_a_circle_of_checkpoints_is_refused(tmp_path: Path) -> None:
         links_of(folder)
 
 
+def test_a_folder_that_cannot_be_marked_as_needed_is_told(tmp_path: Path) -> None:
+    """Of those that a run's `keep` may remove; from other folders nothing is."""
+    tensors = {"m.other.weight": torch.zeros(2, 3)}
+    folders = [write(tmp_path / name, tensors) for name in ("checkpoints", "imported")]
+    for folder in folders:
+        (folder / "needed_by").mkdir()
+    links = [link for folder in folders for link in links_of(folder)]
+    told = f"{folders[0]} is needed from here on, and can't be marked so (Is a directory)"
+    assert keep_base(links[0], links, tmp_path) == [told]
+    assert keep_base(links[1], links, tmp_path) == keep_base(None, links, tmp_path) == []
+    (folders[0] / "needed_by").rmdir()
+    assert keep_base(links[0], links, tmp_path / "run") == []
+    assert (folders[0] / "needed_by").read_text() == f"{tmp_path / 'run'}\n"
+
+
 @pytest.mark.parametrize(
     ("frozen", "taught"),
     [
@@ -118,7 +133,9 @@ def test_an_adapter_is_all_that_was_trained_or_is_refused(frozen: Any, taught: s
     table = [HfTensor(ours=name, theirs=name) for name in names if lora_linear(name) is None]
     folder = write(tmp_path, {name: torch.zeros(shape) for name, shape in shapes.items()}, frozen=frozen)
     with open_merged(folder) as merged, nullcontext() if not taught else pytest.raises(ConfigError) as refused:
-        count = write_adapter(merged, tmp_path / "out", module="m", spec=DECODER, table=table, dtype=torch.float32)
+        count = write_adapter(
+            merged, tmp_path / "out", module="m", spec=DECODER, table=table, linears=table, dtype=torch.float32
+        )
         assert count == 1
     if refused is not None:
         assert f"got one of which {taught} was trained too. Export without --adapter" in str(refused.value)

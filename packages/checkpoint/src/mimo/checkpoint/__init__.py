@@ -2,7 +2,7 @@
 
 from mimo.checkpoint._alone import Stream, write_checkpoint, write_safetensors
 from mimo.checkpoint._diff import Differences, TensorDifference, ValueDifference, diff
-from mimo.checkpoint._folder import latest, name_step
+from mimo.checkpoint._folder import latest, mark_needed, name_step
 from mimo.checkpoint._load import Loaded, load
 from mimo.checkpoint._manifest import Manifest, OwnedEntry, Piece, ShardEntry, TensorEntry
 from mimo.checkpoint._manifest_file import FORMAT_VERSION, read_manifest
@@ -35,6 +35,7 @@ __all__ = [
     "diff",
     "latest",
     "load",
+    "mark_needed",
     "name_step",
     "open_published",
     "read_manifest",

@@ -23,6 +23,9 @@ from mimo.hooks import CheckpointError
 
 LATEST_NAME = "latest"
 
+NEEDED_NAME = "needed_by"
+"""In a step's folder, who else reads from it, a line each."""
+
 STEPS = range(10**18)
 """Steps whose folders are found again."""
 
@@ -152,7 +155,8 @@ class Keep:
 def prune(folder: Path, step: int, keep: Keep) -> None:
     """Delete the lowest committed steps that don't stay, of those below the one just saved, ``step``.
 
-    A step above it is of a run that went back to an earlier one: it is left, and doesn't count.
+    A step above it is of a run that went back to an earlier one: it is left, and doesn't count. One that `mark_needed`
+    has marked is left too.
     """
     if keep.newest is None:
         return
@@ -160,7 +164,25 @@ def prune(folder: Path, step: int, keep: Keep) -> None:
     for other in others[: max(0, len(others) + 1 - keep.newest)]:
         if keep.every is not None and other % keep.every == 0:
             continue
+        if (folder / name_step(other) / NEEDED_NAME).exists():
+            continue
         _discard(folder / name_step(other), other)
+
+
+def mark_needed(folder: Path, who: str) -> None:
+    """Have no ``keep`` delete a committed step any more; beside its files then stands who reads from it.
+
+    Args:
+        folder: of the step.
+        who: one line; the same one is written once.
+
+    Raises:
+        OSError: it can't be written there.
+    """
+    file = folder / NEEDED_NAME
+    if not file.is_file() or who not in file.read_text(encoding="utf-8").splitlines():
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(f"{who}\n")
 
 
 def _take_place(partial: Path, final: Path, old: Path | None) -> None:

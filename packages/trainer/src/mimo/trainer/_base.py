@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch.distributed as dist
 
-from mimo.checkpoint import Loaded, Manifest, load, read_manifest
+from mimo.checkpoint import Loaded, Manifest, load, mark_needed, read_manifest
 from mimo.hooks import CheckpointError, Common, ConfigError, StateTree
 from mimo.model import lora_linear
 from mimo.trainer._preflight import CHECKPOINTS
@@ -147,7 +147,7 @@ def find_base(left_out: Iterable[str], links: Sequence[Link], settings: Settings
         settings: the whole file.
 
     Raises:
-        ConfigError: they would have to be saved, for they are in none, or in one that will be removed.
+        ConfigError: they would have to be saved, for they are in none.
     """
     if settings.checkpoint.frozen:
         return None
@@ -174,17 +174,26 @@ def find_base(left_out: Iterable[str], links: Sequence[Link], settings: Settings
             got="false",
             fix="Leave it out, or begin with a checkpoint that has all of it: load.finetune.",
         )
-    base = links[min(holders.values())]
-    if settings.checkpoint.keep and base.folder.absolute().is_relative_to(
-        Path(settings.directory, CHECKPOINTS).absolute()
-    ):
-        raise ConfigError(
-            "checkpoint.frozen",
-            expected=f"true, since what is not trained is in {base.folder}, which checkpoint.keep removes",
-            got="false",
-            fix="Leave it out, set checkpoint.keep = 0, or go on in another run.directory.",
-        )
-    return base
+    return links[min(holders.values())]
+
+
+def keep_base(base: Link | None, links: Sequence[Link], directory: Path) -> list[str]:
+    """Have no run's ``keep`` remove what a run's checkpoints leave out; return what is to be told where that fails.
+
+    Args:
+        base: as `find_base` has found it.
+        links: that the run began with.
+        directory: the run's.
+    """
+    told = []
+    for link in links[links.index(base) :] if base is not None else ():
+        if link.folder.absolute().parent.name != CHECKPOINTS:
+            continue  # where none is removed
+        try:
+            mark_needed(link.folder, str(directory.absolute()))
+        except OSError as error:
+            told.append(f"{link.folder} is needed from here on, and can't be marked so ({error.strerror})")
+    return told
 
 
 def _holder(links: Sequence[Link], name: str) -> int:

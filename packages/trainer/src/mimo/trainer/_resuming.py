@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mimo.hooks import Generators, Stateful, StateTree
-from mimo.trainer._base import all_names, find_base, links_of, load_links
+from mimo.trainer._base import all_names, find_base, keep_base, links_of, load_links
 from mimo.trainer._continuity import SETTINGS, differences, refuse
 from mimo.trainer._engine import Engine
 from mimo.trainer._fitting import fit
@@ -78,6 +78,7 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
             f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
             *(f"{what}: {', '.join(told)}" for what, told in (("new", new), ("left", found.left)) if told),
             *(f"{told}" for told in differences(engine.job, source)),
+            *(keep_base(engine.base, links, engine.job.directory) if engine.rank == 0 else ()),
         ]
     )
 
