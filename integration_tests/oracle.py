@@ -6,10 +6,9 @@ Tolerances are those of the first law: the first loss to 1e-6 relative, every gr
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import attrs
 import numpy as np
 import torch
 from jobs import CPU, make_job
+from once import made_once
 from pool import Pool
 from tables import RATE, STEPS, Table, alone, world_of
 from torch import Tensor
@@ -92,8 +92,11 @@ def run_layout(rank: int, settings: Table) -> Outcome:
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=weights)
 
 
-def differences(truth: Truth, found: Sequence[Outcome]) -> Iterator[str]:
-    """Yield every way in which a layout differs from the truth by more than the law allows, on any rank."""
+def differences(truth: Truth, found: Sequence[Outcome], *, share: float = 1.0) -> Iterator[str]:
+    """Yield every way in which a layout differs from the truth by more than the law allows, on any rank.
+
+    Of what it allows of gradients and weights, a share may be taken.
+    """
     for rank, outcome in enumerate(found):
         if not math.isclose(outcome.losses[0], truth.losses[0], rel_tol=1e-6):
             yield f"rank {rank}: first loss {outcome.losses[0]!r}, expected {truth.losses[0]!r}"
@@ -104,11 +107,11 @@ def differences(truth: Truth, found: Sequence[Outcome]) -> Iterator[str]:
     for name, expected in {**untrained, **truth.gradients}.items():
         pieces = {rank: outcome.gradients[name] for rank, outcome in enumerate(found) if name in outcome.gradients}
         if pieces or name in truth.gradients:
-            bound = 1e-5 * max(float(expected.norm()), 1e-3 * total)
+            bound = share * 1e-5 * max(float(expected.norm()), 1e-3 * total)
             yield from compare(f"gradient of {name}", pieces, expected, bound)
     for name, expected in truth.weights.items():
         pieces = {rank: outcome.weights[name] for rank, outcome in enumerate(found) if name in outcome.weights}
-        bound = 1e-5 * max(float(expected.norm()), 3 * RATE * math.sqrt(expected.numel()))
+        bound = share * 1e-5 * max(float(expected.norm()), 3 * RATE * math.sqrt(expected.numel()))
         yield from compare(f"weight {name} after {STEPS} steps", pieces, expected, bound)
     unknown = {name for outcome in found for name in (*outcome.gradients, *outcome.weights)} - truth.weights.keys()
     if unknown:
@@ -117,18 +120,25 @@ def differences(truth: Truth, found: Sequence[Outcome]) -> Iterator[str]:
 
 def compare(what: str, pieces: Mapping[int, Piece], expected: Tensor, bound: float) -> Iterator[str]:
     """Yield how the worst copy of each element, of those that ranks hold, differs from what is expected."""
-    true = expected.double().numpy().flatten()
-    errors = np.full(true.shape, -1.0)
     for rank, piece in pieces.items():
         if piece.shape != expected.shape:
             yield f"rank {rank}: {what}: shape {piece.shape}, expected {tuple(expected.shape)}"
             return
-        error = np.abs(piece.values - true[piece.places])
-        errors[piece.places] = np.fmax(errors[piece.places], np.where(np.isnan(error), np.inf, error))
+    errors = worst(pieces.values(), expected)
     if (errors < 0).any():
         yield f"{what}: no rank holds {(errors < 0).sum()} of its {errors.size} elements"
     elif (off := float(np.linalg.norm(errors))) > bound:
         yield f"{what}: off by {off:.3g}, allowed {bound:.3g}"
+
+
+def worst(pieces: Iterable[Piece], expected: Tensor) -> np.ndarray[Any, Any]:
+    """Return how far off the worst copy of each element is, flattened; -1 where nobody holds one."""
+    true = expected.double().numpy().flatten()
+    errors = np.full(true.shape, -1.0)
+    for piece in pieces:
+        error = np.abs(piece.values - true[piece.places])
+        errors[piece.places] = np.fmax(errors[piece.places], np.where(np.isnan(error), np.inf, error))
+    return errors
 
 
 class Oracle:
@@ -137,24 +147,26 @@ class Oracle:
     Args:
         pool: of processes.
         folder: of truths, where each model's is computed once for all who compare with it.
+        plain: trains by a plain loop.
+        layout: trains a layout.
     """
 
-    def __init__(self, pool: Pool, folder: Path) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        folder: Path,
+        *,
+        plain: Callable[[int, Table], Truth] = run_plain,
+        layout: Callable[[int, Table], Outcome] = run_layout,
+    ) -> None:
         self._pool, self._folder = pool, folder
+        self._plain, self._layout = plain, layout
 
     def truth(self, settings: Table) -> Truth:
         """Return what one plain process comes to."""
         plain = alone(settings)
         path = self._folder / f"{hashlib.sha256(repr(plain).encode()).hexdigest()}.safetensors"
-        with path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                if not path.exists():
-                    (truth,) = self._pool.run(1, run_plain, plain)
-                    write_truth(truth, path)
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # closing keeps it where the pool has forked anew meanwhile
-        return read_truth(path)
+        return read_truth(made_once(path, lambda part: write_truth(self._pool.run(1, self._plain, plain)[0], part)))
 
     def clear(self, settings: Table) -> Table:
         """Return settings with the next seed that leaves no choice of experts to rounding."""
@@ -167,4 +179,4 @@ class Oracle:
         truth = self.truth(settings)
         if truth.gap < GAP:
             return f"seed {settings['run']['seed']}: a row chose its experts by {truth.gap:.2g} only"
-        return "\n".join(differences(truth, self._pool.run(world_of(settings), run_layout, settings)))
+        return "\n".join(differences(truth, self._pool.run(world_of(settings), self._layout, settings)))

@@ -49,7 +49,7 @@ class PlainRules:
             group["lr"] = _rate(keys, step, self._settings["run"]["steps"])
 
     def clip(self) -> None:
-        """Shorten the gradients of each clip group to the longest that they may be together."""
+        """Shorten the gradients of each clip group to the longest that they may be together; 0: as long as they are."""
         groups: dict[str, list[nn.Parameter]] = {}
         by_module = self._settings["optimizer"].get("clip_by") == "module"
         for name, keys in self._keys.items():
@@ -58,7 +58,7 @@ class PlainRules:
         optimizer = self._settings["optimizer"]
         for group, members in groups.items():
             clip, norm = optimizer.get("clip_groups", {}).get(group, optimizer["clip"]), _norm(members)
-            if norm > clip:
+            if 0 < clip < norm:
                 for value in members:
                     if value.grad is not None:
                         value.grad *= clip / norm

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from jobs import CPU, make_job
 from plain_rules import PlainRules
 from safetensors import safe_open
@@ -40,13 +41,11 @@ class Truth:
 
 
 def write_truth(truth: Truth, path: Path) -> None:
-    """Write it as one file, complete or not there at all."""
+    """Write it as one file."""
     trees = {"gradients": truth.gradients, "weights": truth.weights}
     tensors = {f"{kind}.{name}": value.contiguous() for kind, tree in trees.items() for name, value in tree.items()}
     told = {"losses": truth.losses, "norms": truth.norms, "gap": truth.gap}
-    part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"told": json.dumps(told)})
-    part.rename(path)
+    save_file(tensors, path, metadata={"told": json.dumps(told)})
 
 
 def read_truth(path: Path) -> Truth:
@@ -60,12 +59,17 @@ def read_truth(path: Path) -> Truth:
     return Truth(gradients=trees["gradients"], weights=trees["weights"], **told)
 
 
-def run_plain(_rank: int, settings: Table) -> Truth:
-    """Train by a plain loop, with settings that `tables.alone` has returned."""
+def run_plain(_rank: int, settings: Table, *, nudged: bool = False) -> Truth:
+    """Train by a plain loop, with settings that `tables.alone` has returned.
+
+    ``nudged``, each weight begins as the next number above or below: how much that changes tells what rounding may do.
+    """
     job = make_job(settings)
     engine = Engine(job, rank=0, device=CPU)  # builds the modules; nothing else of it is used
     parts = {part.name: part for part in engine.model.parts.values()}
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
+    if nudged:
+        _nudge(weights.values())
     trained = {name: value for name, value in weights.items() if value.requires_grad}
     rules = PlainRules(settings, trained)
     optimizer = rules.make_adamw()
@@ -107,6 +111,16 @@ def run_plain(_rank: int, settings: Table) -> Truth:
         weights={name: _plain(value) for name, value in weights.items()},
         gap=min(gaps, default=math.inf),
     )
+
+
+@torch.no_grad()
+def _nudge(weights: Iterable[Tensor]) -> None:
+    """Move each number to the next one, up or down."""
+    generator = torch.Generator().manual_seed(0)
+    for value in weights:
+        held = value.to_local() if isinstance(value, DTensor) else value
+        way = torch.where(torch.rand(held.shape, generator=generator) < 0.5, math.inf, -math.inf)
+        held.copy_(torch.nextafter(held, way))
 
 
 def _plain(value: Tensor) -> Tensor:

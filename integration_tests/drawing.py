@@ -1,0 +1,220 @@
+"""Settings that nobody chose: any modules in any layout, trained in any way, each from a generator of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from jobs import make_job
+from tables import CHUNKED, EVEN_EPS, SAMPLES, SCHEDULES, Table, lanes_of, scheduled, table
+from test_oracle import FAMILIES as DECODERS
+from test_oracle_audio import CONFIGS as WHISPER
+from test_oracle_mamba import CONFIG as HYBRID
+from test_oracle_mixed import ENCODERS as MIXED
+from test_oracle_radio import CONFIGS as RADIO
+from test_oracle_vision import FAMILIES as VISION
+
+from mimo.model import Stage
+from mimo.model.runtime import linears, stage_without_storage
+from mimo.trainer._resolved import JobModule
+
+ENCODERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "vision": ({}, {}, *MIXED["vision"], *VISION.values()),
+    "glyph": ({},),
+    "audio": tuple({"plugin": "whisper", "config": config} for config in WHISPER.values()),
+    "radio": tuple({"plugin": "radio", "config": config} for config in RADIO.values()),
+}
+"""Keys of each module, one kind of encoder each; none for a plain ``vit``."""
+CLIPS: Sequence[Mapping[str, Any]] = (
+    {},
+    {},
+    {"clip": 0.05},
+    {"clip": 0.0},
+    {"clip": 0.05, "clip_by": "module"},
+    {"clip_groups": {"deep": 0.02}, "patterns": {"*norm*": {"weight_decay": 0.0}, "*layers.*": {"clip_group": "deep"}}},
+    {"lr_schedule": "cosine", "lr_warmup_steps": 1},
+)
+"""Keys of ``[optimizer]``."""
+HYBRID_STEPS = {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}
+
+
+def draw(rng: random.Random, *, world: int = 8) -> Table:
+    """Draw settings: one to three encoders and a language model on any ranks of the world.
+
+    Some are refused by design, as where all is frozen, or where a norm that clips belongs to nothing.
+    """
+    language = _draw_grid(rng, range(world), lanes=(1, 2, 3))
+    names = rng.sample(list(ENCODERS), rng.choice((1, 1, 2, 3)))
+    modules = {name: _draw_encoder(rng, name, language["ranks"], world) for name in names}
+    config = _draw_language(rng, language)
+    settings = table(
+        {**modules, "language": language},
+        microbatches=rng.choice([count for count in (1, 2, 4) if SAMPLES % (lanes_of(language) * count) == 0]),
+        pictures=rng.choice(("mixed", "mixed", "many", "many", "first", "digits", "none")),
+        language=config,
+        seed=rng.randrange(1000),
+        eps=EVEN_EPS,
+    )
+    settings["data"]["max_tokens"] = rng.choice((1024, 1024, 1024, 24))
+    settings = _draw_schedule(rng, settings)
+    _draw_training(rng, settings)
+    return _draw_optimizer(rng, settings)
+
+
+def _draw_encoder(rng: random.Random, name: str, language: Sequence[int], world: int) -> dict[str, Any]:
+    """Draw a kind, and a grid: on any ranks, on some of the language model's, or on others."""
+    others = [rank for rank in range(world) if rank not in language]
+    ranks = rng.choice((range(world), range(world), language, others or language))
+    keys = {**_draw_grid(rng, ranks, lanes=range(1, 9)), **rng.choice(ENCODERS[name])}
+    return {**keys, "batch_factor": rng.choice((1, 1, 2, 3))}
+
+
+def _draw_grid(rng: random.Random, ranks: Sequence[int], *, lanes: Sequence[int]) -> dict[str, Any]:
+    while True:
+        pp, dp, cp, tp = (
+            rng.choice((1, 1, 2, 3)),
+            rng.choice(lanes),
+            rng.choice((1, 1, 2, 3)),
+            rng.choice((1, 1, 2, 3, 6)),
+        )
+        if pp * dp * cp * tp <= len(ranks):
+            found = {"ranks": sorted(rng.sample(ranks, pp * dp * cp * tp)), "pp": pp, "dp": dp, "cp": cp, "tp": tp}
+            return found | ({"sequence_parallel": rng.random() < 0.5} if tp > 1 else {})
+
+
+def _draw_language(rng: random.Random, keys: dict[str, Any]) -> Table:
+    """Draw a decoder or a hybrid, with experts or without; return its config and complete its keys."""
+    config: Table = {"tied": rng.random() < 0.3, "kv_heads": rng.choice((1, 2, 3, 6))}
+    if rng.random() < 0.4:
+        config |= {"next_tokens": rng.choice((1, 2)), "next_tokens_loss": 0.3}
+    if rng.random() < 0.4:
+        _place_experts(rng, keys)
+        pattern = "".join(rng.sample("ME*-", 4)) + rng.choice(("", "M", "EM"))
+        config = {**HYBRID, **config, "pattern": pattern, "z_loss": rng.choice((0.0, 0.01))}
+        if config.get("next_tokens"):
+            config["next_tokens_pattern"] = rng.choice(("", "".join(rng.choices("ME*-", k=rng.choice((1, 2))))))
+        keys |= {"plugin": "hybrid", "config": config}
+    elif rng.random() < 0.3:
+        config |= _draw_experts(rng, keys)
+    elif rng.random() < 0.5:
+        config |= rng.choice(list(DECODERS.values()))
+    return config
+
+
+def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
+    """Draw a mixture of experts, and where it lies."""
+    _place_experts(rng, keys)
+    chosen = rng.choice((1, 2))
+    return {
+        "experts": 4,
+        "experts_per_token": chosen,
+        "router_normalize": chosen > 1,
+        "dense_layers": rng.choice((1, 2)),
+        "shared_intermediate": rng.choice((0, 11)),
+        "router_score": rng.choice(("softmax", "sigmoid")),
+        "expert_bias_rate": rng.choice((0.0, 0.01)),
+        "balance_loss": 0.05,
+        "z_loss": 0.01,
+    }
+
+
+def _place_experts(rng: random.Random, keys: dict[str, Any]) -> None:
+    """Draw where experts lie on the ranks of the language model's grid."""
+    stage = keys["dp"] * keys["cp"] * keys["tp"]
+    keys["ep"] = rng.choice([size for size in (1, 2, 4) if stage % size == 0])
+    keys["etp"] = rng.choice([size for size in (1, 1, 2, 3) if stage % (keys["ep"] * size) == 0])
+
+
+def _draw_schedule(rng: random.Random, settings: Table) -> Table:
+    """Draw a schedule, and give encoders two chunks where it may be drawn."""
+    language = settings["modules"]["language"]
+    schedules = [name for name in SCHEDULES if name not in CHUNKED or language["pp"] > 1]
+    for schedule in rng.sample(schedules, len(schedules)):
+        with suppress(LookupError):
+            found = _lengthened(scheduled(settings, schedule))
+            for name, keys in found["modules"].items():
+                if name != "language" and keys["pp"] > 1 and not schedule.startswith("zb-h") and rng.random() < 0.3:
+                    layers = 2 * keys["pp"]
+                    keys |= {"chunks": 2, "config": {**keys["config"], "layers": layers * -(-3 // layers)}}
+            return found
+    raise AssertionError(settings)
+
+
+def _lengthened(settings: Table) -> Table:
+    """Return settings in which a hybrid has layers for all stages, equally many where they are chunks."""
+    language = settings["modules"]["language"]
+    config = language["config"]
+    if "pattern" in config:
+        layers, pattern = config.pop("layers"), config["pattern"]
+        count = layers * -(-len(pattern) // layers) if "chunks" in language else max(layers, len(pattern))
+        config["pattern"] = (pattern * count)[:count]
+    return settings
+
+
+def _draw_training(rng: random.Random, settings: Table) -> None:
+    """Draw what of each module is trained, and what of it is computed again or a step ahead."""
+    for module in make_job({**settings, "schedule": SCHEDULES["gpipe"]}).modules:  # which takes what others refuse
+        keys = settings["modules"][module.name]
+        frozen = _draw_frozen(rng, module)
+        if rng.random() < 0.35:
+            keys["lora"] = _draw_lora(rng, module)
+            frozen = rng.choice(({}, {}, {"frozen": False}, frozen))
+        elif rng.random() < 0.6:
+            frozen = {}
+        keys |= frozen
+        encodes_frozen = module.name != "language" and frozen.get("frozen") is True and "lora" not in keys
+        if encodes_frozen:
+            keys["prefetch"] = rng.random() < 0.5
+        else:
+            keys["recompute"] = rng.choice(("none", "none", "selective", "full"))
+
+
+def _draw_frozen(rng: random.Random, module: JobModule) -> dict[str, Any]:
+    """Draw all, parts, or patterns of the names of parameters."""
+    if rng.random() < 0.2:
+        return {"frozen": True}
+    whole = stage_without_storage(module.spec, module.config, Stage(), _HIDDEN)
+    paths = [path for path, _ in whole.named_parameters()]
+    heads = {path.partition(".")[0] for path in paths}
+    parts = [part for part, prefixes in module.spec.parts.items() if heads.intersection(prefixes)]
+    entries = [*parts, *(_draw_pattern(rng, path) for path in rng.sample(paths, 4))]
+    return {"frozen": rng.sample(entries, rng.choice((1, 2, 3)))}
+
+
+_HIDDEN = 24
+"""Width of the rows of all language models here, see `tables.table`."""
+
+
+def _draw_lora(rng: random.Random, module: JobModule) -> dict[str, Any]:
+    """Draw its size, and a few linears or all."""
+    whole = stage_without_storage(module.spec, module.config, Stage(), _HIDDEN)
+    paths = [path for path, linear in linears(whole) if linear.get_parameter("weight").requires_grad]
+    some = [_draw_pattern(rng, path) for path in rng.sample(paths, min(len(paths), rng.choice((1, 2, 4))))]
+    return {
+        "rank": rng.choice((1, 2, 3, 5)),
+        "alpha": rng.choice((0.0, 1.0, 3.0)),
+        "targets": rng.choice((["*"], some, some)),
+    }
+
+
+def _draw_pattern(rng: random.Random, path: str) -> str:
+    """Draw which words of a path are left open: numbers, what it begins with, or what it ends with."""
+    words = ["*" if word.isdigit() and rng.random() < 0.5 else word for word in path.split(".")]
+    at = rng.randint(0, len(words) - 1)
+    return rng.choice((".".join(words), ".".join([*words[: at + 1], "*"][: len(words)]), "*" + ".".join(words[at:])))
+
+
+def _draw_optimizer(rng: random.Random, settings: Table) -> Table:
+    """Draw by what norms gradients are clipped, who steps, and what is spread over how many data lanes."""
+    optimizer = {**settings["optimizer"], **rng.choice(CLIPS)}
+    shard = rng.choice(("", "", "", "optimizer", "gradients", "full"))
+    plugin: Mapping[str, Any] = rng.choice(({"plugin": "distributed"} if shard else {}, HYBRID_STEPS))
+    if not shard:
+        return {**settings, "optimizer": {**optimizer, **plugin}}
+    for keys in settings["modules"].values():
+        lanes = lanes_of(keys) * keys["cp"]
+        among = rng.choice([0, 0, *(count for count in range(1, lanes) if lanes % count == 0)])
+        keys["optimizer"] = {"shard_lanes": among} | ({"shard": "optimizer"} if among == 1 else {})
+    return {**settings, "optimizer": {**optimizer, **plugin, "shard": shard}}

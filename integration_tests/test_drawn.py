@@ -1,0 +1,83 @@
+"""What is drawn for the oracle: nearly all of it can be run, and whatever layouts may have comes up in what is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from drawing import CLIPS, ENCODERS, draw
+from drawn import generator, refusal
+from tables import SAMPLES, SCHEDULES, Table, lanes_of
+from test_oracle import features_of
+
+COUNT = 40
+WANTED = {
+    *(f"{name} {axis}" for name in (*ENCODERS, "language") for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
+    *("language ep", "language etp", "disjoint", "colocated", "overlapping", "a rank without a module"),
+    *("2 modules", "3 modules", "4 modules", "chunks 2", "batch_factor 3", "prefetch True"),
+    *("recompute selective", "recompute full", "several microbatches", "texts are cut"),
+    *("decoder", "hybrid", "tied", "experts", "next_tokens", "next_tokens_pattern", "pictures of their own sizes"),
+    *("all frozen", "parts frozen", "patterns frozen", "lora", "lora beside all that trains", "lora of experts"),
+    *(f"pictures {how}" for how in ("mixed", "many", "first", "digits", "none")),
+    *(f"spread {shard}" for shard in ("optimizer", "gradients", "full")),
+    *(f"stepped by {plugin}" for plugin in ("adamw", "distributed", "hybrid")),
+    *(str(rates) for rates in CLIPS),
+    *(str(schedule) for schedule in SCHEDULES.values()),
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Table]:
+    """Settings of the first seed that are not refused."""
+    drawn = [draw(generator(0, index)) for index in range(COUNT)]
+    return [settings for settings in drawn if refusal(settings) is None]
+
+
+def test_most_of_what_is_drawn_is_run(runs: list[Table]) -> None:
+    """No more than a tenth is refused by its settings."""
+    assert len(runs) >= 0.9 * COUNT
+
+
+def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
+    """In settings that are run."""
+    assert WANTED - set().union(*map(told, runs)) == set()
+
+
+def told(settings: Table) -> set[str]:
+    """Return what can be told of settings."""
+    modules, optimizer, language = settings["modules"], settings["optimizer"], settings["modules"]["language"]
+    ranks = {rank for keys in modules.values() for rank in keys["ranks"]}
+    has = {
+        "a rank without a module": len(ranks) <= max(ranks),
+        "several microbatches": settings["run"]["micro_batch"] * lanes_of(language) < SAMPLES,
+        "texts are cut": settings["data"]["max_tokens"] < SAMPLES + 1,
+        "pictures of their own sizes": "native" in str(modules),
+    }
+    return {
+        *features_of(modules),
+        *(what for what, comes_up in has.items() if comes_up),
+        *(key for key, value in language["config"].items() if value),
+        *(feature for keys in modules.values() for feature in told_of(keys)),
+        language["plugin"],
+        f"pictures {settings['data']['pictures']}",
+        f"spread {optimizer.get('shard')}",
+        f"stepped by {optimizer.get('plugin', 'adamw')}",
+        *(str(rates) for rates in CLIPS if all(optimizer.get(key) == value for key, value in rates.items())),
+        str(settings["schedule"]),
+    }
+
+
+def told_of(keys: Mapping[str, Any]) -> set[str]:
+    """Return what can be told of a module."""
+    frozen, lora = keys.get("frozen", []), keys.get("lora", {})
+    has = {
+        "all frozen": frozen is True,
+        "parts frozen": frozen not in (True, False) and not all("." in entry or "*" in entry for entry in frozen),
+        "patterns frozen": "*" in str(frozen),
+        "lora": bool(lora),
+        "lora beside all that trains": bool(lora) and frozen is False,
+        "lora of experts": "expert" in str(lora) or (lora.get("targets") == ["*"] and keys.get("ep", 1) > 1),
+    }
+    passes = {f"{key} {keys.get(key)}" for key in ("chunks", "batch_factor", "prefetch", "recompute")}
+    return passes | {what for what, comes_up in has.items() if comes_up}
