@@ -39,20 +39,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
+def truths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of this run for all processes that test: of what they compare with."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "truths"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pool(truths: Path) -> Iterator[Pool]:
     """For the integration tests, all of whose functions can be pickled: one process forks the ranks of them all."""
     from jobs import prepare  # needs all packages
 
-    with Pool(prepare) as found:
+    with Pool(prepare, truths) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def oracle(pool: Pool, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """For the integration tests: one oracle, and one folder for all processes that test, for what they compare with."""
+def oracle(pool: Pool, truths: Path) -> Oracle:
+    """For the integration tests."""
     from oracle import Oracle
 
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "truths"  # of this run alone
-    folder.mkdir(exist_ok=True)
-    return Oracle(pool, folder)
+    return Oracle(pool, truths)

@@ -7,6 +7,7 @@ one computes nothing; it imports whatever its ranks have imported, so that those
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import multiprocessing
 import pickle
@@ -15,11 +16,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from once import made_once
 from ranks import answers_of, import_all, results_of
 
 _ENDS_SECONDS = 5
@@ -70,10 +74,11 @@ class Pool:
 
     Args:
         prepare: what every rank would have to do, done once before any is forked. It must not compute.
+        folder: where `recall` keeps results for all processes that have a pool with it; without, each has its own.
     """
 
-    def __init__(self, prepare: Callable[[], object] = lambda: None) -> None:
-        self._prepare = prepare
+    def __init__(self, prepare: Callable[[], object] = lambda: None, folder: Path | None = None) -> None:
+        self._prepare, self._folder = prepare, folder
         self._process, self._pipe = self._start()
         self._known: dict[str, list[Any]] = {}
 
@@ -120,7 +125,13 @@ class Pool:
         """
         key = repr((world, function.__module__, function.__qualname__, args))
         if key not in self._known:
-            self._known[key] = self.run(world, function, *args)
+            run = partial(self.run, world, function, *args)
+            if self._folder is None:
+                self._known[key] = run()
+            else:
+                path = self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.pickle"
+                made_once(path, lambda part: part.write_bytes(pickle.dumps(run())))
+                self._known[key] = pickle.loads(path.read_bytes())  # noqa: S301  # of our own ranks
         return self._known[key]
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ computed nothing, and runs functions that can be pickled.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -39,6 +40,7 @@ def _be_rank(
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but its types don't say so
 
+    gc.freeze()  # what is there already is nobody's garbage, and no page of it need be copied to find that out
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     try:

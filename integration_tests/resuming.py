@@ -10,7 +10,8 @@ import attrs
 import torch
 from jobs import CPU, find, make_job
 from oracle import Piece, compare
-from tables import RATE
+from pool import Pool
+from tables import RATE, world_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -44,6 +45,11 @@ def begin(rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[S
 def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
     """Train three steps and save the third; see `run_steps`."""
     return run_steps(rank, settings, 1, 3, "", save=3)
+
+
+def run_whole(rank: int, settings: dict[str, Any]) -> Found:
+    """Train all steps of a run and save the third; see `run_steps`."""
+    return run_steps(rank, settings, 1, settings["run"]["steps"], "", save=3)
 
 
 def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
@@ -114,6 +120,29 @@ def check_trajectory(went_on: list[Found], straight: list[Found], *, exactly: bo
         least = 0 if name.startswith("optimizer.") else 3 * RATE * math.sqrt(value.numel())
         bound = 1e-5 * max(float(value.norm()), least) + 1e-9
         assert list(compare(name, pieces, value, bound)) == []
+
+
+def check_going_on(pool: Pool, first: dict[str, Any], second: dict[str, Any], *, exactly: bool) -> list[Found]:
+    """Refuse a run that goes on after the third step of another one otherwise than if it had never stopped.
+
+    Args:
+        pool: runs both.
+        first: settings of what saves, in a directory; where ``second`` is the same, it is also what never stops.
+        second: settings of what goes on.
+        exactly: whether to the bit.
+
+    Returns:
+        What never stopped.
+    """
+    directory, steps = first["run"]["directory"], second["run"]["steps"]
+    if first == second:
+        straight = pool.run(world_of(second), run_whole, first)
+    else:
+        pool.run(world_of(first), run_and_save, first)
+        straight = pool.run(world_of(second), run_steps, second, 1, steps, "")
+    went_on = pool.run(world_of(second), run_steps, second, 4, steps, directory)
+    check_trajectory(went_on, straight, exactly=exactly)
+    return straight
 
 
 def assemble(found: Iterable[Found]) -> dict[str, Tensor]:

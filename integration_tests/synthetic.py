@@ -15,6 +15,8 @@ from mimo.hooks import ItemInfo, hookimpl
 
 WORDS = tuple(f"w{index}" for index in range(26))
 SAMPLES = 96
+HELD_OUT = 30
+"""As many as make a whole batch of 24 and a part of one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,10 +37,11 @@ class SyntheticDataset:
 
     config: SyntheticConfig
     tokenizer: Tokenizer
+    samples: int = SAMPLES
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return SAMPLES
+        return self.samples
 
     def _draw(self, sample: int) -> list[str | ItemInfo]:
         rng = random.Random(sample)
@@ -91,8 +94,8 @@ def _size(modality: str, rng: random.Random) -> tuple[int, int]:
     return rng.randint(1, rate // 5), rate
 
 
-def _open(config: SyntheticConfig, tokenizer: Tokenizer, _split: SplitName) -> SyntheticDataset:
-    return SyntheticDataset(config, tokenizer)
+def _open(config: SyntheticConfig, tokenizer: Tokenizer, split: SplitName) -> SyntheticDataset:
+    return SyntheticDataset(config, tokenizer, SAMPLES if split == "train" else HELD_OUT)
 
 
 @hookimpl

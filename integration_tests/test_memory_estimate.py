@@ -187,6 +187,7 @@ EXPERTS: Mapping[str, Modules] = {
     "ep4 over lanes": {"vision": on(0, 1), "language": on(0, 3, ep=4)},
     "ep2 over tensor ranks": {"vision": on(0, 1), "language": on(0, 3, tp=2, ep=2)},
     "etp2": {"vision": on(0, 1), "language": on(0, 3, etp=2)},
+    "etp2, LoRA": {"vision": on(0, 1), "language": on(0, 3, etp=2, lora={"rank": 2, "targets": ["*"]})},
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from pool import Pool as Workers
-from resuming import Found, check_trajectory, run_and_evaluate, run_and_save, run_steps, same_bits
+from resuming import check_going_on, check_trajectory, run_and_evaluate, run_steps, same_bits
 from tables import Table, scheduled, table, world_of
 from test_oracle import SP, Modules, on
 from test_resume import settings_of
@@ -185,11 +185,6 @@ PLUGINS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def check(went_on: Sequence[Found], straight: Sequence[Found], *, exactly: bool) -> None:
-    """Refuse a run that has gone on otherwise than if it had never stopped."""
-    check_trajectory(list(went_on), list(straight), exactly=exactly)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "layout"),
     [
@@ -206,10 +201,7 @@ def test_another_plugin_goes_on_to_the_bit(before: str, after: str, layout: str,
     first, second = (settings_of(LAYOUTS[layout], tmp_path) for _ in range(2))
     first["optimizer"] |= PLUGINS[before]
     second["optimizer"] |= PLUGINS[after]
-    pool.run(world_of(first), run_and_save, first)
-    went_on = pool.run(world_of(second), run_steps, second, 4, 6, str(tmp_path))
-    straight = pool.run(world_of(second), run_steps, second, 1, 6, "")
-    check(went_on, straight, exactly=True)
+    check_going_on(pool, first, second, exactly=True)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +221,7 @@ def test_another_layout_goes_on_within_the_law(
         runs.append(settings_of(LAYOUTS[layout], tmp_path))
         runs[-1]["optimizer"] |= PLUGINS[plugin]
     first, second = runs
-    pool.run(world_of(first), run_and_save, first)
-    went_on = pool.run(world_of(second), run_steps, second, 4, 6, str(tmp_path))
-    check(went_on, pool.run(world_of(second), run_steps, second, 1, 6, ""), exactly=False)
+    check_going_on(pool, first, second, exactly=False)
 
 
 def test_evaluations_between_steps_change_nothing(pool: Workers) -> None:
@@ -240,4 +230,4 @@ def test_evaluations_between_steps_change_nothing(pool: Workers) -> None:
     settings["run"]["steps"] = 6
     settings["optimizer"] |= PLUGINS["hybrid 1"]
     evaluated = pool.run(world_of(settings), run_and_evaluate, settings)
-    check(evaluated, pool.run(world_of(settings), run_steps, settings, 1, 6, ""), exactly=True)
+    check_trajectory(evaluated, pool.run(world_of(settings), run_steps, settings, 1, 6, ""), exactly=True)

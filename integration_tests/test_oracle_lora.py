@@ -13,7 +13,7 @@ from jobs import make_job
 from oracle import GAP, Oracle, Outcome, differences, run_layout
 from pool import Pool
 from tables import EVEN_EPS, Table, alone, scheduled, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SOFTMAX, SP, Modules, on
 from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_mamba import SEED
 from torch import nn
@@ -107,6 +107,32 @@ MIXED: dict[str, Modules] = {
 def test_linears_of_mamba_and_of_experts_are_adapted(layout: str, microbatches: int, pool: Pool) -> None:
     """Each expert by its own; the encoder trains whole."""
     assert check(pool, mixed(MIXED[layout], microbatches=microbatches)) == ""
+
+
+CUT: dict[str, Modules] = {
+    "etp2 of two copies": {"vision": on(0, 0), "language": on(1, 4, tp=2, etp=2)},
+    "ep2 etp2 over lanes": {"vision": on(0, 0), "language": on(1, 4, ep=2, etp=2)},
+    "ep2 etp2 of two copies": {"vision": on(0, 0), "language": on(0, 7, tp=2, ep=2, etp=2, **SP)},
+}
+CLEAR_SEED = 2
+"""With which each row's choice of experts is clear, see `oracle.GAP`, where all linears of the decoder are adapted."""
+
+
+@pytest.mark.parametrize(("layout", "optimizer"), in_turn(CUT, ["distributed", "adamw", "hybrid"]))
+def test_experts_are_adapted_that_are_cut(layout: str, optimizer: str, pool: Pool) -> None:
+    """What is whole on the ranks of an expert gets its gradient from all of them, and counts once in the norm."""
+    settings = adapted(CUT[layout], vision=None, language=EVERYTHING, seed=CLEAR_SEED, microbatches=2)
+    settings["modules"]["language"]["config"] |= SOFTMAX
+    settings["optimizer"] |= OPTIMIZERS[optimizer]
+    assert check(pool, settings) == ""
+
+
+@pytest.mark.parametrize(("layout", "optimizer"), in_turn(CUT, ["adamw", "distributed"]))
+def test_experts_of_a_hybrid_are_adapted_that_are_cut(layout: str, optimizer: str, pool: Pool) -> None:
+    """Beside Mamba layers, which tensor ranks cut."""
+    settings = mixed(CUT[layout], microbatches=2)
+    settings["optimizer"] |= OPTIMIZERS[optimizer]
+    assert check(pool, settings) == ""
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", pytest.param("zb-v", marks=pytest.mark.soak)])

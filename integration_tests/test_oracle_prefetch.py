@@ -14,7 +14,7 @@ from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from pool import Pool
-from resuming import check_trajectory, run_and_evaluate, run_and_save, run_steps
+from resuming import check_going_on, check_trajectory, run_and_evaluate, run_steps
 from tables import SCHEDULES, Table, scheduled, table, world_of
 from test_oracle import SP, Modules, on
 from test_same_samples import Longer, Swapped, Unreadable
@@ -78,9 +78,7 @@ def test_stopping_or_evaluating_in_between_changes_no_bit(layout: str, tmp_path:
     settings = prefetching(layout, factor=2)
     settings["run"] |= {"steps": 6, "directory": str(tmp_path)}
     world = world_of(settings)
-    pool.run(world, run_and_save, settings)
-    straight = pool.run(world, run_steps, settings, 1, 6, "")
-    check_trajectory(pool.run(world, run_steps, settings, 4, 6, str(tmp_path)), straight, exactly=True)
+    straight = check_going_on(pool, settings, settings, exactly=True)
     check_trajectory(pool.run(world, run_and_evaluate, settings), straight, exactly=True)
 
 

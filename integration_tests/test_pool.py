@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,6 +82,15 @@ def test_meshes_of_one_shape_on_other_ranks_are_not_confused(own_pool: Pool) -> 
     for ranks in ([[0, 1], [2]], [[0], [1, 2]], [[2], [0, 1]]):
         expected = {member: 10.0 * (1 + members[0]) for members in ranks for member in members}
         assert own_pool.run(3, gather, ranks) == [expected[rank] for rank in range(3)]
+
+
+def test_what_is_recalled_was_run_once_for_all_pools_of_a_folder(tmp_path: Path) -> None:
+    """Other arguments are another run; a pool without a folder runs for itself."""
+    with Pool(folder=tmp_path) as first, Pool(folder=tmp_path) as second, Pool() as own:
+        found = first.recall(2, where)
+        assert first.recall(2, where) == second.recall(2, where) == found
+        assert second.recall(1, where) != found[:1]
+        assert own.recall(2, where) == own.recall(2, where) != found
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from cases import in_turn
 from jobs import CPU, find, make_job
+from oracle import Piece
 from pool import Pool
-from resuming import begin
+from resuming import assemble, begin
 from tables import STEPS, Table, alone, table, world_of
 from test_oracle import SP, Modules, on
 from torch import Tensor, nn
@@ -53,10 +56,10 @@ EXPERTS: dict[str, Any] = {
 
 @attrs.frozen(kw_only=True)
 class Ran:
-    """What a rank saw of a few steps, and what it held after them: weights and moments at full shape by flat name."""
+    """What a rank saw of a few steps, and its weights and moments after them by flat name."""
 
     steps: list[StepInfo]
-    held: dict[str, Tensor]
+    held: dict[str, Piece]
     evaluated: float
 
 
@@ -68,36 +71,33 @@ def in_precision(settings: Table, precision: str, *, shard: str = "optimizer", *
     return found
 
 
-def held(engine: Engine) -> dict[str, Tensor]:
-    """Return a copy of all weights and moments at full shape; every rank of a module must ask."""
-    state = engine.optimizer.state()
-    trees: dict[str, Mapping[str, Any]] = {
-        **engine.model_state(),
-        **{f"optimizer.{name}": state[name] for name in engine.optimizer.modules},
-    }
-    return {
-        f"{tree}.{name}": (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
-        for tree, values in trees.items()
-        for name, value in values.items()
-    }
+def held(engine: Engine) -> dict[str, Piece]:
+    """Return a copy of what this rank holds of all weights and moments."""
+    states = {f"optimizer.{module}": tree for module, tree in engine.optimizer.state().items()}
+    trees: dict[str, Mapping[str, Any]] = {**engine.model_state(), **states}
+    values = {f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()}
+    return {name: Piece.of(value) for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def train(engine: Engine, first: int, last: int) -> Ran:
+    """Train as `mimo train` does, and evaluate."""
+    steps = [engine.train(step) for step in range(first, last + 1)]
+    evaluation = engine.evaluate(last)
+    assert evaluation is not None
+    return Ran(steps=steps, held=held(engine), evaluated=evaluation.loss)
+
+
+def run_steps(rank: int, settings: Table, last: int = STEPS) -> Ran:
+    """Train the first steps."""
+    return train(Engine(make_job(settings), rank=rank, device=CPU), 1, last)
 
 
 def run_and_save(rank: int, settings: Table) -> Ran:
     """Train the first steps and save the last of them."""
-    return run_steps(rank, settings, save=True)
-
-
-def run_steps(
-    rank: int, settings: Table, first: int = 1, last: int = STEPS, load: str = "", *, save: bool = False
-) -> Ran:
-    """Train as `mimo train` does, after loading a run directory if one is named; evaluate, and save if asked."""
-    engine, _ = begin(rank, settings, load)
-    steps = [engine.train(step) for step in range(first, last + 1)]
-    evaluation = engine.evaluate(last)
-    assert evaluation is not None
-    if save:
-        save_step(engine, [], last)
-    return Ran(steps=steps, held=held(engine), evaluated=evaluation.loss)
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    ran = train(engine, 1, STEPS)
+    save_step(engine, [], STEPS)
+    return ran
 
 
 def check_near(found: list[Ran], truth: Ran) -> None:
@@ -108,7 +108,7 @@ def check_near(found: list[Ran], truth: Ran) -> None:
             assert math.isclose(step.grad_norm, expected.grad_norm, rel_tol=0.1), (step.grad_norm, expected.grad_norm)
             assert (step.loss, step.grad_norm, step.skipped) == (first.loss, first.grad_norm, False)
         assert math.isclose(ran.evaluated, truth.evaluated, rel_tol=NEAR)
-        assert all(value.dtype == torch.float32 for value in ran.held.values())
+        assert all(piece.values.dtype == np.float32 for piece in ran.held.values())
 
 
 @pytest.mark.parametrize(("layout", "shard"), in_turn(LAYOUTS, SHARDS))
@@ -146,6 +146,19 @@ def test_bf16_losses_of_experts(shard: str, pool: Pool) -> None:
     modules = {"vision": on(0, 1), "language": on(0, 3, tp=2, ep=2, **SP)}
     settings = table(modules, microbatches=2, language=EXPERTS)
     (truth,) = pool.recall(1, run_steps, alone(settings))
+    check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
+
+
+@pytest.mark.parametrize("shard", ["full", pytest.param("optimizer", marks=pytest.mark.soak)])
+def test_bf16_losses_of_what_lora_adds(shard: str, pool: Pool) -> None:
+    """Beside linears and experts, over tensor ranks and those of an expert; it is fp32 as all weights are."""
+    modules = {"vision": on(0, 1), "language": on(0, 3, tp=2, etp=2, **SP)}
+    settings = table(modules, microbatches=2, language=EXPERTS)
+    settings["optimizer"]["lr"] = 0.01
+    for module in settings["modules"].values():
+        module["lora"] = {"rank": 2, "alpha": 8.0, "targets": ["*"]}
+    (truth,) = pool.recall(1, run_steps, alone(settings))
+    assert truth.steps[-1].loss < 0.99 * truth.steps[0].loss
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
 
 
@@ -220,20 +233,25 @@ def test_fp16_losses_are_near_one_process_and_the_scale_is_told(pool: Pool) -> N
     assert [[step.loss_scale for step in ran.steps] for ran in found] == [[64.0, 64.0, 128.0]] * 4
 
 
+def run_until_taken(rank: int, settings: Table) -> list[StepInfo]:
+    """Train until a step is taken, and one step more."""
+    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    steps = [engine.train(1)]
+    while steps[-1].skipped:
+        steps.append(engine.train(len(steps) + 1))
+    return [*steps, engine.train(len(steps) + 1)]
+
+
 def test_fp16_finds_its_scale(pool: Pool) -> None:
     """One that is too large is halved by every step that overflows, all of which are skipped, until one is finite."""
     settings = table({"vision": on(0, 1), "language": on(1, 2, tp=2)})
-    found = pool.run(3, run_steps, in_precision(settings, "fp16", loss_scale=2.0**24, steps=24), 1, 24)
-    steps = found[0].steps
-    assert [step.loss_scale for step in steps[:3]] == [2.0**24, 2.0**23, 2.0**22]
-    overflowed = [step.skipped for step in steps]
-    first = overflowed.index(False)
+    found = pool.run(3, run_until_taken, in_precision(settings, "fp16", loss_scale=2.0**24, steps=24))
+    steps = found[0]
+    first = len(steps) - 2
     assert 3 <= first < 20
-    assert steps[first].loss_scale == 2.0 ** (24 - first)
-    for ran in found:
-        assert [(step.loss_scale, step.skipped, step.loss) for step in ran.steps] == [
-            (step.loss_scale, step.skipped, step.loss) for step in steps
-        ]
+    assert [step.loss_scale for step in steps[: first + 1]] == [2.0 ** (24 - number) for number in range(first + 1)]
+    told = [(step.loss_scale, step.skipped, step.loss) for step in steps]
+    assert [[(step.loss_scale, step.skipped, step.loss) for step in other] for other in found] == [told] * 3
 
 
 def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo], bool, bool]:
@@ -252,7 +270,9 @@ def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo],
         local.view(-1)[:1] = math.nan
     stepped = engine.update(2, tally)
     after = held(engine)
-    same = before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
+    same = before.keys() == after.keys() and all(
+        np.array_equal(piece.values, after[name].values) for name, piece in before.items()
+    )
     steps.append(engine.train(3))
     assert stepped.loss_scale is not None
     return steps, stepped.skipped, same
@@ -268,36 +288,57 @@ def test_fp16_one_rank_that_is_not_finite_skips_all(broken: int, pool: Pool) -> 
         assert [(step.loss_scale, step.skipped) for step in steps] == [(64.0, False), (32.0, False)]
 
 
-def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Tensor], float]:
-    """Load a run directory; return what is held, and what the loss would be multiplied by."""
+FP16: dict[str, Any] = {"loss_scale": 64.0, "loss_scale_steps": 2}
+TIED: Modules = {"vision": on(0, 1), "language": on(1, 2)}
+
+
+def tied(modules: Modules, directory: Path) -> Table:
+    """Return settings of a run of six steps."""
+    found = table(modules, microbatches=2, language={"tied": True})
+    found["run"] |= {"directory": str(directory), "steps": 2 * STEPS}
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Callable[[str], tuple[Path, dict[str, Tensor]]]:
+    """Runs that have saved their third step by precision, and what they held then at full shape."""
+
+    @functools.cache
+    def of(precision: str) -> tuple[Path, dict[str, Tensor]]:
+        directory = tmp_path_factory.mktemp(precision)
+        scale = FP16 if precision == "fp16" else {}
+        found = pool.run(3, run_and_save, in_precision(tied(TIED, directory), precision, **scale))
+        return directory, assemble([([], ran.held) for ran in found])
+
+    return of
+
+
+def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Piece], float, Ran]:
+    """Load a run directory and go on; return what is held at first, what the loss is multiplied by, and the rest."""
     engine, _ = begin(rank, settings, load)
-    return held(engine), engine.optimizer.loss_scale
+    return held(engine), engine.optimizer.loss_scale, train(engine, STEPS + 1, 2 * STEPS)
 
 
 @pytest.mark.parametrize(("before", "after"), [("bf16", "fp16"), ("fp16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32")])
 def test_a_checkpoint_is_fp32_and_goes_on_in_another_precision(
-    before: str, after: str, tmp_path: Path, pool: Pool
+    before: str, after: str, saved: Callable[[str], tuple[Path, dict[str, Tensor]]], pool: Pool, tmp_path: Path
 ) -> None:
     """Weights and moments are the saved ones to the bit, in another layout; the scale is too, from fp16 to fp16."""
-    modules = {"vision": on(0, 1), "language": on(1, 2)}
-    settings = table(modules, microbatches=2, language={"tied": True})
-    settings["run"] |= {"directory": str(tmp_path), "steps": 2 * STEPS}
-    scale: dict[str, Any] = {"loss_scale": 64.0, "loss_scale_steps": 2} if before == "fp16" else {}
-    saved = pool.run(3, run_and_save, in_precision(settings, before, **scale))
-    manifest = read_manifest(step_folder(tmp_path))
+    directory, written = saved(before)
+    manifest = read_manifest(step_folder(directory))
     assert {entry.dtype for entry in manifest.tensors.values()} == {"F32"}
     assert {"optimizer.loss_scale.scale", "optimizer.loss_scale.good_steps"} <= manifest.names or before != "fp16"
-    assert manifest.tensors.keys() == {name for ran in saved for name in ran.held}
+    assert manifest.tensors.keys() == written.keys()
 
-    other = table({"vision": on(0, 0), "language": on(1, 2, pp=2)}, microbatches=2, language={"tied": True})
-    other["run"] |= {"directory": str(tmp_path), "steps": 2 * STEPS}
+    other = tied({"vision": on(0, 0), "language": on(1, 2, pp=2)}, tmp_path)
     if after != "fp32":  # else by the plain AdamW, whose names and meanings are the same
         other = in_precision(other, after, shard="full", loss_scale=32.0 if after == "fp16" else 0.0)
-    written = {name: value for ran in saved for name, value in ran.held.items()}
     scales = {"fp32": 1.0, "bf16": 1.0, "fp16": 128.0 if before == "fp16" else 32.0}
-    for found, loss_scale in pool.run(3, run_loaded, other, str(tmp_path)):
+    found = pool.run(3, run_loaded, other, str(directory))
+    for loaded, loss_scale, _ in found:
         assert loss_scale == scales[after]
-        assert all(torch.equal(value, written[name]) for name, value in found.items())
-    (straight,) = pool.recall(1, run_steps, alone(settings), 1, 2 * STEPS)
-    truth = attrs.evolve(straight, steps=straight.steps[STEPS:])
-    check_near(pool.run(3, run_steps, other, STEPS + 1, 2 * STEPS, str(tmp_path)), truth)
+        assert all(
+            np.array_equal(piece.values, written[name].flatten()[piece.places]) for name, piece in loaded.items()
+        )
+    (straight,) = pool.recall(1, run_steps, alone(tied(TIED, Path())), 2 * STEPS)
+    check_near([ran for *_, ran in found], attrs.evolve(straight, steps=straight.steps[STEPS:]))

@@ -11,7 +11,7 @@ import pytest
 from commands import here, mimo
 from house import ROOT
 from pool import Pool
-from resuming import Found, check_trajectory, run_steps
+from resuming import check_going_on
 from tables import Table
 
 RECIPE = ROOT / "examples" / "nemotron-moe-vlm-20l.toml"
@@ -39,25 +39,20 @@ PROJECTOR = {"hidden": 20, "shuffle": 2, "norm": "rms", "activation": "squared_r
 
 
 def _twin(folder: Path) -> Table:
-    """Return the recipe made narrow, its grids and optimizer as they are."""
+    """Return the recipe made narrow, with half of its batch; its grids and optimizer are as they are."""
     found = tomllib.loads(RECIPE.read_text())
     for name, widths in NARROW.items():
         found["modules"][name]["config"] |= widths
     vision = found["modules"]["vision"]["config"]
     assert vision["projector"] == {**PROJECTOR, "hidden": 20480}
     vision |= {**PATCHES, "projector": PROJECTOR}
-    found["run"] |= {"directory": str(folder), "precision": "fp32", "device": "cpu", "steps": 4}
+    found["run"] |= {"directory": str(folder), "precision": "fp32", "device": "cpu", "steps": 4, "global_batch": 4}
     found["data"] |= {"text": 12, "height": 8, "width": 8, "max_tokens": 16}
     for module in found["modules"].values():
         first, last = map(int, module["ranks"].split("-"))
         module["ranks"] = list(range(first, last + 1))
     found["checkpoint"] = {"interval": 3, "asynchronous": False}
     return found
-
-
-def run_saving(rank: int, settings: Table) -> Found:
-    """Train four steps and save the third; see `run_steps`."""
-    return run_steps(rank, settings, 1, 4, "", save=3)
 
 
 def test_check_tells_what_the_recipe_takes() -> None:
@@ -72,9 +67,8 @@ def test_check_tells_what_the_recipe_takes() -> None:
 
 def test_narrow_twin_trains_stops_and_goes_on(pool: Pool, tmp_path: Path) -> None:
     """On its eight processes: from what is saved after step 3, step 4 is done again to the bit."""
-    straight: list[Found] = pool.run(8, run_saving, _twin(tmp_path / "straight"))
-    went_on: list[Found] = pool.run(8, run_steps, _twin(tmp_path / "on"), 4, 4, str(tmp_path / "straight"))
-    check_trajectory(went_on, straight, exactly=True)
+    settings = _twin(tmp_path)
+    straight = check_going_on(pool, settings, settings, exactly=True)
     losses = [step[0] for step in straight[0][0]]
     assert len(set(losses)) == 4
     rates = [step[2] for step in straight[0][0]]

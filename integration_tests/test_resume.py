@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import pytest
 from pool import Pool
-from resuming import check_trajectory, run_and_save, run_steps
-from tables import RATE, Table, table, world_of
+from resuming import check_going_on, run_and_save, run_steps
+from tables import RATE, Table, table
 from test_oracle import SP, Modules, features_of, on
 
 LAYOUTS: dict[str, Modules] = {
@@ -151,10 +151,7 @@ def settings_of(layout: Mapping[str, Mapping[str, Any]], directory: Path, *, lay
 def test_six_steps_equal_three_saved_and_three_more(pair: Pair, tmp_path: Path, pool: Pool) -> None:
     """The same layout goes on to the bit, another one within the first law: losses, weights and moments."""
     first, second = pair.settings(tmp_path)
-    pool.run(world_of(first), run_and_save, first)
-    went_on = pool.run(world_of(second), run_steps, second, 4, 6, str(tmp_path))
-    straight = pool.run(world_of(second), run_steps, second, 1, 6, "")
-    check_trajectory(went_on, straight, exactly=(pair.before, pair.saves) == (pair.after, pair.steps))
+    check_going_on(pool, first, second, exactly=(pair.before, pair.saves) == (pair.after, pair.steps))
 
 
 def changes(pair: Pair) -> Iterator[str]:
