@@ -29,6 +29,9 @@ from mimo.trainer._engine import Engine
 GAP = 1e-5
 """Least distance between the last expert that a row chose and the first that it did not, for a case with experts to be
 one: nearer ones may be chosen by rounding, which moves scores by 1e-6 within these steps, in any layout."""
+ROUNDING = 5
+"""Layouts differ from the truth by about as much as it changes where each weight begins as the next number, at most by
+3.8 times as much in random ones; so many times may be rounding."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,11 +95,12 @@ def run_layout(rank: int, settings: Table) -> Outcome:
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=weights)
 
 
-def differences(truth: Truth, found: Sequence[Outcome], *, share: float = 1.0) -> Iterator[str]:
+def differences(truth: Truth, found: Sequence[Outcome], *, nudged: Truth | None = None) -> Iterator[str]:
     """Yield every way in which a layout differs from the truth by more than the law allows, on any rank.
 
-    Of what it allows of gradients and weights, a share may be taken.
+    Each gradient and weight may also differ by `ROUNDING` times what ``nudged`` does of it, see `truth.run_plain`.
     """
+    of_gradients, of_weights = ({}, {}) if nudged is None else (nudged.gradients, nudged.weights)
     for rank, outcome in enumerate(found):
         if not math.isclose(outcome.losses[0], truth.losses[0], rel_tol=1e-6):
             yield f"rank {rank}: first loss {outcome.losses[0]!r}, expected {truth.losses[0]!r}"
@@ -107,15 +111,22 @@ def differences(truth: Truth, found: Sequence[Outcome], *, share: float = 1.0) -
     for name, expected in {**untrained, **truth.gradients}.items():
         pieces = {rank: outcome.gradients[name] for rank, outcome in enumerate(found) if name in outcome.gradients}
         if pieces or name in truth.gradients:
-            bound = share * 1e-5 * max(float(expected.norm()), 1e-3 * total)
+            bound = 1e-5 * max(float(expected.norm()), 1e-3 * total)
+            bound = _rounded(bound, expected, of_gradients.get(name))
             yield from compare(f"gradient of {name}", pieces, expected, bound)
     for name, expected in truth.weights.items():
         pieces = {rank: outcome.weights[name] for rank, outcome in enumerate(found) if name in outcome.weights}
-        bound = share * 1e-5 * max(float(expected.norm()), 3 * RATE * math.sqrt(expected.numel()))
+        bound = 1e-5 * max(float(expected.norm()), 3 * RATE * math.sqrt(expected.numel()))
+        bound = _rounded(bound, expected, of_weights.get(name))
         yield from compare(f"weight {name} after {STEPS} steps", pieces, expected, bound)
     unknown = {name for outcome in found for name in (*outcome.gradients, *outcome.weights)} - truth.weights.keys()
     if unknown:
         yield f"only the layout has {sorted(unknown)}"
+
+
+def _rounded(bound: float, expected: Tensor, nudged: Tensor | None) -> float:
+    """Return what may differ where rounding changes so much."""
+    return bound if nudged is None else max(bound, ROUNDING * float((nudged.double() - expected.double()).norm()))
 
 
 def compare(what: str, pieces: Mapping[int, Piece], expected: Tensor, bound: float) -> Iterator[str]:
@@ -179,4 +190,8 @@ class Oracle:
         truth = self.truth(settings)
         if truth.gap < GAP:
             return f"seed {settings['run']['seed']}: a row chose its experts by {truth.gap:.2g} only"
-        return "\n".join(differences(truth, self._pool.run(world_of(settings), self._layout, settings)))
+        return "\n".join(differences(truth, self.run(settings)))
+
+    def run(self, settings: Table) -> list[Outcome]:
+        """Return what each rank of a layout comes to."""
+        return self._pool.run(world_of(settings), self._layout, settings)

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 from drawing import CLIPS, ENCODERS, draw
 from drawn import generator, refusal
+from oracle import Outcome, Piece, differences
 from tables import SAMPLES, SCHEDULES, Table, lanes_of
 from test_oracle import features_of
+from torch import Tensor
+from truth import Truth
 
 COUNT = 40
 WANTED = {
@@ -42,6 +46,29 @@ def test_most_of_what_is_drawn_is_run(runs: list[Table]) -> None:
 def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
     """In settings that are run."""
     assert WANTED - set().union(*map(told, runs)) == set()
+
+
+def test_rounding_explains_what_it_changes_alone() -> None:
+    """Of a gradient that weights beside move, as much as layouts do; not more of it, nor anything of another one."""
+    zero, moved = torch.zeros(4), torch.full((4,), 1e-4)
+    truth = truth_of(ones := {"a.weight": torch.ones(4), "b.weight": torch.ones(4)}, ones)
+    nudged = truth_of({**ones, "a.weight": ones["a.weight"] + moved}, ones)
+
+    def lines_of(a: Tensor, b: Tensor, nudged: Truth | None) -> list[str]:
+        gradients = {"a.weight": Piece.of(1 + a), "b.weight": Piece.of(1 + b)}
+        weights = {name: Piece.of(value) for name, value in ones.items()}
+        found = Outcome(losses=[1.0], norms=[1.0], gradients=gradients, weights=weights)
+        return [line.partition(":")[0] for line in differences(truth, [found], nudged=nudged)]
+
+    assert lines_of(2 * moved, zero, None) == ["gradient of a.weight"]
+    assert lines_of(2 * moved, zero, nudged) == []
+    assert lines_of(6 * moved, zero, nudged) == ["gradient of a.weight"]
+    assert lines_of(2 * moved, 2 * moved, nudged) == ["gradient of b.weight"]
+
+
+def truth_of(gradients: dict[str, Tensor], weights: dict[str, Tensor]) -> Truth:
+    """Return a truth of these."""
+    return Truth(losses=[1.0], norms=[1.0], gradients=gradients, weights=weights, gap=1.0)
 
 
 def told(settings: Table) -> set[str]:
