@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import parametrizations
 
 from mimo.hooks import ConfigError
 from mimo.model import (
@@ -24,7 +25,8 @@ from mimo.model import (
     lora_names,
     stage_trains,
 )
-from mimo.model.runtime import GroupedLinear, Linear, LowRank, Part, TensorAxis, build_part, local
+from mimo.model.runtime import GroupedLinear, Linear, LowRank, Part, TensorAxis, build_part, linears, local
+from mimo.model.runtime._lora import attach_lora
 from mimo.topology import Grid
 
 CONFIG = DecoderConfig(vocabulary=7, hidden=8, layers=3, heads=2, intermediate=6, attention_bias=True, tied=False)
@@ -260,6 +262,13 @@ def test_what_is_not_to_learn_is_not_adapted(run_ranks: Callable[..., list[Any]]
     run_ranks(1, _check_idle)
     with pytest.raises(ConfigError, match=r"got 'idle', which matches none\. Known here: first, "):
         check_training(IDLE, NoConfig(), name="m", hidden=8, frozen=frozenset(), lora=Lora(rank=1, targets=("idle",)))
+
+
+def test_a_linear_whose_weight_is_made_of_others_is_none() -> None:
+    """It is left out of what there is; those beside it are adapted."""
+    module = nn.ModuleDict({"made": parametrizations.weight_norm(nn.Linear(3, 4)), "plain": nn.Linear(3, 4)})
+    assert [path for path, _ in linears(module)] == ["plain"]
+    assert set(attach_lora(module, Lora(rank=1, targets=("*",)), {})) == {"plain.lora.down", "plain.lora.up"}
 
 
 class Shared(nn.Module):

@@ -20,9 +20,13 @@ from mimo.model.runtime._parameters import Split, local
 
 
 def linears(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the linears of a module by path: ours, those of experts, and PyTorch's own of whatever class."""
+    """Yield the linears of a module by path: ours, those of experts, and PyTorch's own of whatever class.
+
+    One whose weight is made of other parameters, as by `torch.nn.utils.parametrizations`, has none to stand beside.
+    """
     for path, part in module.named_modules():
-        if isinstance(part, Linear | GroupedLinear | nn.Linear):
+        own = part._parameters  # noqa: SLF001 - `read_merged` makes the attribute another
+        if isinstance(part, Linear | GroupedLinear | nn.Linear) and "weight" in own:
             yield path, part
 
 
