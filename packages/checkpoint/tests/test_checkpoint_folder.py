@@ -187,6 +187,24 @@ def test_keep_leaves_a_step_that_others_need(tmp_path: Path) -> None:
     assert names(tmp_path) == ["latest", "step_00000003", "step_00000004"]
 
 
+def test_a_step_is_marked_in_its_own_folder_alone(tmp_path: Path) -> None:
+    """Not through a link to elsewhere, nor by waiting at a pipe; names and lines that are no text stay as they are."""
+    file = tmp_path / "needed_by"
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        mark_needed(tmp_path, "/runs/a")
+    assert not (tmp_path / "elsewhere").exists()
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match="not seekable"):
+        mark_needed(tmp_path, "/runs/a")
+    file.unlink()
+    file.write_bytes(b"\xff\n")
+    for _ in range(2):
+        mark_needed(tmp_path, "/runs/\udcfe")
+    assert file.read_bytes() == b"\xff\n/runs/\xfe\n"
+
+
 def test_a_run_that_went_back_keeps_the_steps_that_it_goes_on_from(tmp_path: Path) -> None:
     """Steps above the one just saved are another line's: they neither count nor go."""
     for step in (5, 6, 7, 8, 9):

@@ -113,6 +113,10 @@ def test_a_folder_that_cannot_be_marked_as_needed_is_told(tmp_path: Path) -> Non
     (folders[0] / "needed_by").rmdir()
     assert keep_base(links[0], links, tmp_path / "run") == []
     assert (folders[0] / "needed_by").read_text() == f"{tmp_path / 'run'}\n"
+    (tmp_path / "best").symlink_to(folders[0])
+    links = list(links_of(tmp_path / "best"))
+    assert keep_base(links[0], links, tmp_path / "other") == []  # where a link leads, too
+    assert (folders[0] / "needed_by").read_text() == f"{tmp_path / 'run'}\n{tmp_path / 'other'}\n"
 
 
 @pytest.mark.parametrize(

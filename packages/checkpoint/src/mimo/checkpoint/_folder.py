@@ -179,10 +179,12 @@ def mark_needed(folder: Path, who: str) -> None:
     Raises:
         OSError: it can't be written there.
     """
-    file = folder / NEEDED_NAME
-    if not file.is_file() or who not in file.read_text(encoding="utf-8").splitlines():
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(f"{who}\n")
+    line = os.fsencode(f"{who}\n")
+    # Not through a link, which may lead anywhere, and without waiting for a pipe's other end.
+    how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(folder / NEEDED_NAME, how, 0o666), "r+b") as lines:
+        if line not in lines:
+            lines.write(line)
 
 
 def _take_place(partial: Path, final: Path, old: Path | None) -> None:

@@ -187,12 +187,12 @@ def keep_base(base: Link | None, links: Sequence[Link], directory: Path) -> list
     """
     told = []
     for link in links[links.index(base) :] if base is not None else ():
-        if link.folder.absolute().parent.name != CHECKPOINTS:
+        if CHECKPOINTS not in {link.folder.absolute().parent.name, link.folder.resolve().parent.name}:
             continue  # where none is removed
         try:
             mark_needed(link.folder, str(directory.absolute()))
         except OSError as error:
-            told.append(f"{link.folder} is needed from here on, and can't be marked so ({error.strerror})")
+            told.append(f"{link.folder} is needed from here on, and can't be marked so ({error.strerror or error})")
     return told
 
 
