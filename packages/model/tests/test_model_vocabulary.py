@@ -26,12 +26,15 @@ def _check_vocabulary(rank: int, vocabulary: int) -> None:
         gradient = torch.randn(6)
         wanted = functional.cross_entropy(whole, labels, reduction="none")
         wanted.backward(gradient)
-        mine = whole.detach()[:, columns].clone().requires_grad_()
-        found = vocabulary_cross_entropy(mine.clone(), labels, vocabulary=vocabulary, axis=axis)
-        found.backward(gradient)
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-5)
         assert whole.grad is not None
-        torch.testing.assert_close(mine.grad, whole.grad[:, columns], rtol=1e-5, atol=1e-6)
+        for overwrites in (False, True):
+            mine = whole.detach()[:, columns].clone().requires_grad_()
+            given = mine.clone()
+            found = vocabulary_cross_entropy(given, labels, vocabulary=vocabulary, axis=axis, overwrites=overwrites)
+            found.backward(gradient)
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-5)
+            torch.testing.assert_close(mine.grad, whole.grad[:, columns], rtol=1e-5, atol=1e-6)
+            assert overwrites or torch.equal(given, mine)
         half = mine.detach().bfloat16()
         assert vocabulary_cross_entropy(half, labels, vocabulary=vocabulary, axis=axis).dtype == torch.float32
 
@@ -46,6 +49,18 @@ def _check_vocabulary(rank: int, vocabulary: int) -> None:
 def test_split_vocabulary_equals_whole(run_ranks: Callable[..., list[Any]], world: int, vocabulary: int) -> None:
     """Losses, gradients and argmax (lowest id first) are those of the whole vocabulary; uneven and empty spans too."""
     run_ranks(world, _check_vocabulary, vocabulary)
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_a_second_backward_is_refused(overwrites: bool) -> None:
+    """Since the first one computes in what is kept, which would be wrong gradients."""
+    logits = torch.randn(2, 5, requires_grad=True)
+    loss = vocabulary_cross_entropy(
+        logits.clone(), torch.tensor([0, 4]), vocabulary=5, axis=TensorAxis.single(), overwrites=overwrites
+    ).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def _check_embedding(rank: int, sequence_parallel: bool) -> None:

@@ -156,8 +156,10 @@ class LanguageStage(nn.Module):
             hidden = self.axis.enter(hidden).index_select(0, labelled)
         else:  # few rows have labels, and no others' gradients need to be summed
             hidden = self.axis.enter(hidden.index_select(0, labelled))
-        logits = self._logits(hidden)
-        found = vocabulary_cross_entropy(logits, labels[labelled], vocabulary=self.vocabulary, axis=self.axis)
+        logits = self._logits(hidden)  # nobody else's
+        found = vocabulary_cross_entropy(
+            logits, labels[labelled], vocabulary=self.vocabulary, axis=self.axis, overwrites=True
+        )
         return found.new_zeros(labels.shape).index_copy(0, labelled, found)
 
     def greedy(self, hidden: Tensor) -> Tensor:

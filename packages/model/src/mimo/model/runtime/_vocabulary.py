@@ -16,13 +16,13 @@ from mimo.model.runtime._axis import TensorAxis
 class _CrossEntropy(torch.autograd.Function):
     """``log(sum(exp(logits))) - logits[label]`` with the largest logit taken out first.
 
-    All happens where the logits lie, of which a step has more than of anything else: exponentials, then gradients.
+    One buffer holds the exponentials, then the gradients: a step has more logits than of anything else.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, axis: TensorAxis) -> Tensor:
-        top = axis.largest(_row_maximum(logits))
-        shares = logits.detach().float().sub_(top.unsqueeze(1))
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, axis: TensorAxis, overwrites: bool) -> Tensor:  # noqa: FBT001 - autograd passes by position
+        top = axis.largest(_row_maximum(logits)).unsqueeze(1)
+        shares = logits.detach().float().sub_(top) if overwrites else logits.float() - top
         columns, here = _columns(labels, start, logits.shape[1])
         target = shares.gather(1, columns).masked_fill_(~here, 0.0).sum(1)
         shares = shares.exp_()
@@ -33,11 +33,11 @@ class _CrossEntropy(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         shares, sums, columns, here = ctx.saved_tensors
         each = gradients[0].unsqueeze(1)
         gradient = shares.mul_(each / sums.unsqueeze(1)).scatter_add_(1, columns, -each * here)
-        return gradient.to(ctx.dtype), None, None, None
+        return gradient.to(ctx.dtype), None, None, None, None
 
 
 def _columns(labels: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
@@ -47,17 +47,20 @@ def _columns(labels: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
     return columns.clamp(0, max(width - 1, 0)), here
 
 
-def vocabulary_cross_entropy(logits: Tensor, labels: Tensor, *, vocabulary: int, axis: TensorAxis) -> Tensor:
-    """Return the cross-entropy [T] of each row in fp32, the same on all tensor ranks.
+def vocabulary_cross_entropy(
+    logits: Tensor, labels: Tensor, *, vocabulary: int, axis: TensorAxis, overwrites: bool = False
+) -> Tensor:
+    """Return the cross-entropy [T] of each row in fp32, the same on all tensor ranks; one backward can go through it.
 
     Args:
-        logits: [T, v], this rank's span. In fp32 they are overwritten, and nothing else may read them afterwards.
+        logits: [T, v], this rank's span.
         labels: [T] ids, each in ``0 .. vocabulary - 1``.
         vocabulary: V.
         axis: over which the vocabulary is cut.
+        overwrites: computes where the logits lie, if they are in fp32; nobody else may then need them, nor a backward.
     """
     start = axis.span(vocabulary).start
-    return cast("Tensor", _CrossEntropy.apply(logits, labels, start, axis))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return cast("Tensor", _CrossEntropy.apply(logits, labels, start, axis, overwrites))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def vocabulary_argmax(logits: Tensor, *, vocabulary: int, axis: TensorAxis) -> Tensor:
