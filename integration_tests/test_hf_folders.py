@@ -191,11 +191,12 @@ def test_settings_are_compared_with_folders(folders: Path, tmp_path: Path) -> No
     language |= {"vocabulary": 0, "hidden": 36, "rope_theta": 1e4}
     ended = here("checkpoint", "import-hf", word, "--config", config_file(tmp_path, tables), "--out", tmp_path / "out")
     assert ended.code == 2
-    assert f"modules.language.config: expected what {folders / 'llama' / 'config.json'} says, got " in ended.err
+    published = folders / "llama" / "config.json"
+    assert f"modules.language.config: expected what {published} says, got others:\n" in ended.err
     for line in (
-        f"\n  vocab_size: {VOCABULARY} there, 25",
-        "\n  hidden_size: 24 there, 36 here\n",
-        "rope_theta: 500.0 there, 10000.0 here\n",
+        f"\n  modules.language.config.vocabulary: expected {VOCABULARY}, as {published} says, got 25",
+        f"\n  modules.language.config.hidden: expected 24, as {published} says, got 36.\n",
+        f"\n  modules.language.config.rope_theta: expected 500.0, as {published} says, got 10000.0.\n",
         f"\n  model.embed_tokens.weight: shape [{VOCABULARY}, 24] there, [25",
         f"`mimo checkpoint import-hf {folders / 'llama'}` prints the settings that go with it.",
     ):

@@ -202,7 +202,8 @@ def test_a_family_that_is_never_written_is_read(tmp_path: Path) -> None:
     reader = attrs.evolve(part.reader, family=attrs.evolve(part.reader.family, describe=never))
     part = attrs.evolve(part, reader=reader)
     assert prepare([part], {})[0].part.config == part.config
-    with pytest.raises(ConfigError, match=r"got 1 settings that differ:\n  rope_theta: 10000.0 there, 5.0 here\n"):
+    told = r"^modules.language.config.rope_theta: expected 10000.0, as \S+/config.json says, got 5.0. `mimo checkpoint"
+    with pytest.raises(ConfigError, match=told):
         prepare([part], {"language": attrs.evolve(part.config, rope_theta=5.0)})
 
 
@@ -212,5 +213,19 @@ def test_settings_that_the_family_of_a_folder_cannot_say_are_told_as_differing(t
     with pytest.raises(ConfigError) as caught:
         prepare([part], {"language": attrs.evolve(part.config, query_key_norm=True)})
     told = "query_key_norm: expected False, as models of the family 'llama' have no other, got True"
-    assert f"got 1 settings that differ:\n  modules.language.config.{told}\n" in str(caught.value)
+    # Of norms of queries the folder has no tensors either.
+    assert f"got others:\n  modules.language.config.{told}.\n  " in str(caught.value)
     assert "`mimo checkpoint import-hf" in str(caught.value)
+
+
+def test_one_setting_that_differs_is_told_in_a_line_by_our_name(tmp_path: Path) -> None:
+    """What a module's settings leave to follow from others is no difference."""
+    part = published(tmp_path)
+    same = attrs.evolve(part.config, head_dim=part.config.head_width, kv_heads=part.config.key_value_heads)
+    assert prepare([part], {"language": same})
+    with pytest.raises(ConfigError) as caught:
+        prepare([part], {"language": attrs.evolve(part.config, norm_eps=1e-3)})
+    assert str(caught.value) == (
+        f"modules.language.config.norm_eps: expected 1e-05, as {part.folder}/config.json says, got 0.001. "
+        f"`mimo checkpoint import-hf {part.folder}` prints the settings that go with it."
+    )

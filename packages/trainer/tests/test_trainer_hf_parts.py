@@ -29,6 +29,18 @@ def test_text_of_a_vision_model_is_found_in_its_section_or_beside_the_rest() -> 
     assert flat.config.mrope_section == (1, 1, 0)
 
 
+def test_vision_that_is_called_as_the_whole_is_no_language_model() -> None:
+    """Qwen2-VL's tower has the name of all of it in folders that transformers 4 wrote."""
+    readers = readers_of([("language", DECODER)])
+    for kind in ("qwen2_vl", "qwen2_5_vl"):
+        whole = {"model_type": kind, "vision_config": {"model_type": kind, "hidden_size": 12, "depth": 3}}
+        (flat,) = find_parts(Path("folder"), {**TEXT, **whole}, readers)
+        section = {"text_config": {**TEXT, "model_type": f"{kind}_text"}}
+        (nested,) = find_parts(Path("folder"), {**whole, **section}, readers)
+        assert (flat.section, nested.section) == ("", "text_config")
+        assert (flat.config.layers, flat.config) == (1, nested.config)
+
+
 def test_a_composed_folder_ties_embeddings_in_either_place() -> None:
     """As transformers reads it: beside the sections since its version 5, in the text's before."""
     readers = readers_of([("language", DECODER)])

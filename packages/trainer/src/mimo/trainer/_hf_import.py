@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from mimo.checkpoint import PublishedFolder, Stream, open_published, write_check
 from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import EncoderSpec, HfTensor, Stage, file_shapes, place
 from mimo.model.runtime import left_over
-from mimo.trainer._hf_parts import CONFIG_NAME, HfPart, describe
+from mimo.trainer._hf_parts import CONFIG_NAME, HfPart
 from mimo.trainer._hf_streams import our_streams
 from mimo.trainer._source import IMPORTED
-from mimo.trainer._structure import unstructure
+from mimo.trainer._structure import structure, unstructure
 
 _ANY_WIDTH = 1024
 _SHOWN = 8
@@ -125,13 +125,7 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
     differing = list(_settings_that_differ(part, config))
     problems = list(_misfits(folder, expected))
     if differing:
-        lines = [*differing, *_short(problems)]
-        raise ConfigError(
-            f"modules.{part.name}.config",
-            expected=f"what {part.folder / CONFIG_NAME} says",
-            got=f"{len(differing)} settings that differ:{''.join(f'{chr(10)}  {line}' for line in lines)}\n",
-            fix=f"`mimo checkpoint import-hf {part.folder}` prints the settings that go with it.",
-        )
+        raise _refusal(part, differing, problems)
     # Of a composed model's tensors only those below this module's own beginning are its business.
     scope = tuple(renamed.values()) if part.section and renamed else ("",)
     copies = family.copies_there(config, renamed)
@@ -167,23 +161,48 @@ def _check_depth(part: HfPart, config: Any, folder: PublishedFolder) -> None:
         )
 
 
-def _settings_that_differ(part: HfPart, config: Any) -> Iterator[str]:
-    """Yield the settings in which a config is not the folder's, as ``config.json`` calls them, or ours if it can't."""
+def _settings_that_differ(part: HfPart, config: Any) -> Iterator[ConfigError]:
+    """Yield the settings in which a config is not the folder's, as far as the family tells them apart."""
     if config == part.config:
         return
+    where = f"modules.{part.name}.config"
     try:
-        there = describe(part.reader.family, part.config)
+        there = _said(part, part.config)
     except ConfigError:  # a family that is read and never written
         there, here = unstructure(part.config), unstructure(config)
     else:
         try:
-            here = describe(part.reader.family, config)
+            here = _said(part, config)
         except ConfigError as error:
-            yield f"{error.where}: expected {error.expected}, got {error.got}"
+            yield ConfigError(error.where, expected=error.expected, got=error.got)
             return
-    for key in [*there, *(key for key in here if key not in there)]:
-        if there.get(key) != here.get(key):
-            yield f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
+    for key, value in there.items():
+        if here[key] != value:
+            expected = f"{value!r}, as {part.folder / CONFIG_NAME} says"
+            yield ConfigError(f"{where}.{key}", expected=expected, got=repr(here[key]))
+
+
+def _said(part: HfPart, config: Any) -> Mapping[str, Any]:
+    """Return the settings that a folder of ``config`` would mean, with nothing left to follow from something else."""
+    family = part.reader.family
+    given = family.settings(family.describe(config))
+    found: Mapping[str, Any] = unstructure(structure(given, part.reader.spec.config, f"modules.{part.name}.config"))
+    return found
+
+
+def _refusal(part: HfPart, differing: Sequence[ConfigError], problems: list[str]) -> ConfigError:
+    """Return the error of settings that differ, in a line where that is all."""
+    fix = f"`mimo checkpoint import-hf {part.folder}` prints the settings that go with it."
+    if len(differing) == 1 and not problems:
+        (one,) = differing
+        return ConfigError(one.where, expected=one.expected, got=one.got, fix=fix)
+    lines = [*map(str, differing), *_short(problems)]
+    return ConfigError(
+        f"modules.{part.name}.config",
+        expected=f"what {part.folder / CONFIG_NAME} says",
+        got=f"others:{''.join(f'{chr(10)}  {line}' for line in lines)}\n",
+        fix=fix,
+    )
 
 
 def _misfits(folder: PublishedFolder, expected: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

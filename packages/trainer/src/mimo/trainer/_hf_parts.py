@@ -159,20 +159,11 @@ def _keys(described: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 
 def _sections(described: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
-    """Yield all of a ``config.json``, and its sections that have a ``model_type`` of their own."""
+    """Yield all of a ``config.json``, and its sections that have a ``model_type`` of their own.
+
+    One that is called as the whole is but a part of it: so does Qwen2-VL's vision in folders of transformers 4.
+    """
     for section, one in [("", described), *described.items()]:
-        if isinstance(one, Mapping) and isinstance(kind := one.get("model_type"), str):
+        kind = one.get("model_type") if isinstance(one, Mapping) else None
+        if isinstance(kind, str) and not (section and kind == described.get("model_type")):
             yield section, (kind, one)
-
-
-def describe(family: HfFamily, config: Any) -> Mapping[str, Any]:
-    """Return a config as the ``config.json`` of a family says it, flat: keys of inner tables are joined with dots."""
-    return dict(_flat(family.describe(config)))
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", list(value) if isinstance(value, tuple) else value
