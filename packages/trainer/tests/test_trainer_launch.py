@@ -127,6 +127,22 @@ def test_one_ranks_data_error_ends_all_with_3_and_is_shown_once_without_tracebac
     assert (tmp_path / "error.txt").read_text() == told
 
 
+def test_text_that_nobody_reads_on_ends_all_ranks_without_a_word(tmp_path: Path) -> None:
+    """As other tools end after `| head`, while the others wait in a collective."""
+    body = """
+    from mimo.trainer._console import show_text
+    together()
+    if place.rank == 0:
+        reads, writes = os.pipe()
+        os.dup2(writes, 1)
+        os.close(reads)
+        show_text("a word")
+    together()
+"""
+    assert launched(tmp_path, body) == (141, "", "")
+    assert not (tmp_path / "error.txt").exists()
+
+
 def test_an_unexpected_error_shows_its_traceback_once_and_names_the_rank_last(tmp_path: Path) -> None:
     """A bug is shown with where it happened."""
     body = """

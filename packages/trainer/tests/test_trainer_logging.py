@@ -285,10 +285,12 @@ def test_wrong_captions_are_marked_in_the_grid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), UnicodeEncodeError("ascii", "ö", 0, 1, "none")], ids=type
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), UnicodeEncodeError("ascii", "ö", 0, 1, "none")],
+    ids=type,
 )
 def test_text_that_nobody_takes_ends_the_writing_in_words(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a pipe that was closed, or a terminal without its letters."""
+    """Such as a disk that is full, or a terminal without its letters."""
 
     def refuse(_self: io.StringIO, _text: str) -> int:
         raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import sys
 import time
 import traceback
@@ -22,12 +23,19 @@ from mimo.trainer._checkpoint_commands import make_checkpoint_app
 _REFUSED = 2
 _FAILED = 3
 _INTERRUPTED = 130
+_UNREAD = 141
 _TOLD_SECONDS = 15.0
 
 
 def main() -> None:
     """Run the command line of this process and exit."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # else Python tells of it when it ends, as it tries once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _UNREAD
+    sys.exit(code)
 
 
 def run(words: Sequence[str]) -> int:
@@ -43,10 +51,19 @@ def run(words: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except Exception:  # noqa: BLE001 -- a bug of ours or of a plugin: shown in full, with our exit code
+    except Exception as error:  # noqa: BLE001 -- a bug of ours or of a plugin: shown in full, with our exit code
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            return _UNREAD
         _tell(traceback.format_exc().rstrip())
         return _FAILED
     return int(code or 0)
+
+
+def _is_unread() -> bool:
+    """Tell whether nobody reads standard output on, as after ``| head``."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return bool(poll.poll(0))
 
 
 def make_app() -> App:

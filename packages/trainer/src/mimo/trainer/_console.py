@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from rich.console import Console
@@ -111,13 +112,16 @@ def show_evaluation(info: EvaluationInfo) -> str:
 
 
 def show_text(piece: str) -> None:
-    """Print a piece of what is written, so that it is seen at once.
+    """Print a piece of what is written, so that it is seen at once; end as other tools do if nobody reads on.
 
     Raises:
-        RunError: nobody takes it, or not these letters.
+        RunError: it can't be written, or not these letters.
     """
     try:
         print(piece, end="", flush=True)
+    except BrokenPipeError:  # as after `| head`; the launcher ends the other ranks without a word
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
     except (OSError, UnicodeEncodeError) as error:
         raise RunError("standard output", expected="to be read to the end", got=str(error)) from error
 

@@ -45,7 +45,7 @@ _STOPPING = "mimo: asked to stop: the step is finished and saved. A second signa
 
 
 class _InterruptedError(BaseException):
-    """Ctrl-C or SIGTERM reached the launcher."""
+    """Ctrl-C or SIGTERM reached the launcher, or nobody reads what a rank writes."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -114,7 +114,8 @@ def launch(
                 store = host_store(_HOST, listener.getsockname()[1], listener)
                 fault = _outcome(processes, FaultBoard(store), asked)
         except _InterruptedError as interrupt:
-            sys.stderr.write("mimo: interrupted\n")
+            if interrupt.number != signal.SIGPIPE:
+                sys.stderr.write("mimo: interrupted\n")
             return 128 + interrupt.number
     if fault is None:
         return 0
@@ -248,6 +249,8 @@ def _outcome(processes: Sequence[BaseProcess], board: FaultBoard, asked: _Asked)
         for rank in [waiting.pop(sentinel) for sentinel in list(waiting) if sentinel in ready]:
             processes[rank].join()
             code = processes[rank].exitcode
+            if code == -signal.SIGPIPE:
+                raise _InterruptedError(signal.SIGPIPE)
             if code and not failed:
                 failed = True
                 if board.read() is None and board.claim(rank):  # it had no time to say why
