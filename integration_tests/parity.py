@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,9 @@ def draw(tensors: Iterable[Tensor], *, seed: int = 1) -> None:
 
 @torch.no_grad()
 def put_gradients(tensors: Iterable[Tensor]) -> None:
-    """Put each gradient in its parameter's place, so that it is told by the same names; 0 where nothing trains it."""
+    """Put each gradient in its parameter's place, so that it is told by the same names; NaN where nothing trains it."""
     for tensor in tensors:
-        tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+        tensor.copy_(torch.full_like(tensor, torch.nan) if tensor.grad is None else tensor.grad)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -47,10 +49,22 @@ def check_rows(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).norm()) <= NEAR * float(expected.norm())
 
 
-def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse gradients that differ, or any that is missing; one that is next to nothing counts beside all of them."""
+@torch.no_grad()
+def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, idle: Collection[str] = ()) -> None:
+    """Refuse gradients that differ, or any that is missing; one that is next to nothing counts beside all of them.
+
+    Args:
+        found: by name, of `put_gradients`.
+        expected: likewise.
+        idle: patterns of names that nothing trains, neither here nor there.
+    """
     assert found.keys() == expected.keys()
-    whole = float(torch.stack([gradient.norm() for gradient in expected.values()]).norm())
-    for name, gradient in expected.items():
+    still = {name for name in expected if any(fnmatchcase(name, pattern) for pattern in idle)}
+    for name in still:
+        assert torch.stack([found[name], expected[name]]).isnan().all(), name
+    trained = {name: gradient for name, gradient in expected.items() if name not in still}
+    whole = float(torch.stack([gradient.norm() for gradient in trained.values()]).norm())
+    assert isfinite(whole), [name for name, gradient in trained.items() if not gradient.isfinite().all()]
+    for name, gradient in trained.items():
         apart, size = float((found[name] - gradient).norm()), float(gradient.norm())
         assert apart <= NEAR * max(size, 1e-3 * whole), (name, apart, size)

@@ -121,7 +121,8 @@ def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp
     (expected * weights).sum().backward()
     for model in (ours, theirs):
         put_gradients(tensors_in(model))
-    check_gradients(write_hf(ours, family, config), saved(theirs, tmp_path / "gradients"))
+    gradients = saved(theirs, tmp_path / "gradients")
+    check_gradients(write_hf(ours, family, config), gradients, idle=["*.e_score_correction_bias"])
 
 
 @pytest.mark.parametrize("name", MODELS)

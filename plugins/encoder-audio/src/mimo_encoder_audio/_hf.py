@@ -32,7 +32,9 @@ def _settings(published: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _describe(config: WhisperConfig) -> Mapping[str, Any]:
-    return {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | dict(_ONLY)
+    # Whoever loads the folder as a whole Whisper gets a new decoder, whose heads must divide the width too.
+    decoder = {"decoder_attention_heads": config.heads}
+    return {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | decoder | dict(_ONLY)
 
 
 def _tensors(config: WhisperConfig) -> Sequence[HfTensor]:
