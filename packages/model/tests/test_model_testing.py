@@ -137,7 +137,9 @@ def _plain(module: type[Sums]) -> EncoderSpec:
 def test_tensors_that_are_no_buffers_have_their_values() -> None:
     """A module that makes some while it is built is built with storage, not on the meta device."""
     checks = ["build", "rows", "initial values", "save and load"]
-    assert [str(verdict)[:2] for verdict in check_encoder(_plain(Scaled), ITEMS, hidden=6, checks=checks)] == ["ok"] * 4
+    for module in (Scaled, ScaledByList, ScaledByName):
+        verdicts = check_encoder(_plain(module), ITEMS, hidden=6, checks=checks)
+        assert [str(verdict)[:2] for verdict in verdicts] == ["ok"] * 4, module
 
 
 def test_a_plain_encoder_needs_nothing_more() -> None:
@@ -163,17 +165,44 @@ class Sums(nn.Module):
 
 
 class Scaled(Sums):
-    """Multiplies by tensors that are neither parameters nor buffers."""
+    """Multiplies by a tensor that is neither a parameter nor a buffer."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__(hidden)
         self.scale = torch.full((hidden,), 2.0)
-        self.more = [torch.full((hidden,), 3.0)]
 
     def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Return the rows."""
         rows = super().forward(items)
-        return rows * self.scale.to(rows) * self.more[0].to(rows)
+        return rows * self.scale.to(rows)
+
+
+class ScaledByList(Scaled):
+    """Keeps it in a list."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.kept = [self.scale]
+        del self.scale
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Return the rows."""
+        rows = Sums.forward(self, items)
+        return rows * self.kept[0].to(rows)
+
+
+class ScaledByName(Scaled):
+    """Keeps it in a dict."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.kept = {"scale": self.scale}
+        del self.scale
+
+    def forward(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Return the rows."""
+        rows = Sums.forward(self, items)
+        return rows * self.kept["scale"].to(rows)
 
 
 class Longer(Pairs):

@@ -6,12 +6,15 @@ One submodule is whole at a time, so a rank never holds more than its pieces and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+"""Attributes in which PyTorch keeps what a module has registered."""
 
 
 @runtime_checkable
@@ -43,12 +46,19 @@ def draws_itself(module: nn.Module) -> bool:
 
 
 def _keeps_tensors(part: nn.Module) -> bool:
-    """Tell whether a module made a tensor that is neither parameter nor buffer, but a plain attribute or in a list."""
+    """Tell whether a module made a tensor that is neither parameter nor buffer: a plain attribute, or in one."""
     return any(
         isinstance(one, Tensor)
-        for value in vars(part).values()
-        for one in (value if isinstance(value, list | tuple) else (value,))
+        for name, value in vars(part).items()
+        if name not in _REGISTERED
+        for one in _within(value)
     )
+
+
+def _within(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def initialise(
