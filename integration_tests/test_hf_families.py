@@ -109,3 +109,15 @@ def test_each_family_goes_in_and_out_to_the_bit(tmp_path: Path, model_type: str)
     weights = {name for name, _ in again.named_parameters()}  # buffers follow from its settings
     assert other_than(weights & told.pop("missing_keys"), less) == set()
     assert not any(told.values()), told
+
+
+def test_an_exported_whisper_encoder_loads_beside_a_new_decoder(tmp_path: Path) -> None:
+    """As `AutoModel` makes it, also where the width has no divisor of six heads, the decoder's usual number."""
+    made: Any = transformers.WhisperModel
+    config = transformers.AutoConfig.for_model("whisper", **{**WHISPER, "d_model": 32})
+    there = publish(made(config), tmp_path / "there")
+    here("checkpoint", "import-hf", f"audio={there}", "--out", tmp_path / "ours")
+    here("checkpoint", "export-hf", tmp_path / "ours", tmp_path / "back", "--module", "audio")
+    _, told = transformers.AutoModel.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert all(name.startswith("decoder.") for name in told.pop("missing_keys"))
+    assert not any(told.values()), told
