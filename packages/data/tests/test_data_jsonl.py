@@ -142,6 +142,7 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
     [
         (b"{'text': 'a'}", "expected one JSON object, got text that is not JSON (Expecting property name"),
         (b'{"text": "a"', "expected one JSON object, got text that is not JSON (Expecting ',' delimiter at column 13)"),
+        (b'{"text": "a', "expected one JSON object, got text that is not JSON (Unterminated string starting at column"),
         (b"[" * 100_000, "expected one JSON object, got text that is not JSON (maximum recursion depth"),
         (b'{"text": ' + b"9" * 9_999 + b"}", "expected one JSON object, got text that is not JSON (Exceeds the limit"),
         (b'{"text": "\xff"}', "expected UTF-8 text, got something else ('utf-8' codec can't decode byte 0xff"),

@@ -93,6 +93,15 @@ def test_a_wrong_override_is_refused_like_a_wrong_line(override: str, text: str)
         make_settings(TABLE, [override])
 
 
+def test_a_table_for_a_misspelt_module_names_the_one_that_is_meant() -> None:
+    """It would be a module without a plugin; one that is called otherwise altogether is told to lack that."""
+    text = r"^modules\.langauge: expected a module that there is, got 'langauge', .* Did you mean 'language'\?"
+    with pytest.raises(ConfigError, match=text):
+        make_settings(TABLE, ["modules.langauge.tp=2"])
+    with pytest.raises(ConfigError, match=r"^modules\.sonar\.plugin: expected text, got nothing"):
+        make_settings(TABLE, ["modules.sonar.tp=2"])
+
+
 def test_a_module_without_ranks_is_refused() -> None:
     """The key is named, and how it is written."""
     table = {**TABLE, "modules": {"language": {"plugin": "decoder"}}}

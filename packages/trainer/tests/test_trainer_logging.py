@@ -243,6 +243,16 @@ def test_a_resumed_run_says_where_it_goes_on_and_skipped_steps_are_marked(tmp_pa
     assert out.getvalue().endswith("(skipped)\n")
 
 
+def test_samples_that_are_cut_are_told_of_once(tmp_path: Path) -> None:
+    """In the first step that has any, whether its line is due or not; metrics count them in each."""
+    out = io.StringIO()
+    caller = lifecycle([Progress(Console(file=out, width=100))], entry_points=())
+    for step, cut in ((1, 0), (2, 5), (3, 4)):
+        caller.step_end(make_run(tmp_path), attrs.evolve(STEP, step=step, truncated=cut))
+    told = [line for line in out.getvalue().splitlines() if "cut" in line]
+    assert told == ["r: data.max_tokens cuts samples, 5 in step 2"]
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3723, "1:02:03")])
 def test_times_are_short(seconds: float, text: str) -> None:
     """Hours only where there are some."""

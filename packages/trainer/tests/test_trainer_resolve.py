@@ -370,7 +370,8 @@ def test_a_model_without_a_language_model_is_refused(table: dict[str, Any]) -> N
 def test_generation_asks_for_no_data_and_evaluation_for_held_out_samples(table: dict[str, Any]) -> None:
     """Training files need not be there when a checkpoint is used."""
     assert resolved(table, "data.path=none.jsonl", purpose="generate").train is None
-    with pytest.raises(ConfigError, match=r"^data: expected held-out samples to evaluate on, got none"):
+    text = r"^data: expected held-out samples to evaluate on, got none. Check the keys of \[data\]\.$"
+    with pytest.raises(ConfigError, match=text):
         resolved(table, "data.path=none.jsonl", purpose="evaluate")
     held_out = f"data.evaluation_path={table['data']['path']}"
     job = resolved(table, "data.path=none.jsonl", held_out, "modules.vision.frozen=true", purpose="evaluate")

@@ -17,7 +17,7 @@ from mimo.trainer._config import make_settings, override_key, write_config
 from mimo.trainer._preflight import check_directory
 from mimo.trainer._resolve_load import check_load
 from mimo.trainer._settings import LoadSettings, Settings
-from mimo.trainer._source import Source, find_source
+from mimo.trainer._source import Source, find_source, step_folder
 from mimo.trainer._structure import unstructure
 
 
@@ -170,6 +170,28 @@ def test_steps_of_which_none_is_whole_are_no_beginning(tmp_path: Path) -> None:
     assert find_source(settings(tmp_path)) is None
     with pytest.raises(CheckpointError, match="got no complete checkpoint there"):
         find_source(settings(tmp_path, "latest"))
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "fix"),
+    [
+        ("absent", None, "Check the path: nothing is there."),
+        ("empty", [], "got no complete checkpoint there."),
+        ("llama", ["config.json"], "`mimo checkpoint import-hf llama --out DIR` makes one of a published folder."),
+    ],
+)
+def test_a_folder_without_a_checkpoint_is_refused_with_what_to_do(
+    name: str, files: list[str] | None, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt path and a published folder given as it is are told apart."""
+    monkeypatch.chdir(tmp_path)
+    if files is not None:
+        Path(name).mkdir()
+        for file in files:
+            (Path(name) / file).touch()
+    with pytest.raises(CheckpointError) as caught:
+        step_folder(Path(name))
+    assert str(caught.value).endswith(fix)
 
 
 NOTHING_LOADED = (

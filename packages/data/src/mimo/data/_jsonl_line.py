@@ -45,7 +45,7 @@ def parse_line(raw: bytes) -> Line:
     except LineError:
         raise
     except json.JSONDecodeError as error:
-        got = f"text that is not JSON ({error.msg} at column {error.colno})"
+        got = f"text that is not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
         raise LineError(expected="one JSON object", got=got) from None
     except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
         raise LineError(expected="one JSON object", got=f"text that is not JSON ({error})") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,7 @@ def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Se
     for override in overrides:
         _check_section(override)
         table = override_key(table, override)
+    _check_modules(table.get("modules"))
     return structure(table, Settings, "")
 
 
@@ -135,6 +137,22 @@ def _check_section(override: str) -> None:
     if equals and homes and key not in kinds:
         fixes = " or ".join(f"{home}.{key}={value}" for home in homes)
         raise ConfigError(key, expected="a key with its section", got="one without", fix=f"Write {fixes}.")
+
+
+def _check_modules(modules: Any) -> None:
+    """Refuse a table of settings of a misspelt module, which would be a module without a plugin.
+
+    Raises:
+        ConfigError: naming the module that is meant.
+    """
+    if not isinstance(modules, Mapping):
+        return  # refused with everything else
+    whole = [name for name, table in modules.items() if isinstance(table, Mapping) and "plugin" in table]
+    for name in modules:
+        near = difflib.get_close_matches(name, whole, n=1)
+        if near and name not in whole:
+            where, fix = f"modules.{name}", f"Did you mean {near[0]!r}? A module of its own needs a plugin."
+            raise ConfigError(where, expected="a module that there is", got=f"{name!r}, which has no plugin", fix=fix)
 
 
 def _set(table: Any, keys: list[str], value: Any, where: str) -> Mapping[str, Any]:

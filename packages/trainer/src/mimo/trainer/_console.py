@@ -24,6 +24,7 @@ class Progress:
         self._begun = 0.0
         self._step = 0
         self._pending = False
+        self._told_of_cuts = False
 
     @hookimpl
     def mimo_run_begin(self, run: RunInfo) -> None:
@@ -40,6 +41,9 @@ class Progress:
         self._step = info.step
         if not _prints(run):
             return
+        if info.truncated and not self._told_of_cuts:
+            self._told_of_cuts = True
+            self._line(f"{run.name}: data.max_tokens cuts samples, {info.truncated} in step {info.step}")
         due = info.step % run.config["logging"]["interval"] == 0 or info.step == run.steps
         text = self._describe(run, info)
         if due:

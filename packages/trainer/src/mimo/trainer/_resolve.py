@@ -243,7 +243,7 @@ def _data(
             "data",
             expected="held-out samples to evaluate on",
             got="none",
-            fix="Check the keys of [data], or set run.evaluation_interval = 0." if purpose == "train" else "",
+            fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
         )
     encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
     return config, measured(train, encoders), measured(evaluation, encoders)

@@ -166,5 +166,15 @@ def step_folder(path: Path) -> Path:
             str(path),
             expected="a run directory, its checkpoints folder, or one step's folder",
             got="no complete checkpoint there",
+            fix=_fix(path),
         )
     return found
+
+
+def _fix(path: Path) -> str:
+    """Return what to do about a folder without a checkpoint, such as a published one."""
+    if not path.exists():
+        return "Check the path: nothing is there."
+    if (path / "config.json").is_file():
+        return f"`mimo checkpoint import-hf {path} --out DIR` makes one of a published folder."
+    return ""
