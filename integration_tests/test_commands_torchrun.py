@@ -77,7 +77,8 @@ def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
 def test_the_reason_of_a_failed_rank_is_in_the_run_directory(folder: Path) -> None:
     """Since torchrun's own summary only counts processes."""
     (folder / "train.jsonl").write_text('{"text": "fine"}\n{"texd": "not"}\n')
-    reason = "train.jsonl:2: expected only the keys 'images' and 'text', got 'texd'. Did you mean 'text'?\n"
+    keys = "'images', 'audio', 'items', 'text'"
+    reason = f"train.jsonl:2: expected only the keys {keys}, got 'texd'. Did you mean 'text'?\n"
     one, other = places(2)
     with (
         start("train", "text.toml", cwd=folder, environ=one) as first,

@@ -127,7 +127,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "here."
     )
     lines = "".join(f"\n  {line}" for line in (new, gone, SEED, BATCH))
-    text = f"settings: expected ones that go with {FOLDER}, got 4 that don't:{lines}\n."
+    text = f"settings: expected ones that go with {FOLDER}, got 4 that don't:{lines}"
     assert refusal(now, saved_by(settings())) == text
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from jobs import CPU, make_job
 from pool import Pool
+from synthetic import HELD_OUT
 from tables import table
 
 from mimo.data import Dataset
@@ -149,7 +150,7 @@ def run_evaluation(rank: int) -> None:
     assert engine.evaluate(1) is not None
     if rank == 3:
         assert engine.job.evaluation is not None
-        engine.job = attrs.evolve(engine.job, evaluation=Longer(engine.job.evaluation, 30))
+        engine.job = attrs.evolve(engine.job, evaluation=Longer(engine.job.evaluation, 27))
     with pytest.raises(DataError, match=r"evaluation from sample 24 on, edge language\.1-2: expected the same samples"):
         engine.evaluate(1)
 
@@ -165,11 +166,12 @@ def run_short_evaluation(rank: int, length: int) -> None:
     if rank == 3:
         assert engine.job.evaluation is not None
         engine.job = attrs.evolve(engine.job, evaluation=Shorter(engine.job.evaluation, length))
-    with pytest.raises(DataError, match=rf"^evaluation: expected equally many .* got 96 on rank 0, and {length} on"):
+    told = rf"^evaluation: expected equally many .* got {HELD_OUT} on rank 0, and {length} on"
+    with pytest.raises(DataError, match=told):
         engine.evaluate(1)
 
 
-@pytest.mark.parametrize("length", [95, 72, 0])
+@pytest.mark.parametrize("length", [HELD_OUT - 1, 24, 0])
 def test_evaluation_counts_samples_first(length: int, pool: Pool) -> None:
     """One less in the last batch, a batch less, none at all: ranks would not do as many batches, or as long ones."""
     pool.run(4, run_short_evaluation, length)
