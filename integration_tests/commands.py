@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -98,6 +98,11 @@ def places(world: int, **more: str) -> list[dict[str, str]]:
     """Return what the environment tells each of some processes that something else starts, and more of it."""
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     return [{"RANK": str(rank), **master, **more} for rank in range(world)]
+
+
+def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
+    """Write samples as a jsonl file."""
+    path.write_text("".join(f"{json.dumps(sample, ensure_ascii=False)}\n" for sample in samples), encoding="utf-8")
 
 
 def read_metrics(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -15,6 +15,22 @@ from torch import Tensor
 NEAR = 1e-4
 """How far apart rows and gradients may be, relative to their length."""
 
+NEMOTRON: Mapping[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 20,
+    "ssm_state_size": 6,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 4,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "moe_shared_expert_intermediate_size": 10,
+}
+"""Layers of a small Nemotron-H with one of each kind, as its ``config.json`` says them."""
+
 
 @torch.no_grad()
 def draw(tensors: Iterable[Tensor], *, seed: int = 1) -> None:

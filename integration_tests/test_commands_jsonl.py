@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import losses, mimo, succeed
+from commands import losses, mimo, succeed, write_lines
 from PIL import Image
 
 SETTINGS = """
@@ -48,11 +48,6 @@ SAMPLES: list[dict[str, Any]] = [
 """Samples; the same picture may come twice."""
 
 ALONE = ("modules.vision.ranks=0", "modules.language.ranks=0", "modules.language.tp=1", "run.micro_batch=8")
-
-
-def write_lines(path: Path, samples: list[dict[str, Any]]) -> None:
-    """Write samples as a jsonl file."""
-    path.write_text("".join(f"{json.dumps(sample, ensure_ascii=False)}\n" for sample in samples), encoding="utf-8")
 
 
 @pytest.fixture

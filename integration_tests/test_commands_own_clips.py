@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import wave
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import losses, mimo, succeed
+from commands import losses, mimo, succeed, write_lines
 from PIL import Image
 
 SETTINGS = """
@@ -65,11 +64,6 @@ def tone(path: Path, *, hertz: float, rate: int, frames: int) -> None:
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes(samples.tobytes())
-
-
-def write_lines(path: Path, samples: list[dict[str, Any]]) -> None:
-    """Write samples as a jsonl file."""
-    path.write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import parity
 import pytest
 import transformers
 from commands import here
@@ -33,21 +34,7 @@ WHISPER = {
 }
 STATES = {"hidden_size": 24, "vocab_size": 40, "n_groups": 2, "pad_token_id": 0}
 MAMBA = {**STATES, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 8, "state_size": 4}
-NEMOTRON = {
-    **STATES,
-    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 20,
-    "ssm_state_size": 6,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 4,
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-    "moe_shared_expert_intermediate_size": 10,
-}
+NEMOTRON = {**STATES, **parity.NEMOTRON}
 RADIO = {
     **SIZES,
     "mlp_ratio": 2.0,

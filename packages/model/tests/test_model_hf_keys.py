@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from parity import draw, saved
+from parity import NEMOTRON, draw, saved
 from torch import Tensor
 
 from mimo.hooks import CheckpointError, ConfigError
@@ -38,22 +38,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "qwen2": SIZES,
     "qwen3": {**SIZES, "head_dim": 12},
     "qwen3_moe": {**SIZES, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
-    "nemotron_h": {
-        **STATES,
-        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 20,
-        "ssm_state_size": 6,
-        "mamba_num_heads": 6,
-        "mamba_head_dim": 4,
-        "time_step_min": 0.2,
-        "n_routed_experts": 5,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 12,
-        "moe_shared_expert_intermediate_size": 10,
-    },
+    "nemotron_h": {**STATES, **NEMOTRON, "time_step_min": 0.2},
     "mamba2": {**STATES, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 8, "state_size": 6},
 }
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import parity
 import pytest
 import torch
 from parity import check_gradients, draw, put_gradients, saved
@@ -32,19 +33,9 @@ SHARED: Mapping[str, Any] = {
 }
 NEMOTRON: Mapping[str, Any] = {
     **SHARED,
-    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 20,
-    "ssm_state_size": 6,
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 4,
+    **parity.NEMOTRON,
+    "layers_block_type": [*parity.NEMOTRON["layers_block_type"], "linear_attention"],
     "time_step_min": 0.2,  # as short as several of the steps below, so that it matters
-    "n_routed_experts": 5,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-    "moe_shared_expert_intermediate_size": 10,
     "routed_scaling_factor": 2.5,
     "attn_implementation": "eager",
 }

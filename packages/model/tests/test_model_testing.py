@@ -9,115 +9,27 @@ from typing import Any, cast
 import attrs
 import pytest
 import torch
+from pairs import ITEMS, WIDTH, Config, Pairs, spec_of
 from torch import Tensor, nn
 
 from mimo.model import (
     EncoderSpec,
-    EncoderStages,
-    Stage,
     Work,
-    encoder_layer_work,
-    packed_context,
-    packed_recompute,
-    packed_tensor,
-    product,
 )
 from mimo.model.runtime import (
     EncoderAttention,
-    EncoderLayer,
     EncoderMlp,
     Linear,
-    PackedEncoder,
     Split,
     TensorAxis,
     split_encoder,
 )
 from mimo.model.testing import CHECKS, Place, assert_conforms, assert_layouts, check_encoder
 
-WIDTH, HEADS, MIDDLE, LAYERS = 8, 2, 12, 2
-ITEMS = ((0.5, -1.0, 2.0, 0.1), (1.5, 0.3), (-0.7, 0.9, 0.2, 0.4, 1.1, -0.2))
-"""A raw item is a tuple of numbers; two of them become a row."""
-
-
-@attrs.frozen
-class Config:
-    """Nothing to set."""
-
-
-class Pairs(PackedEncoder):
-    """A row for each pair of numbers."""
-
-    first_only = ("embed",)
-    last_only = ("projector",)
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__(EncoderLayer(WIDTH, HEADS, MIDDLE, eps=1e-6) for _ in range(LAYERS))
-        self.embed = Linear(2, WIDTH)
-        self.projector = EncoderMlp(WIDTH, MIDDLE, hidden)
-
-    def forward(
-        self,
-        items: Sequence[Mapping[str, Tensor]],
-        sizes: Sequence[tuple[int, ...]],
-        hidden: Tensor | None = None,
-    ) -> Tensor:
-        """Return the rows of this rank."""
-        lengths = [size[0] // 2 for size in sizes]
-        if hidden is None:
-            hidden = self.start(items, lengths)
-        hidden = self.pass_layers(hidden, lengths)
-        return self.projector(hidden) if self.stage.is_last else hidden
-
-    def start(self, items: Sequence[Mapping[str, Tensor]], lengths: Sequence[int]) -> Tensor:
-        """Return embedded pairs."""
-        values = torch.cat([item["values"] for item in items]) if items else torch.zeros(0)
-        held = self.rows.held(sum(lengths))
-        pairs = values.to(self.embed.weight.dtype).view(-1, 2)[held.start : held.stop]
-        return self.rows.pad(self.embed(pairs), total=sum(lengths))
-
-
-def _cut(module: nn.Module, stage: Stage) -> nn.Module:
-    assert isinstance(module, PackedEncoder)
-    module.cut(stage)
-    return module
-
-
-def _flops(_config: Config, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]) -> Any:
-    lengths = [size[0] // 2 for size in sizes]
-    sums = {"width": WIDTH, "heads": HEADS, "intermediate": MIDDLE, "recompute": recompute}
-    work = sum([encoder_layer_work(lengths, **sums)] * len(stage.layers(LAYERS)), Work())  # type: ignore[arg-type]
-    rows = sum(lengths)
-    projector = product(rows, WIDTH, MIDDLE, bias=True) + product(rows, MIDDLE, hidden, bias=True)
-    return {"encoder": product(rows, 2, WIDTH, bias=True) + work, "projector": projector}
-
-
-def _spec(module: type[Pairs] = Pairs, **changes: Any) -> EncoderSpec:
-    spec = EncoderSpec(
-        name="pairs",
-        config=Config,
-        measure=lambda raw: (len(raw),),
-        rows=lambda _config, size: size[0] // 2,
-        prepare=lambda _config, raw: {"values": torch.tensor(raw)},
-        build=lambda _config, hidden: module(hidden),
-        parts={"encoder": ("embed", "layers"), "projector": ("projector",)},
-        tensor=packed_tensor(lambda _config: {"heads": HEADS}),
-        context=packed_context(),
-        recompute=packed_recompute(),
-        stages=EncoderStages(
-            layers=lambda _config: LAYERS,
-            message_rows=lambda _config, size: size[0] // 2,
-            width=lambda _config: WIDTH,
-            cut=_cut,
-            parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
-        ),
-        flops=_flops,
-    )
-    return attrs.evolve(spec, **changes)
-
 
 def test_an_encoder_that_keeps_its_promises_breaks_none() -> None:
     """Every check but that of published weights looks at it."""
-    verdicts = list(check_encoder(_spec(), ITEMS, hidden=6))
+    verdicts = list(check_encoder(spec_of(), ITEMS, hidden=6))
     assert [verdict.check for verdict in verdicts] == list(CHECKS)
     assert [verdict.check for verdict in verdicts if verdict.skipped is not None] == ["published weights"]
     assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
@@ -375,15 +287,15 @@ class StopsEarly(Pairs):
 
 
 def _of_tensors(**changes: Any) -> EncoderSpec:
-    tensor = _spec().tensor
+    tensor = spec_of().tensor
     assert tensor is not None
-    return _spec(tensor=attrs.evolve(tensor, **changes))
+    return spec_of(tensor=attrs.evolve(tensor, **changes))
 
 
 def _of_stages(**changes: Any) -> EncoderSpec:
-    stages = _spec().stages
+    stages = spec_of().stages
     assert stages is not None
-    return _spec(stages=attrs.evolve(stages, **changes))
+    return spec_of(stages=attrs.evolve(stages, **changes))
 
 
 def _no_sums(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
@@ -395,44 +307,60 @@ def _random(_config: Config, raw: Any) -> Mapping[str, Tensor]:
 
 
 FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
-    "wrong row count": (lambda: _spec(Longer), "rows", "item 0 of size (4,) became a tensor of shape (3, 6)"),
+    "wrong row count": (lambda: spec_of(Longer), "rows", "item 0 of size (4,) became a tensor of shape (3, 6)"),
     "another grid than rows": (
-        lambda: _spec(grid=lambda _config, size: (1, size[0], 2)),
+        lambda: spec_of(grid=lambda _config, size: (1, size[0], 2)),
         "rows",
         "grid() of size (4,) is (1, 4, 2), rows() 2",
     ),
-    "no tensor": (lambda: _spec(Listed), "rows", "of 1 items forward() returned list, not a tensor"),
+    "no tensor": (lambda: spec_of(Listed), "rows", "of 1 items forward() returned list, not a tensor"),
     "dropout": (
-        lambda: _spec(DropsOut),
+        lambda: spec_of(DropsOut),
         "build",
         "would depend on the layout, got Dropout at projector.drop. Set its probability to 0.",
     ),
-    "items changed in place": (lambda: _spec(Scribbles), "items", "it changed 'values' of item 0; work on a copy"),
+    "items changed in place": (lambda: spec_of(Scribbles), "items", "it changed 'values' of item 0; work on a copy"),
     "an error with one item": (
-        lambda: _spec(prepare=lambda _config, raw: {"values": torch.tensor(raw).view(-1, 4)}),
+        lambda: spec_of(prepare=lambda _config, raw: {"values": torch.tensor(raw).view(-1, 4)}),
         "prepare",
         "is invalid for input of size 2 (with item 1 of size (2,))",
     ),
-    "state shared between calls": (lambda: _spec(Remembers), "memory", "rows of item 0 after other items differ"),
-    "batch-dependent output": (lambda: _spec(Standardises), "independence", "rows of all items at once differ from"),
-    "missing gradient": (lambda: _spec(Forgets), "gradients", "parameter 'projector.spare.weight' got no gradient"),
-    "cut graph": (lambda: _spec(Detaches), "gradients", "got no gradient"),
+    "state shared between calls": (lambda: spec_of(Remembers), "memory", "rows of item 0 after other items differ"),
+    "batch-dependent output": (
+        lambda: spec_of(Standardises),
+        "independence",
+        "rows of all items at once differ from",
+    ),
+    "missing gradient": (
+        lambda: spec_of(Forgets),
+        "gradients",
+        "parameter 'projector.spare.weight' got no gradient",
+    ),
+    "cut graph": (lambda: spec_of(Detaches), "gradients", "got no gradient"),
     "a parameter without effect": (
-        lambda: _spec(Muted),
+        lambda: spec_of(Muted),
         "gradients",
         "the gradient of parameter 'projector.spare' is all zeros",
     ),
     "frozen with another": (
-        lambda: _spec(StopsEarly),
+        lambda: spec_of(StopsEarly),
         "parts",
         "got no gradient where only part 'projector' is frozen",
     ),
-    "unsharded buffer": (lambda: _spec(Unsharded), "tensor ranks", "rows of 3 items differ from those of the whole"),
-    "chance": (lambda: _spec(Shaky), "chance", "it drew from torch's generator"),
-    "no items": (lambda: _spec(NeedsItems), "empty", "RuntimeError: stack expects a non-empty TensorList"),
-    "unsaved state": (lambda: _spec(Unsaved), "save and load", "rows after loading differ from those before"),
-    "unseeded values": (lambda: _spec(DrawsElsewhere), "initial values", "'embed.bias' differs between two modules"),
-    "number types": (lambda: _spec(Promotes), "number types", "rows are torch.float32"),
+    "unsharded buffer": (
+        lambda: spec_of(Unsharded),
+        "tensor ranks",
+        "rows of 3 items differ from those of the whole",
+    ),
+    "chance": (lambda: spec_of(Shaky), "chance", "it drew from torch's generator"),
+    "no items": (lambda: spec_of(NeedsItems), "empty", "RuntimeError: stack expects a non-empty TensorList"),
+    "unsaved state": (lambda: spec_of(Unsaved), "save and load", "rows after loading differ from those before"),
+    "unseeded values": (
+        lambda: spec_of(DrawsElsewhere),
+        "initial values",
+        "'embed.bias' differs between two modules",
+    ),
+    "number types": (lambda: spec_of(Promotes), "number types", "rows are torch.float32"),
     "no sum over split rows": (
         lambda: _of_tensors(plan=_no_sums),
         "sequence parallel",
@@ -448,24 +376,24 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
         "stages",
         "stage 1 holds the parts ['encoder', 'projector'], parts() says ['encoder']",
     ),
-    "careless prepare": (lambda: _spec(prepare=_random), "prepare", "'values' differs from one call to the next"),
+    "careless prepare": (lambda: spec_of(prepare=_random), "prepare", "'values' differs from one call to the next"),
     "no mapping": (
-        lambda: _spec(prepare=lambda _config, raw: torch.tensor(raw)),
+        lambda: spec_of(prepare=lambda _config, raw: torch.tensor(raw)),
         "prepare",
         "of item 0 it returned Tensor, not a mapping of tensors by name",
     ),
     "no tensors by name": (
-        lambda: _spec(prepare=lambda _config, raw: {"values": raw}),
+        lambda: spec_of(prepare=lambda _config, raw: {"values": raw}),
         "prepare",
         "of item 0 'values' is tuple, not a tensor",
     ),
     "sizes that are no numbers": (
-        lambda: _spec(measure=lambda raw: [len(raw)]),
+        lambda: spec_of(measure=lambda raw: [len(raw)]),
         "measure",
         "of item 0 it returned [4], not a tuple of whole numbers",
     ),
     "weights left out": (
-        lambda: _spec(flops=lambda *_given: {"encoder": Work(weighted=1, weights=3)}),
+        lambda: spec_of(flops=lambda *_given: {"encoder": Work(weighted=1, weights=3)}),
         "costs",
         "it counts 3 weights, the module has",
     ),
@@ -482,7 +410,7 @@ def test_each_planted_fault_is_found(fault: str) -> None:
 
 def test_what_fails_for_the_same_reason_is_said_once() -> None:
     """Checks after one that all need are not looked at."""
-    verdicts = list(check_encoder(_spec(DropsOut), ITEMS, hidden=6, checks=["measure", "build", "rows", "memory"]))
+    verdicts = list(check_encoder(spec_of(DropsOut), ITEMS, hidden=6, checks=["measure", "build", "rows", "memory"]))
     assert [verdict.broken is not None for verdict in verdicts] == [False, True, False, False]
     assert [verdict.skipped for verdict in verdicts] == [None, None, "mend 'build' first", "mend 'build' first"]
 
@@ -490,20 +418,20 @@ def test_what_fails_for_the_same_reason_is_said_once() -> None:
 def test_an_author_sees_all_verdicts_at_once() -> None:
     """`assert_conforms` fails with a line for each check."""
     with pytest.raises(AssertionError, match=r"(?s)encoder 'pairs' breaks its promises\nok measure: .*\nNO rows: "):
-        assert_conforms(_spec(Longer), ITEMS, hidden=6, checks=["measure", "rows"])
+        assert_conforms(spec_of(Longer), ITEMS, hidden=6, checks=["measure", "rows"])
 
 
 def test_a_single_item_is_refused() -> None:
     """It shows nothing of what another does to it."""
     with pytest.raises(ValueError, match="expected at least two items, got 1"):
-        check_encoder(_spec(), ITEMS[:1])
+        check_encoder(spec_of(), ITEMS[:1])
 
 
 def test_layouts_of_ones_own_are_compared() -> None:
     """With the whole module, or bit for bit with one that cuts alike; the layout that differs is named."""
     batches, usual = [ITEMS, ITEMS[:1], ()], Place(cp=2, tp=2, sequence_parallel=True)
-    assert_layouts(_spec(), batches, [usual, Place(pp=2, tp=2)], hidden=6)
+    assert_layouts(spec_of(), batches, [usual, Place(pp=2, tp=2)], hidden=6)
     again = attrs.evolve(usual, recompute="full", splits_backward=True)
-    assert_layouts(_spec(), batches, [again], like=usual, hidden=6)
+    assert_layouts(spec_of(), batches, [again], like=usual, hidden=6)
     with pytest.raises(AssertionError, match=r"encoder 'pairs' on Place\(pp=1, cp=1, tp=2, .* differ"):
-        assert_layouts(_spec(Unsharded), batches, [Place(tp=2)], hidden=6)
+        assert_layouts(spec_of(Unsharded), batches, [Place(tp=2)], hidden=6)

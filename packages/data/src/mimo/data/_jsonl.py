@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-# A step asks for the same few samples several times: tokens, sizes, pixels.
+# A step asks for the same few samples several times: tokens, items, pixels.
 _CACHED_SAMPLES = 256
 
 
@@ -51,7 +51,6 @@ class JsonlDataset:
         self._lines = lines
         self._tokenizer = tokenizer
         self._line = lru_cache(_CACHED_SAMPLES)(self._read_line)
-        self._sizes = lru_cache(_CACHED_SAMPLES)(self._read_sizes)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -75,11 +74,11 @@ class JsonlDataset:
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items, images with (height, width) from their headers, others with no size."""
-        items = zip(self._line(sample).items, self._sizes(sample), strict=True)
-        return [
-            ItemInfo(sample=sample, index=index, modality=modality, size=size)
-            for index, ((modality, _), size) in enumerate(items)
-        ]
+        found = []
+        for index, (modality, name) in enumerate(self._line(sample).items):
+            size = self._size(sample, name) if modality == "image" else ()
+            found.append(ItemInfo(sample=sample, index=index, modality=modality, size=size))
+        return found
 
     def raw(self, sample: int, index: int) -> Image.Image | Path:
         """Return one image, decoded, so that damaged pixels are told with their file and line, or another's path."""
@@ -102,10 +101,6 @@ class JsonlDataset:
             raise DataError(self.where(sample), expected=error.expected, got=error.got, fix=error.fix) from None
         except OSError as error:
             raise DataError(self.where(sample), expected="a file that stays readable", got=str(error)) from error
-
-    def _read_sizes(self, sample: int) -> tuple[tuple[int, ...], ...]:
-        items = self._line(sample).items
-        return tuple(self._size(sample, name) if modality == "image" else () for modality, name in items)
 
     def _size(self, sample: int, name: str) -> tuple[int, int]:
         path = self._inside(sample, name)
