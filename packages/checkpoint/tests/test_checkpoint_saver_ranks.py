@@ -25,8 +25,8 @@ from mimo.hooks import CheckpointError, Common, Owned
 
 ABOUT: dict[str, Any] = {"config": {}, "topology": {}}
 RunRanks = Callable[[int, Callable[[int], Any]], list[Any]]
-PLANNING = ["gather_object", "scatter_object_list"]
-WRITING = ["gather_object", "broadcast_object_list"] * 2
+PLANNING = ["all_gather", "gather", "broadcast", "scatter"]
+WRITING = ["all_gather", "gather", "broadcast", "broadcast"] * 2
 
 
 def listen() -> list[str]:
@@ -42,7 +42,7 @@ def listen() -> list[str]:
 
         setattr(dist, name, counted)
 
-    for name in ("gather_object", "scatter_object_list", "broadcast_object_list", "all_gather_object", "barrier"):
+    for name in ("gather", "scatter", "broadcast", "all_gather", "barrier"):
         count(name)
     count("all_reduce")
     return calls

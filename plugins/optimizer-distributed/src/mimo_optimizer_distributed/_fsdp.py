@@ -21,6 +21,8 @@ from mimo_optimizer_distributed.units import Owned
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 
 class Begun(Protocol):
@@ -79,7 +81,7 @@ class Group:
         )
         self._module.set_reshard_after_backward(False)
         state = self._module._get_fsdp_state()  # noqa: SLF001
-        (self._group,) = state._fsdp_param_groups  # noqa: SLF001
+        self._group = _group_of(state)
         # It would look for changed parameters by the names of modules' attributes, which may be properties.
         self._group._reset_sharded_params = True  # noqa: SLF001
         state._lazy_init()  # noqa: SLF001
@@ -215,6 +217,15 @@ class Group:
         """Return this rank's pieces of all sums since the last call, by name of the trained parameters."""
         taken, self._sums = self._sums, {}
         return taken
+
+
+def _group_of(state: FSDPState) -> FSDPParamGroup:
+    """Return the parameters of a module that was given to FSDP2: of torch 2.11 one group, of later ones a list."""
+    if not hasattr(state, "_fsdp_param_groups"):
+        assert state._fsdp_param_group is not None  # noqa: SLF001
+        return state._fsdp_param_group  # noqa: SLF001
+    (group,) = state._fsdp_param_groups  # noqa: SLF001
+    return group
 
 
 def _local(value: Tensor) -> Tensor:

@@ -8,6 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo.topology.collectives import reduce_scatter_single
+
+
+def _exchanges(gradient: Tensor) -> bool:
+    """Tell whether lanes send pieces to each other instead of calling the backend's reduce-scatter."""
+    return gradient.device.type == "cpu"
+
 
 class Scatter:
     """Gradients that are being summed over lanes, in one message. Each is cut along dim 0, as `torch.chunk` does it.
@@ -27,12 +34,12 @@ class Scatter:
         self._sizes = [torch.Size(shape).numel() for shape in self._shapes]
         self._sent = first.new_empty(lanes, sum(self._sizes))
         torch._chunk_cat(list(gradients), dim=0, num_chunks=lanes, out=self._sent)  # noqa: SLF001 - as FSDP2 does
-        self._exchanges = first.device.type == "cpu"
+        self._exchanges = _exchanges(first)
         self._got = torch.empty_like(self._sent if self._exchanges else self._sent[0])
         if self._exchanges:
             work = dist.all_to_all_single(self._got, self._sent, group=group, async_op=True)
         else:
-            work = dist.reduce_scatter_single(self._got, self._sent, group=group, async_op=True)
+            work = reduce_scatter_single(self._got, self._sent, group, async_op=True)
         assert work is not None
         self._work = work
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.optimizer import Share
+from mimo.topology.collectives import all_gather_single
 from mimo_optimizer_hybrid._balance import balanced_fraction
 from mimo_optimizer_hybrid._memory import Asked, Pool, check_host_memory, pools
 from mimo_optimizer_hybrid._plugin import HybridConfig
@@ -123,10 +124,10 @@ def _gather_rows(rows: Tensor, device: torch.device) -> list[Tensor]:
         return [rows]
     world = dist.get_world_size()
     counts = torch.empty(world, dtype=torch.int64, device=device)
-    dist.all_gather_single(counts, torch.tensor([len(rows)], device=device))
+    all_gather_single(counts, torch.tensor([len(rows)], device=device))
     most = int(counts.max())
     padded = torch.zeros(most, rows.shape[1], dtype=rows.dtype, device=device)
     padded[: len(rows)] = rows
     everybody = padded.new_empty(world * most, rows.shape[1])
-    dist.all_gather_single(everybody, padded)
+    all_gather_single(everybody, padded)
     return [found[:count].cpu() for found, count in zip(everybody.split(most), counts.tolist(), strict=True)]

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from mimo.checkpoint import _json
 from mimo.checkpoint._manifest import OwnedEntry
+from mimo.checkpoint._wire import Wire
 from mimo.hooks import CheckpointError
 
 
@@ -45,6 +46,19 @@ class Record:
 
     values: Mapping[str, Value]
     about: Mapping[str, str]
+
+
+def _pack_record(record: Record) -> dict[str, Any]:
+    values = {name: [value.text, value.module] for name, value in record.values.items()}
+    return {"values": values, "about": dict(record.about)}
+
+
+def _unpack_record(packed: dict[str, Any]) -> Record:
+    values = {name: Value(text=text, module=module) for name, (text, module) in packed["values"].items()}
+    return Record(values=values, about=packed["about"])
+
+
+RECORDS = Wire(_pack_record, _unpack_record)
 
 
 def merge_values(records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, OwnedEntry]]:

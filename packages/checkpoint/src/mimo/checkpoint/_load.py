@@ -12,19 +12,21 @@ from pathlib import Path
 
 import attrs
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from mimo.checkpoint._boxes import Box
 from mimo.checkpoint._manifest import Manifest, TensorEntry
 from mimo.checkpoint._manifest_file import read_manifest
-from mimo.checkpoint._matching import Request, Wish, check_requests, make_request
+from mimo.checkpoint._matching import REQUESTS, Request, Wish, check_requests, make_request
 from mimo.checkpoint._ranks import Failure, Ranks, take, take_all
 from mimo.checkpoint._read_box import Read
 from mimo.checkpoint._read_shards import count_threads, own_place, read_shards
 from mimo.checkpoint._reader import ShardReader, make_slab
 from mimo.checkpoint._tensors import examine
 from mimo.checkpoint._tree import collect, fill
+from mimo.checkpoint._wire import PLAIN
 from mimo.hooks import StateTree
 
 
@@ -68,6 +70,7 @@ def load(
     refuse_left: bool = False,
     may_leave: Iterable[str] = (),
     told: Callable[[], None] | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Loaded:
     """Fill ``tree`` from a checkpoint; collective over the default process group.
 
@@ -85,6 +88,7 @@ def load(
         may_leave: glob patterns of names in the checkpoint that may be left all the same.
         told: called for each block (1 MiB) that this thread has read, so that somebody sees it going on; others, on
             cores that no rank uses, may have read more.
+        group: see `save`.
 
     Raises:
         CheckpointError: on every rank. Where entries are missing, unexpected or misshapen, a rename fits no name, or
@@ -92,13 +96,15 @@ def load(
             was changed. Where a block is damaged, tensors may be half filled and must be loaded from another
             checkpoint.
     """
-    ranks, folder, where = Ranks.current(), Path(step_folder), str(step_folder)
+    ranks, folder, where = Ranks.current(group), Path(step_folder), str(step_folder)
     wish = Wish(
         rename=dict(rename or {}), may_lack=tuple(may_lack), refuse_left=refuse_left, may_leave=tuple(may_leave)
     )
 
     prepared = ranks.attempt(lambda: _prepare(folder, tree, wish), where=where)
-    requests = take_all(ranks.gather_everywhere(prepared if isinstance(prepared, Failure) else prepared.request))
+    request = prepared if isinstance(prepared, Failure) else prepared.request
+    outcomes = ranks.gather_everywhere(request, REQUESTS)
+    requests = take_all(outcomes)
     ready = take(prepared)
     left = check_requests(requests, ready.manifest, where, wish)
 
@@ -106,7 +112,7 @@ def load(
     outcome = ranks.attempt(
         lambda: read_shards(folder, ready.manifest, ready.reads, threads=threads, told=told), where=where
     )
-    take_all(ranks.gather_everywhere(outcome))
+    take_all(ranks.gather_everywhere(outcome, PLAIN))
     held = {**ready.manifest.common, **{name: entry.value for name, entry in ready.manifest.owned.items()}}
     values = {here: held[there] for here, there in ready.request.names.items() if there in held}
     lacking = frozenset(name for request in requests for name in request.lacking)

@@ -10,6 +10,7 @@ import attrs
 from mimo.checkpoint import _json
 from mimo.checkpoint._blocks import digest
 from mimo.checkpoint._boxes import Box
+from mimo.checkpoint._wire import Wire
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +40,16 @@ class ShardEntry:
     header_bytes: int
     header_checksum: str
     blocks: tuple[str, ...]
+
+
+def _unpack_shards(packed: Mapping[str, Mapping[str, Any]]) -> dict[str, ShardEntry]:
+    return {name: ShardEntry(**{**fields, "blocks": tuple(fields["blocks"])}) for name, fields in packed.items()}
+
+
+SHARD_ENTRIES: Wire[dict[str, ShardEntry]] = Wire(
+    lambda shards: {name: attrs.asdict(entry) for name, entry in shards.items()}, _unpack_shards
+)
+"""By file name."""
 
 
 @attrs.frozen(kw_only=True)

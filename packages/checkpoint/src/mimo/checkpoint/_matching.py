@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -11,6 +12,7 @@ import torch
 from mimo.checkpoint._manifest import Manifest
 from mimo.checkpoint._tensors import CODES
 from mimo.checkpoint._tree import Flat
+from mimo.checkpoint._wire import Wire
 from mimo.hooks import CheckpointError, Common, Owned
 
 _GLOB = frozenset("*?[")
@@ -55,6 +57,13 @@ class Request:
     misfits: Mapping[str, str]
     renamed: Mapping[str, bool]
     place: str
+
+
+def _unpack_request(packed: dict[str, Any]) -> Request:
+    return Request(**{**packed, "lacking": frozenset(packed["lacking"])})
+
+
+REQUESTS = Wire(lambda request: {**attrs.asdict(request), "lacking": sorted(request.lacking)}, _unpack_request)
 
 
 def make_request(manifest: Manifest, flat: Flat, wish: Wish, *, place: str) -> Request:

@@ -15,17 +15,23 @@ from typing import Any
 import attrs
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
 from mimo.checkpoint._agree import Offer, check_tensors
 from mimo.checkpoint._boxes import Box
 from mimo.checkpoint._manifest import Piece, TensorEntry
 from mimo.checkpoint._ranks import Failure, Ranks, take, take_all
-from mimo.checkpoint._tensors import CODES, examine
+from mimo.checkpoint._tensors import CODES, DTYPES, examine
 from mimo.checkpoint._tree import Flat
-from mimo.checkpoint._writer import Cut, Layout, lay_out
+from mimo.checkpoint._wire import Wire
+from mimo.checkpoint._writer import LAYOUTS, Cut, Layout, lay_out
 from mimo.hooks import CheckpointError, Owned
 
 Structure = Mapping[str, tuple[Any, ...]]
@@ -38,6 +44,34 @@ class Order:
 
     layouts: tuple[Layout, ...]
     tensors: Mapping[str, TensorEntry] = MappingProxyType({})
+
+
+def _pack_offer(offer: Offer) -> dict[str, Any]:
+    return {"items": [_pack_item(item) for item in offer.plan.items], "values": sorted(offer.values)}
+
+
+def _pack_item(item: WriteItem) -> list[Any]:
+    assert item.tensor_data is not None, item.index.fqn  # only tensors are planned
+    data = item.tensor_data
+    box = [list(data.chunk.offsets), list(data.chunk.sizes)]
+    return [item.index.fqn, item.type.name, CODES[data.properties.dtype], list(data.size), *box]
+
+
+def _unpack_item(packed: list[Any]) -> WriteItem:
+    """Return an item of which what a plan of the whole is made of is what it was."""
+    name, kind, code, size, offsets, sizes = packed
+    chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+    data = TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=DTYPES[code]), size=torch.Size(size))
+    index = MetadataIndex(name, torch.Size(offsets))
+    return WriteItem(index=index, type=WriteItemType[kind], tensor_data=data)
+
+
+def _unpack_offer(packed: dict[str, Any]) -> Offer:
+    plan = SavePlan([_unpack_item(item) for item in packed["items"]])
+    return Offer(plan=plan, values=frozenset(packed["values"]))
+
+
+OFFERS = Wire(_pack_offer, _unpack_offer)
 
 
 def structure(flat: Flat) -> Structure:
@@ -84,7 +118,7 @@ def plan_together(ranks: Ranks, flat: Flat | Failure, *, shard_bytes: int, where
         planner.set_up_planner(dict(entries.tensors), is_coordinator=ranks.rank == 0)
         return Offer(plan=planner.create_local_plan(), values=frozenset(entries.values))
 
-    offers = ranks.gather(ranks.attempt(offer, where=where))
+    offers = ranks.gather(ranks.attempt(offer, where=where), OFFERS)
     tensors: Mapping[str, TensorEntry] = {}
     orders: list[tuple[Layout, ...] | Failure] = []
     if ranks.rank == 0:
@@ -93,7 +127,8 @@ def plan_together(ranks: Ranks, flat: Flat | Failure, *, shard_bytes: int, where
             orders = [decided] * ranks.size
         else:
             orders, tensors = [*decided[0]], decided[1]
-    return Order(layouts=take(ranks.scatter(orders)), tensors=tensors)
+    layouts = ranks.scatter(orders, LAYOUTS)
+    return Order(layouts=take(layouts), tensors=tensors)
 
 
 def share_out(plans: Sequence[SavePlan]) -> list[SavePlan]:

@@ -1,7 +1,6 @@
 """The ranks that save or load together: small collectives of plain values, and failures that all of them hear of.
 
-A failure travels as text. (An exception of ours can't be unpickled from its message alone, which would end the
-receiver instead of telling it.) What is pickled here goes between live ranks of one run only, never to or from a file.
+Values travel as JSON (`mimo.checkpoint._wire`), and so does a failure: as its texts, never as an exception.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import attrs
 import torch
 import torch.distributed as dist
 
+from mimo.checkpoint import _wire
+from mimo.checkpoint._wire import Wire
 from mimo.hooks import CheckpointError, UserError
 
 T = TypeVar("T")
@@ -28,6 +29,9 @@ _PATIENCE = timedelta(days=1)
 
 class WriteError(CheckpointError):
     """The files of a checkpoint could not be written, because a disk is full for example; older ones are whole."""
+
+
+_KINDS: tuple[type[CheckpointError], ...] = (CheckpointError, WriteError)
 
 
 @attrs.frozen(kw_only=True)
@@ -58,17 +62,19 @@ class Ranks:
         rank: this process.
         size: number of processes.
         group: what their collectives go over, None for the default group.
+        is_own: whether the group was made for them, and is theirs to give back.
     """
 
     rank: int
     size: int
     group: dist.ProcessGroup | None = None
+    is_own: bool = False
 
     @classmethod
-    def current(cls) -> Ranks:
-        """Return the ranks of the default group, or this process alone."""
+    def current(cls, group: dist.ProcessGroup | None = None) -> Ranks:
+        """Return the ranks of the default group, or this process alone; ``group`` is of the same ranks, see `save`."""
         if dist.is_available() and dist.is_initialized():
-            return cls(rank=dist.get_rank(), size=dist.get_world_size())
+            return cls(rank=dist.get_rank(), size=dist.get_world_size(), group=group)
         return cls(rank=0, size=1)
 
     @classmethod
@@ -81,11 +87,11 @@ class Ranks:
         ranks = cls.current()
         if ranks.size == 1:
             return ranks
-        return attrs.evolve(ranks, group=dist.new_group(backend="gloo", timeout=_PATIENCE))
+        return attrs.evolve(ranks, group=dist.new_group(backend="gloo", timeout=_PATIENCE), is_own=True)
 
     def close(self) -> None:
         """Give back a group of our own."""
-        if self.group is not None:
+        if self.is_own:
             dist.destroy_process_group(self.group)
 
     def attempt(self, work: Callable[[], T], *, where: str, writes: bool = False) -> T | Failure:
@@ -124,41 +130,63 @@ class Ranks:
         """Return for each of the flags whether it is set on every rank: one all-reduce of a few bytes."""
         if self.size == 1:
             return list(flags)
-        found = torch.tensor(flags, dtype=torch.uint8, device="cpu")
+        found = torch.tensor(flags, dtype=torch.uint8, device=_wire.device_of(self.group))
         dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self.group)
         return [bool(flag) for flag in found.tolist()]
 
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's ``value`` on rank 0, nothing on the others."""
+    def gather(self, outcome: T | Failure, wire: Wire[T]) -> list[T | Failure]:
+        """Return every rank's ``outcome`` on rank 0, nothing on the others."""
         if self.size == 1:
-            return [value]
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(value, found, dst=0, group=self.group)
-        return found or []
+            return [outcome]
+        packed = _wire.gather(_pack(outcome, wire), self.group)
+        return [] if packed is None else [_unpack(one, wire.unpack, rank) for rank, one in enumerate(packed)]
 
-    def gather_everywhere(self, value: T) -> list[T]:
-        """Return every rank's ``value`` on all ranks."""
+    def gather_everywhere(self, outcome: T | Failure, wire: Wire[T]) -> list[T | Failure]:
+        """Return every rank's ``outcome`` on all ranks."""
         if self.size == 1:
-            return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+            return [outcome]
+        packed = _wire.all_gather(_pack(outcome, wire), self.group)
+        return [_unpack(one, wire.unpack, rank) for rank, one in enumerate(packed)]
 
-    def scatter(self, values: Sequence[T]) -> T:
-        """Return this rank's one of the ``values`` that rank 0 gives; the others give none."""
+    def scatter(self, outcomes: Sequence[T | Failure], wire: Wire[T]) -> T | Failure:
+        """Return this rank's one of the ``outcomes`` that rank 0 gives; the others give none."""
         if self.size == 1:
-            return values[0]
-        found: list[Any] = [None]
-        dist.scatter_object_list(found, list(values) if self.rank == 0 else None, src=0, group=self.group)
-        return found[0]  # type: ignore[no-any-return]  # torch's object collectives are untyped
+            return outcomes[0]
+        return _unpack(_wire.scatter([_pack(one, wire) for one in outcomes], self.group), wire.unpack, 0)
 
-    def share(self, value: T) -> T:
-        """Return rank 0's ``value`` on all ranks."""
-        if self.size == 1:
-            return value
-        found: list[Any] = [value]
-        dist.broadcast_object_list(found, src=0, group=self.group)
-        return found[0]  # type: ignore[no-any-return]  # torch's object collectives are untyped
+    def share(self, outcome: T | Failure | None, wire: Wire[T]) -> T | Failure:
+        """Return rank 0's ``outcome`` on all ranks; the others give none."""
+        if self.size > 1:
+            packed = None if outcome is None else _pack(outcome, wire)
+            return _unpack(_wire.share(packed, self.group), wire.unpack, 0)
+        assert outcome is not None
+        return outcome
+
+
+def _pack(outcome: T | Failure, wire: Wire[T]) -> list[Any]:
+    """Return an outcome as plain data: whether it is a failure, and what of it travels."""
+    if not isinstance(outcome, Failure):
+        return [False, wire.pack(outcome)]
+    fields = attrs.asdict(outcome)
+    return [True, {**fields, "kind": _KINDS.index(outcome.kind)}]
+
+
+def _unpack(packed: Any, unpack: Callable[[Any], T], rank: int) -> T | Failure:
+    """Return the outcome that ``rank`` has sent; what can't be one is a failure of that rank."""
+    try:
+        failed, fields = packed
+        if not failed:
+            return unpack(fields)
+        texts = {name: str(fields[name]) for name in ("where", "expected", "got", "fix", "trace")}
+        return Failure(rank=int(fields["rank"]), kind=_KINDS[fields["kind"]], **texts)
+    except (LookupError, TypeError, ValueError) as error:
+        return Failure(
+            rank=rank,
+            where="checkpoint",
+            expected="from every rank what the same release of mimo-checkpoint says",
+            got=f"something else ({type(error).__name__}: {error})",
+            fix="Give all machines the same packages.",
+        )
 
 
 def take(outcome: T | Failure) -> T:

@@ -1,6 +1,6 @@
 """Saving one step: the ranks agree on its values, each writes its shards, rank 0 commits.
 
-Four object collectives, however many tensors there are: values to rank 0, the folder to all, what was written to rank
+Four collectives of JSON, however many tensors there are: values to rank 0, the folder to all, what was written to rank
 0, and the outcome to all. A failure anywhere travels with the next of them, so every rank hears of it and nothing is
 committed. Before them go the two of `mimo.checkpoint._plan`, if the ranks have no order yet.
 
@@ -18,19 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch.distributed as dist
 
 from mimo.checkpoint import _folder, _json
-from mimo.checkpoint._agree import Record, Value, merge_values
+from mimo.checkpoint._agree import RECORDS, Record, Value, merge_values
 from mimo.checkpoint._blocks import BLOCK_BYTES
 from mimo.checkpoint._folder import Keep
-from mimo.checkpoint._manifest import Manifest, OwnedEntry, ShardEntry
+from mimo.checkpoint._manifest import SHARD_ENTRIES, Manifest, OwnedEntry, ShardEntry
 from mimo.checkpoint._manifest_file import MANIFEST_NAME, parse, to_bytes
 from mimo.checkpoint._plan import Order, plan_together
 from mimo.checkpoint._ranks import Failure, Ranks, take, take_all
 from mimo.checkpoint._staging import direct
 from mimo.checkpoint._tree import Flat, collect
+from mimo.checkpoint._wire import Wire
 from mimo.checkpoint._writer import SHARD_BYTES, Layout, write_layouts
 from mimo.hooks import CheckpointError, Owned, StateTree
+
+_PATHS = Wire(str, Path)
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +68,7 @@ def save(
     topology: Mapping[str, Any],
     keep: int | None = None,
     shard_bytes: int = SHARD_BYTES,
+    group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Save ``tree`` as the checkpoint of ``step`` and return its folder; collective over the default process group.
 
@@ -81,13 +86,15 @@ def save(
         keep: afterwards this many steps are left of those up to this one, the lowest are deleted; None: all. Steps
             above it, of a run that went back, are left.
         shard_bytes: a rank begins a new file before one would hold more bytes of data.
+        group: of the same ranks as the default group, for what they say to each other; None: the default group. Where
+            that is NCCL's, one of gloo spares devices the work.
 
     Raises:
         WriteError: on every rank, if files could not be written. The checkpoints that were there are untouched.
         CheckpointError: on every rank, if any leaf can't be saved, ranks disagree, or anything else failed on any of
             them. The checkpoints that were there are untouched then too.
     """
-    ranks, where, keeps = Ranks.current(), name_place(folder, step), Keep(newest=keep)
+    ranks, where, keeps = Ranks.current(group), name_place(folder, step), Keep(newest=keep)
     flat = ranks.attempt(lambda: collect(tree), where=where)
     order = plan_together(ranks, flat, shard_bytes=shard_bytes, where=where)
     entries = take(flat)  # a failure has been raised
@@ -151,12 +158,11 @@ def write_together(
         told: see `write_layouts`.
     """
     record = contents if isinstance(contents, Failure) else contents.record
-    records = ranks.gather(record)
+    records = ranks.gather(record, RECORDS)
     begun: _Begun | Failure | None = None
     if ranks.rank == 0:
         begun = ranks.attempt(lambda: _begin(folder, take_all(records), order), where=where, writes=True)
-    partial = ranks.share(begun.partial if isinstance(begun, _Begun) else begun)
-    assert partial is not None  # rank 0 has begun or failed
+    partial = ranks.share(begun.partial if isinstance(begun, _Begun) else begun, _PATHS)
     if isinstance(partial, Failure):
         return partial
 
@@ -170,7 +176,7 @@ def write_together(
             )
         return write_layouts(partial, order.layouts, take(contents).data, told=told)
 
-    results = ranks.gather(ranks.attempt(write, where=where, writes=True))
+    results = ranks.gather(ranks.attempt(write, where=where, writes=True), SHARD_ENTRIES)
     outcome: Path | Failure | None = None
     if isinstance(begun, _Begun):
         chosen = begun
@@ -186,9 +192,7 @@ def write_together(
         )
         if isinstance(outcome, Failure):
             shutil.rmtree(partial, ignore_errors=True)  # else the next save deletes it
-    outcome = ranks.share(outcome)
-    assert outcome is not None  # rank 0 has an outcome
-    return outcome
+    return ranks.share(outcome, _PATHS)
 
 
 def _begin(folder: Path, records: list[Record], order: Order) -> _Begun:

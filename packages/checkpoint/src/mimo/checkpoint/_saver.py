@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch.distributed as dist
+
 from mimo.checkpoint._folder import Keep
 from mimo.checkpoint._plan import Order, Structure, plan_together, structure
 from mimo.checkpoint._ranks import Failure, Ranks, take
@@ -42,6 +44,8 @@ class Saver:
         shard_bytes: a rank begins a new file before one would hold more bytes of data.
         told: called again and again while a caller of this is held up by this rank's writing and that goes on: about
             each second or each few MiB. Never because of what is written while nobody waits for it.
+        group: of the same ranks as the default group, for what they say to each other while a caller waits; None: one
+            of gloo is made. What is written in the background always has one of its own.
 
     Raises:
         CheckpointError: ``keep`` or ``keep_every`` makes no sense.
@@ -58,6 +62,7 @@ class Saver:
         keep_every: int | None = None,
         shard_bytes: int = SHARD_BYTES,
         told: Callable[[], None] | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._asynchronous = asynchronous
@@ -66,7 +71,7 @@ class Saver:
         self._keep = Keep(newest=keep, every=keep_every)
         self._shard_bytes = shard_bytes
         self._told = told
-        self._front = Ranks.own()
+        self._front = Ranks.own() if group is None else Ranks.current(group)
         self._back = Ranks.own() if asynchronous else self._front  # a thread's collectives meet nobody else's
         self._plan: tuple[Structure, Order] | None = None  # every rank has one, or none has
         self._proven: Order | None = None  # the one by which a step was committed

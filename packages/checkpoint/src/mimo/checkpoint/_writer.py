@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -17,7 +18,8 @@ import torch
 from mimo.checkpoint._blocks import BlockHasher, checksum
 from mimo.checkpoint._boxes import Box
 from mimo.checkpoint._manifest import Piece, ShardEntry
-from mimo.checkpoint._tensors import CODES, view_bytes
+from mimo.checkpoint._tensors import CODES, DTYPES, view_bytes
+from mimo.checkpoint._wire import Wire
 
 SHARD_BYTES = 2 << 30
 
@@ -70,6 +72,34 @@ class Layout:
                 slot.cut.name,
                 Piece(shard=self.shard, box=slot.cut.box, begin=start + slot.begin, end=start + slot.end),
             )
+
+
+def _pack_layouts(layouts: tuple[Layout, ...]) -> list[Any]:
+    return [
+        [layout.shard, [[cut.name, *attrs.astuple(cut.box), CODES[cut.dtype]] for cut in _cuts(layout)]]
+        for layout in layouts
+    ]
+
+
+def _unpack_layouts(packed: list[Any]) -> tuple[Layout, ...]:
+    return tuple(
+        _lay_out_shard(
+            shard,
+            [
+                Cut(name=name, box=Box(tuple(offset), tuple(shape)), dtype=DTYPES[code])
+                for name, offset, shape, code in cuts
+            ],
+        )
+        for shard, cuts in packed
+    )
+
+
+def _cuts(layout: Layout) -> list[Cut]:
+    return [slot.cut for slot in layout.slots]
+
+
+LAYOUTS = Wire(_pack_layouts, _unpack_layouts)
+"""Of a layout travel the pieces: where each lies, and the header, follow from them."""
 
 
 def lay_out(rank: int, cuts: Sequence[Cut], *, shard_bytes: int = SHARD_BYTES) -> tuple[Layout, ...]:

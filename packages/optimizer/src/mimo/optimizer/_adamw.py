@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mimo.hooks import ConfigError, hookimpl
+from mimo.hooks import ConfigError, check_at_most, hookimpl
 from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class AdamWConfig:
     weight_decay: float = attrs.field(default=0.01, validator=_not_negative)
     betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_below_one)
     eps: float = attrs.field(default=1e-8, validator=_above_zero)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse numbers with which no step could be taken."""
+        check_at_most(self, {"weight_decay": 1e3, "eps": 1e3}, where="optimizer")
 
 
 def _prepare(part: ModuleParameters, meshes: Meshes, _config: AdamWConfig) -> Prepared:

@@ -7,9 +7,13 @@ from typing import Any, Literal, get_args
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, check_at_most
 
 Schedule = Literal["constant", "linear", "cosine"]
+MAX_LR = 1e3
+"""Above it any optimizer diverges at once."""
+MAX_STEPS = 10**12
+_STEPS = ("lr_warmup_steps", "lr_stable_steps", "lr_decay_steps")
 FALLING = ("lr_stable_steps", "lr_decay_steps", "lr_min")
 """What a schedule has that falls, and a constant one has not."""
 
@@ -47,6 +51,7 @@ class LearningRate:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what no schedule can follow."""
+        check_at_most(self, {"lr": MAX_LR, **dict.fromkeys(_STEPS, MAX_STEPS)}, where=self.where)
         if self.lr_schedule not in get_args(Schedule):
             raise ConfigError(
                 f"{self.where}.lr_schedule",

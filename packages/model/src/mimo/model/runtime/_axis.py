@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.model.runtime._messages import by_messages, exchange, linear
+from mimo.topology.collectives import all_gather_single, reduce_scatter_single
 
 _PAIR = 2
 
@@ -144,7 +145,7 @@ class TensorAxis:
             gathered[self.rank] = x
             self._exchange(sent=lambda _peer: x, received=gathered.__getitem__)
         else:
-            dist.all_gather_single(gathered, x, group=self.group)
+            all_gather_single(gathered, x, self.group)
         return gathered.flatten(0, 1)
 
     def scatter(self, x: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ class TensorAxis:
                 total += part
             return total
         scattered = torch.empty_like(parts[self.rank])
-        dist.reduce_scatter_single(scattered, parts, group=self.group)
+        reduce_scatter_single(scattered, parts, self.group)
         return scattered
 
     def _collect(self, x: Tensor, total: int) -> Tensor:

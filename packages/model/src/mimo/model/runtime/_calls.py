@@ -59,10 +59,15 @@ def call_of(
         return Call(len(chunks), queries, keys, _pieces(queries, keys, window, device))
     if queries == keys:
         return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),))
-    if device.type == "cuda":  # flash attention knows this mask without being given one
+    if _knows_corner_masks(device):
         mask = causal_lower_right(queries, keys)
         return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys), mask),))
     return Call(len(chunks), queries, keys, _pieces(queries, keys, keys, device))
+
+
+def _knows_corner_masks(device: torch.device) -> bool:
+    """Tell whether attention there knows the mask of the last rows without being given one, as flash attention does."""
+    return device.type == "cuda"
 
 
 def _pieces(queries: int, keys: int, window: int, device: torch.device) -> tuple[Piece, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mimo.model.runtime._axis import chunk
 from mimo.model.runtime._messages import by_messages, exchange, linear
+from mimo.topology.collectives import all_gather_single, reduce_scatter_single
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +117,7 @@ class ContextAxis:
         padded = x.new_zeros(longest, *x.shape[1:])
         padded[: len(x)] = x
         blocks = x.new_empty(self.size, *padded.shape)
-        dist.all_gather_single(blocks.flatten(0, 1), padded, group=self.group)
+        all_gather_single(blocks, padded, self.group)
         for block, span in zip(blocks, spans, strict=True):
             gathered[span] = block[: span.stop - span.start]
         return gathered
@@ -140,5 +141,5 @@ class ContextAxis:
         for block, span in zip(blocks, spans, strict=True):
             block[: span.stop - span.start] = x[span]
         scattered = torch.empty_like(blocks[self.rank])
-        dist.reduce_scatter_single(scattered, blocks.flatten(0, 1), group=self.group)
+        reduce_scatter_single(scattered, blocks, self.group)
         return scattered[: mine.stop - mine.start]

@@ -22,7 +22,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, axis: TensorAxis, overwrites: bool) -> Tensor:  # noqa: FBT001 - autograd passes by position
         top = axis.largest(_row_maximum(logits)).unsqueeze(1)
-        shares = logits.detach().float().sub_(top) if overwrites else logits.float() - top
+        shares = _wide(logits.detach()).sub_(top) if overwrites else _wide(logits) - top
         columns, here = _columns(labels, start, logits.shape[1])
         target = shares.gather(1, columns).masked_fill_(~here, 0.0).sum(1)
         shares = shares.exp_()
@@ -50,7 +50,9 @@ def _columns(labels: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
 def vocabulary_cross_entropy(
     logits: Tensor, labels: Tensor, *, vocabulary: int, axis: TensorAxis, overwrites: bool = False
 ) -> Tensor:
-    """Return the cross-entropy [T] of each row in fp32, the same on all tensor ranks; one backward can go through it.
+    """Return the cross-entropy [T] of each row in fp32 at least, the same on all tensor ranks.
+
+    One backward can go through it.
 
     Args:
         logits: [T, v], this rank's span.
@@ -75,7 +77,11 @@ def vocabulary_argmax(logits: Tensor, *, vocabulary: int, axis: TensorAxis) -> T
 
 
 def _row_maximum(logits: Tensor) -> Tensor:
-    """Return the largest logit [T] of each row in fp32, minus infinity where the span is empty."""
+    """Return the largest logit [T] of each row in fp32 at least, minus infinity where the span is empty."""
     if logits.shape[1] == 0:
-        return logits.new_full(logits.shape[:1], -torch.inf, dtype=torch.float32)
-    return logits.amax(1).float()
+        return _wide(logits.new_full(logits.shape[:1], -torch.inf))
+    return _wide(logits.amax(1))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

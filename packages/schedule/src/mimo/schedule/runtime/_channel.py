@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.topology import Edge, ModuleGraph
+from mimo.topology.collectives import backend_for, connects_late
 
 
 @attrs.frozen(kw_only=True)
@@ -38,33 +39,43 @@ class Channel:
         return work
 
 
-def open_channels(graph: ModuleGraph, *, timeout: timedelta | None = None) -> Mapping[str, tuple[Channel, Channel]]:
+def open_channels(
+    graph: ModuleGraph, *, device: torch.device | None = None, timeout: timedelta | None = None
+) -> Mapping[str, tuple[Channel, Channel]]:
     """Open the forward and the backward channel of every edge. Call it on every rank of the world.
 
     Where a channel has its own communicator, every pair that may ever talk exchanges a first message here, in one
-    order on all ranks: NCCL connects a pair at its first message and holds up the caller until the peer is there too,
-    which in the middle of a step could be never.
+    order on all ranks. Where the default group has a ``device_id``, as ours does, NCCL sends over the group's own
+    communicator, otherwise over one that it makes for the pair. A pair's first message may hold up the caller until the
+    peer is there too, which in the middle of a step could be never.
 
     Args:
         graph: has the edges.
+        device: where the messages lie; None: in host memory.
         timeout: of every communicator; None: as the backend has it.
     """
-    own_groups = dist.get_backend() != "gloo"
-    return {
-        edge.name: (
-            _open(graph, edge, tag=2 * index, own_group=own_groups, timeout=timeout),
-            _open(graph, edge, tag=2 * index + 1, own_group=own_groups, timeout=timeout),
-        )
-        for index, edge in enumerate(graph.edges)
-    }
+    device = device or torch.device("cpu")
+    backend = backend_for(device.type)
+    if not connects_late(backend):
+        tags = enumerate(graph.edges)
+        return {
+            edge.name: (Channel(group=None, tag=2 * index), Channel(group=None, tag=2 * index + 1))
+            for index, edge in tags
+        }
+
+    def open_one(edge: Edge) -> Channel:
+        if graph.by_name[edge.target.module].projector_of == edge.source.module:
+            return Channel(group=None, tag=0)  # each rank hands rows to its own projector, and sends none
+        return _open(graph, edge, backend=backend, device=device, timeout=timeout)
+
+    return {edge.name: (open_one(edge), open_one(edge)) for edge in graph.edges}
 
 
-def _open(graph: ModuleGraph, edge: Edge, *, tag: int, own_group: bool, timeout: timedelta | None) -> Channel:
-    if not own_group:
-        return Channel(group=None, tag=tag)
+def _open(graph: ModuleGraph, edge: Edge, *, backend: str, device: torch.device, timeout: timedelta | None) -> Channel:
     sources, targets = graph.stage_ranks(edge.source), graph.stage_ranks(edge.target)
-    channel = Channel(group=dist.new_group(sorted({*sources, *targets}), timeout=timeout), tag=0)
-    rank, first = dist.get_rank(), torch.zeros(1, device=torch.accelerator.current_accelerator())
+    group = dist.new_group(sorted({*sources, *targets}), timeout=timeout, backend=backend)
+    channel = Channel(group=group, tag=0)
+    rank, first = dist.get_rank(), torch.zeros(1, device=device)
     for source, target in itertools.product(sources, targets):
         if source != target and rank == source:
             channel.send(first, target).wait()

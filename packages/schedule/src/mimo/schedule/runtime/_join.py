@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.schedule._spans import Span, count
+from mimo.topology.collectives import all_gather_single
 
 Parts = tuple[tuple[Span, ...], ...]
 """Rows of the tensor that each rank brings."""
@@ -49,7 +50,7 @@ class SliceJoin(Join):
         """Gather the slices."""
         sizes = [stop - start for start, stop in pairwise(self.bounds)]
         joined = buffer.new_empty(len(sizes) * self.room, buffer.shape[1])
-        dist.all_gather_single(joined, buffer, group=self.group)
+        all_gather_single(joined, buffer, self.group)
         if all(size == self.room for size in sizes):
             return joined
         return torch.cat([joined[rank * self.room :][:size] for rank, size in enumerate(sizes)])
@@ -71,7 +72,7 @@ class SpanJoin(Join):
         if sizes[rank]:
             block[: sizes[rank]] = pack(buffer, self.parts[rank])
         joined = buffer.new_empty(len(sizes) * longest, buffer.shape[1])
-        dist.all_gather_single(joined, block, group=self.group)
+        all_gather_single(joined, block, self.group)
         for other, spans in enumerate(self.parts):
             if other != rank:
                 unpack(joined[other * longest :][: sizes[other]], spans, buffer)
