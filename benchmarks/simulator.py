@@ -46,7 +46,11 @@ WARM_UP = 3
 PROFILES = {"compute": 3, "sleep": 1}
 """How often a case is profiled and run in turn: the speed of computing changes from one minute to the next."""
 MEAN_SECONDS = 0.03
-"""What the profile's forwards are stretched to on average where ranks sleep."""
+"""What the profile's forwards of the language model's stages are stretched to on average where ranks sleep."""
+IN_ITS_STEP, AHEAD = (
+    f"6 ranks: frozen vision dp 2{how}, language pp 4, 1f1b" for how in ("", " a step ahead of its projector")
+)
+"""Cases that differ in nothing but ``prefetch``."""
 WITHIN = 0.1
 
 Ran: TypeAlias = Literal["compute", "sleep"]
@@ -153,6 +157,14 @@ CASES: dict[str, Case] = {
         schedule=_schedule("1f1b"),
         modules={"vision": {"ranks": "0-1", "frozen": ["encoder"]}, "language": {"ranks": "2-5", "pp": 4}},
     ),
+    "6 ranks: frozen vision dp 2 a step ahead of its projector, language pp 4, 1f1b": Case(
+        ran="sleep",
+        schedule=_schedule("1f1b"),
+        modules={
+            "vision": {"ranks": "0-1", "frozen": ["encoder"], "prefetch": True},
+            "language": {"ranks": "2-5", "pp": 4},
+        },
+    ),
     "8 ranks: vision pp 2 dp 2, language pp 2 dp 2, 1f1b": Case(
         ran="sleep", schedule=_schedule("1f1b"), modules=_EIGHT
     ),
@@ -186,7 +198,7 @@ class Sleeper(Program):
     def __init__(self, assembly: Assembly, stage: StageId, cost: StageCost) -> None:
         job = assembly.job
         self.module = job.module(stage.module)
-        self.part: Part = assembly.model.parts[stage]
+        self.part: Part = assembly.model.parts[job.built(stage)]
         self.cost = cost
         self.deferral = Deferral()
         self._outputs_of = job.graph.outputs(stage)
@@ -197,8 +209,8 @@ class Sleeper(Program):
     def begin(self, data: StepData, *, judge: bool, following: StepData | None = None) -> None:
         """Take the samples of the step to come."""
         assert not judge
-        assert following is None
         self._data = data
+        self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
         self.written = []
 
     def tally(self) -> Tally:
@@ -212,7 +224,7 @@ class Sleeper(Program):
         if not self._outputs_of:
             return {LOSS: _Sleep.apply(self, count, 1, *ends).sum()}  # type: ignore[no-untyped-call]  # PyTorch's
         (edge,) = self._outputs_of
-        rows = sum(self.data.microbatches[index].route(edge, self._rank).held for index in microbatches)
+        rows = sum(self._microbatches[index].route(edge, self._rank).held for index in microbatches)
         return {edge.name: _Sleep.apply(self, count, rows, *ends)}  # type: ignore[no-untyped-call]  # PyTorch's
 
     def weights_later(self) -> contextlib.AbstractContextManager[WeightsLater]:
@@ -250,8 +262,9 @@ def sleeping(costs: Costs) -> type[Assembly]:
 
 
 def stretched(costs: Costs) -> Costs:
-    """Return costs whose forwards take `MEAN_SECONDS` on average, all else in proportion."""
-    factor = MEAN_SECONDS / statistics.mean(cost.forward.of(1) for cost in costs.stages.values())
+    """Return costs whose language model's forwards take `MEAN_SECONDS` on average, all else in proportion."""
+    language = [cost for stage, cost in costs.stages.items() if stage.module == "language"]
+    factor = MEAN_SECONDS / statistics.mean(cost.forward.of(1) for cost in language)
 
     def of(seconds: Seconds) -> Seconds:
         return Seconds(seconds.fixed * factor, seconds.each * factor)
@@ -323,12 +336,14 @@ def main() -> None:
     parser.add_argument("--ran", default="", choices=("", "compute", "sleep"), help="only those that are run so")
     arguments = parser.parse_args()
     ratios, spread = {}, {}
+    steps_of: dict[str, float] = {}
     print(f"{'layout and schedule':<66} {'ran':<8} {'measured':>10} {'simulated':>10} {'ratio':>6}")
     for name, case in cases(arguments.case, arguments.ran):
         world = case.job().world
         pairs = in_ranks(partial(measure, case), world=world, rounds=arguments.rounds)
         simulated = statistics.median(seconds for seconds, _ in pairs)
         measured = statistics.median(seconds for _, steps in pairs for seconds in steps)
+        steps_of[name] = measured
         what = f"simulated / measured, {case.ran}, {name}"
         ratios[what] = simulated / measured
         each = [seconds / statistics.median(steps) for seconds, steps in pairs]
@@ -341,6 +356,8 @@ def main() -> None:
     print(f"{sum(one <= WITHIN for one in off.values())} of {len(off)} within {WITHIN:.0%}")
     ratios["furthest off"] = max(off.values())
     aims = {"furthest off": ["<=", WITHIN]}
+    if {IN_ITS_STEP, AHEAD} <= steps_of.keys():
+        ratios["tower in its step / a step ahead of its projector, measured"] = steps_of[IN_ITS_STEP] / steps_of[AHEAD]
     print(
         json.dumps({"bench": "simulator", "ratios": ratios, "aims": aims, "runs": arguments.rounds, "spread": spread})
     )

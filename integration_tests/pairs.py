@@ -17,6 +17,7 @@ from mimo.model import (
     encoder_layer_work,
     packed_context,
     packed_recompute,
+    packed_seam,
     packed_tensor,
     product,
 )
@@ -104,6 +105,7 @@ def spec_of(module: type[Pairs] = Pairs, **changes: Any) -> EncoderSpec:
             cut=_cut,
             parts=lambda _config, stage: frozenset({"encoder", "projector"} if stage.is_last else {"encoder"}),
         ),
+        seam=attrs.evolve(packed_seam(lambda _config, size: size[0] // 2), width=lambda _config: WIDTH),
         flops=_flops,
     )
     return attrs.evolve(spec, **changes)

@@ -276,6 +276,15 @@ class Muted(Pairs):
         self.projector.spare = nn.Parameter(torch.ones(2))
 
 
+class Shifts(Pairs):
+    """Hands over other rows where it is divided."""
+
+    def pass_layers(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the rows of the layers."""
+        rows = super().pass_layers(hidden, lengths)
+        return rows + 1 if self.stage.is_projector else rows
+
+
 class StopsEarly(Pairs):
     """Lets the encoder learn only while the projector does."""
 
@@ -296,6 +305,12 @@ def _of_stages(**changes: Any) -> EncoderSpec:
     stages = spec_of().stages
     assert stages is not None
     return spec_of(stages=attrs.evolve(stages, **changes))
+
+
+def _of_seam(module: type[Pairs] = Pairs, **changes: Any) -> EncoderSpec:
+    seam = spec_of().seam
+    assert seam is not None
+    return spec_of(module, seam=attrs.evolve(seam, **changes))
 
 
 def _no_sums(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
@@ -376,6 +391,17 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
         "stages",
         "stage 1 holds the parts ['encoder', 'projector'], parts() says ['encoder']",
     ),
+    "wrong rows at the seam": (
+        lambda: _of_seam(rows=lambda _config, size: size[0]),
+        "seam",
+        "the tower sends a tensor of shape (6, 8), rows() and width() of the seam promise (12, 8)",
+    ),
+    "a seam elsewhere than it says": (
+        lambda: _of_seam(parts=frozenset({"encoder"})),
+        "seam",
+        "the tower holds ['encoder'], and the seam has ['encoder'] behind it; cut() is to keep the parameters of one",
+    ),
+    "other rows behind the seam": (lambda: spec_of(Shifts), "seam", "rows of 3 items differ from those of the whole"),
     "careless prepare": (lambda: spec_of(prepare=_random), "prepare", "'values' differs from one call to the next"),
     "no mapping": (
         lambda: spec_of(prepare=lambda _config, raw: torch.tensor(raw)),

@@ -76,6 +76,15 @@ def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int) -> None:
     assert_layouts(WHISPER, [_raw(CLIPS), []], places, like=usual, config=STACKED, hidden=HIDDEN)
 
 
+@pytest.mark.parametrize(("pp", "cp", "tp"), [(2, 2, 1), pytest.param(1, 1, 2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_seam_changes_no_bit(config: WhisperConfig, pp: int, cp: int, tp: int) -> None:
+    """Tower and projector as two stages give the rows and gradients of the last stage that holds both."""
+    usual = Place(pp=pp, cp=cp, tp=tp, sequence_parallel=tp > 1)
+    places = [attrs.evolve(usual, seam=True)]
+    assert_layouts(WHISPER, [_raw(CLIPS), []], places, like=usual, config=config, hidden=HIDDEN)
+
+
 def _check_frozen(_rank: int) -> None:
     subject = _subject()
     built = subject.build(Place(frozen=frozenset({"encoder"})))

@@ -78,6 +78,23 @@ def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int, sequence_para
     assert_layouts(RADIO, _batches(EVERYTHING[::2]), places, like=usual, config=CONFIGS["shuffled"], hidden=HIDDEN)
 
 
+@pytest.mark.parametrize(
+    ("name", "cp", "tp"),
+    [
+        pytest.param(
+            name, cp, tp, marks=() if (name, cp, tp) in {("kept", 2, 1), ("queries", 1, 2)} else pytest.mark.soak
+        )
+        for name in CONFIGS
+        for cp, tp in ((2, 1), (1, 2))
+    ],
+)
+def test_a_seam_changes_no_bit(name: str, cp: int, tp: int) -> None:
+    """Tower and projector as two stages give the rows and gradients of the one that holds both."""
+    usual = Place(cp=cp, tp=tp, sequence_parallel=tp > 1)
+    places = [attrs.evolve(usual, seam=True)]
+    assert_layouts(RADIO, _batches(EVERYTHING[::2]), places, like=usual, config=CONFIGS[name], hidden=HIDDEN)
+
+
 def _check_frozen(_rank: int) -> None:
     subject = _subject("shuffled")
     built = subject.build(Place(frozen=frozenset({"encoder"})))

@@ -191,6 +191,26 @@ def test_more_layouts_change_no_family(family: str, pp: int, cp: int, tp: int) -
     _check_layouts(family, pp, cp, tp, (FIVE, FIVE[1:2], FIVE[:2], FIVE[2:], FIVE[:4], ((40, 3), (1, 1)), ()))
 
 
+_SEAMS = {"vit": (2, 1, 2), "native, joined, resized positions": (1, 2, 1), "class token kept, a layer left": (1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param(family, layout, marks=() if _SEAMS.get(family) == layout else pytest.mark.soak)
+        for family in FAMILIES
+        for layout in ((1, 1, 1), (1, 2, 1), (2, 1, 2))
+    ],
+)
+def test_a_seam_changes_no_bit(family: str, layout: tuple[int, int, int]) -> None:
+    """Tower and projector as two stages give the rows and gradients of the last stage that holds both."""
+    spec, config = FAMILIES[family]
+    pp, cp, tp = layout
+    usual = Place(pp=pp, cp=cp, tp=tp, sequence_parallel=tp > 1)
+    places = [attrs.evolve(usual, seam=True)]
+    assert_layouts(spec, [_images(FIVE), []], places, like=usual, config=config, hidden=HIDDEN)
+
+
 def _check_frozen(_rank: int) -> None:
     subject = _subject()
     built = subject.build(Place(frozen=frozenset({"encoder"})))

@@ -5,13 +5,21 @@ A clip's size is (frames, frames a second), as its header tells; the encoder hea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 import attrs
 
-from mimo.hooks import ConfigError
-from mimo.model import ProjectorConfig, projected_rows
+from mimo.hooks import ConfigError, check_at_most
+from mimo.model import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_LEARNED_ROWS,
+    MAX_ROWS,
+    MAX_WIDTH,
+    ProjectorConfig,
+    projected_rows,
+)
 
 RATE = 16_000
 """Samples a second that the encoder hears."""
@@ -24,6 +32,16 @@ ROW = 2 * HOP
 
 # A config doesn't know which module it belongs to, so its errors name the setting from there on.
 _WHERE = "config"
+
+_LIMITS: Mapping[str, int] = {
+    "mels": MAX_LEARNED_ROWS,
+    "width": MAX_WIDTH,
+    "layers": MAX_LAYERS,
+    "heads": MAX_HEADS,
+    "intermediate": MAX_WIDTH,
+    "positions": MAX_ROWS,
+    "stack": MAX_LEARNED_ROWS,
+}
 
 Silence = Literal["skip", "hear", "keep"]
 TooLong = Literal["refuse", "cut"]
@@ -70,7 +88,8 @@ class WhisperConfig:
     projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what doesn't go together."""
+        """Refuse what is too large, and what doesn't go together."""
+        check_at_most(self, _LIMITS, where=_WHERE)
         if self.width % 2 or self.width % self.heads:
             raise ConfigError(
                 f"{_WHERE}.width",

@@ -79,10 +79,11 @@ class AudioTransformer(PackedEncoder):
         if hidden is None:
             hidden = self._embed([item["mel"] for item in items], lengths)
         hidden = self.pass_layers(hidden, lengths)
+        if self.stage.ends_tower:
+            hidden = self.norm(hidden)
         if not self.stage.is_last:
             return hidden
         stacked = [stacked_rows(self.config, size) for size in sizes]
-        hidden = self.norm(hidden)
         if self.config.stack > 1 or self.config.silence == "hear":
             index = _stacks(lengths, stacked, self.config.stack)
             hidden = self.rows.take(hidden, index, total=sum(lengths))

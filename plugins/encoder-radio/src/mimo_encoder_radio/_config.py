@@ -7,11 +7,36 @@ from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError
-from mimo.model import Activation, ProjectorConfig
+from mimo.hooks import ConfigError, check_at_most
+from mimo.model import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_LEARNED_ROWS,
+    MAX_PATCH,
+    MAX_PIXELS,
+    MAX_ROWS,
+    MAX_TILES,
+    MAX_WIDTH,
+    Activation,
+    ProjectorConfig,
+)
 
 # A config doesn't know which module it belongs to, so its errors name the setting from there on.
 WHERE = "config"
+_LIMITS: Mapping[str, int] = {
+    "patch": MAX_PATCH,
+    "width": MAX_WIDTH,
+    "layers": MAX_LAYERS,
+    "heads": MAX_HEADS,
+    "intermediate": MAX_WIDTH,
+    "positions": MAX_LEARNED_ROWS,
+    "class_tokens": MAX_LEARNED_ROWS,
+    "registers": MAX_LEARNED_ROWS,
+    "min_patches": MAX_ROWS,
+    "max_patches": MAX_ROWS,
+    "size": MAX_PIXELS,
+    "max_tiles": MAX_TILES,
+}
 _UNUSED: Mapping[str, tuple[str, ...]] = {
     "native": ("size", "max_tiles", "thumbnail"),
     "tiles": ("min_patches", "max_patches"),
@@ -92,7 +117,8 @@ class RadioConfig:
     projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what doesn't go together."""
+        """Refuse what is too large, and what doesn't go together."""
+        check_at_most(self, _LIMITS, where=WHERE)
         if self.channels not in (1, 3):
             raise ConfigError(f"{WHERE}.channels", expected="1 (grey) or 3 (colour)", got=repr(self.channels))
         if self.width % self.heads:

@@ -8,14 +8,35 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
 
-from mimo.hooks import ConfigError
-from mimo.model import Activation, ProjectorConfig
+from mimo.hooks import ConfigError, check_at_most
+from mimo.model import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_LEARNED_ROWS,
+    MAX_PATCH,
+    MAX_PIXELS,
+    MAX_ROWS,
+    MAX_TILES,
+    MAX_WIDTH,
+    Activation,
+    ProjectorConfig,
+)
 
 C = TypeVar("C", bound="VisionConfig")
 
 # A config doesn't know which module it belongs to, so its errors name the setting from there on.
 WHERE = "config"
 _COUNTS = ("patch", "width", "layers", "heads", "intermediate", "size", "max_patches", "max_tiles")
+_LIMITS: Mapping[str, int] = {
+    "patch": MAX_PATCH,
+    "width": MAX_WIDTH,
+    "layers": MAX_LAYERS,
+    "heads": MAX_HEADS,
+    "intermediate": MAX_WIDTH,
+    "size": MAX_PIXELS,
+    "max_patches": MAX_ROWS,
+    "max_tiles": MAX_TILES,
+}
 _UNUSED: Mapping[str, tuple[str, ...]] = {
     "native": ("size", "max_tiles", "thumbnail", "crop"),
     "fixed": ("max_patches", "enlarge", "max_tiles", "thumbnail"),
@@ -86,6 +107,7 @@ class VisionConfig:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is out of range, and what doesn't go together."""
+        check_at_most(self, _LIMITS, where=WHERE)
         for key in _COUNTS:
             if getattr(self, key) < 1:
                 raise refused(key, "a whole number from 1", getattr(self, key))
@@ -172,8 +194,9 @@ class LearnedConfig(VisionConfig):
     resize_positions: Literal["bilinear", "bicubic"] = "bicubic"
 
     def __attrs_post_init__(self) -> None:
-        """Refuse also a table without places."""
+        """Refuse also a table without places, or with more than can be."""
         super().__attrs_post_init__()
+        check_at_most(self, {"table": MAX_LEARNED_ROWS}, where=WHERE)
         if self.table < 0 or not self.places:
             raise refused("table", "a whole number from 1, or 0 where size holds a patch", self.table)
 

@@ -83,10 +83,10 @@ class VisionTransformer(PackedEncoder):
         if hidden is None:
             hidden = self._embed(tiles, grids, lengths)
         hidden = self.pass_layers(hidden, lengths)
+        if config.final_norm and self.stage.ends_tower:
+            hidden = self.norm(hidden)
         if not self.stage.is_last:
             return hidden
-        if config.final_norm:
-            hidden = self.norm(hidden)
         rows = self.projector(hidden, grids, self.rows, prefix=config.class_tokens, kept=config.kept)
         return cast("Tensor", rows)
 

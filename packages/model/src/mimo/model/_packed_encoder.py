@@ -1,6 +1,6 @@
 """What a plugin registers for an encoder of the shared layers: `mimo.model.runtime.PackedEncoder`. Free of torch.
 
-Four of `EncoderSpec`'s optional supports are alike for all of these.
+Five of `EncoderSpec`'s optional supports are alike for all of these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mimo.model._specs import ContextSupport, EncoderStages, Methods, Stage, TensorSupport
+from mimo.model._specs import ContextSupport, EncoderSeam, EncoderStages, Methods, Side, Stage, TensorSupport
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,6 +42,14 @@ def packed_stages(message_rows: Callable[[Any, tuple[int, ...]], int]) -> Encode
     )
 
 
+def packed_seam(rows: Callable[[Any, tuple[int, ...]], int]) -> EncoderSeam:
+    """Return the seam behind the layers, and the norm that follows them, of an encoder with settings as there.
+
+    What it sends are the rows of its stages: ``rows`` is the ``message_rows`` of `packed_stages`.
+    """
+    return EncoderSeam(rows=rows, width=lambda config: int(config.width), cut=_divide)
+
+
 def packed_recompute() -> Mapping[str, Methods]:
     """Return the support for recomputation: of each layer, or of what is cheap between its products."""
     return {"full": _layers, "selective": _middles}
@@ -65,6 +73,14 @@ def _cut(module: nn.Module, stage: Stage) -> nn.Module:
 
     assert isinstance(module, PackedEncoder)
     module.cut(stage)
+    return module
+
+
+def _divide(module: nn.Module, side: Side) -> nn.Module:
+    from mimo.model.runtime import PackedEncoder
+
+    assert isinstance(module, PackedEncoder)
+    module.divide(side)
     return module
 
 

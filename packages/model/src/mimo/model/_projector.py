@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, check_at_most
 from mimo.model._encoder_work import Activation
+from mimo.model._sizes import MAX_HEADS, MAX_LAYERS, MAX_LEARNED_ROWS, MAX_WIDTH
 from mimo.model._work import Work, product
 
 Grid: TypeAlias = tuple[int, int]
@@ -21,6 +22,12 @@ RESAMPLER_RATIO = 4
 """How much wider than a resampler its feed-forward parts are inside."""
 
 _WHERE = "config.projector"  # where encoders keep it
+_LIMITS: Mapping[str, int] = {
+    "hidden": MAX_WIDTH,
+    "queries": MAX_LEARNED_ROWS,
+    "heads": MAX_HEADS,
+    "layers": MAX_LAYERS,
+}
 _UNUSED: Mapping[str, tuple[str, ...]] = {
     "linear": ("hidden", "activation", "queries", "heads", "layers"),
     "mlp": ("queries", "heads", "layers"),
@@ -61,6 +68,7 @@ class ProjectorConfig:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is out of range, and what would be ignored."""
+        check_at_most(self, _LIMITS, where=_WHERE)
         if self.shuffle not in (1, 2, 4):
             raise _refused("shuffle", "1, 2 or 4", self.shuffle)
         for key in _UNUSED[self.kind]:

@@ -14,7 +14,7 @@ import attrs
 from mimo.hooks import ConfigError
 from mimo.schedule._assemble import assemble, stages_to_sink
 from mimo.schedule._demands import trains
-from mimo.schedule._list_schedule import Line, Rules, list_schedule
+from mimo.schedule._list_schedule import Line, Rules, list_schedule, units
 from mimo.schedule._list_state import Pass
 from mimo.schedule._orders import Step
 from mimo.schedule._plan import Plan
@@ -36,6 +36,9 @@ class Pipeline:
     passes: int
     lead: int
 
+
+_PROJECTOR = 1 / 16
+"""What a pass of a projector takes of the time of one of its tower."""
 
 OrderOf = Callable[[int], Iterable[Step]]
 """Of a place along a pipeline the order of its ranks, as if all its stages trained."""
@@ -86,7 +89,15 @@ def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered)
                 ahead |= {StageId(name, at): each * _ahead(steps, at) for at in module.stages_at(place)}
         for at in reversed(range(module.stages)):
             lead = ahead.setdefault(StageId(name, at), each * (1 + -(-lead // each)))
-    return Rules(priority=soonest_free(graph), orders=orders, bounds=ahead)
+    return Rules(priority=soonest_free(graph), orders=orders, bounds=ahead, seconds=_seconds(graph))
+
+
+def _seconds(graph: ModuleGraph) -> Callable[[Pass], float]:
+    """Return the time of passes: units, of which a projector beside its tower takes a small part."""
+    small = {module.name for module in graph.modules if module.projector_of}
+    if not small:
+        return units
+    return lambda wanted: units(wanted) * (_PROJECTOR if wanted.stage.module in small else 1)
 
 
 def _lead(graph: ModuleGraph, module: Module, ahead: Mapping[StageId, int]) -> int:

@@ -30,7 +30,9 @@ class Module:
 
     Its stages are numbered as data passes them. With several chunks a rank holds one stage of each, and stages count
     on from chunk to chunk: of ``pp`` 2 and ``chunks`` 2, stages 0 and 2 lie on the first pipeline rank in a loop, and
-    0 and 3 in a V.
+    0 and 3 in a V. An encoder that is divided at its seam has one stage more, its projector, on the ranks of the last
+    stage of its tower; plans are made for a graph in which tower and projector are two modules
+    (`ModuleGraph.divided`).
 
     Args:
         grid: its ranks; the module's name is the grid's.
@@ -46,6 +48,9 @@ class Module:
             other inside.
         shard_lanes: neighbouring data lanes (``dp x cp``) over which a copy of its parameters is spread; 0 for all.
         overlaps: what of it goes over data lanes at any time while layers compute.
+        seam: its last stage is the projector of an encoder whose tower works a step ahead, so that the others train
+            nothing.
+        projector_of: the module of which this one is the projector, in a graph that is divided; empty for all others.
 
     Raises:
         ConfigError: a count is below 1, ``shard_lanes`` does not divide the lanes, or what is made ahead of its step
@@ -64,6 +69,8 @@ class Module:
     gathers: bool = False
     shard_lanes: int = 1
     overlaps: frozenset[Overlap] = frozenset()
+    seam: bool = False
+    projector_of: str = ""
 
     def __attrs_post_init__(self) -> None:
         """Refuse counts below 1, a part of a lane, and to make ahead what a step would change."""
@@ -90,10 +97,12 @@ class Module:
     @property
     def stages(self) -> int:
         """Number of its stages."""
-        return self.grid.pp * self.chunks
+        return self.grid.pp * self.chunks + self.seam
 
     def pipeline_rank(self, stage: int) -> int:
         """Return the place along ``pp`` of the ranks that hold ``stage``."""
+        if self.seam and stage == self.stages - 1:
+            stage -= 1
         chunk, place = divmod(stage, self.grid.pp)
         return self.grid.pp - 1 - place if self.placement == "v" and chunk % 2 else place
 
@@ -112,6 +121,20 @@ class Module:
         if not self.tied or self.pipeline_rank(0) == self.pipeline_rank(last):
             return ()
         return (0, last) if self.trains[0] and self.trains[last] else ()
+
+    def divided(self) -> tuple[Module, ...]:
+        """Return the module as plans see it: where it has a seam its tower, which works ahead, and its projector.
+
+        Both have its name, the projector's with ``.projector`` behind it, which no module of a user can have.
+        """
+        if not self.seam:
+            return (self,)
+        stages = self.stages - 1
+        grid = attrs.evolve(self.grid, name=f"{self.name}.projector", ranks=self.stage_ranks(stages), pp=1)
+        projector = attrs.evolve(
+            self, grid=grid, trains=self.trains[stages:], chunks=1, seam=False, projector_of=self.name
+        )
+        return attrs.evolve(self, trains=self.trains[:stages], recompute="none", prefetch=True, seam=False), projector
 
     def passes(self, microbatches: int) -> tuple[tuple[int, ...], ...]:
         """Return the microbatches of a step as its passes take them: ``batch_factor`` at once, the rest in the last."""
@@ -324,6 +347,21 @@ class ModuleGraph:
         for rank in self.ranks:
             found.setdefault(held[rank], []).append(rank)
         return tuple(Actor(ranks=tuple(ranks), stages=stages) for stages, ranks in found.items())
+
+    def divided(self) -> ModuleGraph:
+        """Return the graph that plans are made for: each module with a seam as two, its tower before its projector.
+
+        What the module feeds, its projector does. A graph without a seam is returned as it is.
+        """
+        if not any(module.seam for module in self.modules):
+            return self
+        parts = {module.name: module.divided() for module in self.modules}
+        within = tuple((tower.name, rest.name) for tower, *behind in parts.values() for rest in behind)
+        return attrs.evolve(
+            self,
+            modules=tuple(part for found in parts.values() for part in found),
+            arrows=(*within, *((parts[source][-1].name, target) for source, target in self.arrows)),
+        )
 
     def without_training(self) -> ModuleGraph:
         """Return the same graph with everything frozen and in its own step, as evaluation runs it."""

@@ -10,7 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.model import EncoderSpec, Stage
+from mimo.model import EncoderSpec
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import LaidOut, MimoOptimizer, build_together
@@ -61,12 +61,12 @@ class Assembly:
         self._witness = witness
         self._progress = progress
         timeout = group_timeout(job.settings.run.timeout)
-        self._meshes = Meshes(job.graph, rank=rank, device_type=device.type, timeout=timeout)
+        self._meshes = Meshes(job.model_graph, rank=rank, device_type=device.type, timeout=timeout)
         self._role = job.graph.role(rank)
         self.model = self._model()
         self.optimizer = self._optimizer(told)
         self.programs: dict[StageId, Program] = {stage: self.program(stage) for stage in self._role.stages}
-        channels = open_channels(job.graph, timeout=timeout)
+        channels = open_channels(job.graph, device=device, timeout=timeout)
         self.boundaries = {
             edge.name: self._boundary(edge, channels[edge.name])
             for edge in job.graph.edges
@@ -83,14 +83,15 @@ class Assembly:
         return MimoModel(parts.values())
 
     def _part(self, stage: StageId, *, first: Part | None, splits_backward: bool) -> Part:
+        stage = self.job.built(stage)
         module = self.job.module(stage.module)
         axis = TensorAxis.of(self._meshes.tensor_mesh(module.grid), sequence_parallel=module.sequence_parallel)
-        mixed = self.job.graph.by_name[module.name].experts
+        mixed = self.job.model_graph.by_name[module.name].experts
         return build_part(
             module.spec,
             module.config,
             grid=module.grid,
-            stage=Stage(stage.stage, self.job.graph.by_name[module.name].stages),
+            stage=self.job.stage(stage),
             seed=self.job.settings.run.seed,
             axis=axis,
             mesh=self._meshes.tensor_mesh(module.grid),
@@ -116,10 +117,15 @@ class Assembly:
 
     def _optimizer(self, told: Mapping[str, int]) -> MimoOptimizer:
         job = self.job
-        laid_out = []
-        for name in self._role.places:
-            stages = {part.stage.index: self._parameters(part) for part in self.model.parts_of(name)}
-            laid_out.append(LaidOut.of(stages, job.module(name).optimizer.rules, self._meshes))
+        laid_out = [
+            LaidOut.of(
+                {part.stage.index: self._parameters(part) for part in self.model.parts_of(module.name)},
+                module.optimizer.rules,
+                self._meshes,
+            )
+            for module in job.modules
+            if self.rank in module.grid
+        ]
         specs = {spec.name: spec for module in job.modules for spec in module.optimizer.rules.specs}
         return MimoOptimizer(
             build_together(laid_out, specs.values(), self._meshes),
@@ -138,7 +144,7 @@ class Assembly:
 
     def _parameters(self, part: Part) -> ModuleParameters:
         """Return what a stage trains, and what it does not."""
-        trains = self.job.train is not None and self.job.graph.by_name[part.name].trains[part.stage.index]
+        trains = self.job.train is not None and self.job.model_graph.by_name[part.name].trains[part.stage.index]
         trained = {name: value for name, value in part.parameters.items() if trains and value.requires_grad}
         found = ModuleParameters(
             grid=self.job.module(part.name).grid,
@@ -163,9 +169,10 @@ class Assembly:
         return kind(
             self.job,
             module,
-            self.model.parts[stage],
+            self.model.parts[self.job.built(stage)],
+            stage,
             rank=self.rank,
-            place=self._role.places[module.name],
+            place=module.grid.coordinates(self.rank),
             outputs=self.job.graph.outputs(stage),
             optimizer=self.optimizer,
             context=self._meshes.axes_group(module.grid, ("cp",)),

@@ -21,7 +21,8 @@ from mimo.model.runtime import LanguageBatch, Ledger, NextLabels, Part, TensorAx
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
-from mimo.topology import Coordinates, Edge
+from mimo.topology import Coordinates, Edge, StageId
+from mimo.topology.collectives import all_gather_single
 from mimo.trainer._precision import compute_dtype
 from mimo.trainer._rerun_evidence import Witness
 from mimo.trainer._resolved import Job, JobModule
@@ -53,6 +54,7 @@ class Program(abc.ABC):
         job: the whole.
         module: the one of it that this is a stage of.
         part: its parameters and computation on this rank.
+        stage: the stage, as plans name it.
         rank: this one.
         place: where this rank stands in the module's grid.
         outputs: edges that this stage feeds.
@@ -67,6 +69,7 @@ class Program(abc.ABC):
         job: Job,
         module: JobModule,
         part: Part,
+        stage: StageId,
         *,
         rank: int,
         place: Coordinates,
@@ -80,6 +83,7 @@ class Program(abc.ABC):
         self.job = job
         self.module = module
         self.part = part
+        self.stage = stage
         self.place = place
         self.device = device
         self._dtype = compute_dtype(job.settings.run.precision)
@@ -184,7 +188,7 @@ class EncoderProgram(Program):
         """Take the samples of the step to come, as `Program.begin` says."""
         super().begin(data, judge=judge, following=following)
         self.fault = None
-        if self.job.graph.by_name[self.module.name].prefetch and not judge:
+        if self.job.graph.by_name[self.stage.module].prefetch and not judge:
             self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.microbatches)
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -257,7 +261,8 @@ class LanguageProgram(Program):
         packed = step.packed(self.place.dp, self.place.cp)
         batch = language_batch(packed, self.job, self.device, trains=not self._judge)
         if self.part.stage.is_first:
-            rows = {edge.removesuffix(f"->{self.module.name}"): value for edge, value in inputs.items()}
+            sources = {edge.name: self.job.built(edge.source).module for edge in self.job.graph.inputs(self.stage)}
+            rows = {sources[edge]: value for edge, value in inputs.items()}
             hidden = self.part.language(batch, rows, None)
             if self._counts:
                 self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
@@ -421,7 +426,7 @@ def _gather(ids: Tensor, counts: Sequence[int], group: dist.ProcessGroup) -> lis
     padded[: len(ids)] = ids
     found = padded.new_empty(len(counts) * len(padded))
     if len(padded):
-        dist.all_gather_single(found, padded, group=group)
+        all_gather_single(found, padded, group)
     rows = found.cpu().numpy().reshape(len(counts), -1)
     return [row[:count] for row, count in zip(rows, counts, strict=True)]
 

@@ -53,6 +53,7 @@ CHECKS: Mapping[str, Check] = {
     "sequence parallel": Check(_together.check_sequence, _together.RANKS),
     "context ranks": Check(_together.check_context, _together.RANKS),
     "stages": Check(_together.check_stages),
+    "seam": Check(_together.check_seam),
     "recompute": Check(_together.check_recompute),
 }
 """What is checked, by its short name, in the order in which a beginner should mend it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -9,7 +11,6 @@ from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,6 +19,7 @@ from mimo.model.runtime import local
 from mimo.model.testing._compare import compare_gradients, compare_rows
 from mimo.model.testing._ranks import run_ranks
 from mimo.model.testing._subject import NAME, BrokenError, Built, Place, Subject
+from mimo.topology.collectives import all_gather_json
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -119,12 +121,15 @@ def train(subject: Subject, place: Place) -> Trained:
     """Build a module and have it learn from all items, with the same gradient in whatever slices; collective."""
     built = subject.build(place)
     items, sizes = subject.items(), subject.sizes()
-    total, stages = sum(subject.counts()), subject.spec.stages
+    total, stages, seam = sum(subject.counts()), subject.spec.stages, subject.spec.seam
     each, rows = -(-total // built.slices), torch.empty(0)
     for part in built.parts:
         rows = part.encode(items if part.stage.is_first else [], sizes, None if part.stage.is_first else rows)
         promised = (each, subject.hidden)
-        if not part.stage.is_last and stages is not None:
+        if place.seam and part.stage.ends_tower and seam is not None:
+            sent = sum(seam.rows(subject.config, size) for size in sizes)
+            promised = (-(-sent // built.slices), seam.width(subject.config))
+        elif not part.stage.is_last and stages is not None:
             sent = sum(stages.message_rows(subject.config, size) for size in sizes)
             promised = (-(-sent // built.slices), stages.width(subject.config))
         if tuple(rows.shape) != promised:
@@ -146,12 +151,18 @@ def _pieces(built: Built) -> dict[str, Tensor]:
     return {name: local(one.grad) for name, one in built.parameters.items() if one.grad is not None}
 
 
+def _digest(gradient: Tensor) -> str:
+    """Return what two tensors have in common if their elements are equal: minus zero is zero."""
+    numbers = (gradient.detach().cpu().contiguous() + 0).flatten().view(torch.uint8)
+    found = hashlib.blake2b(f"{gradient.dtype} {[*gradient.shape]}".encode(), digest_size=16)
+    found.update(ctypes.string_at(numbers.data_ptr(), len(numbers)))
+    return found.hexdigest()
+
+
 def _check_copies(built: Built) -> None:
     """Refuse gradients that some ranks lack, and copies on tensor ranks that differ, which would drift apart."""
-    place, mine = built.place, _pieces(built)
-    everyones: list[dict[str, Tensor]] = [mine] * (place.cp * place.tp)
-    if len(everyones) > 1:
-        dist.all_gather_object(everyones, mine)
+    place, mine = built.place, {name: _digest(one) for name, one in _pieces(built).items()}
+    everyones = all_gather_json(mine) if place.cp * place.tp > 1 else [mine]
     for one in everyones:
         if one.keys() != mine.keys():
             raise BrokenError(f"some ranks alone have gradients of parameters {sorted(one.keys() ^ mine.keys())}")
@@ -161,5 +172,5 @@ def _check_copies(built: Built) -> None:
             name = path.removeprefix(f"{NAME}.")
             if name not in mine or split.dim is not None or split.summed:
                 continue
-            if not all(torch.equal(one[name], mine[name]) for one in lane):
+            if any(one[name] != mine[name] for one in lane):
                 raise BrokenError(f"the gradient of parameter {name!r} is not the same on all tensor ranks")

@@ -65,6 +65,7 @@ class Place:
         cp: context ranks.
         tp: tensor ranks.
         sequence_parallel: whether tensor ranks split the rows between layers.
+        seam: whether the projector is a stage of its own, behind the tower's.
         recompute: what backward computes again.
         splits_backward: whether weight gradients are put off, as some schedules do.
         frozen: what is not trained.
@@ -76,6 +77,7 @@ class Place:
     cp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
+    seam: bool = False
     recompute: Recompute = "none"
     splits_backward: bool = False
     frozen: Frozen = frozenset()
@@ -146,7 +148,8 @@ class Subject:
             recompute=place.recompute,
             splits_backward=place.splits_backward,
         )
-        parts = [build(stage=Stage(index, place.pp)) for index in range(place.pp)]
+        count = place.pp + place.seam
+        parts = [build(stage=Stage(index, count, place.seam)) for index in range(count)]
         built = Built(parts=parts, place=place, axis=axis, context=context)
         if stirred:
             built.stir()

@@ -7,6 +7,7 @@ import attrs
 from mimo.hooks import ConfigError
 from mimo.model._checks import check_module
 from mimo.model._specs import Stage
+from mimo.model.runtime import Part
 from mimo.model.testing._layouts import check_batch, check_initial_values, train
 from mimo.model.testing._subject import NAME, BrokenError, Place, SkippedError, Subject
 from mimo.topology import Grid
@@ -48,14 +49,34 @@ def check_stages(subject: Subject) -> None:
         raise BrokenError(f"stage 0 sends a tensor of shape {sent}, message_rows() and width() promise {promised}")
     for index, part in enumerate(built.parts):
         told = stages.parts(subject.config, Stage(index, RANKS))
-        held = {
-            name
-            for name, prefixes in subject.spec.parts.items()
-            if any(_begins(path, prefix) for path, _ in part.module.named_parameters() for prefix in prefixes)
-        }
-        if told != held:
+        if told != (held := _held(subject, part)):
             raise BrokenError(f"stage {index} holds the parts {sorted(held)}, parts() says {sorted(told)}")
     _check_place(subject, Place(pp=RANKS))
+
+
+def check_seam(subject: Subject) -> None:
+    """Tower and projector one after the other compute what the whole does, and send the rows that they promise."""
+    seam = subject.spec.seam
+    if seam is None:
+        raise SkippedError("the spec has no seam")
+    built, items, sizes = subject.build(Place(seam=True)), subject.items(), subject.sizes()
+    promised = (sum(seam.rows(subject.config, size) for size in sizes), seam.width(subject.config))
+    sent = tuple(built.parts[0].encode(items, sizes).shape)
+    if sent != promised:
+        raise BrokenError(
+            f"the tower sends a tensor of shape {sent}, rows() and width() of the seam promise {promised}"
+        )
+    for what, part in zip(("tower", "projector"), built.parts, strict=True):
+        held = _held(subject, part)
+        wrong = held - seam.parts if part.stage.is_projector else held & seam.parts
+        if wrong:
+            raise BrokenError(
+                f"the {what} holds {sorted(wrong)}, and the seam has {sorted(seam.parts)} behind it; cut() is to keep "
+                "the parameters of one side only"
+            )
+    _check_place(subject, Place(seam=True))
+    if subject.spec.stages is not None:
+        _check_place(subject, Place(pp=RANKS, seam=True))
 
 
 def check_recompute(subject: Subject) -> None:
@@ -64,6 +85,15 @@ def check_recompute(subject: Subject) -> None:
         raise SkippedError("the spec has no recomputation")
     for kind in subject.spec.recompute:
         _check_place(subject, Place(recompute=kind))  # type: ignore[arg-type]  # keys are what users may ask for
+
+
+def _held(subject: Subject, part: Part) -> set[str]:
+    """Return the names of the spec's parts of which a stage has parameters."""
+    return {
+        name
+        for name, prefixes in subject.spec.parts.items()
+        if any(_begins(path, prefix) for path, _ in part.module.named_parameters() for prefix in prefixes)
+    }
 
 
 def _begins(path: str, prefix: str) -> bool:
