@@ -147,8 +147,8 @@ def _count_collectives() -> list[str]:
     """Return a list that grows with each collective or message of this process, which ends after its one run."""
     counted: list[str] = []
     for name in (
-        *("all_reduce", "all_gather", "all_gather_single", "all_gather_object", "all_to_all_single", "broadcast"),
-        *("reduce_scatter_single", "gather_object", "scatter_object_list", "broadcast_object_list", "isend", "irecv"),
+        *("all_reduce", "all_gather", "all_gather_single", "all_to_all_single", "broadcast", "reduce_scatter_single"),
+        *("gather", "scatter", "isend", "irecv"),
     ):
         setattr(dist, name, _counting(getattr(dist, name), name, counted))
     return counted

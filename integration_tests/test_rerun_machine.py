@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from mimo.hooks import RestartNeededError, RunInfo, StepInfo
+from mimo.hooks import CheckpointError, Common, RestartNeededError, RunInfo, StepInfo
 from mimo.optimizer.runtime import Agreed, Proposed
 from mimo.topology import StageId
 from mimo.trainer._config import make_settings
@@ -22,8 +22,9 @@ from mimo.trainer._device_identity import device_identity
 from mimo.trainer._init import EXAMPLE
 from mimo.trainer._place import Place
 from mimo.trainer._rerun import RERUN_FILE, RerunStateMachine
-from mimo.trainer._rerun_evidence import Bounds, Deed, Injector, Witness
-from mimo.trainer._rerun_runs import Order, Where, apart, tell_all
+from mimo.trainer._rerun_evidence import POWER, Bounds, Deed, Injector, Witness
+from mimo.trainer._rerun_passes import PASSES
+from mimo.trainer._rerun_runs import Order, Where, apart
 from mimo.trainer._rerun_settings import InjectSettings, RerunSettings
 from mimo.trainer._rerun_waiting import Waiting
 from mimo.trainer._rerunner import Rerunner
@@ -42,8 +43,8 @@ def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: An
     return resolve(make_settings(table))
 
 
-def result(loss: float, norm: float | None = None, *, tokens: int = 1) -> Proposed:
-    """Return what all ranks agreed on in a step of one label token."""
+def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> Proposed:
+    """Return what all ranks agreed on in a step of one label token; ``passes`` are rows of the language model."""
     norm = loss if norm is None else norm
     finite = math.isfinite(loss) and math.isfinite(norm)
     agreed = Agreed(
@@ -53,7 +54,7 @@ def result(loss: float, norm: float | None = None, *, tokens: int = 1) -> Propos
         seconds={},
         counts={},
         zeros={},
-        told={},
+        told={PASSES: torch.tensor([0.0, 0.0, passes**POWER, *[0.0] * 9], dtype=torch.float64)},  # two stages a module
         squares={("language", ""): norm * norm},
         alike=True,
         stops=0,
@@ -99,9 +100,9 @@ def test_a_spike_is_one_over_the_largest_of_late() -> None:
     machine.accept(result(1.0, 1.0))
     assert machine.judge(result(6.0, 3.0)) == ""
     assert machine.judge(result(6.1, 1.0)) == "a loss of 6.1, above 6, 3 times the largest of the last 2 steps"
-    assert "a gradient norm of 3.1, above 3, 3 times" in machine.judge(result(1.0, 3.1))
+    assert "a gradient norm of 3.1, above 3, 3 times" in str(machine.judge(result(1.0, 3.1)))
     machine.accept(result(1.0, 1.0))
-    assert "above 3," in machine.judge(result(6.0, 1.0))
+    assert "above 3," in str(machine.judge(result(6.0, 1.0)))
     assert machine_of({"spike_factor": 0}).judge(result(1e9)) == ""
 
 
@@ -117,6 +118,26 @@ def test_what_it_knows_goes_through_a_checkpoint() -> None:
     assert set(machine.state()) == {"state", "rank_00000"}
     assert other.tolerance == 0.01
     assert other.judge(result(21.0))
+
+
+def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
+    """Else it is its layout that is told first, then that it has no device for each rank."""
+    saved = Waiting(
+        step=3, layout="other", reason="", tolerance=0.0, ranks=(1,), deed=None, devices=(("a",), ("b",)), values={}
+    )
+    known: dict[str, Any] = {"losses": [], "norms": [], "measured": 0.0, "waiting": saved.plain()}
+    manifest = cast("Any", SimpleNamespace(common={"rerun.state": known}, tensors={}))
+    for rerun in ({"skip_steps": [3]}, {"mode": "disabled"}):
+        machine = machine_of(rerun)
+        assert machine._job.world not in {1, 2}
+        machine.expect(manifest, Path("step"))
+        machine.load({"state": Common(known)})
+        assert machine.waiting is None
+    with pytest.raises(CheckpointError, match=r"expected the layout.* give the step up: rerun\.skip_steps=\[3\]"):
+        machine_of({}).expect(manifest, Path("step"))
+    known["waiting"]["layout"] = machine_of({}).layout
+    with pytest.raises(CheckpointError, match=r"waiting\.devices: expected those of"):
+        machine_of({}).expect(manifest, Path("step"))
 
 
 @pytest.mark.parametrize(
@@ -143,8 +164,8 @@ class Scripted:
     def __init__(self, job: Job, results: list[Proposed]) -> None:
         self.job, self.rank, self.device, self.model = job, 0, CPU, nn.Linear(1, 1)
         self.results = list(results)
-        self.optimizer = SimpleNamespace(propose=lambda _tally: self.results.pop(0))
-        self.holds_modules = False
+        self.optimizer = SimpleNamespace(propose=lambda _tally: self.results.pop(0), loss_scale=1.0)
+        self.holds_modules, self.objects = False, None
 
     def accumulate(self, _step: int, _record: object) -> None:
         """Run the first time."""
@@ -177,21 +198,68 @@ STORIES: Mapping[str, tuple[Mapping[str, Any], list[float], str, int]] = {
 }
 
 
-def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
-    """Run a story; return the verdict, the loss that is stepped by, and how many runs were left."""
-    rerun, losses, *_ = STORIES[story]
+PASS_STORIES: Mapping[str, tuple[Mapping[str, Any], list[tuple[float, float]], list[str], int]] = {
+    "one that passes": ({}, [(1.5, 1e9), (1.0, 1.0), (1.0, 1.0)], ["transient"], 0),
+    "one that stays": ({}, [(1.0, 1e9), (1.0, 1e9)], ["accepted"], 0),
+    "no numbers that stay": ({}, [(1.0, NAN), (1.0, NAN)], ["accepted"], 0),
+    "one that stays nearly": ({}, [(1.0, 1e9), (1.0 + 1e-6, 1e9), (1.0 - 1e-6, 1e9)], ["accepted"], 0),
+    "one that is never the same": ({}, [(1.0, 1e9), (2.0, 1e9), (4.0, 1e9)], ["reproduced"], 0),
+    "a loss that passes and one that stays": ({}, [(NAN, 1e9), (1.0, 1e9), (1.0, 1e9)], ["transient", "accepted"], 0),
+    "one that passes before one that stays": ({}, [(2.0, 1e12), (1.0, 1e9), (1.0, 1e9)], ["transient", "accepted"], 0),
+    "a loss that stays beside one": ({}, [(NAN, 1e9), (NAN, 1e9)], ["reproduced"], 0),
+    "one that is within the bound": ({"pass_factor": 1e10}, [(1.0, 1e9)], [], 0),
+    "one that nobody judges": ({"pass_factor": 0.0}, [(1.0, 1e9)], [], 0),
+}
+"""Loss, and what the rows of the language model come to, of each run."""
+
+
+def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], bool, int]:
+    """Run a story; return the verdicts, whether it went on, and how many runs were left."""
+    rerun, values, *_ = PASS_STORIES[story]
+    rerunner, machine, engine = _rerunner(plain, directory, rerun, [result(loss, passes=size) for loss, size in values])
+    for _ in range(5):
+        machine.accept(result(1.0, passes=1.0))
+    went_on = True
+    try:
+        rerunner.propose(5, None)
+    except RestartNeededError:
+        went_on = False
+    path = directory / RERUN_FILE
+    told = [json.loads(line)["verdict"] for line in path.read_text().splitlines()] if path.exists() else []
+    return told, went_on, len(engine.results)
+
+
+def _rerunner(
+    plain: Job, directory: Path, rerun: Mapping[str, Any], results: list[Proposed]
+) -> tuple[Rerunner, RerunStateMachine, Scripted]:
+    """Return what runs these results."""
     settings = attrs.evolve(
         plain.settings,
         run=attrs.evolve(plain.settings.run, directory=str(directory)),
         rerun=RerunSettings(mode="validate", spike_steps=1, **rerun),
     )
     job = attrs.evolve(plain, settings=settings)
-    machine = RerunStateMachine(job, ALONE)
+    machine, engine = RerunStateMachine(job, ALONE), Scripted(job, results)
+    machine.save = lambda _step: None
+    witness = Witness(microbatches=1, injector=machine.injector)
+    return Rerunner(machine, cast("Any", engine), witness), machine, engine
+
+
+def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
+    """It is told and accepted; only what comes to something else each time, and never right, needs another device."""
+    plain = alone(job_of({}))
+    (found,) = run_ranks(1, lambda _rank: [tell_passes(story, plain, tmp_path / story) for story in PASS_STORIES])
+    for (story, (_, _, verdicts, left)), told in zip(PASS_STORIES.items(), found, strict=True):
+        assert told == (verdicts, "reproduced" not in verdicts, left), story
+
+
+def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
+    """Run a story; return the verdict, the loss that is stepped by, and how many runs were left."""
+    rerun, losses, *_ = STORIES[story]
+    rerunner, machine, engine = _rerunner(plain, directory, rerun, [*map(result, losses)])
     machine.accept(result(1.0))
-    engine = Scripted(job, [*map(result, losses)])
     saved: list[int] = []
     machine.save = saved.append
-    rerunner = Rerunner(machine, cast("Any", engine), Witness(microbatches=1, injector=machine.injector))
     try:
         loss = rerunner.propose(5, None).loss
     except RestartNeededError:
@@ -284,14 +352,8 @@ PLACES: list[tuple[list[list[Deed]], Where]] = [
 def test_the_earliest_deed_is_found_by_the_plan(run_ranks: Callable[..., list[Any]]) -> None:
     """What others make of it comes later, wherever they are; ranks that share it are named together."""
     job = job_of({})
-    found = run_ranks(4, lambda rank: [Order(job, rank, CPU).first(deeds[rank]) for deeds, _ in PLACES])
+    found = run_ranks(4, lambda rank: [Order(job, rank, None).first(deeds[rank]) for deeds, _ in PLACES])
     assert found == [[where for _, where in PLACES]] * 4
-
-
-def test_ranks_tell_each_other_texts_of_any_length(run_ranks: Callable[..., list[Any]]) -> None:
-    """In the order of ranks."""
-    found = run_ranks(3, lambda rank: tell_all({"text": "é" * 10**rank}, CPU))
-    assert found == [[{"text": "é" * 10**rank} for rank in range(3)]] * 3
 
 
 def test_a_pass_is_spoiled_where_and_as_often_as_asked() -> None:

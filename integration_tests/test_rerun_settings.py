@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -28,6 +29,7 @@ def check(rerun: dict[str, Any], **vision: Any) -> None:
         {"skip_steps": [3, 400]},
         {"mode": "validate", "spike_factor": 0, "tolerance": 1e-3, "device": ["a", "b", "c", "d"]},
         {"mode": "validate", "spike_steps": 5, "device": "a", "inject": INJECT},
+        {"mode": "validate", "spike_factor": 0, "spike_steps": 5, "pass_factor": 1000},
         {"mode": "report_determinism", "device": "a"},
     ],
 )
@@ -50,10 +52,12 @@ def test_what_is_used_is_allowed(rerun: dict[str, Any]) -> None:
             "rerun.tolerance: expected nothing, as rerun.mode is 'report_",
         ),
         (
-            {"mode": "validate", "spike_factor": 0, "spike_steps": 5},
-            "rerun.spike_steps: expected nothing, as rerun.spike_factor is 0, got 5. Leave it out.",
+            {"mode": "validate", "spike_factor": 0, "pass_factor": 0, "spike_steps": 5},
+            "rerun.spike_steps: expected nothing, as rerun.spike_factor and rerun.pass_factor are 0, got 5. Leave it",
         ),
         ({"mode": "validate", "spike_factor": -1}, "rerun.spike_factor: expected 0 or more, got -1.0"),
+        ({"mode": "validate", "pass_factor": math.inf}, "rerun.pass_factor: expected a finite number, got inf"),
+        ({"pass_factor": 9}, "rerun.pass_factor: expected nothing, as rerun.mode is 'disabled', got 9.0. Leave it out"),
         ({"skip_steps": [401]}, "rerun.skip_steps: expected steps from 1 to run.steps = 400, got 401."),
         (
             {"mode": "validate", "device": ["a"]},

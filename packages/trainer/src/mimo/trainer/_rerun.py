@@ -22,8 +22,10 @@ from mimo.optimizer.runtime import Proposed
 from mimo.trainer._device_identity import device_identity
 from mimo.trainer._place import Place
 from mimo.trainer._rerun_evidence import Injector
+from mimo.trainer._rerun_passes import PASSES, Anomaly, PassHistory, read_past
 from mimo.trainer._rerun_record import RankRecord
 from mimo.trainer._rerun_runs import Run, Where
+from mimo.trainer._rerun_state import check_devices, check_state, record_bytes
 from mimo.trainer._rerun_waiting import Waiting, layout_of
 from mimo.trainer._resolved import Job
 
@@ -64,6 +66,7 @@ class RerunStateMachine:
         self._scales = job.settings.run.precision == "fp16"
         self._losses: deque[float] = deque(maxlen=self.settings.spike_steps)
         self._norms: deque[float] = deque(maxlen=self.settings.spike_steps)
+        self._passes = PassHistory(job.model_graph, self.settings)
         self._measured = 0.0
         self._step = 0
         self._record = _no_record()
@@ -73,11 +76,19 @@ class RerunStateMachine:
         """Relative difference of two runs of a step that is no fault, as far as is known."""
         return self.settings.tolerance or self._measured
 
-    def judge(self, proposed: Proposed) -> str:
-        """Return why the result of a step can't be right; empty if it can, or if the step is skipped anyway."""
+    def judge(self, proposed: Proposed) -> str | Anomaly:
+        """Return why the result of a step can't be right; empty if it can, or if the step is skipped anyway.
+
+        Returns:
+            What is wrong with loss or gradient norm, or if nothing is, with what passes come to.
+        """
         agreed = proposed.agreed
         if agreed.label_tokens == 0 or (self._scales and not agreed.finite):
             return ""
+        return self._judge_values(proposed) or self._passes.judge(agreed.told[PASSES].tolist()) or ""
+
+    def _judge_values(self, proposed: Proposed) -> str:
+        agreed = proposed.agreed
         if not agreed.finite:
             return f"a {'gradient' if math.isfinite(agreed.loss) else 'loss'} that is not finite"
         for what, value, known in (
@@ -96,6 +107,7 @@ class RerunStateMachine:
         if proposed.agreed.label_tokens and proposed.agreed.finite:
             self._losses.append(proposed.loss)
             self._norms.append(proposed.norm)
+            self._passes.accept(proposed.agreed.told[PASSES].tolist())
 
     def measure(self, difference: float) -> None:
         """Take in a difference of two runs of a step that is no fault."""
@@ -139,6 +151,7 @@ class RerunStateMachine:
         known = {
             "losses": list(self._losses),
             "norms": list(self._norms),
+            "passes": self._passes.state(),
             "measured": self._measured,
             "waiting": None if self.waiting is None else self.waiting.plain(),
         }
@@ -148,11 +161,16 @@ class RerunStateMachine:
         """Make room for what a checkpoint holds of it, before it is loaded.
 
         Raises:
-            CheckpointError: a step waits there that was run in another layout.
+            CheckpointError: a step waits there that was run in another layout, or what is there is something else.
         """
-        entry, known = manifest.tensors.get(self._entry), manifest.common.get(f"{self.name}.state")
+        known = manifest.common.get(f"{self.name}.state")
+        if known is not None:
+            check_state(known, step_folder)
+            read_past(known.get("passes"), f"{step_folder}: {self.name}.state.passes")
         plain = known["waiting"] if isinstance(known, Mapping) else None
-        if plain is not None and not self._gives_up(plain["step"]) and plain["layout"] != self.layout:
+        if plain is not None and self._gives_up(plain["step"]):
+            plain = None
+        if plain is not None and plain["layout"] != self.layout:
             raise CheckpointError(
                 str(step_folder),
                 expected=f"the layout, batch and precision in which step {plain['step']} was run, as it is to be run "
@@ -160,14 +178,11 @@ class RerunStateMachine:
                 got="another one",
                 fix=f"Restart with the settings of the run, or give the step up: rerun.skip_steps=[{plain['step']}].",
             )
-        if entry is None:
-            return
-        size = math.prod(entry.shape)
-        if size > sum(path.stat().st_size for path in step_folder.glob("*.safetensors")):
-            raise CheckpointError(
-                f"{step_folder}: {self._entry}", expected="as many bytes as its files hold", got=f"{size}"
-            )
-        self._record = torch.empty(size, dtype=torch.uint8)
+        if plain is not None:
+            check_devices(plain, step_folder, world=self._job.world)
+        size = record_bytes(manifest, self._entry, step_folder)
+        if size is not None:
+            self._record = torch.empty(size, dtype=torch.uint8)
 
     def load(self, tree: StateTree) -> None:
         """Take back what `state` gave; a step that waits and is to be left out is forgotten."""
@@ -176,6 +191,7 @@ class RerunStateMachine:
         known = state.value
         self._losses.extend(known["losses"])
         self._norms.extend(known["norms"])
+        self._passes.load(read_past(known.get("passes"), f"{self.name}.state.passes"))
         self._measured = float(known["measured"])
         if known["waiting"] is None or self._gives_up(known["waiting"]["step"]):
             self.clear()

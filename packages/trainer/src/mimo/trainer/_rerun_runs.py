@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -14,7 +13,9 @@ import torch.distributed as dist
 
 from mimo.optimizer.runtime import Proposed
 from mimo.schedule import Costs, simulate
+from mimo.topology.collectives import all_gather_json
 from mimo.trainer._rerun_evidence import Deed
+from mimo.trainer._rerun_passes import Anomaly
 from mimo.trainer._resolved import Job
 
 
@@ -26,18 +27,22 @@ class Run:
         values: loss, gradient norm, and norms by module, the same on all ranks.
         evidence: what this rank saw of its computations.
         reason: why it can't be right; empty if it can.
+        passes: the passes for which alone it can't be; None where loss or gradient norm say so too.
     """
 
     values: Mapping[str, float]
     evidence: Mapping[Deed, float]
     reason: str
+    passes: Anomaly | None = None
 
     @classmethod
-    def of(cls, proposed: Proposed, evidence: Mapping[Deed, float], reason: str) -> Run:
-        """Return the run that came to what is proposed."""
+    def of(cls, proposed: Proposed, evidence: Mapping[Deed, float], verdict: str | Anomaly) -> Run:
+        """Return the run that came to what is proposed, with why it can't be right."""
         values = {"loss": proposed.loss, "grad_norm": proposed.norm}
         values |= {f"norms.{name}": norm for name, norm in proposed.norms.items()}
-        return cls(values=values, evidence=evidence, reason=reason)
+        if isinstance(verdict, Anomaly):
+            return cls(values=values, evidence=evidence, reason=verdict.reason, passes=verdict)
+        return cls(values=values, evidence=evidence, reason=verdict)
 
 
 def apart(one: float, other: float) -> float:
@@ -72,20 +77,6 @@ def difference(one: Run, other: Run, device: torch.device) -> float:
     return float(largest)
 
 
-def tell_all(value: Any, device: torch.device) -> list[Any]:
-    """Return what each rank has said: plain JSON data without numbers that are not finite. Collective."""
-    text = torch.frombuffer(bytearray(json.dumps(value, allow_nan=False).encode()), dtype=torch.uint8).to(device)
-    lengths = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
-    dist.all_gather_single(lengths, torch.tensor([len(text)], device=device))
-    longest = int(lengths.max())
-    padded = text.new_zeros(longest)
-    padded[: len(text)] = text
-    found = text.new_empty(len(lengths) * longest)
-    dist.all_gather_single(found, padded)
-    rows = found.cpu().view(-1, longest)
-    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths.tolist(), strict=True)]
-
-
 @attrs.frozen(kw_only=True)
 class Where:
     """Where two runs part first, or a run goes wrong first: one deed, and the ranks that share it."""
@@ -104,12 +95,12 @@ class Order:
     Args:
         job: the whole.
         rank: this one.
-        device: where the process group works.
+        objects: see `Place`.
     """
 
     job: Job
     rank: int
-    device: torch.device
+    objects: dist.ProcessGroup | None
 
     @cached_property
     def _starts(self) -> Mapping[tuple[bool, str, int, tuple[int, ...]], float]:
@@ -122,7 +113,7 @@ class Order:
             if self.rank in bar.ranks and action.kind in ("forward", "backward", "input-gradient"):
                 ahead = plan.is_ahead(action)
                 served = tuple(one - plan.microbatches * ahead for one in action.microbatches)
-                key = (action.kind != "forward", action.module, action.stage, served)
+                key = (action.kind != "forward", *self.job.built(action.stage_id), served)
                 found[key] = bar.start - played.seconds * ahead
         return found
 
@@ -138,7 +129,7 @@ class Order:
     def first(self, deeds: Iterable[Deed]) -> Where:
         """Return the earliest of the deeds that ranks name, and who names it. Collective."""
         mine = min(deeds, key=self._place, default=None)
-        told = tell_all(None if mine is None else [self._place(mine), plain_deed(mine)], self.device)
+        told = all_gather_json(None if mine is None else [self._place(mine), plain_deed(mine)], self.objects)
         named = [one for one in told if one is not None]
         if not named:
             return Where(deed=None, ranks=())

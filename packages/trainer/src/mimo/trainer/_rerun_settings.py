@@ -51,7 +51,12 @@ class RerunSettings:
         validator=[at_least(0), finite],
     )
     spike_steps: int = setting(
-        "steps of which the largest counts; as many must have been", default=100, validator=[at_least(1)]
+        "steps of which the largest counts, once as many were accepted", default=100, validator=[at_least(1)]
+    )
+    pass_factor: float = setting(
+        "rows or gradients of a pass this many times the largest of late are run again; 0: off",
+        default=100.0,
+        validator=[at_least(0), finite],
     )
     tolerance: float = setting(
         "relative difference of two runs of a step that is no fault; 0: what was measured",
@@ -104,8 +109,8 @@ def _unused(rerun: RerunSettings) -> Iterator[tuple[str, str]]:
     for key in keys:
         if key not in allowed[rerun.mode] and _value(rerun, key) != _value(unset, key):
             yield key, f"rerun.mode is {rerun.mode!r}"
-    if not rerun.spike_factor and rerun.spike_steps != unset.spike_steps:
-        yield "spike_steps", "rerun.spike_factor is 0"
+    if not rerun.spike_factor and not rerun.pass_factor and rerun.spike_steps != unset.spike_steps:
+        yield "spike_steps", "rerun.spike_factor and rerun.pass_factor are 0"
     if rerun.inject.step and rerun.mode != "validate":
         yield "inject.step", f"rerun.mode is {rerun.mode!r}, which judges no step"
     for field in attrs.fields(InjectSettings):

@@ -16,12 +16,14 @@ import torch.distributed as dist
 from mimo.hooks import DataError, RestartNeededError, ResultRejectedError
 from mimo.optimizer.runtime import Proposed
 from mimo.schedule.runtime import Record
+from mimo.topology.collectives import all_gather_json
 from mimo.trainer._kept_samples import KeptSamples
 from mimo.trainer._rerun import RerunStateMachine, facts_of, words_of
 from mimo.trainer._rerun_before import Before
 from mimo.trainer._rerun_evidence import Bounds, Deed, Witness
+from mimo.trainer._rerun_passes import Anomaly
 from mimo.trainer._rerun_record import RankRecord
-from mimo.trainer._rerun_runs import Order, Run, Where, difference, differences, parting, tell_all, wrong
+from mimo.trainer._rerun_runs import Order, Run, Where, difference, differences, parting, wrong
 from mimo.trainer._rerun_waiting import Waiting
 from mimo.trainer._same_samples import digest_of
 
@@ -47,7 +49,7 @@ class Rerunner:
         self._engine = engine
         self._witness = witness
         self._bounds = Bounds(machine.settings.spike_steps)
-        self._order = Order(engine.job, engine.rank, engine.device)
+        self._order = Order(engine.job, engine.rank, engine.objects)
 
     def propose(self, step: int, record: Record | None) -> Proposed:
         """Run a step as often as needed, and return what is to be stepped by.
@@ -69,9 +71,9 @@ class Rerunner:
             return attrs.evolve(first, skips=True)
         if machine.settings.mode == "report_determinism":
             return self._report(step, before, first)
-        reason = machine.judge(first)
-        if reason:
-            return self._reject(step, before, self._run(first, reason))
+        verdict = machine.judge(first)
+        if verdict:
+            return self._reject(step, before, self._run(first, verdict))
         return self._accept(first)
 
     def _accept(self, proposed: Proposed) -> Proposed:
@@ -81,9 +83,9 @@ class Rerunner:
             self._bounds.add(self._witness)
         return proposed
 
-    def _run(self, proposed: Proposed, reason: str) -> Run:
+    def _run(self, proposed: Proposed, verdict: str | Anomaly) -> Run:
         assert self._witness is not None
-        return Run.of(proposed, self._witness.values(), reason)
+        return Run.of(proposed, self._witness.values(), verdict)
 
     def _again(self, before: Before, data: StepData | None) -> tuple[Proposed, Run]:
         """Run the step once more, of samples that were kept, or of those at hand."""
@@ -115,6 +117,7 @@ class Rerunner:
         proposed, second = self._again(before, data)
         runs = [first, second]
         tolerance, off = machine.tolerance, difference(first, second, device)
+        last_off = off
         if off > tolerance and not (machine.settings.tolerance and not second.reason):
             # Which of the two was wrong, and what of the difference is this machine's own, a third one tells.
             proposed, third = self._again(before, data)
@@ -122,14 +125,15 @@ class Rerunner:
             if third.reason and not second.reason:
                 proposed, third = self._again(before, data)
                 runs.append(third)
-            noise = difference(runs[-2], third, device)
+            noise = last_off = difference(runs[-2], third, device)
             if not machine.settings.tolerance and (noise < _NOISE or not (runs[-2].reason or third.reason)):
                 tolerance = max(tolerance, noise)
             off = min(off, difference(first, third, device))
         differs = off > tolerance
-        if not runs[-1].reason:
+        stays = runs[-1].passes is not None and last_off <= max(tolerance, _NOISE)
+        if not runs[-1].reason or (stays and (differs or first.passes is None)):
             where = self._parting(first, runs[-1], tolerance) if differs else Where(deed=None, ranks=())
-            devices = tell_all(machine.device, device)
+            devices = all_gather_json(machine.device, self._engine.objects)
             text = f"{first.reason}, and not so when run again: " + (
                 f"a fault that has passed, of {words_of(where, devices)}; the run goes on"
                 if differs
@@ -145,9 +149,32 @@ class Rerunner:
                 tolerance=tolerance,
                 **facts_of(where, devices),
             )
+        if stays:
+            self._tell_passes(step, runs, off=last_off, tolerance=tolerance)
+        if stays or not runs[-1].reason:
             return self._accept(proposed)
         where = self._parting(first, runs[-1], tolerance) if differs else self._wrong(runs[-1])
         raise self._stop(step, before, runs, where, tolerance, kept)
+
+    def _tell_passes(self, step: int, runs: Sequence[Run], *, off: float, tolerance: float) -> None:
+        """Say that passes come to the same once more, as the data or the model make them, which ends no run."""
+        assert self._witness is not None
+        last = runs[-1]
+        assert last.passes is not None
+        sizes = self._witness.sizes(loss_scale=self._engine.optimizer.loss_scale)
+        where = self._order.first(last.passes.shared_by(sizes))
+        where = attrs.evolve(where, deed=where.deed or last.passes.deed)
+        devices = all_gather_json(self._machine.device, self._engine.objects)
+        self._machine.tell(
+            step,
+            "accepted",
+            f"{last.reason}, also when run again: the data or the model make them so; the run goes on",
+            runs=runs,
+            reason=last.reason,
+            difference=off,
+            tolerance=tolerance,
+            **facts_of(where, devices),
+        )
 
     def _keep(self, step: int) -> tuple[KeptSamples, StepData]:
         """Return the samples of a step, read again and kept, and cut as they were.
@@ -179,7 +206,7 @@ class Rerunner:
     ) -> RestartNeededError:
         """Save what a restart must know, and return what ends this attempt."""
         machine, job, last = self._machine, self._engine.job, runs[-1]
-        devices = tell_all(machine.device, self._engine.device)
+        devices = all_gather_json(machine.device, self._engine.objects)
         waiting = Waiting(
             step=step,
             layout=machine.layout,
@@ -220,11 +247,15 @@ class Rerunner:
             evidence=record.evidence,
             reason=waiting.reason,
         )
-        devices = tell_all(machine.device, engine.device)
+        devices = all_gather_json(machine.device, engine.objects)
         off = difference(then, run, engine.device)
         facts = {"reason": waiting.reason, "difference": off, "tolerance": waiting.tolerance}
         if off > waiting.tolerance:
             return self._tell_persistent(step, before, waiting, record, (then, run), proposed, devices, facts)
+        if run.passes is not None:
+            machine.clear()
+            self._tell_passes(step, (then, run), off=off, tolerance=waiting.tolerance)
+            return self._accept(proposed)
         now, settled = waiting.on(devices), waiting.is_settled_on(devices)
         where = Where(deed=waiting.deed, ranks=waiting.ranks)
         machine.tell(
