@@ -26,12 +26,16 @@ from mimo.topology._groups import (
     spread,
     tied_pairs,
 )
+from mimo.topology.collectives import backend_for, connect, connects_late
 
 __all__ = ["DATA_AXES", "ROW_AXES", "Meshes", "needed_groups", "tied_pairs"]
 
 
 class Meshes:
     """The groups and meshes of one rank. Make it on every rank of the world, after the process group exists.
+
+    Groups have the backend alone that carries the device's tensors in the default group. Where that connects a group at
+    its first use, each is used here, in the order in which all ranks make them.
 
     Args:
         graph: modules with their grids.
@@ -45,17 +49,24 @@ class Meshes:
         self.device_type = device_type
         self._overlaps = {module.name: module.overlaps for module in graph.modules}
         self._shard_lanes = {module.name: module.shard_lanes for module in graph.modules}
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {
-            ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in needed_groups(graph)
-        }
-        self._gradient_groups: dict[tuple[StageId, tuple[int, ...]], dist.ProcessGroup] = {
-            (stage, ranks): dist.new_group(list(ranks), timeout=timeout) for stage, ranks in gradient_groups(graph)
-        }
-        self._gather_groups: dict[tuple[int, ...], dist.ProcessGroup] = {
-            ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in gather_groups(graph)
-        }
+        backend = backend_for(device_type)
+        made: list[dist.ProcessGroup] = []
+
+        def make(ranks: Sequence[int], *, is_local: bool = False) -> dist.ProcessGroup:
+            group: dist.ProcessGroup = dist.new_group(
+                list(ranks), timeout=timeout, backend=backend, use_local_synchronization=is_local
+            )
+            if rank in ranks:  # others are given no group
+                made.append(group)
+            return group
+
+        self._groups = {ranks: make(ranks) for ranks in needed_groups(graph)}
+        self._gradient_groups = {(stage, ranks): make(ranks) for stage, ranks in gradient_groups(graph)}
+        self._gather_groups = {ranks: make(ranks) for ranks in gather_groups(graph)}
         # A group of one needs nobody else, so it is made locally and leaves the counter alone.
-        self._groups[(rank,)] = dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
+        self._groups[(rank,)] = make((rank,), is_local=True)
+        if connects_late(backend):
+            connect(made, device=torch.device(device_type))
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return the group of exactly these ranks, which hold this rank.

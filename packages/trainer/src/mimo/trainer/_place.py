@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
 from mimo.hooks import ConfigError
 from mimo.trainer._progress import Progress
+from mimo.trainer._slurm import as_torchrun, is_task, number
 
-_SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @attrs.frozen(kw_only=True)
@@ -20,8 +23,9 @@ class Place:
         rank: 0 to ``world - 1``.
         world: number of processes.
         local_rank: its number among the processes of this machine.
-        device: where it computes, ``cpu`` or ``cuda:<local_rank>``.
+        device: where it computes, ``cpu`` or ``cuda:<index>``, counted among the GPUs that it sees.
         progress: what it does now.
+        objects: the group of all ranks for what lies on no device, objects and barriers; None: the default group.
     """
 
     rank: int
@@ -29,13 +33,16 @@ class Place:
     local_rank: int
     device: str = "cpu"
     progress: Progress = attrs.field(factory=Progress, eq=False, repr=False)
+    objects: ProcessGroup | None = attrs.field(default=None, eq=False, repr=False)
 
 
 def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment with torchrun's names, taken from Slurm's where a Slurm step is told its master."""
-    if "RANK" in environ or "MASTER_ADDR" not in environ or not all(name in environ for name in _SLURM.values()):
-        return environ
-    return {**environ, **{ours: environ[theirs] for ours, theirs in _SLURM.items()}}
+    """Return the environment with torchrun's names, taken from Slurm's for a task that srun started beside others.
+
+    Raises:
+        ConfigError: naming the variable of Slurm that is missing or can't be read.
+    """
+    return environ if is_joining(environ) or not is_task(environ) else {**environ, **as_torchrun(environ)}
 
 
 def is_joining(environ: Mapping[str, str]) -> bool:
@@ -43,26 +50,26 @@ def is_joining(environ: Mapping[str, str]) -> bool:
     return "RANK" in environ and "WORLD_SIZE" in environ
 
 
-def place_in(environ: Mapping[str, str], device: str) -> Place:
+def place_in(environ: Mapping[str, str], device: str, *, gpus: int = 0) -> Place:
     """Return the place that the environment names.
 
     Args:
         environ: with ``RANK`` and ``WORLD_SIZE``.
         device: ``cpu`` or ``cuda``.
+        gpus: how many this process sees. One is its own, whatever the number of the process on this machine is.
 
     Raises:
         ConfigError: one of them is not a number.
     """
-    rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank
-    return Place(
-        rank=rank, world=world, local_rank=local_rank, device=f"cuda:{local_rank}" if device == "cuda" else device
-    )
+    rank, world = number(environ, "RANK"), number(environ, "WORLD_SIZE")
+    local_rank = number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank
+    index = 0 if gpus == 1 else local_rank
+    return Place(rank=rank, world=world, local_rank=local_rank, device=f"cuda:{index}" if device == "cuda" else device)
 
 
 def local_world(environ: Mapping[str, str], world: int) -> int:
     """Return how many of ``world`` processes share this machine."""
-    return _number(environ, "LOCAL_WORLD_SIZE") if is_joining(environ) and "LOCAL_WORLD_SIZE" in environ else world
+    return number(environ, "LOCAL_WORLD_SIZE") if is_joining(environ) and "LOCAL_WORLD_SIZE" in environ else world
 
 
 def ranks_of_machine(environ: Mapping[str, str], world: int) -> int:
@@ -73,13 +80,7 @@ def ranks_of_machine(environ: Mapping[str, str], world: int) -> int:
     """
     if "LOCAL_WORLD_SIZE" not in environ:
         return world
-    count = _number(environ, "LOCAL_WORLD_SIZE")
+    count = number(environ, "LOCAL_WORLD_SIZE")
     if not count:
         raise ConfigError("environment variable LOCAL_WORLD_SIZE", expected="1 or more", got="0")
     return count
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    if not environ[name].isdecimal():
-        raise ConfigError(f"environment variable {name}", expected="a whole number", got=repr(environ[name]))
-    return int(environ[name])

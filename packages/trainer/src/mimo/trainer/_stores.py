@@ -2,25 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but torch's own types don't say so
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+_SECONDS = 300.0
+"""For which torch waits for a store, and for a key in it."""
+_LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
+_ERROR = 2
+"""The level of torch's log at which warnings are left out."""
 
-def host_store(host: str, port: int, listener: socket.socket | None = None) -> Store:
+
+def host_store(host: str, port: int, listener: socket.socket | None = None, *, seconds: float = _SECONDS) -> Store:
     """Serve a store from this process, for as long as the result is kept.
 
     Args:
         host: its address.
         port: its port.
         listener: a socket that listens there already, which the store takes over.
+        seconds: in which this process must have connected to it.
     """
     taken = None if listener is None else listener.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=taken)
+    time = timedelta(seconds=min(seconds, _SECONDS))
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=taken, timeout=time)
+    store.set_timeout(timedelta(seconds=_SECONDS))
+    return store
 
 
-def connect(host: str, port: int, prefix: str = "") -> Store:
-    """Return a new client of the store; operations of one client wait for each other, those of two don't."""
-    store: Store = TCPStore(host, port)
+def connect(host: str, port: int, prefix: str = "", *, seconds: float = _SECONDS) -> Store:
+    """Return a new client of the store; operations of one client wait for each other, those of two don't.
+
+    Args:
+        host: its address.
+        port: its port.
+        prefix: of all names that the client uses.
+        seconds: in which it must have connected, which is tried again and again.
+    """
+    store: Store = TCPStore(host, port, timeout=timedelta(seconds=min(seconds, _SECONDS)))
+    store.set_timeout(timedelta(seconds=_SECONDS))
     return PrefixStore(prefix, store) if prefix else store
+
+
+@functools.cache
+def _log_level() -> ctypes.c_int | None:
+    """Return the level of torch's log, where it lies; None for a build with another logger."""
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(str(_LIBRARY)), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Keep torch from logging C++ frames while a store is asked: whoever loses it says so in a line of ours.
+
+    The level of torch's log is read from the environment when torch is loaded, and has no function that sets it.
+    """
+    level = _log_level()
+    if level is None:
+        yield
+        return
+    before = level.value
+    level.value = max(before, _ERROR)
+    try:
+        yield
+    finally:
+        level.value = before

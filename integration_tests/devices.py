@@ -1,0 +1,150 @@
+"""What only GPUs do, done on the host: the branches taken there, and what NCCL and autograd do otherwise than gloo.
+
+Everything here changes the process that it is called in, which is a rank's and ends after its one run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from oracle import Outcome, run_layout
+from tables import Table
+from torch.distributed import distributed_c10d
+
+from mimo.model.runtime import _axis, _calls, _context, _rowwise
+from mimo.schedule.runtime import _channel
+from mimo.topology import meshes
+from mimo.trainer._engine import Engine
+from mimo_optimizer_distributed import _scatter
+
+BRANCHES: Mapping[Any, Mapping[str, Any]] = {
+    _axis: {"by_messages": lambda _x: False},
+    _context: {"by_messages": lambda _x: False},
+    _scatter: {"_exchanges": lambda _gradient: False},
+    _rowwise: {"_is_faster": lambda _x, _weight: False},
+    _calls: {"_knows_corner_masks": lambda _device: True},
+    meshes: {"connects_late": lambda _backend: True},
+    _channel: {"connects_late": lambda _backend: True},
+}
+"""What decides where a GPU goes another way, and what it says there."""
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor",
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor",
+    "all_to_all_single",
+    "broadcast",
+)
+_MESSAGES = {"isend": "dst", "irecv": "src"}
+
+
+def run_as_on_devices(rank: int, settings: Table) -> Outcome:
+    """Train on this rank as on a GPU, but for who computes."""
+    for module, answers in BRANCHES.items():
+        assert answers.keys() <= vars(module).keys(), module
+        vars(module).update(answers)
+    meetings = meet_at_first_use()
+    accumulate = Engine.accumulate
+
+    def begin(engine: Engine, step: int) -> Any:
+        meetings.is_over = True
+        return accumulate(engine, step)
+
+    setattr(Engine, "accumulate", begin)  # noqa: B010 -- mypy forbids it
+    _run_backward_in_threads()
+    _refuse_pickles()
+    return run_layout(rank, settings)
+
+
+class _Meetings:
+    """Has the first use of a group, and of each pair in it, wait until all of them have come to it, as NCCL does."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._store = distributed_c10d._get_default_store()
+        self._met: set[str] = set()
+        self.is_over = False
+
+    def meet(self, group: Any, peer: int | None = None) -> None:
+        """Wait for the group's members, or for one of them, unless they have met."""
+        group = group or distributed_c10d._get_default_group()
+        ranks = dist.get_process_group_ranks(group) if peer is None else sorted([dist.get_rank(), peer])
+        key = f"first use of {group.group_name} by {ranks}"
+        if key in self._met or len(ranks) == 1:
+            return
+        assert not self.is_over, f"{key} in a step: nobody may have to wait for a connection there"
+        self._met.add(key)
+        self._store.add(key, 1)
+        until = time.monotonic() + self._seconds
+        while self._store.add(key, 0) < len(ranks):
+            assert time.monotonic() < until, f"{key}: some never came"
+            time.sleep(0.001)
+
+
+def meet_at_first_use(*, seconds: float = 60.0) -> _Meetings:
+    """Have each group connect at its first use; who waits longer than ``seconds`` raises an error."""
+    meetings = _Meetings(seconds)
+    for name in _COLLECTIVES:
+        vars(dist)[name] = _meeting(getattr(dist, name), meetings)
+    for name, end in _MESSAGES.items():
+        vars(dist)[name] = _messaging(getattr(dist, name), end, meetings)
+    return meetings
+
+
+def _meeting(collective: Callable[..., Any], meetings: _Meetings) -> Callable[..., Any]:
+    @wraps(collective)
+    def call(*args: Any, group: Any = None, **keys: Any) -> Any:
+        meetings.meet(group)
+        return collective(*args, group=group, **keys)
+
+    return call
+
+
+def _messaging(message: Callable[..., Any], end: str, meetings: _Meetings) -> Callable[..., Any]:
+    @wraps(message)
+    def call(rows: Any, peer: int | None = None, group: Any = None, **keys: Any) -> Any:
+        in_group = keys.get(f"group_{end}")
+        met = peer if in_group is None else dist.get_global_rank(group, in_group)
+        assert met is not None
+        meetings.meet(group, met)
+        return message(rows, peer, group=group, **keys)
+
+    return call
+
+
+def _run_backward_in_threads() -> None:
+    """Have each backward run in a thread of its own, as autograd has one for each device."""
+    backward = torch.autograd.backward
+
+    def run(*args: Any, **keys: Any) -> None:
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                backward(*args, **keys)
+            except BaseException as error:  # noqa: BLE001 -- raised below, in the thread that asked
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name="backward")
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    vars(torch.autograd)["backward"] = run
+
+
+def _refuse_pickles() -> None:
+    for name in ("_object_to_tensor", "_tensor_to_object"):
+        vars(distributed_c10d)[name] = partial(_refuse, name)
+
+
+def _refuse(name: str, *_args: object, **_keys: object) -> Any:
+    msg = f"{name}: an object was pickled for another rank"
+    raise AssertionError(msg)
