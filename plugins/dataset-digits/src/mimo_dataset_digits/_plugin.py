@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -87,19 +87,40 @@ def load_split(held_out: float, split: SplitName) -> tuple[NDArray[np.uint8], ND
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
 
     data = load_digits()
-    total = len(data.target)
+    return cut_split(data.images, data.target, held_out, split)
+
+
+def cut_split(
+    images: NDArray[Any], digits: NDArray[Any], held_out: float, split: SplitName
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Return one split of scikit-learn's digits, from wherever they were read; see `load_split`.
+
+    Args:
+        images: ``[1797, 8, 8]``, 0 for paper to 16 for ink, in scikit-learn's order.
+        digits: what they show ``[1797]``.
+        held_out: share of the images kept for evaluation.
+        split: which.
+    """
+    total = len(digits)
     # Raw bits, whose stream numpy promises to keep, so that the split is the same everywhere.
     order = np.argsort(np.random.Philox(np.random.SeedSequence(_SPLIT_SEED)).random_raw(total), kind="stable")
     count = min(max(round(held_out * total), 1), total - 1)
     numbers = np.sort(order[count:] if split == "train" else order[:count])
-    images = np.rint(data.images[numbers] * (255 / _INK)).astype(np.uint8)
-    return images, data.target[numbers].astype(np.int64), numbers.astype(np.int64)
+    grey = np.rint(images[numbers] * (255 / _INK)).astype(np.uint8)
+    return grey, digits[numbers].astype(np.int64), numbers.astype(np.int64)
 
 
 def open_digits(config: DigitsConfig, tokenizer: Tokenizer, split: SplitName) -> DigitsDataset:
     """Return one split; which images are held out depends on ``held_out`` alone, never on a run's seed."""
+    return open_split(load_split(config.held_out, split), tokenizer)
+
+
+def open_split(
+    split: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], tokenizer: Tokenizer
+) -> DigitsDataset:
+    """Return the dataset of what `load_split` or `cut_split` has returned."""
     captions = tuple(_caption(tokenizer, word) for word in _DIGITS)
-    images, labels, numbers = load_split(config.held_out, split)
+    images, labels, numbers = split
     return DigitsDataset(images=images, labels=labels, numbers=numbers, captions=captions)
 
 
