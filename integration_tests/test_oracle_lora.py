@@ -205,7 +205,7 @@ def test_where_no_gradient_reaches_a_router_there_is_none(pool: Pool) -> None:
             {"lora": {"rank": 2, "targets": ["layers.*.attn"]}},
             "modules.language.lora.targets: expected patterns of the paths of linears inside language, got ",
         ),
-        ({"lora": {"rank": 0, "targets": ["*"]}}, "modules.language.lora.rank: expected 1 or more, got 0."),
+        ({"lora": {"rank": 0, "targets": ["*"]}}, "modules.language.lora.rank: expected 1 to 1048576, got 0."),
         (
             {"frozen": ["layers.*", "haed"]},
             "modules.language.frozen: expected parts of language model 'decoder' ('embedding', ",

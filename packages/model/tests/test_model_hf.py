@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HfFamily, HfTensor, file_shapes, place
+from mimo.model._hf_keys import number
 from mimo.model.runtime import read_hf, write_hf
 
 SHAPES = {
@@ -143,3 +145,16 @@ def test_the_first_beginning_is_written() -> None:
     assert (renamed, table) == ({}, list(TABLE))
     names: Any = [name.replace("a.", "b.") for name in THEIRS]
     assert place(family(), TABLE, names)[1][0].theirs == "b.qk"
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(8, 8), (8.0, 8), (8.5, None), (math.inf, None), ("8", None), (True, None)]
+)
+def test_a_whole_number_may_be_written_with_a_point(value: object, found: int | None) -> None:
+    """As some writers of JSON have it; what is not whole is refused."""
+    if found is None:
+        with pytest.raises(ConfigError, match="expected a whole number"):
+            number({"size": value}, "size")
+        return
+    assert number({"size": value}, "size") == found
+    assert type(number({"size": value}, "size")) is int

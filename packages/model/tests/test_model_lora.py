@@ -222,7 +222,7 @@ def test_which_stages_train(frozen: Frozen, targets: tuple[str, ...], trains: tu
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"rank": 0, "targets": ("*",)}, "rank: expected 1 or more, got 0."),
+        ({"rank": 0, "targets": ("*",)}, "rank: expected 1 to 1048576, got 0."),
         ({"rank": 1, "alpha": -1.0, "targets": ("*",)}, "alpha: expected a finite number of 0 or more; 0: the rank"),
         ({"rank": 1}, "targets: expected patterns of the paths of linears inside the module, got none. "),
     ],

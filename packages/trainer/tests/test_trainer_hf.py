@@ -17,8 +17,11 @@ from mimo.checkpoint import Stream, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
 from mimo.model.runtime import write_hf
+from mimo.trainer._hf_commands import _line
+from mimo.trainer._hf_export import _set_aside
 from mimo.trainer._hf_import import left_whole, prepare
 from mimo.trainer._hf_parts import HfPart, Reader, find_parts, installed_readers, readers_of, split_word
+from mimo.trainer._hf_report import left_names
 from mimo.trainer._hf_streams import our_streams, their_streams
 
 SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
@@ -229,3 +232,35 @@ def test_one_setting_that_differs_is_told_in_a_line_by_our_name(tmp_path: Path) 
         f"modules.language.config.norm_eps: expected 1e-05, as {part.folder}/config.json says, got 0.001. "
         f"`mimo checkpoint import-hf {part.folder}` prints the settings that go with it."
     )
+
+
+def test_names_that_are_not_read_are_put_together_by_their_beginnings() -> None:
+    """As short as they can be; one beside others of its kind that are read is named in full."""
+    read = ["model.layers.0.up", "model.layers.1.up", "head"]
+    left = ["model.layers.2.up", "model.layers.0.bias", "model.layers.1.bias", "tower.a.b", "tower.c", "scale"]
+    assert left_names([*read, *left], read) == {
+        "model.layers.2.up": 1,
+        "model.layers.*.bias": 2,
+        "tower.*": 2,
+        "scale": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("imported", "told"),
+    [
+        ({"ignored": {"attention_dropout": 0.5, "auto_map": {"AutoModel": "evil.Model"}}}, {"attention_dropout": 0.5}),
+        ({"ignored": {"attention_dropout": 0.5}, "model_type": "other"}, {}),
+        ({"ignored": [1]}, {}),
+        ({}, {}),
+    ],
+)
+def test_an_export_writes_no_key_of_a_forged_checkpoint(imported: dict[str, Any], told: dict[str, Any]) -> None:
+    """Of what was set aside only keys that drop at random: others may name code that is run."""
+    (family,) = (family for family in DECODER.hf if family.model_type == "llama")
+    assert _set_aside({"model_type": "llama", **imported}, family) == told
+
+
+def test_names_of_others_are_printed_on_one_line_without_what_a_terminal_obeys() -> None:
+    """A line of a comment ends where ours ends it."""
+    assert _line("# left behind: a\x1b[31m\nb") == "# left behind: a\\x1b[31m\\nb"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimo.model import HfFamily, HfTensor, hf_only
+from mimo.model import HfFamily, HfTensor, hf_no_dropout, hf_number, hf_only
 from mimo_encoder_audio._config import WhisperConfig
 
 _SETTINGS = {
@@ -18,23 +18,26 @@ _SETTINGS = {
 }
 _ONLY: Mapping[str, Any] = {  # what ours can't do otherwise
     "activation_function": "gelu",
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "encoder_layerdrop": 0.0,
 }
+_DROPOUT = ("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop")
 
 
 def _settings(published: Mapping[str, Any]) -> Mapping[str, Any]:
     for key, value in _ONLY.items():
         hf_only(published, key, [value])
-    return {ours: published[theirs] for ours, theirs in _SETTINGS.items() if theirs in published}
+    hf_no_dropout(published, _DROPOUT)
+    return {ours: hf_number(published, theirs) for ours, theirs in _SETTINGS.items() if theirs in published}
 
 
 def _describe(config: WhisperConfig) -> Mapping[str, Any]:
     # Whoever loads the folder as a whole Whisper gets a new decoder, whose heads must divide the width too.
     decoder = {"decoder_attention_heads": config.heads}
-    return {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()} | decoder | dict(_ONLY)
+    return (
+        {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()}
+        | decoder
+        | dict(_ONLY)
+        | dict.fromkeys(_DROPOUT, 0.0)
+    )
 
 
 def _tensors(config: WhisperConfig) -> Sequence[HfTensor]:
@@ -69,5 +72,6 @@ WHISPER_HF = HfFamily(
     describe=_describe,
     tensors=_tensors,
     renamed=({"": "encoder."}, {"": "model.encoder."}, {}),
+    dropout=_DROPOUT,
     ignored=("decoder.*", "model.decoder.*", "proj_out.weight", "projector.*", "classifier.*", "layer_weights"),
 )

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mimo.model import Activation, HfFamily, HfTensor, hf_known, hf_only
+from mimo.model import (
+    Activation,
+    HfFamily,
+    HfTensor,
+    hf_known,
+    hf_no_dropout,
+    hf_number,
+    hf_only,
+    hf_real,
+    hf_refused,
+    hf_small,
+)
 from mimo_encoder_radio._config import CLIP_MEAN, CLIP_STD, RadioConfig
 
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -24,15 +35,30 @@ _MUST_BE: Mapping[str, Any] = {
     "use_swiglu_ffn": False,
     "qkv_bias": True,
     "layerscale_value": 1.0,
-    "attention_probs_dropout_prob": 0.0,
-    "hidden_dropout_prob": 0.0,
-    "drop_path_rate": 0.0,
 }
 """Keys of ``config.json`` with the one value that ours can do, which is also what is meant where they are missing."""
 
 
-_SIZES = {"hidden_size": 1280, "patch_size": 16, "num_attention_heads": 16}
+_DROPOUT = ("attention_probs_dropout_prob", "hidden_dropout_prob", "drop_path_rate")
+
+_LEFT_OUT: Mapping[str, Any] = {
+    "hidden_size": 1280,
+    "patch_size": 16,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "num_hidden_layers": 32,
+    "mlp_ratio": 4.0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "max_img_size": 2048,
+    "num_cls_tokens": 3,
+    "num_registers": 7,
+    "norm_mean": CLIP_MEAN,
+    "norm_std": CLIP_STD,
+}
 """What keys mean where they are missing."""
+_LARGEST_RATIO = 1e3
+_LARGEST_COLOUR = 1e3
 
 
 def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -43,23 +69,33 @@ def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     for key, value in _MUST_BE.items():
         hf_only(found, key, [value])
-    width, patch, heads = (found.get(key, value) for key, value in _SIZES.items())
+    hf_no_dropout(found, _DROPOUT)
+    given = {**_LEFT_OUT, **found}
+    width, patch, heads = (hf_number(given, key) for key in ("hidden_size", "patch_size", "num_attention_heads"))
     hf_only(found, "head_dim", [width // heads])
+    if hf_number(given, "max_img_size") < patch:
+        raise hf_refused("max_img_size", f"at least patch_size = {patch}", given["max_img_size"])
     return {
         "patch": patch,
-        "channels": found.get("num_channels", 3),
+        "channels": hf_number(given, "num_channels"),
         "width": width,
-        "layers": found.get("num_hidden_layers", 32),
+        "layers": hf_number(given, "num_hidden_layers"),
         "heads": heads,
-        "intermediate": int(width * found.get("mlp_ratio", 4.0)),
-        "activation": hf_known({"hidden_act": "gelu", **found}, "hidden_act", _ACTIVATIONS),
-        "eps": found.get("layer_norm_eps", 1e-6),
-        "positions": found.get("max_img_size", 2048) // patch,
-        "class_tokens": found.get("num_cls_tokens", 3),
-        "registers": found.get("num_registers", 7),
-        "mean": tuple(found.get("norm_mean", CLIP_MEAN)),
-        "std": tuple(found.get("norm_std", CLIP_STD)),
+        "intermediate": int(width * hf_real(given, "mlp_ratio", low=0, most=_LARGEST_RATIO, above=True)),
+        "activation": hf_known(given, "hidden_act", _ACTIVATIONS),
+        "eps": hf_small(given, "layer_norm_eps"),
+        "positions": given["max_img_size"] // patch,
+        "class_tokens": hf_number(given, "num_cls_tokens"),
+        "registers": hf_number(given, "num_registers", low=0),
+        "mean": _each_channel(given, "norm_mean", low=-_LARGEST_COLOUR),
+        "std": _each_channel(given, "norm_std", low=0, above=True),
     }
+
+
+def _each_channel(given: Mapping[str, Any], key: str, *, low: float, above: bool = False) -> tuple[float, ...]:
+    """Return a number for each channel, by which pixels of 0 .. 1 are moved or divided."""
+    values = given[key] if isinstance(given[key], list | tuple) else [given[key]]
+    return tuple(hf_real({key: value}, key, low=low, most=_LARGEST_COLOUR, above=above) for value in values)
 
 
 def describe_radio(config: RadioConfig) -> Mapping[str, Any]:
@@ -69,6 +105,7 @@ def describe_radio(config: RadioConfig) -> Mapping[str, Any]:
         ratio = (config.intermediate + 0.5) / config.width
     return {
         **_MUST_BE,
+        **dict.fromkeys(_DROPOUT, 0.0),
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
@@ -151,5 +188,6 @@ RADIO_HF = HfFamily(
     adaptable=_linears,
     renamed=({}, {"": "vision_model."}),
     fixed=_fixed,
+    dropout=_DROPOUT,
     ignored=("*radio_model.summary_idxs", "*patch_generator.video_embedder.*"),
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimo.model import HfFamily, HfTensor, hf_known, hf_only, hf_refused
+from mimo.model import HfFamily, HfTensor, hf_known, hf_no_dropout, hf_number, hf_refused, hf_small
 from mimo_encoder_vision._config import ClipConfig, LearnedConfig, SiglipConfig, refused
 
 _ACTIVATIONS = {
@@ -17,6 +17,7 @@ _ACTIVATIONS = {
     "silu": "silu",
     "relu": "relu",
 }
+_DROPOUT = ("attention_dropout",)
 _WRITTEN = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
 _KEYS = {
     "patch": "patch_size",
@@ -68,7 +69,7 @@ def _siglip(published: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _siglip2(published: Mapping[str, Any]) -> Mapping[str, Any]:
-    patches = {**_SIGLIP_DEFAULTS, **published}["num_patches"]
+    patches = hf_number({**_SIGLIP_DEFAULTS, **published}, "num_patches")
     table = math.isqrt(patches)
     if table**2 != patches:
         raise hf_refused("num_patches", "a square number", patches)
@@ -84,15 +85,18 @@ def _common(published: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
     given = {**defaults, **published}
     if not isinstance(given["patch_size"], int):
         raise hf_refused("patch_size", "one number for both sides", given["patch_size"])
-    hf_only(given, "attention_dropout", [0.0])
+    hf_no_dropout(given, _DROPOUT)
     activation = hf_known(given, "hidden_act", _ACTIVATIONS)
-    return {ours: given[theirs] for ours, theirs in _KEYS.items()} | {"activation": activation}
+    sizes = {ours: hf_number(given, theirs) for ours, theirs in _KEYS.items() if ours != "eps"}
+    return {**sizes, "eps": hf_small(given, _KEYS["eps"]), "activation": activation}
 
 
 def _square(published: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {**defaults, **published}
     if not isinstance(given["image_size"], int):
         raise hf_refused("image_size", "one number for both sides", given["image_size"])
+    if hf_number(given, "image_size") < hf_number(given, "patch_size"):
+        raise hf_refused("image_size", f"at least patch_size = {given['patch_size']}", given["image_size"])
     return {"size": given["image_size"], "table": given["image_size"] // given["patch_size"]}
 
 
@@ -173,6 +177,7 @@ SIGLIP_FAMILY = HfFamily(
     tensors=_siglip_tensors,
     renamed=_RENAMED,
     ignored=_IGNORED,
+    dropout=_DROPOUT,
 )
 SIGLIP2_FAMILY = HfFamily(
     model_type="siglip2_vision_model",
@@ -182,6 +187,7 @@ SIGLIP2_FAMILY = HfFamily(
     tensors=_siglip2_tensors,
     renamed=_RENAMED,
     ignored=_IGNORED,
+    dropout=_DROPOUT,
 )
 CLIP_FAMILY = HfFamily(
     model_type="clip_vision_model",
@@ -191,4 +197,5 @@ CLIP_FAMILY = HfFamily(
     tensors=_clip_tensors,
     renamed=_RENAMED,
     ignored=_IGNORED,
+    dropout=_DROPOUT,
 )

@@ -8,11 +8,13 @@ from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, check_at_most
+from mimo.model._sizes import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_VOCABULARY, MAX_WIDTH
 
 AXES = ("time", "down", "across")
 """Of the positions of a grid's rows, in the order of ``mrope_section``."""
 _WHERE = "modules.language.config"
+_MAX_NEXT_TOKENS = 64
 
 
 def _at_least(low: int) -> Callable[[DecoderConfig, attrs.Attribute[int], int], None]:
@@ -33,6 +35,23 @@ def _above_zero(_config: DecoderConfig, attribute: attrs.Attribute[float], value
         raise ConfigError(f"{_WHERE}.{attribute.name}", expected="a finite number above 0", got=repr(value))
 
 
+_LIMITS: Mapping[str, int] = {
+    "vocabulary": MAX_VOCABULARY,
+    "hidden": MAX_WIDTH,
+    "layers": MAX_LAYERS,
+    "heads": MAX_HEADS,
+    "kv_heads": MAX_HEADS,
+    "head_dim": MAX_WIDTH,
+    "intermediate": MAX_WIDTH,
+    "sliding_window": MAX_ROWS,
+    "rope_original_tokens": MAX_ROWS,
+    "experts": MAX_HEADS,
+    "experts_per_token": MAX_HEADS,
+    "expert_intermediate": MAX_WIDTH,
+    "shared_intermediate": MAX_WIDTH,
+    "dense_layers": MAX_LAYERS,
+    "next_tokens": _MAX_NEXT_TOKENS,
+}
 _OF_MIXTURES = frozenset(
     {
         "experts_per_token",
@@ -149,7 +168,8 @@ class DecoderConfig:
     next_tokens_loss: float = attrs.field(default=0.1, validator=_above_zero)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what doesn't go together."""
+        """Refuse what is too large, and what doesn't go together."""
+        check_at_most(self, _LIMITS, where=_WHERE)
         self._check_heads()
         self._check_positions()
         if self.experts:

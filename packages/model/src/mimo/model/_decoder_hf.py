@@ -15,6 +15,7 @@ import attrs
 from mimo.hooks import ConfigError
 from mimo.model._decoder_config import DecoderConfig
 from mimo.model._decoder_hf_keys import (
+    DROPOUT,
     UNREAD,
     Keys,
     read_common,
@@ -132,8 +133,14 @@ def _family(
         describe=partial(_describe, family=model_type, settings=settings, write=write),
         tensors=decoder_tensors,
         # Alone; in a composed model as transformers before 5 wrote it, and since.
-        renamed=({}, {"": "language_model."}, {"model.": "model.language_model."}),
+        renamed=(
+            {},
+            {"": "language_model."},
+            {"model.": "model.language_model."},
+            {"model.": "model.text_model."},  # of Idefics 3 and SmolVLM
+        ),
         # Qwen2-VL's tower lies beside what is named as if alone.
+        dropout=DROPOUT,
         ignored=("*.rotary_emb.inv_freq", "visual.*"),
         copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {},
         told=_HEADLESS.format(architecture) if architecture.endswith("TextModel") else "",

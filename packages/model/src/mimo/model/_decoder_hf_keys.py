@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 from mimo.hooks import ConfigError
 from mimo.model._decoder_config import DecoderConfig
-from mimo.model._hf_keys import flag, number, only, refuse
+from mimo.model._decoder_hf_rope import read_rope, write_rope
+from mimo.model._hf_keys import divisor, flag, no_dropout, number, only, refuse, small
 
 Keys: TypeAlias = Mapping[str, Any]
 """Of a ``config.json``."""
@@ -22,22 +23,13 @@ _NUMBERS = {
     "heads": "num_attention_heads",
     "intermediate": "intermediate_size",
 }
-_SCALING = {
-    "rope_factor": "factor",
-    "rope_low_factor": "low_freq_factor",
-    "rope_high_factor": "high_freq_factor",
-    "rope_original_tokens": "original_max_position_embeddings",
-}
-_SCALED_BY: Mapping[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("rope_factor",),
-    "llama3": tuple(_SCALING),
-}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LONGEST = 131_072  # what is written as the longest sample, since the decoder knows none and a folder must name one
-_SECTION = (16, 24, 24)  # of Qwen2-VL's families, where a folder names none
 UNREAD = DecoderConfig().intermediate
 """``intermediate`` of a model without dense layers, which may not set another."""
+
+
+DROPOUT = ("attention_dropout",)
 
 
 def read_common(keys: Keys, *, grids: bool) -> dict[str, Any]:
@@ -48,47 +40,17 @@ def read_common(keys: Keys, *, grids: bool) -> dict[str, Any]:
         grids: whether the family turns rows of images by three positions.
     """
     only(keys, "hidden_act", ["silu"])
-    only(keys, "attention_dropout", [0.0])
+    no_dropout(keys, DROPOUT)
     only(keys, "is_causal", [True])
     only(keys, "quantization_config", [None])
     return {
         **{ours: number(keys, theirs) for ours, theirs in _NUMBERS.items()},
-        "kv_heads": keys.get("num_key_value_heads") or number(keys, "num_attention_heads"),
-        "head_dim": keys.get("head_dim") or 0,
-        "norm_eps": keys["rms_norm_eps"],
+        "kv_heads": divisor(keys, "num_key_value_heads", of="num_attention_heads"),
+        "head_dim": number(keys, "head_dim") if keys.get("head_dim") is not None else 0,
+        "norm_eps": small(keys, "rms_norm_eps"),
         "tied": flag(keys, "tie_word_embeddings"),
-        **_read_rope(keys, grids=grids),
+        **read_rope(keys, grids=grids),
     }
-
-
-def _read_rope(keys: Keys, *, grids: bool) -> dict[str, Any]:
-    """Return what ``rope_scaling`` says and ``rope_theta`` beside it, or ``rope_parameters`` since transformers 5."""
-    name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
-    rope = keys.get(name) or {}
-    for kind, inner in rope.items():
-        if isinstance(inner, Mapping):
-            raise refuse(f"{name}.{kind}", "the same positions in all layers", inner)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    section = rope.get("mrope_section", _SECTION) if grids else ()
-    if not grids:
-        only(rope, "mrope_section", [[]])
-    elif kind == "mrope":  # the name that Qwen2-VL's folders have for it
-        kind = "default"
-    if kind not in _SCALED_BY:
-        raise refuse(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
-    only({"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}, "partial_rotary_factor", [1.0])
-    only(rope, "mrope_interleaved", [False])
-    found = {"rope_theta": rope.get("rope_theta", keys["rope_theta"]), "mrope_section": tuple(section)}
-    if kind == "default":
-        return found
-    given = {"original_max_position_embeddings": keys.get("max_position_embeddings"), **rope}
-    if keys.get("original_max_position_embeddings") is not None:  # which transformers puts above the one in there
-        given["original_max_position_embeddings"] = keys["original_max_position_embeddings"]
-    for ours in _SCALED_BY[kind]:
-        if given.get(_SCALING[ours]) is None:
-            raise refuse(f"{name}.{_SCALING[ours]}", f"a number, as rope_type {kind!r} needs it", None)
-        found[ours] = given[_SCALING[ours]]
-    return {**found, "rope_scaling": kind}
 
 
 def _read_biases(keys: Keys) -> dict[str, Any]:
@@ -127,10 +89,11 @@ def _read_window(keys: Keys) -> dict[str, Any]:
     said = keys["sliding_window"] if flag(keys, "use_sliding_window") else None
     if keys.get("layer_types") is not None:
         return {"sliding_window": _one_window(keys, said if _are_windowed(keys, 0) else None)}
-    full, layers = number(keys, "max_window_layers"), number(keys, "num_hidden_layers")
+    layers = number(keys, "num_hidden_layers")
+    full = number(keys, "max_window_layers", low=0) if said else layers
     if said and 0 < full < layers:
         raise refuse("max_window_layers", "a window on all layers or on none", full)
-    return {"sliding_window": _one_window(keys, said if full <= 0 else None)}
+    return {"sliding_window": _one_window(keys, said if full == 0 else None)}
 
 
 def read_qwen2(keys: Keys) -> dict[str, Any]:
@@ -144,15 +107,18 @@ def read_qwen3(keys: Keys) -> dict[str, Any]:
         **_read_window(keys),
         **_read_biases(keys),
         "query_key_norm": True,
-        "head_dim": keys.get("head_dim") or 128,
+        "head_dim": number({"head_dim": keys.get("head_dim") or 128}, "head_dim"),
     }
 
 
 def read_qwen3_moe(keys: Keys) -> dict[str, Any]:
     """Return what Qwen3-MoE has besides."""
     only(keys, "decoder_sparse_step", [1])
+    experts = "num_local_experts" if "num_local_experts" in keys else "num_experts"
+    if number(keys, "num_experts_per_tok") > number(keys, experts):
+        raise refuse("num_experts_per_tok", f"at most {experts} = {keys[experts]}", keys["num_experts_per_tok"])
     dense = sorted(keys.get("mlp_only_layers") or [])
-    if dense != list(range(len(dense))):
+    if dense != list(range(len(dense))) or len(dense) > number(keys, "num_hidden_layers"):
         raise refuse("mlp_only_layers", "the first layers, as others than these all have experts", dense)
     return {
         **_read_biases(keys),
@@ -160,7 +126,7 @@ def read_qwen3_moe(keys: Keys) -> dict[str, Any]:
         "query_key_norm": True,
         "intermediate": number(keys, "intermediate_size") if dense else UNREAD,
         "dense_layers": len(dense),
-        "experts": number(keys, "num_local_experts" if "num_local_experts" in keys else "num_experts"),
+        "experts": number(keys, experts),
         "experts_per_token": number(keys, "num_experts_per_tok"),
         "expert_intermediate": number(keys, "moe_intermediate_size"),
         "router_normalize": flag(keys, "norm_topk_prob"),
@@ -179,18 +145,7 @@ def write_common(config: DecoderConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied,
         "attention_dropout": 0.0,
         "max_position_embeddings": int(stretched) if config.rope_scaling == "llama3" else _LONGEST,
-        **_write_rope(config, {}),
-    }
-
-
-def _write_rope(config: DecoderConfig, more: Keys) -> dict[str, Any]:
-    """Return positions in both spellings: a reader that doesn't know one of them must not turn otherwise."""
-    kind = "default" if config.rope_scaling == "none" else config.rope_scaling
-    rope = {"rope_type": kind, **{_SCALING[ours]: getattr(config, ours) for ours in _SCALED_BY[kind]}, **more}
-    return {
-        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
-        "rope_scaling": rope if len(rope) > 1 else None,
-        "rope_theta": config.rope_theta,
+        **write_rope(config, {}),
     }
 
 
@@ -237,7 +192,7 @@ def write_qwen2_vl(config: DecoderConfig) -> Keys:
             got=repr(config.head_width),
             fix="Write it as another family.",
         )
-    return {**write_window(config), **_write_rope(config, {"mrope_section": list(config.mrope_section)})}
+    return {**write_window(config), **write_rope(config, {"mrope_section": list(config.mrope_section)})}
 
 
 def write_nothing(_config: DecoderConfig) -> Keys:

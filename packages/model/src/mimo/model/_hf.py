@@ -82,6 +82,8 @@ class HfFamily:
         beside: of our config, what ``config.json`` says of the tensors that are optional, where they are written.
         adaptable: of our config, a table of linears beside which PEFT can put LoRA, by the names of the modules that
             `transformers` makes of a folder; None where these are those of ``tensors``.
+        dropout: keys of ``config.json`` that say how much is dropped at random while a model is trained. ``settings``
+            refuses other values than 0 (`mimo.model.hf_no_dropout`); a user can have them set aside by name.
         told: what whoever loads an exported folder must know, as a sentence without its dot; empty for nothing.
     """
 
@@ -95,6 +97,7 @@ class HfFamily:
     fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
     beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
+    dropout: Sequence[str] = ()
     told: str = ""
     adaptable: Callable[[Any], Sequence[HfTensor]] | None = None
 

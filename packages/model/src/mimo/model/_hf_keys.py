@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from mimo.hooks import ConfigError
 
 _LARGEST = (1 << 31) - 1  # of a size, far above any
+_LARGEST_EPS = 0.1  # published ones are 1e-3 at most
 
 
 def refuse(key: str, expected: str, got: object, fix: str = "") -> ConfigError:
@@ -21,6 +23,14 @@ def only(keys: Mapping[str, Any], key: str, allowed: Sequence[object]) -> None:
         raise refuse(key, f"{allowed[0]!r}, as ours knows no other", keys[key])
 
 
+def no_dropout(keys: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse keys that drop anything at random while a model is trained; see `HfFamily.dropout`."""
+    for key in names:
+        if keys.get(key):
+            fix = f'To train without: ignore = ["{key}"] in the module\'s settings, or --ignore {key}.'
+            raise refuse(key, "0.0, as nothing is dropped at random here", keys[key], fix)
+
+
 def known(keys: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> Any:
     """Return what a name that a key gives is with us, such as that of an activation."""
     if keys[key] not in names:
@@ -28,11 +38,39 @@ def known(keys: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> Any:
     return names[keys[key]]
 
 
-def number(keys: Mapping[str, Any], key: str) -> int:
-    """Return a whole number, such as a size."""
+def number(keys: Mapping[str, Any], key: str, *, low: int = 1) -> int:
+    """Return a whole number of at least ``low``, such as a size."""
     value = keys.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value > _LARGEST:
-        raise refuse(key, "a whole number" if type(value) is not int else f"at most {_LARGEST}", value)
+    if isinstance(value, float) and value.is_integer():  # as some writers of JSON have it
+        value = int(value)
+    if type(value) is not int:
+        raise refuse(key, "a whole number", value)
+    if not low <= value <= _LARGEST:
+        raise refuse(key, f"at least {low}" if value < low else f"at most {_LARGEST}", value)
+    return value
+
+
+def real(keys: Mapping[str, Any], key: str, *, low: float, most: float, above: bool = False) -> float:
+    """Return a number from ``low`` (with ``above``, only above it) to ``most``; what it can mean lies in between."""
+    value: Any = keys.get(key)
+    is_number = type(value) in {int, float} and math.isfinite(value)
+    if not is_number or not low <= value <= most or (above and value == low):
+        between = f"above {low:g} and up to {most:g}" if above else f"from {low:g} to {most:g}"
+        raise refuse(key, f"a number {between}", value)
+    return cast("float", value)
+
+
+def small(keys: Mapping[str, Any], key: str) -> float:
+    """Return what is added below a root or a quotient: above 0, and far below what it is added to."""
+    return real(keys, key, low=0, most=_LARGEST_EPS, above=True)
+
+
+def divisor(keys: Mapping[str, Any], key: str, *, of: str) -> int:
+    """Return the whole number of a key that must divide another's; that one where it is not there or null."""
+    total = number(keys, of)
+    value = total if keys.get(key) is None else number(keys, key)
+    if total % value:
+        raise refuse(key, f"a divisor of {of} = {total}", value)
     return value
 
 

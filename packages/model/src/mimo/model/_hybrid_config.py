@@ -8,8 +8,9 @@ from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, check_at_most
 from mimo.model._decoder_config import DecoderConfig
+from mimo.model._sizes import MAX_HEADS, MAX_LAYERS, MAX_LEARNED_ROWS, MAX_ROWS, MAX_WIDTH
 
 MAMBA, EXPERTS, ATTENTION, MLP = "ME*-"
 """Letters of a pattern."""
@@ -46,6 +47,17 @@ _READ_BY: Mapping[str, str] = {
     "mamba_step_high": MAMBA,
 }
 """In which layers of the pattern each setting is read; those left out, in all."""
+
+
+_LIMITS: Mapping[str, int] = {
+    "mamba_heads": MAX_HEADS,
+    "mamba_head_dim": MAX_WIDTH,
+    "mamba_groups": MAX_HEADS,
+    "mamba_state": MAX_WIDTH,
+    "mamba_taps": MAX_LEARNED_ROWS,
+    "mamba_chunk": MAX_ROWS,
+}
+"""Beside those of `DecoderConfig`."""
 
 
 def _at_least(_config: HybridConfig, attribute: attrs.Attribute[int], value: int) -> None:
@@ -142,7 +154,11 @@ class HybridConfig:
     next_tokens_pattern: str = ""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a pattern of other letters, and what doesn't go together."""
+        """Refuse what is too large, a pattern of other letters, and what doesn't go together."""
+        check_at_most(self, _LIMITS, where=_WHERE)
+        for key, pattern in (("pattern", self.pattern), ("next_tokens_pattern", self.next_tokens_pattern)):
+            if len(pattern) >= MAX_LAYERS:
+                raise ConfigError(f"{_WHERE}.{key}", expected=f"fewer than {MAX_LAYERS} layers", got=f"{len(pattern)}")
         if not self.pattern or set(self.pattern) - set(_NAMES):
             known = ", ".join(f"{letter} ({name})" for letter, name in _NAMES.items())
             raise ConfigError(f"{_WHERE}.pattern", expected=f"a letter for each layer: {known}", got=repr(self.pattern))

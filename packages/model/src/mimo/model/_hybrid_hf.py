@@ -98,6 +98,7 @@ NEMOTRON_H = _family(
     ({}, {"backbone.": "model."}, {"": "language_model."}),
     tensors=nemotron_tensors,
     adaptable=partial(adaptable_linears, root="model"),
+    dropout=("hidden_dropout", "attention_dropout"),
     beside=_describe_further,
 )
 MAMBA2 = _family(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mimo.hooks import ConfigError
-from mimo.model._hf_keys import flag, number, only, refuse
+from mimo.model._hf_keys import divisor, flag, no_dropout, number, only, real, refuse, small
 from mimo.model._hybrid_config import ATTENTION, EXPERTS, MAMBA, MLP, HybridConfig
 
 Keys: TypeAlias = Mapping[str, Any]
@@ -27,6 +27,8 @@ _KINDS = {
 """Names of layers in ``layers_block_type``, those of older folders too."""
 WRITTEN_KINDS = {letter: name for name, letter in reversed(_KINDS.items())}
 _NO_LIMIT = (0.0, math.inf)
+_LONGEST_STEP = 1.0  # of the least step; published ones are 1e-3
+_LARGEST_SCALE = 1e3  # of what experts' shares are multiplied by; published ones are 16 at most
 _OF_MAMBA = {"mamba_groups": "n_groups", "mamba_taps": "conv_kernel", "mamba_chunk": "chunk_size"}
 _OF_NEMOTRON = {**_OF_MAMBA, "mamba_heads": "mamba_num_heads", "mamba_state": "ssm_state_size"}
 
@@ -95,14 +97,14 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
     renamed = {theirs: published[old] for old, theirs in _OLD_NAMES.items() if old in published}
     keys = {**_LEFT_OUT_OF_NEMOTRON, **published, **renamed}
     only(keys, "residual_in_fp32", [False])
-    only(keys, "hidden_dropout", [0.0])
+    no_dropout(keys, ["hidden_dropout"])
     only(keys, "sliding_window", [None])
     pattern = _read_pattern(keys)
     found: dict[str, Any] = {
         "vocabulary": number(keys, "vocab_size"),
         "hidden": number(keys, "hidden_size"),
         "pattern": pattern,
-        "norm_eps": keys["layer_norm_epsilon"],
+        "norm_eps": small(keys, "layer_norm_epsilon"),
         "tied": flag(keys, "tie_word_embeddings"),
     }
     if MAMBA in pattern:
@@ -115,15 +117,15 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
             "mamba_head_dim": number(keys, "mamba_head_dim"),
             "mamba_bias": flag(keys, "use_bias"),
             "mamba_conv_bias": flag(keys, "use_conv_bias"),
-            "mamba_step_low": keys["time_step_min"],
+            "mamba_step_low": real(keys, "time_step_min", low=0, most=_LONGEST_STEP),
         }
     if ATTENTION in pattern:
         only(keys, "attention_bias", [False])
-        only(keys, "attention_dropout", [0.0])
+        no_dropout(keys, ["attention_dropout"])
         only(keys, "is_causal", [True])
         found |= {
             "heads": number(keys, "num_attention_heads"),
-            "kv_heads": keys.get("num_key_value_heads") or number(keys, "num_attention_heads"),
+            "kv_heads": divisor(keys, "num_key_value_heads", of="num_attention_heads"),
             "head_dim": number(keys, "head_dim"),
         }
     if {MLP, EXPERTS} & set(pattern):
@@ -132,11 +134,7 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
     if MLP in pattern:
         found["intermediate"] = number(keys, "intermediate_size")
     if EXPERTS in pattern:
-        for key in ("n_group", "topk_group", "n_shared_experts"):
-            only(keys, key, [1])
-        only(keys, "moe_latent_size", [None])
-        if not keys["moe_shared_expert_intermediate_size"]:
-            raise refuse("moe_shared_expert_intermediate_size", "a shared expert", 0)
+        _check_experts(keys)
         found |= {
             "experts": number(keys, "n_routed_experts"),
             "experts_per_token": number(keys, "num_experts_per_tok"),
@@ -144,10 +142,21 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
             "shared_intermediate": number(keys, "moe_shared_expert_intermediate_size"),
             "router_score": "sigmoid",
             "router_normalize": flag(keys, "norm_topk_prob"),
-            "router_scale": keys["routed_scaling_factor"],
+            "router_scale": real(keys, "routed_scaling_factor", low=0, most=_LARGEST_SCALE, above=True),
             "router_bias": True,
         }
     return found
+
+
+def _check_experts(keys: Keys) -> None:
+    for key in ("n_group", "topk_group", "n_shared_experts"):
+        only(keys, key, [1])
+    only(keys, "moe_latent_size", [None])
+    chosen, experts = number(keys, "num_experts_per_tok"), number(keys, "n_routed_experts")
+    if chosen > experts:
+        raise refuse("num_experts_per_tok", f"at most n_routed_experts = {experts}", chosen)
+    if not keys["moe_shared_expert_intermediate_size"]:
+        raise refuse("moe_shared_expert_intermediate_size", "a shared expert", 0)
 
 
 def write_nemotron(config: HybridConfig) -> dict[str, Any]:
@@ -190,11 +199,13 @@ def read_mamba(published: Keys) -> dict[str, Any]:
     keys = {**_LEFT_OUT_OF_MAMBA, **published}
     only(keys, "hidden_act", ["silu"])
     low, high = (_float(limit) for limit in keys.get("time_step_limit") or _NO_LIMIT)
+    if not 0 <= low < high:
+        raise refuse("time_step_limit", "two numbers from 0, the lower one first", keys["time_step_limit"])
     return {
         "vocabulary": number(keys, "vocab_size"),
         "hidden": number(keys, "hidden_size"),
         "pattern": MAMBA * number(keys, "num_hidden_layers"),
-        "norm_eps": keys["layer_norm_epsilon"],
+        "norm_eps": small(keys, "layer_norm_epsilon"),
         "tied": flag(keys, "tie_word_embeddings"),
         **{ours: number(keys, theirs) for ours, theirs in _OF_MAMBA.items()},
         "mamba_heads": number(keys, "num_heads"),

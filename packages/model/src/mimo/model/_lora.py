@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 import attrs
 
 from mimo.hooks import ConfigError
+from mimo.model._sizes import MAX_WIDTH
 
 _DOWN, _UP = ".lora.down", ".lora.up"
 
@@ -34,8 +35,8 @@ class Lora:
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is out of range."""
-        if self.rank < 1:
-            raise ConfigError("rank", expected="1 or more", got=repr(self.rank))
+        if not 1 <= self.rank <= MAX_WIDTH:
+            raise ConfigError("rank", expected=f"1 to {MAX_WIDTH}", got=repr(self.rank))
         if not 0 <= self.alpha < float("inf"):
             raise ConfigError("alpha", expected="a finite number of 0 or more; 0: the rank", got=repr(self.alpha))
         if not self.targets:

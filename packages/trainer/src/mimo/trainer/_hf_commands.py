@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, plain_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mimo.trainer._hf_parts import HfPart
     from mimo.trainer._resolved import Job
 
@@ -20,35 +22,40 @@ def import_hf(
     *folders: str,
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     config: Annotated[Path | None, Parameter(show_default=False)] = None,
+    ignore: Annotated[tuple[str, ...], Parameter(show_default=False, negative="")] = (),
 ) -> None:
     """Read Hugging Face folders of safetensors: print the settings that they mean, and write a checkpoint.
 
     Args:
-        folders: vision=DIR to read one module from a folder, or DIR for all of it that installed plugins can read.
+        folders: vision=DIR to read one module from a folder, or DIR for all of it, which installed plugins must know.
         out: folder for the checkpoint; mimo train FILE --finetune then begins with its weights. Without it, settings
             are printed and nothing is written.
         config: settings of a run, which must mean the same models as the folders.
+        ignore: a key of config.json that drops at random, such as attention_dropout, to be set aside; may be repeated.
     """
     if not folders:
         raise ConfigError("folders", expected="at least one, as DIR or module=DIR", got="none")
     job = None if config is None else _job(config)
-    parts = _parts(folders, job)
+    parts = _parts(folders, job, ignore)
+
+    from mimo.trainer._hf_import import prepare, write
+    from mimo.trainer._hf_report import show, show_left
+
+    # Before anything is printed: settings of what can't be read help nobody.
+    reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
     if job is None:
         import tomli_w
 
         print(tomli_w.dumps({"modules": {part.name: part.table for part in parts}}), end="")
-    if out is None and job is None:
-        return
-
-    from mimo.trainer._hf_import import prepare, show, write
-
-    reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
-    for read in reads:
-        print(f"# {show(read)}" if job is None else show(read))
+    for line in [*map(show, reads), *show_left(reads)]:
+        print(_line(f"# {line}" if job is None else line))
     if out is not None:
+        from mimo.trainer._begin import written_into
+
         saved = {part.name: part.table for part in parts}
         whole: Any = {"modules": saved} if job is None else _only(job, saved)
-        folder = write(reads, out, config=whole)
+        with written_into(out):
+            folder = write(reads, out, config=whole)
         print(f"# {folder}" if job is None else folder)
 
 
@@ -101,14 +108,21 @@ def export_hf(
         adapter=adapter,
     )
     if adapter:
-        print(f"{done.folder}: LoRA of {module} for {done.family.architecture}, {done.tensors} tensors of {dtype}")
+        print(
+            _line(f"{done.folder}: LoRA of {module} for {done.family.architecture}, {done.tensors} tensors of {dtype}")
+        )
         return
-    print(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}")
+    print(_line(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}"))
     if done.family.told:
         print(f"note: {done.family.told}")
     if done.left:
-        print(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}")
+        print(_line(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}"))
     print(f"copied: {', '.join(done.copied)}" if done.copied else "no tokenizer files: --beside DIR copies them")
+
+
+def _line(text: str) -> str:
+    """Return a text that may hold names of others, on one line and with nothing in it that a terminal obeys."""
+    return plain_text(text).replace("\n", "\\n")
 
 
 def _job(config: Path) -> Job:
@@ -118,14 +132,18 @@ def _job(config: Path) -> Job:
     return resolve(read_settings(config), purpose="generate")
 
 
-def _parts(folders: tuple[str, ...], job: Job | None) -> tuple[HfPart, ...]:
+def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...]) -> tuple[HfPart, ...]:
     """Return the modules that the words of the command name.
 
     Raises:
-        ConfigError: a module is named twice, or the settings have none of this name.
+        ConfigError: a module is named twice, or the settings have none of this name; a folder for which no module is
+            named holds a model that can't be read; or nothing is there to be set aside.
     """
     from mimo.checkpoint import read_published_json
     from mimo.trainer._hf_parts import CONFIG_NAME, find_parts, installed_readers, readers_of, split_word
+
+    def ignored(module: str) -> tuple[str, ...]:
+        return ignore if job is None else (*ignore, *job.settings.modules[module].ignore)
 
     found: dict[str, HfPart] = {}
     for word in folders:
@@ -140,7 +158,10 @@ def _parts(folders: tuple[str, ...], job: Job | None) -> tuple[HfPart, ...]:
             readers = installed_readers(name)
         else:
             readers = readers_of((module.name, module.spec) for module in job.modules if name in {"", module.name})
-        for part in find_parts(folder, read_published_json(folder / CONFIG_NAME), readers):
+        parts = find_parts(folder, read_published_json(folder / CONFIG_NAME), readers, ignore=ignored)
+        if not name:
+            _check_whole(folder, parts)
+        for part in parts:
             if part.name in found:
                 raise ConfigError(
                     repr(word),
@@ -149,7 +170,35 @@ def _parts(folders: tuple[str, ...], job: Job | None) -> tuple[HfPart, ...]:
                     fix="Write module=DIR for each.",
                 )
             found[part.name] = part
+    _check_ignored(ignore, found.values())
     return tuple(found.values())
+
+
+def _check_whole(folder: Path, parts: tuple[HfPart, ...]) -> None:
+    """Refuse a folder that is to be read whole and holds a model that is not read."""
+    from mimo.trainer._hf_parts import CONFIG_NAME, unread_sections
+
+    if left := unread_sections(parts[0].described, parts):
+        kinds = " and ".join(f"{section} ({kind})" if kind else section for section, kind in left.items())
+        alone = " and ".join(f"{part.name}={folder} reads its {part.reader.family.model_type}" for part in parts)
+        raise ConfigError(
+            str(folder / CONFIG_NAME),
+            expected="models that are all read here, as no module is named",
+            got=f"{kinds} too, which would be left behind",
+            fix=f"Name the module for which a part of it is wanted: {alone}.",
+        )
+
+
+def _check_ignored(ignore: tuple[str, ...], parts: Iterable[HfPart]) -> None:
+    parts = tuple(parts)
+    for key in ignore:
+        if not any(key in part.ignored for part in parts):
+            known = sorted({name for part in parts for name in part.reader.family.dropout})
+            raise ConfigError(
+                "--ignore",
+                expected=f"a key of {', '.join(known) or 'none'}, other than 0 in a config.json of these folders",
+                got=repr(key),
+            )
 
 
 def _only(job: Job, saved: Any) -> Any:

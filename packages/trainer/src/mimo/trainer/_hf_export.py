@@ -85,7 +85,8 @@ def export(
     """
     with open_merged(checkpoint) as merged:
         spec, config = _module(checkpoint, merged.manifest, module, find)
-        imported = merged.manifest.common.get(f"{IMPORTED}.{module}", {})
+        known = merged.manifest.common.get(f"{IMPORTED}.{module}")
+        imported = known if isinstance(known, Mapping) else {}
         family, described = _family(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
         _, table = place(family, family.tensors(config), ())
         if adapter:
@@ -112,6 +113,7 @@ def export(
             "model_type": family.model_type,
             "dtype": str(dtype).removeprefix("torch."),
             **described,
+            **_set_aside(imported, family),
             **(family.beside(config) if any(entry.optional for entry in table) else {}),
         }
         files = _files_of(beside or (Path(imported["folder"]) if imported else None))
@@ -172,6 +174,14 @@ def _family(spec: Spec, config: Any, module: str, *, asked: str, known: str) -> 
         if refusals
         else f"a module of {spec.name!r}, which knows no family",
     )
+
+
+def _set_aside(imported: Mapping[str, Any], family: HfFamily) -> Mapping[str, Any]:
+    """Return the family's dropouts that the module was imported without; of a forged checkpoint nothing else."""
+    ignored = imported.get("ignored")
+    if imported.get("model_type") != family.model_type or not isinstance(ignored, Mapping):
+        return {}
+    return {key: ignored[key] for key in family.dropout if key in ignored}
 
 
 def _left(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 
 from mimo.checkpoint import PublishedFolder, Stream, open_published, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError, PluginError
-from mimo.model import EncoderSpec, HfTensor, Stage, file_shapes, place
+from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, place
 from mimo.model.runtime import left_over
-from mimo.trainer._hf_parts import CONFIG_NAME, HfPart
+from mimo.trainer._hf_config_lines import line_of
+from mimo.trainer._hf_parts import CONFIG_NAME, TIED, HfPart
 from mimo.trainer._hf_streams import our_streams
 from mimo.trainer._source import IMPORTED
 from mimo.trainer._structure import structure, unstructure
@@ -33,12 +35,14 @@ class Read:
         streams: its tensors by path.
         dtypes: that its tensors have in the folder.
         fresh: beginnings of paths of which the folder holds nothing.
+        names: of the folder's tensors, those that are read or compared.
     """
 
     part: HfPart
     streams: Mapping[str, Stream]
     dtypes: tuple[str, ...]
     fresh: tuple[str, ...]
+    names: frozenset[str]
 
 
 def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[Read, ...]:
@@ -82,17 +86,6 @@ def write(reads: Iterable[Read], out: Path, *, config: Mapping[str, Any]) -> Pat
     )
 
 
-def show(read: Read) -> str:
-    """Return in a line what is read of a folder."""
-    section = f" ({read.part.section})" if read.part.section else ""
-    family, spec = read.part.reader.family, read.part.reader.spec
-    return (
-        f"{read.part.name}: {family.model_type} from {read.part.folder}{section} for {spec.name}, "
-        f"{len(read.streams)} tensors, {' and '.join(read.dtypes)} there and float32 here"
-        + (f"; not in it: {', '.join(read.fresh)}" if read.fresh else "")
-    )
-
-
 def left_whole(paths: Collection[str], covered: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is not covered: first keys of which nothing is, and paths of which the first key is covered."""
     known = {path.partition(".")[0] for path in covered}
@@ -131,21 +124,45 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
     copies = family.copies_there(config, renamed)
     for name in sorted(folder.tensors.keys() - set(expected)):
         if (first := copies.get(name)) is not None:
-            problems += [] if _equal(folder, name, first) else [f"{name}: not a copy of {first}, though it is tied"]
+            problems += [] if _equal(folder, name, first) else [_untied(part, name, first)]
         elif name.startswith(scope) and (problem := left_over(family, config, name, partial(_whole, folder, name))):
             problems.append(f"{name}: {problem}")
     if problems:
         raise CheckpointError(
             str(part.folder),
             expected=f"the {len(expected)} tensors of a {family.model_type} model as its {CONFIG_NAME} describes it",
-            got=f"{len(problems)} that do not fit:{''.join(f'{chr(10)}  {line}' for line in _short(problems))}\n",
+            got=f"{len(problems)} that do not fit:{''.join(f'{chr(10)}  {line}' for line in shorten(problems))}\n",
         )
     return Read(
         part=attrs.evolve(part, config=config),
-        streams=our_streams(table, shapes, folder, expected, dtype=torch.float32),
+        streams=our_streams(
+            table,
+            shapes,
+            folder,
+            expected,
+            dtype=torch.float32,
+            where=lambda name: f"{folder.tensors[name].file}: {name}",
+        ),
         dtypes=tuple(sorted({str(folder.tensors[name].dtype).removeprefix("torch.") for name in expected})),
         fresh=_fresh(part, built, table),
+        names=frozenset(expected) | copies.keys() | _compared(family, config, folder),
     )
+
+
+def _compared(family: HfFamily, config: Any, folder: PublishedFolder) -> frozenset[str]:
+    """Return the names of tensors that are no parameters of ours and were compared with what they must hold."""
+    patterns = family.fixed(config)
+    return frozenset(name for name in folder.tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def _untied(part: HfPart, name: str, first: str) -> str:
+    """Return what is wrong with a tensor that differs from the one with which ``config.json`` makes it one."""
+    file = part.folder / CONFIG_NAME
+    inside = part.described.get(part.section, {}) if part.section else part.described
+    path = (part.section, TIED) if part.section and inside.get(TIED) else (TIED,)
+    line = line_of(file.read_text(encoding="utf-8"), path) if file.is_file() else 0
+    decides = f'line {line} of {CONFIG_NAME}, "{TIED}": true' if line else f"{CONFIG_NAME}, by {TIED}"
+    return f"{name}: not equal to {first}, though {decides}, makes them one; where both count, it must say false"
 
 
 def _check_depth(part: HfPart, config: Any, folder: PublishedFolder) -> None:
@@ -196,7 +213,7 @@ def _refusal(part: HfPart, differing: Sequence[ConfigError], problems: list[str]
     if len(differing) == 1 and not problems:
         (one,) = differing
         return ConfigError(one.where, expected=one.expected, got=one.got, fix=fix)
-    lines = [*map(str, differing), *_short(problems)]
+    lines = [*map(str, differing), *shorten(problems)]
     return ConfigError(
         f"modules.{part.name}.config",
         expected=f"what {part.folder / CONFIG_NAME} says",
@@ -238,7 +255,7 @@ def _fresh(part: HfPart, built: nn.Module, table: Iterable[HfTensor]) -> tuple[s
             f"modules.{part.name}.plugin",
             expected=f"a table of {part.reader.family.model_type} that fills each part of {part.reader.spec.name!r} "
             "wholly, or not at all",
-            got=f"nothing for {', '.join(_short(list(torn)))}",
+            got=f"nothing for {', '.join(shorten(list(torn)))}",
         )
     return whole
 
@@ -249,9 +266,11 @@ def _about(read: Read) -> Mapping[str, Any]:
         "model_type": read.part.reader.family.model_type,
         "dtypes": list(read.dtypes),
         "fresh": list(read.fresh),
+        "ignored": dict(read.part.ignored),
     }
 
 
-def _short(lines: list[str]) -> list[str]:
+def shorten(lines: list[str]) -> list[str]:
+    """Return the first few of some lines, and how many more there are."""
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     return [*lines[:_SHOWN], *more]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +14,9 @@ from mimo.trainer._settings import LANGUAGE
 from mimo.trainer._structure import structure, unstructure
 
 CONFIG_NAME = "config.json"
-_TIED = "tie_word_embeddings"
+TIED = "tie_word_embeddings"
+_OF_MODELS = frozenset({"text_config", "llm_config", "vision_config", "audio_config", "speech_config", "video_config"})
+"""Sections that describe a model also where they don't say of which family."""
 
 Spec: TypeAlias = EncoderSpec | LanguageModelSpec
 
@@ -38,6 +40,8 @@ class HfPart:
         reader: what reads it.
         config: the plugin's, as the folder says.
         given: the settings that the folder decides.
+        described: all of its ``config.json``.
+        ignored: keys of that which were set aside, with their values.
     """
 
     folder: Path
@@ -45,6 +49,8 @@ class HfPart:
     reader: Reader
     config: Any
     given: Mapping[str, Any]
+    described: Mapping[str, Any] = attrs.field(factory=dict)
+    ignored: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def name(self) -> str:
@@ -55,7 +61,8 @@ class HfPart:
     def table(self) -> Mapping[str, Any]:
         """The module's settings as a file has them."""
         plain = unstructure(self.config)
-        return {"plugin": self.reader.spec.name, "config": {key: plain[key] for key in self.given}}
+        ignored = {"ignore": list(self.ignored)} if self.ignored else {}
+        return {"plugin": self.reader.spec.name, **ignored, "config": {key: plain[key] for key in self.given}}
 
 
 def split_word(word: str) -> tuple[str, Path]:
@@ -82,13 +89,20 @@ def installed_readers(name: str) -> tuple[Reader, ...]:
     return readers_of(found)
 
 
-def find_parts(folder: Path, described: Mapping[str, Any], readers: Sequence[Reader]) -> tuple[HfPart, ...]:
+def find_parts(
+    folder: Path,
+    described: Mapping[str, Any],
+    readers: Sequence[Reader],
+    *,
+    ignore: Callable[[str], Collection[str]] = lambda _module: (),
+) -> tuple[HfPart, ...]:
     """Return the modules that a folder holds.
 
     Args:
         folder: of the files.
         described: its ``config.json``.
         readers: that may read it.
+        ignore: of a module, the keys of ``config.json`` that are set aside, as far as its family can.
 
     Raises:
         ConfigError: there is nothing that a reader could read, or a module could be several things; or a setting of the
@@ -126,13 +140,29 @@ def find_parts(folder: Path, described: Mapping[str, Any], readers: Sequence[Rea
                 got=plugins,
                 fix="Give --config FILE, which names the module's plugin.",
             )
-    return tuple(_part(folder, described, *several[0]) for several in found.values())
+    return tuple(_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items())
 
 
-def _part(folder: Path, described: Mapping[str, Any], section: str, reader: Reader) -> HfPart:
+def unread_sections(described: Mapping[str, Any], parts: Iterable[HfPart]) -> dict[str, str]:
+    """Return the sections of a ``config.json`` that describe a model of which no part is, each with its family."""
+    read = {part.section for part in parts}
+    found = {}
+    for section, one in described.items():
+        kind = one.get("model_type", "") if isinstance(one, Mapping) else ""
+        is_model = isinstance(one, Mapping) and (section in _OF_MODELS or (kind and isinstance(kind, str)))
+        if is_model and section not in read:
+            found[section] = str(kind)
+    return found
+
+
+def _part(
+    folder: Path, described: Mapping[str, Any], section: str, reader: Reader, *, ignore: Collection[str]
+) -> HfPart:
     where = folder / CONFIG_NAME
+    said = _keys(described, section)
+    ignored = {key: said[key] for key in reader.family.dropout if key in ignore and said.get(key)}
     try:
-        given = dict(reader.family.settings(_keys(described, section)))
+        given = dict(reader.family.settings({key: value for key, value in said.items() if key not in ignored}))
         config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
     except ConfigError as error:
         raise ConfigError(
@@ -147,14 +177,22 @@ def _part(folder: Path, described: Mapping[str, Any], section: str, reader: Read
             expected=f"the settings of a {reader.family.model_type} model",
             got=f"others ({type(error).__name__}: {error})",
         ) from error
-    return HfPart(folder=folder, section=section, reader=reader, config=config, given=given)
+    return HfPart(
+        folder=folder,
+        section=section,
+        reader=reader,
+        config=config,
+        given=given,
+        described=described,
+        ignored=ignored,
+    )
 
 
 def _keys(described: Mapping[str, Any], section: str) -> Mapping[str, Any]:
     """Return the keys of a section; of a composed model either place may tie the embeddings, as in transformers."""
     if not section:
         return described
-    tied = {_TIED: True} if described.get(_TIED) else {}
+    tied = {TIED: True} if described.get(TIED) else {}
     return {**described[section], **tied}
 
 

@@ -6,7 +6,7 @@ A tensor whose dims lie in another order is held whole; of all others a chunk is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -32,8 +32,9 @@ def our_streams(
     their_shapes: Mapping[str, tuple[int, ...]],
     *,
     dtype: torch.dtype,
+    where: Callable[[str], str] = str,
 ) -> dict[str, Stream]:
-    """Return our tensors by path.
+    """Return our tensors by path; numbers that are not finite are refused when they are read.
 
     Args:
         table: with the names of the folder.
@@ -41,6 +42,7 @@ def our_streams(
         theirs: the folder.
         their_shapes: by name there.
         dtype: to convert to.
+        where: of a name there, what errors call it.
     """
 
     def chunks(entry: HfTensor) -> Iterator[Tensor]:
@@ -49,6 +51,7 @@ def our_streams(
         for name in entry.names:
             begin = entry.rows[0] * math.prod(their_shapes[name][1:]) if entry.rows else 0
             found = _converted(theirs.elements(name, begin, begin + math.prod(part)), dtype, name)
+            found = _finite(found, where(name), their_shapes[name], begin)
             yield from found if entry.dims is None else _turned(found, part, entry.dims)
 
     return {entry.ours: Stream(dtype=dtype, shape=shapes[entry.ours], chunks=partial(chunks, entry)) for entry in table}
@@ -106,6 +109,22 @@ def _converted(chunks: Iterable[Tensor], dtype: torch.dtype, name: str) -> Itera
                 fix="Choose a type of a wider range.",
             )
         yield found
+
+
+def _finite(chunks: Iterable[Tensor], where: str, shape: tuple[int, ...], begin: int) -> Iterator[Tensor]:
+    """Yield the elements of a tensor of ``shape`` from ``begin`` on, which must be finite numbers."""
+    for chunk in chunks:
+        if not chunk.isfinite().all():
+            first = int(torch.nonzero(~chunk.isfinite())[0])
+            index = [int(at) for at in torch.unravel_index(torch.tensor(begin + first), shape)] if shape else []
+            raise CheckpointError(
+                where,
+                expected="finite numbers",
+                got=f"{float(chunk[first])} at {index}",
+                fix="The weights are damaged, or were so when they were published: fetch them again.",
+            )
+        begin += len(chunk)
+        yield chunk
 
 
 def _turned(chunks: Iterator[Tensor], shape: Sequence[int], dims: Sequence[int]) -> Iterator[Tensor]:
