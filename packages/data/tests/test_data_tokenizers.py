@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mimo.data import Tokenizer, _byte, _file, _word
-from mimo.hooks import ConfigError
+from mimo.data import Tokenizer, _byte, _file, _jsonl, _word
+from mimo.hooks import ConfigError, DataError
 
 WORDS = ("the", "digit", "is", "seven")
 
@@ -230,3 +231,50 @@ def test_data_file_tells_refused_text(tmp_path: Path) -> None:
     tokenizer = _file.build(_file.FileConfig(path=path), [])
     with pytest.raises(ValueError, match=r"the tokenizer refuses the text: .*\[UNK\]"):
         tokenizer.encode("digit")
+
+
+def panicking(tmp_path: Path, **parts: object) -> _file.FileConfig:
+    """Return settings of a file of which some part is such that the library's Rust panics."""
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "a"},
+        **parts,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    return _file.FileConfig(path=str(tmp_path / "tokenizer.json"))
+
+
+def test_a_file_on_which_the_library_panics_is_refused(tmp_path: Path) -> None:
+    """A panic is no `Exception`; merges of a token that is shorter than its prefix make one."""
+    config = panicking(tmp_path, model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]})
+    with pytest.raises(ConfigError, match=r"tokenizer.path: expected a tokenizer.json that .* got '.*tokenizer.json'"):
+        _file.build(config, [])
+
+
+def test_a_text_on_which_the_library_panics_is_refused_by_file_and_line(tmp_path: Path) -> None:
+    """As one that it refuses."""
+    tokenizer = _file.build(panicking(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}), [])
+    with pytest.raises(ValueError, match="the tokenizer refuses the text: chunk size must be non-zero"):
+        tokenizer.encode("a")
+    (tmp_path / "train.jsonl").write_text('\n{"text": "a"}\n')
+    dataset = _jsonl.open_jsonl(_jsonl.JsonlConfig(path=str(tmp_path / "train.jsonl")), tokenizer, "train")
+    assert dataset is not None
+    with pytest.raises(
+        DataError, match=r"train.jsonl:2: expected text that the tokenizer can encode, got .* chunk size"
+    ):
+        dataset.tokens(0)
+
+
+def test_ids_on_which_the_library_panics_are_refused(tmp_path: Path) -> None:
+    """By the file, whose decoder it is."""
+    decoder = {"type": "Strip", "content": "a", "start": 5, "stop": 5}
+    tokenizer = _file.build(panicking(tmp_path, decoder=decoder), [])
+    with pytest.raises(ConfigError, match=r"tokenizer.path: .*its decoder fails: index out of bounds"):
+        tokenizer.decode([1])

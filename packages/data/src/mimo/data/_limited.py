@@ -1,0 +1,111 @@
+"""A tokenizer of texts of which only the beginning can matter, since samples are cut: it encodes no more of a long one.
+
+Its ids are those of the whole text as far as a sample reaches, and after these the placeholders of the rest, which
+are counted against the items.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+import attrs
+
+from mimo.data._placeholders import mark
+from mimo.data._specs import Tokenizer
+
+_LETTERS = 16
+"""As many for each token at first; where tokens are longer, twice as many until there are enough."""
+_FEWEST_LETTERS = 4096
+
+
+@attrs.frozen(kw_only=True)
+class LimitedTokenizer:
+    """A tokenizer for samples of ``max_tokens`` ids at most; short texts it encodes as the inner one does.
+
+    A long text is encoded twice, up to two ends that are white space, if there is any; where both give the same ids as
+    far as the limit, these are taken. They are those of the whole text for any tokenizer whose ids depend on text
+    within the distance of the two ends, at least 4,096 letters: exactly so for bytes and words, and for any that
+    splits text into words first. What could not be encoded beyond the limit is not looked at.
+
+    Args:
+        inner: the tokenizer.
+        max_tokens: ids of a sample at most.
+        modalities: whose placeholders it knows.
+    """
+
+    inner: Tokenizer
+    max_tokens: int
+    modalities: tuple[str, ...]
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids."""
+        return self.inner.vocabulary
+
+    @property
+    def end(self) -> int:
+        """Id that closes every sample."""
+        return self.inner.end
+
+    def placeholder(self, modality: str) -> int:
+        """Return the id of a modality's placeholder; `ConfigError` where it has none."""
+        return self.inner.placeholder(modality)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        return self.inner.decode(ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text as far as a sample can reach, and the placeholders of the rest.
+
+        Raises:
+            ValueError: the inner one can't encode what is looked at.
+        """
+        letters = max(_FEWEST_LETTERS, _LETTERS * self.max_tokens)
+        placeholders = self._ids()
+        known = frozenset(placeholders.values())
+        before: list[int] = []
+        while 2 * letters < len(text):
+            stop = self._end_near(text, letters)
+            try:
+                ids = self._beginning(self.inner.encode(text[:stop]), known)
+            except ValueError:  # of half a word, it may be
+                ids = []
+            if ids and ids == before:
+                marks = self._marks(text)
+                placed = sum(one in known for one in ids)
+                return [*ids, *(placeholders[one] for one in marks[placed:])]
+            before, letters = ids, 2 * letters
+        return self.inner.encode(text)
+
+    def _beginning(self, ids: list[int], placeholders: Collection[int]) -> list[int]:
+        """Return ids up to the first of text that no sample has room for; none where all have."""
+        room = self.max_tokens
+        for place, one in enumerate(ids):
+            if one not in placeholders:
+                if not room:
+                    return ids[: place + 1]
+                room -= 1
+        return []
+
+    def _end_near(self, text: str, stop: int) -> int:
+        """Return where to end near ``stop``: before white space if there is some, and within no placeholder."""
+        spaces = re.compile(r"\s").search(text, stop, min(len(text), stop + _FEWEST_LETTERS // 2))
+        if spaces is not None:
+            return spaces.start()
+        longest = max((len(mark(modality)) for modality in self.modalities), default=0)
+        for begin in range(max(0, stop - longest + 1), stop):
+            if any(text.startswith(mark(modality), begin) for modality in self.modalities):
+                return begin
+        return stop
+
+    def _marks(self, text: str) -> list[str]:
+        """Return the modalities of the placeholders of a text, in order."""
+        if not self.modalities:
+            return []
+        written = "|".join(re.escape(mark(modality)) for modality in self.modalities)
+        return [found[0][1:-1] for found in re.finditer(written, text)]
+
+    def _ids(self) -> dict[str, int]:
+        return {modality: self.inner.placeholder(modality) for modality in self.modalities}
