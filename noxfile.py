@@ -22,6 +22,8 @@ nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
+PROGRAMS = ("integration_tests", "benchmarks", "gpu")
+"""Folders of programs that import what lies beside them."""
 SIDE_BY_SIDE = ("--numprocesses", str(1 + (os.cpu_count() or 1)), "--dist", "worksteal")
 """Tests run on all cores, and whoever has none left takes some of another's.
 
@@ -192,9 +194,9 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     sources = [str(folder / "src") for folder in FOLDERS]
-    others = [*(folder / "tests" for folder in FOLDERS), ROOT / "integration_tests", ROOT / "benchmarks"]
+    others = [*(folder / "tests" for folder in FOLDERS), *(ROOT / folder for folder in PROGRAMS)]
     programs = [str(folder) for folder in others if any(folder.rglob("*.py"))]
-    paths = os.pathsep.join([*sources, *(str(ROOT / helpers) for helpers in ("integration_tests", "benchmarks"))])
+    paths = os.pathsep.join([*sources, *(str(ROOT / folder) for folder in PROGRAMS)])
     session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": paths})
 
 
@@ -220,6 +222,13 @@ def oracle(session: nox.Session) -> None:
     """Compare layouts that nobody chose with the one-process run: ``nox -s oracle -- --random 20 --seed 1``."""
     install(session, everything(), "integration")
     session.run("python", "integration_tests/drawn.py", *session.posargs)
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Check settings that are wrong in ways nobody chose: ``nox -s fuzz -- --count 1000 --seed 1``."""
+    install(session, everything(), "integration")
+    session.run("python", "integration_tests/fuzz.py", *session.posargs)
 
 
 @nox.session(default=False)

@@ -106,8 +106,8 @@ def write_lines(path: Path, samples: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_metrics(run: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the steps and the evaluations of a run directory."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Return the steps and the evaluations of a run directory; lines about saves are left out."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
     return [line for line in lines if "evaluation" not in line], [line for line in lines if "evaluation" in line]
 
 

@@ -20,6 +20,7 @@ from once import made_once
 from pool import Pool
 from tables import RATE, STEPS, Table, alone, world_of
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from truth import Truth, read_truth, run_plain, write_truth
@@ -58,7 +59,7 @@ class Piece:
                 if isinstance(placement, Shard | _StridedShard):
                     places = placement._split_tensor(places, held.device_mesh.size(axis), with_padding=False)[0][at]
             held = held.to_local()
-        return cls(shape=tuple(value.shape), values=held.numpy().flatten(), places=places.numpy().flatten())
+        return cls(shape=tuple(value.shape), values=held.cpu().numpy().flatten(), places=places.numpy().flatten())
 
 
 @attrs.frozen(kw_only=True)
@@ -71,9 +72,11 @@ class Outcome:
     weights: dict[str, Piece]
 
 
-def run_layout(rank: int, settings: Table) -> Outcome:
+def run_layout(
+    rank: int, settings: Table, *, device: torch.device = CPU, objects: ProcessGroup | None = None
+) -> Outcome:
     """Train on this rank as `mimo train` does."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    engine = Engine(make_job(settings), rank=rank, device=device, objects=objects)
     losses, norms, gradients = [], [], {}
     for step in range(1, STEPS + 1):
         tally = engine.accumulate(step)

@@ -59,6 +59,34 @@ def test_the_tutorials_encoder_trains_on_three_lanes_as_in_one_process(folder: P
     assert losses(folder / "runs" / "tiles") == pytest.approx(losses(folder / "alone"), rel=1e-6)
 
 
+def build_with_seam(folder: Path) -> Path:
+    """Build the package with what the page adds for a seam."""
+    (seam,) = re.findall(r"^## A seam.*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    source = folder / "mimo_encoder_tiles.py"
+    source.write_text(f"{source.read_text()}\n\n{seam}")
+    return build(folder)
+
+
+def test_the_tutorials_encoder_with_a_seam_keeps_its_promises(folder: Path) -> None:
+    """Its tower and its projector compute what the whole does."""
+    site = build_with_seam(folder)
+    (words,) = (command.split()[1:] for command in CHECKS if "tiles" in command)
+    verdicts = succeed(*words, cwd=folder, path=site)
+    assert "NO" not in verdicts
+    assert "\nok seam: Tower and projector one after the other compute what the whole does" in verdicts
+
+
+@pytest.mark.soak
+def test_the_tutorials_encoder_with_a_seam_is_ahead_of_its_projector(folder: Path) -> None:
+    """It trains as it does in its own step."""
+    site = build_with_seam(folder)
+    frozen = 'modules.vision.frozen=["tower"]'
+    succeed("train", "tiles.toml", STEPS, frozen, "modules.vision.prefetch=true", cwd=folder, path=site)
+    succeed("train", "tiles.toml", STEPS, frozen, "run.directory=in_step", cwd=folder, path=site)
+    assert losses(folder / "runs" / "tiles") == losses(folder / "in_step")
+    assert "vision.projector" in (folder / "runs" / "tiles" / "plan.json").read_text()
+
+
 def test_an_encoder_whose_rows_are_not_what_it_said_is_named(folder: Path) -> None:
     """An author's likeliest mistake ends the run: modality, samples, what was promised and what came are named."""
     source = folder / "mimo_encoder_tiles.py"

@@ -152,12 +152,12 @@ def test_sigterm_saves_and_leaves_with_0(everybody: bool, tmp_path: Path) -> Non
 
 def test_steps_that_are_not_finite_are_skipped_alike(tmp_path: Path) -> None:
     """Every rank leaves its weights and moments as they were, and the run goes on to its end."""
-    diverges = ("run.steps=3", "optimizer.lr=1e30", "optimizer.clip=0")
+    diverges = ("run.steps=4", "optimizer.lr=1000", "optimizer.weight_decay=1000", "optimizer.clip=0")
     shown = succeed(*DIGITS, *diverges, "checkpoint.interval=1", "checkpoint.keep=0", f"run.directory={tmp_path}")
     assert shown.count("(skipped)") == 2
     steps = read_metrics(tmp_path)[0]
-    assert [step["skipped"] for step in steps] == [False, True, True]
-    assert steps[1]["loss"] is None
-    first, last = (sorted((tmp_path / "checkpoints" / f"step_{step:08d}").glob("*.safetensors")) for step in (1, 3))
+    assert [step["skipped"] for step in steps] == [False, False, True, True]
+    assert steps[2]["loss"] is None
+    first, last = (sorted((tmp_path / "checkpoints" / f"step_{step:08d}").glob("*.safetensors")) for step in (2, 4))
     assert len(first) == 4
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in last]

@@ -94,6 +94,29 @@ def test_a_restart_goes_back_to_where_its_job_went_back(folder: Path) -> None:
     assert losses(folder / "back") == losses(folder / "run")
 
 
+def test_a_damaged_metrics_file_keeps_no_run_from_going_on(folder: Path) -> None:
+    """Fifty bytes of zeros, as after a power failure: the lines that they are in are left out, and saved beside."""
+    run = folder / "damaged"
+    words = ("train", "text.toml", "run.directory=damaged")
+    succeed(*words, cwd=folder)
+    (run / "loss.png").unlink()
+    metrics = run / "metrics.jsonl"
+    data = bytearray(metrics.read_bytes())
+    data[20:70] = bytes(50)
+    metrics.write_bytes(data)
+    lost, *rest = bytes(data).splitlines(keepends=True)
+    ended = mimo(*words, "run.steps=6", "checkpoint.load=latest", cwd=folder)
+    assert ended.code == 0, ended
+    assert ended.err == (
+        "mimo: damaged/metrics.jsonl: expected a JSON object with a step in each line, got 1 line that can't be read. "
+        "It is left out, and saved in damaged/metrics.unreadable.\n"
+    )
+    assert (run / "metrics.unreadable").read_bytes() == lost
+    assert metrics.read_bytes().startswith(b"".join(rest[:3]))
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [2, 3, 4, 5, 6]
+    assert (run / "loss.png").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "texts"),
     [

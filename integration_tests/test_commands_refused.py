@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from commands import here, install, mimo
+from commands import TEXT, here, install, mimo
 from house import ROOT
+
+from mimo.trainer import _tasks
 
 EXAMPLE = "examples/digits.toml"
 
@@ -79,6 +82,116 @@ def test_a_wrong_setting_is_refused(words: list[str], texts: list[str]) -> None:
     """In one line, with what was expected and what was got."""
     ended = here("train", EXAMPLE, *words)
     assert ended.refused(*texts), ended
+
+
+DECIDED = {
+    "load": (
+        ["checkpoint.load=lates"],
+        'checkpoint.load: expected "none", "latest" or the folder of a checkpoint, got',
+    ),
+    "latest": (["checkpoint.load=latest", "run.directory={free}"], "checkpoint.load: expected a run in "),
+    "finetune": (["load.finetune=/nonexistent"], "load.finetune: expected the folder of a checkpoint or of a run, got"),
+    "file": (["run.directory=LICENSE"], "run.directory: expected a folder, got 'LICENSE', which is a file."),
+    "below a file": (
+        ["run.directory=LICENSE/x/y"],
+        "run.directory: expected a folder, got 'LICENSE/x/y', but 'LICENSE' is a",
+    ),
+    "fifo": (["run.directory={fifo}"], "run.directory: expected a folder, got '{fifo}', which is a fifo."),
+    "link": (["run.directory={link}"], "run.directory: expected a folder, got '{link}', which is a link to nothing."),
+    "proc": (
+        ["run.directory=/proc/x"],
+        "run.directory: expected a folder that can be made and written, got '/proc/x': No",
+    ),
+    "sys": (
+        ["run.directory=/proc/sys"],
+        "run.directory: expected a folder that can be made and written, got '/proc/sys': ",
+    ),
+    "long": (["run.directory={long}"], "run.directory: expected a folder that can be made and written, got 'xxxxx"),
+    "null": (['run.directory="a\\u0000b"'], "run.directory: expected text without control characters"),
+    "run": (
+        ["run.directory={run}"],
+        "run.directory: expected a directory without a run in it, got '{run}', which holds one.",
+    ),
+    "timeout": (["run.timeout=1e10"], "run.timeout: expected at most 1000000000, got 10000000000.0."),
+    "timeout without end": (["run.timeout=1e300"], "run.timeout: expected a number of at most 1e+30, got 1e+300."),
+    "gpus": (
+        ["run.device=cuda"],
+        "run.device: expected a GPU for each of the 4 processes on this machine, got 0 that it can",
+    ),
+}
+"""What train and check refuse alike: words, and how the refusal begins."""
+
+
+@pytest.mark.parametrize(("words", "begins"), DECIDED.values(), ids=DECIDED)
+def test_check_refuses_what_train_does(
+    words: list[str], begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same words; and what can't be made is refused before anything is launched."""
+    names = {name: str(tmp_path / name) for name in ("free", "fifo", "link", "run")} | {"long": "x" * 300}
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("nothing")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+
+    def never(*_args: object, **_named: object) -> None:
+        pytest.fail("it was launched")
+
+    monkeypatch.setattr(_tasks, "launch", never)
+    trained, checked = (
+        here(command, EXAMPLE, *(word.format(**names) for word in words)) for command in ("train", "check")
+    )
+    assert trained.refused(begins.format(**names)), trained
+    assert checked == trained
+
+
+def test_a_broken_lifecycle_plugin_is_refused_by_check_and_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by every rank, once all have started."""
+    monkeypatch.syspath_prepend(install(tmp_path, "broken_ear", "import not_installed_here\n", "mimo.lifecycle"))
+    for command in ("train", "check"):
+        ended = here(command, EXAMPLE, f"run.directory={tmp_path / 'run'}")
+        assert ended.refused("plugin 'broken_ear' of broken_ear 1.0", "No module named 'not_installed_here'"), ended
+    assert not (tmp_path / "run").exists()
+
+
+def test_check_leaves_to_another_machine_what_only_that_one_can_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so; what settings say by themselves is refused all the same."""
+    monkeypatch.syspath_prepend(install(tmp_path, "broken_ear", "import not_installed_here\n", "mimo.lifecycle"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = (
+        "run.directory=/proc/x",
+        "checkpoint.load=/there/step_00000007",
+        "run.device=cuda",
+        "logging.tensorboard=true",
+    )
+    told = here("check", EXAMPLE, *words, "--elsewhere").printed
+    assert "ranks 2-3: " in told
+    assert told.splitlines()[-1] == (
+        "not looked at, as only the machine that trains can answer it: run.directory, checkpoint.load and "
+        "load.finetune, GPUs, the processes that torchrun or Slurm starts, lifecycle plugins, and logging.tensorboard"
+    )
+    assert here("check", EXAMPLE, *words, "run.world=3", "--elsewhere").refused("run.world: expected 4 or more")
+
+
+def test_check_shows_a_plan_where_the_data_are_not(tmp_path: Path) -> None:
+    """They lie on the machine that trains; no traffic can be told then."""
+    (tmp_path / "text.toml").write_text(TEXT)
+    refused = here("check", "text.toml", cwd=tmp_path)
+    assert refused.refused("data.path: expected an existing jsonl file, got 'train.jsonl'."), refused
+    told = here("check", "text.toml", "--elsewhere", cwd=tmp_path).printed
+    assert "ranks 0: F0 B0" in told
+    assert "jsonl, none samples to train on, none held out" in told
+    assert told.rstrip().endswith("; the data, which are not here, so that samples of text alone stand for them")
+
+
+def test_check_makes_nothing(tmp_path: Path) -> None:
+    """A run directory that could be made is not."""
+    assert here("check", EXAMPLE, f"run.directory={tmp_path / 'a' / 'b'}").printed
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_dataset_file_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ OWNERS = {
 BESIDE = {
     "mimo_dataset_spoken_digits": ("mimo_dataset_digits",),
     "mimo_optimizer_distributed": ("mimo.topology",),
-    "mimo_optimizer_hybrid": ("mimo_optimizer_distributed",),
+    "mimo_optimizer_hybrid": ("mimo.topology", "mimo_optimizer_distributed"),
     "mimo_optimizer_muon": ("mimo_optimizer_distributed",),
 }
 """What plugins of ours import beside hooks and the packages that own their kinds: `mimo_optimizer_distributed` is there

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import torch
@@ -20,7 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from mimo.data import StepSampler
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import Choices, Router, local
+from mimo.model.runtime import Choices, Router, build_part, local
+from mimo.trainer import _assembly
 from mimo.trainer._engine import Engine
 from mimo.trainer._programs import language_batch
 from mimo.trainer._step_data import StepData
@@ -59,13 +62,26 @@ def read_truth(path: Path) -> Truth:
     return Truth(gradients=trees["gradients"], weights=trees["weights"], **told)
 
 
-def run_plain(_rank: int, settings: Table, *, nudged: bool = False) -> Truth:
+def run_plain(
+    _rank: int,
+    settings: Table,
+    *,
+    nudged: bool = False,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> Truth:
     """Train by a plain loop, with settings that `tables.alone` has returned.
 
-    ``nudged``, each weight begins as the next number above or below: how much that changes tells what rounding may do.
+    Args:
+        settings: of one rank and one microbatch.
+        nudged: whether each weight begins as the next number above or below: how much that changes tells what rounding
+            may do.
+        device: where it computes; the result lies on the CPU.
+        dtype: of weights, which begin with the same values in any, and of all that is computed.
     """
     job = make_job(settings)
-    engine = Engine(job, rank=0, device=CPU)  # builds the modules; nothing else of it is used
+    with mock.patch.object(_assembly, "build_part", partial(build_part, dtype=dtype)):
+        engine = Engine(job, rank=0, device=device)  # builds the modules; nothing else of it is used
     parts = {part.name: part for part in engine.model.parts.values()}
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
     if nudged:
@@ -82,10 +98,13 @@ def run_plain(_rank: int, settings: Table, *, nudged: bool = False) -> Truth:
         rows = {}
         for module in job.encoders:
             items = batch.items(module, 0)
-            prepared = batch.prepare(module, 0)
+            prepared = [
+                {name: x.to(device, dtype if x.is_floating_point() else None) for name, x in item.items()}
+                for item in batch.prepare(module, 0)
+            ]
             if prepared:
                 rows[module.name] = parts[module.name].encode(prepared, [item.info.size for item in items])
-        packed = language_batch(batch.packed(0), job, CPU)
+        packed = language_batch(batch.packed(0), job, device)
         language = parts["language"].language
         labels = packed.labels
         count = int((labels >= 0).sum())
@@ -120,12 +139,12 @@ def _nudge(weights: Iterable[Tensor]) -> None:
     for value in weights:
         held = value.to_local() if isinstance(value, DTensor) else value
         way = torch.where(torch.rand(held.shape, generator=generator) < 0.5, math.inf, -math.inf)
-        held.copy_(torch.nextafter(held, way))
+        held.copy_(torch.nextafter(held, way.to(held)))
 
 
 def _plain(value: Tensor) -> Tensor:
-    """Return a copy as a plain tensor."""
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+    """Return a copy as a plain tensor, on the CPU."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone().cpu()
 
 
 def _norm(parameters: Iterable[nn.Parameter]) -> float:

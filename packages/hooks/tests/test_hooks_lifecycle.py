@@ -120,6 +120,51 @@ def test_hooks_lifecycle_hands_every_event_to_every_plugin_in_order(step: StepIn
     assert heard == [(name, value) for value in values for name in ("first", "second")]
 
 
+@attrs.frozen(eq=False)
+class Failing:
+    """Raises when a run ends."""
+
+    error: BaseException
+
+    @hookimpl
+    def mimo_run_end(self) -> None:
+        raise self.error
+
+    @hookimpl
+    def mimo_fault(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError("loss"), SystemExit(5)], ids=["exception", "exit"])
+def test_hooks_lifecycle_plugins_that_fail_at_the_end_keep_nobody_from_being_called(error: BaseException) -> None:
+    """Each is named with what it raised, and nothing is raised: the end of a run is not a plugin's to change."""
+    heard: list[tuple[str, Any]] = []
+    caller = lifecycle([Listener("first", heard), Failing(error), Listener("last", heard)], entry_points=())
+    for failures in (caller.run_end(RUN), caller.fault(RUN, RuntimeError("x"))):
+        (failure,) = failures
+        where, got = "lifecycle plugin 2, Failing, mimo_", f"got {type(error).__name__}: {error}"
+        assert str(failure).startswith(where)
+        assert got in str(failure)
+        assert failure.__cause__ is error
+    assert [name for name, _ in heard] == ["first", "last"] * 2
+
+
+class SilentError(Exception):
+    """One whose text can't be made."""
+
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+
+def test_hooks_lifecycle_names_an_exception_without_a_text() -> None:
+    """It keeps nobody from being called either."""
+    heard: list[tuple[str, Any]] = []
+    caller = lifecycle([Failing(SilentError()), Listener("last", heard)], entry_points=())
+    (failure,) = caller.run_end(RUN)
+    assert "got SilentError, which has no text" in str(failure)
+    assert [name for name, _ in heard] == ["last"]
+
+
 def test_hooks_lifecycle_calls_installed_plugins_by_name_after_those_handed_in(shelf: Shelf) -> None:
     """The order does not depend on the order in which distributions are found."""
     source = """

@@ -33,6 +33,19 @@ def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
         assert float((one.double() - other).norm()) <= bound * float(other.norm())
 
 
+def test_rows_in_float64_are_turned_in_float64() -> None:
+    """A pair that is turned forth and back is what it was, to its own precision, and so is its gradient."""
+    x, angles = _drawn(5, 2, 8).double(), _drawn(5, 1, 4).double()
+    turned = turn(x, angles.cos(), angles.sin())
+    assert turned.dtype == torch.float64
+    back = turn(turned, angles.cos(), -angles.sin())
+    assert float((back - x).abs().max()) < 1e-14
+    (gradient,) = torch.autograd.grad(
+        turn(x.requires_grad_(), angles.cos(), angles.sin()), x, turned, materialize_grads=True
+    )
+    assert float((gradient - x.detach()).abs().max()) < 1e-14
+
+
 def check_norm(_rank: int, rows: int, size: float) -> None:
     """Compare with torch in float64."""
     x, weight = _drawn(rows, 48) * size, 1 + 0.3 * _drawn(48)

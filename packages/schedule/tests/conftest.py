@@ -83,20 +83,22 @@ def _modules(draw: st.DrawFn, name: str, chunks: tuple[int, ...], placement: Pla
 
 @st.composite
 def _prefetching(draw: st.DrawFn, graph: ModuleGraph) -> ModuleGraph:
-    """Freeze some modules that feed others, and have them work on the next step."""
+    """Freeze some modules that feed others, or their towers, and have these work on the next step."""
     chosen: list[str] = []
+    divided: list[str] = []
     for name in graph.order:
         sources = [source for source, target in graph.arrows if target == name]
         feeds = any(source == name for source, _ in graph.arrows)
         if feeds and set(sources) <= set(chosen) and draw(st.booleans()):
-            chosen.append(name)
-    return attrs.evolve(
-        graph,
-        modules=tuple(
-            attrs.evolve(module, trains=(False,) * module.stages, prefetch=True) if module.name in chosen else module
-            for module in graph.modules
-        ),
-    )
+            draw(st.sampled_from((chosen, divided))).append(name)
+
+    def turned(module: Module) -> Module:
+        frozen = (False,) * module.stages
+        if module.name in divided:
+            return attrs.evolve(module, trains=(*frozen, True), tied=False, experts=False, seam=True)
+        return attrs.evolve(module, trains=frozen, prefetch=True) if module.name in chosen else module
+
+    return attrs.evolve(graph, modules=tuple(map(turned, graph.modules))).divided()
 
 
 @st.composite

@@ -111,6 +111,19 @@ def test_folders_are_printed_as_they_are_called(tmp_path: Path, capsys: pytest.C
         assert line in out
 
 
+def test_what_a_terminal_would_obey_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of tensors are whoever's who wrote the checkpoint."""
+    hostile = "a\x1b[31m"
+    first = saved(tmp_path / "a", plugin={hostile: torch.ones(1)})
+    other = saved(tmp_path / "b", plugin={hostile: torch.zeros(1), f"{hostile}b": torch.ones(1)})
+    assert run(["checkpoint", "inspect", str(first)]) == 0
+    assert run(["checkpoint", "diff", str(first), str(first)]) == 0
+    assert run(["checkpoint", "diff", str(first), str(other)]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.count("plugin.a\\x1b[31m") == 3
+
+
 def test_a_checkpoint_is_resharded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Into another folder, in as many parts as asked for; a second time is refused."""
     first = saved(tmp_path / "a")

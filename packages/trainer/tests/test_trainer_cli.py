@@ -210,3 +210,12 @@ def test_an_image_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err.startswith(
         f"mimo: --image: expected an image that can be read, got {str(tmp_path / 'a.png')!r}: it is no image"
     )
+
+
+def test_words_with_escape_sequences_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever would name them, ours or the parser of the command line, would send them to the terminal."""
+    assert run(["check", "\x1b[2Jrun.toml"]) == 2
+    assert run(["\x1b[31mcheck"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("mimo: word 2: expected text without control characters, got '\\x1b' in '\\x1b[2Jrun.toml'.")
+    assert "\x1b" not in err

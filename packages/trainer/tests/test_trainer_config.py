@@ -80,7 +80,7 @@ def test_a_key_with_dots_stands_in_quotes() -> None:
         ("run.precision=fp8", r"run.precision: expected one of 'fp32', 'bf16', 'fp16', got 'fp8'."),
         ("run.loss_scale=-1", r"run.loss_scale: expected 0 or more, got -1.0."),
         ("run.device=gpu", r"run.device: expected one of 'auto', 'cpu', 'cuda', got 'gpu'."),
-        ("optimizer.lr=nan", r"optimizer.lr: expected 0 or more, got nan."),
+        ("optimizer.lr=nan", r"optimizer.lr: expected a number, got nan."),
         ("modules.language.ranks=0-x", r"modules.language.ranks: expected ranks, got '0-x'. Write \"0-3\""),
         ("modules.language.ranks=[0, a]", r"modules.language.ranks: expected ranks, got '\[0, a\]'."),
         ("modules.language.ranks=[true]", r"modules.language.ranks: expected whole numbers, got \[True\]."),

@@ -100,7 +100,7 @@ def test_shares_are_of_the_peak_that_settings_tell(job: Callable[..., Job]) -> N
     ("value", "text"),
     [
         ("-1", "run.peak_tflops: expected 0 or more, got -1"),
-        ("nan", "run.peak_tflops: expected 0 or more, got nan"),
+        ("nan", "run.peak_tflops: expected a number, got nan"),
         ("inf", "run.peak_tflops: expected a finite number, got inf"),
         ("fast", "run.peak_tflops: expected a number, got 'fast'"),
     ],

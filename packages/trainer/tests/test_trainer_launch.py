@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from processes import Started, free_port, script
 
 from mimo.trainer._launch import _processes, start_method
+from mimo.trainer._meeting import Meeting
 from mimo.trainer._place import Place
 from mimo.trainer._watch import Terms
 
@@ -31,10 +33,17 @@ from mimo.trainer import _fault
 from mimo.trainer._launch import launch
 from mimo.trainer._watch import Terms, Watch
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
+
 def together():
     found = torch.ones(())
     dist.all_reduce(found)
     return int(found)
+
+def say(*what):
+    sys.stdout.write(" ".join(map(str, what)) + "\\n")  # at once, also where Python writes unbuffered
+    sys.stdout.flush()
 
 def entry(place):
 """
@@ -100,6 +109,13 @@ def join(tmp_path: Path, body: str, world: int, *, shared: bool = False, **how: 
             environ = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             ranks.append(stack.enter_context(start(directory, body, environ, **how)))
         return [finish(one) for one in ranks]
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on a port of this machine."""
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def test_all_ranks_meet_and_the_exit_code_is_0(tmp_path: Path) -> None:
@@ -238,12 +254,46 @@ def test_ctrl_c_while_fresh_interpreters_import_is_silent(tmp_path: Path) -> Non
 def test_each_process_has_a_gpu_of_its_own() -> None:
     """The number of the process on this machine is that of its GPU; fresh interpreters inherit no socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        processes = _processes(print, 2, "cuda", start_method("cuda"), listener, Terms())
+        reads, writes = Pipe(duplex=False)
+        processes = _processes(print, 2, "cuda", start_method("cuda"), Terms(), reads, (listener, writes))
     arguments = [vars(process)["_args"] for process in processes]
     assert [place for _, place, *_ in arguments] == [
         Place(rank=rank, world=2, local_rank=rank, device=f"cuda:{rank}") for rank in (0, 1)
     ]
-    assert [inherited for *_, inherited in arguments] == [None, None]
+    assert [inherited for *_, inherited in arguments] == [(), ()]
+
+
+def test_a_program_may_hand_over_how_its_processes_meet(tmp_path: Path) -> None:
+    """Where each computes and by what backend they send; the latter is asked in the rank, before it has a group."""
+    program = tmp_path / "meets.py"
+    program.write_text(
+        HEAD
+        + """
+    say(place.device, dist.get_backend(), together())
+
+def backend(device):
+    assert not dist.is_initialized() and device == "cpu"
+    dist.Backend.register_backend("ours", dist.ProcessGroupGloo, devices=["cpu"])
+    return "ours"
+
+def device(name, local_rank):
+    return name
+
+if __name__ == "__main__":
+    from mimo.trainer._meeting import Meeting
+    sys.exit(launch(entry, world=2, meeting=Meeting(device=device, backend=backend)))
+"""
+    )
+    with processes.start(str(program), call=script) as started:
+        code, out, err = finish(started)
+    assert (code, sorted(out.splitlines()), err) == (0, ["cpu ours 2", "cpu ours 2"], "")
+
+
+def test_where_ranks_meet_as_usual() -> None:
+    """A GPU for each, with NCCL for what lies there; gloo alone on the CPU."""
+    usual = Meeting()
+    assert [usual.device(name, 3) for name in ("cpu", "cuda")] == ["cpu", "cuda:3"]
+    assert [usual.backend(device) for device in ("cpu", "cuda:3")] == ["gloo", "nccl"]
 
 
 def test_ctrl_c_ends_every_process_with_130_and_no_traceback(tmp_path: Path) -> None:
@@ -264,7 +314,8 @@ def test_sigterm_to_the_launcher_alone_ends_every_process_with_143(tmp_path: Pat
         assert (code, err) == (143, "mimo: interrupted\n")
 
 
-def test_a_task_that_knows_sigterm_is_told_and_ends_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_task_that_knows_sigterm_is_told_and_ends_by_itself(number: int, tmp_path: Path) -> None:
     """Also where the main thread is in a collective; sent to the group it comes twice, which is one wish."""
     body = """
     together()
@@ -282,9 +333,82 @@ def test_a_task_that_knows_sigterm_is_told_and_ends_by_itself(tmp_path: Path) ->
 """
     with start(tmp_path, body, stops=True) as started:
         started.wait_for("ready")
-        os.killpg(started.pid, signal.SIGTERM)
+        os.killpg(started.pid, number)
         told = "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
         assert finish(started) == (0, "ready\n", told)
+
+
+def test_a_second_sighup_is_the_same_wish(tmp_path: Path) -> None:
+    """A terminal that goes may send several, to the launcher and to all ranks."""
+    go = tmp_path / "go"
+    body = f"""
+    together()
+    if place.rank == 0:
+        say("ready")
+    while not place.progress.stops:
+        time.sleep(0.01)
+    while not Path({str(go)!r}).exists():
+        time.sleep(0.01)
+    together()
+"""
+    with start(tmp_path, body, stops=True, world=2) as started:
+        started.wait_for("ready")
+        os.killpg(started.pid, signal.SIGHUP)
+        time.sleep(1.5)  # sooner it would be the same wish
+        os.killpg(started.pid, signal.SIGHUP)
+        go.touch()
+        told = "mimo: asked to stop: the step is finished and saved. A second signal ends all at once.\n"
+        assert finish(started) == (0, "ready\n", told)
+
+
+def test_a_terminal_that_goes_does_not_end_what_nohup_started(tmp_path: Path) -> None:
+    """Neither at once nor after the step: the signal was ignored when the command began."""
+    body = """
+    together()
+    if place.rank == 0:
+        os.killpg(os.getpgrp(), signal.SIGHUP)
+    until = time.monotonic() + 1
+    while not place.progress.stops and time.monotonic() < until:
+        time.sleep(0.01)
+    say(place.progress.stops, together())
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+"""
+    assert launched(tmp_path, body, stops=True, world=2) == (0, "False 2\n" * 2, "")
+
+
+def test_a_run_whose_terminal_is_closed_ends_by_itself(tmp_path: Path) -> None:
+    """Though nothing that it prints can be written any more."""
+    master, slave = os.openpty()
+    told = tmp_path / "told"
+    body = f"""
+    from mimo.trainer._console import Progress
+    console = Progress()
+    together()
+    while not place.progress.stops:
+        if place.rank == 0:
+            console._line("a step")
+        time.sleep(0.01)
+    if place.rank == 0:
+        console._line("saved")
+        Path({str(told)!r}).write_text(str(together()))
+    else:
+        together()
+
+if __name__ == "__main__":
+    terminal = os.open({os.ttyname(slave)!r}, os.O_RDWR)  # that of this session from now on
+    for number in (0, 1, 2):
+        os.dup2(terminal, number)
+"""
+    with os.fdopen(master, "rb", buffering=0) as screen, start(tmp_path, body, stops=True, world=2) as started:
+        shown = b""
+        while b"a step" not in shown:
+            shown += screen.read(1 << 10)
+        os.close(slave)
+        screen.close()
+        assert finish(started)[0] == 0
+    assert told.read_text() == "2"
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -313,6 +437,23 @@ def test_a_rank_that_hangs_when_others_have_ended_is_named(tmp_path: Path) -> No
     found = re.fullmatch(r"mimo: rank 1 did not go on for .* s in the test, at (.*), line .*", err.strip())
     assert found is not None, err
     assert found[1] == "__main__"
+
+
+def test_tasks_of_srun_meet_without_being_told_where(tmp_path: Path) -> None:
+    """On a port that follows from the ids of their job and step."""
+    job = next(job for job in range(os.getpid(), os.getpid() + 1000) if is_free(20_000 + job * 61 % 10_000))
+    step = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    step |= {"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "gpu01"}
+    body = """
+    print(together(), place.rank, place.local_rank)
+"""
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in ("0", "1"):
+            (tmp_path / rank).mkdir()
+            task = {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+            ranks.append(stack.enter_context(start(tmp_path / rank, body, task)))
+        assert [finish(one) for one in ranks] == [(0, "2 0 0\n", ""), (0, "2 1 1\n", "")]
 
 
 def test_joined_ranks_name_one_that_died(tmp_path: Path) -> None:
@@ -353,14 +494,147 @@ def test_joined_ranks_say_that_the_one_in_which_all_meet_is_gone(tmp_path: Path)
     assert "mimo:" not in ended[2][2]
 
 
-def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
-    """The ranks' store dies with the launcher; `finish` returns only when all of them are gone."""
-    with start(tmp_path, BLOCKED) as started:
+def test_a_rank_that_can_start_no_thread_says_why_at_once(tmp_path: Path) -> None:
+    """Though a thread is what writes its reason to the run directory."""
+    body = """
+    together()
+    if place.rank == 1:
+        def refuse(thread):
+            raise RuntimeError("can't start new thread")
+        threading.Thread.start = refuse
+        threading.Thread().start()
+    together()
+"""
+    code, _, err = launched(tmp_path, body)
+    assert code == 3
+    limits = "ulimit -u and -v, pids.max of its control group, host memory"
+    told = f"rank 1 can't start another thread or process (see {limits})"
+    assert err.splitlines()[-1] == f"{told}: RuntimeError: can't start new thread"
+    assert told in (tmp_path / "error.txt").read_text()
+
+
+def test_a_rank_that_cannot_be_watched_ends_all(tmp_path: Path) -> None:
+    """The first thread of a rank is the one that watches."""
+    body = """
+    together()
+
+def refuse(watch):
+    if watch._place.rank == 1:
+        raise RuntimeError("can't start new thread")
+    threading.Thread.start(watch)
+
+Watch.start = refuse
+"""
+    code, _, err = launched(tmp_path, body)
+    assert code == 3
+    assert err.splitlines()[-1].startswith("rank 1 can't start another thread or process"), err
+
+
+def test_a_rank_that_ends_itself_for_want_of_memory_says_so(tmp_path: Path) -> None:
+    """As C++ does where an allocation or a thread is refused: all that is left of it is the signal."""
+    body = """
+    import mmap
+    together()
+    if place.rank == 1:
+        kept = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+        time.sleep(2.5)  # in which the launcher looks at it
+        os.abort()
+    together()
+
+import resource
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (5 << 38, resource.RLIM_INFINITY))
+"""
+    code, _, err = launched(tmp_path, body)
+    assert code == 3
+    told = "mimo: rank 1 was ended by signal 6 (SIGABRT). It is out of host memory: it had 10"
+    assert err.splitlines()[-1].startswith(told), err
+
+
+def test_a_killed_launcher_leaves_no_rank_behind_and_one_line(tmp_path: Path) -> None:
+    """What is lost with it is told once, without frames; `finish` returns only when all ranks are gone."""
+    body = BLOCKED.replace("together()", 'place.progress.enter("the test")\n    together()', 1)
+    with start(tmp_path, body) as started:
         started.wait_for("ready")
         started.process.kill()
-        code, _, err = finish(started)
-        assert code == -signal.SIGKILL
-        assert "Traceback" not in err
+        told = "The process that started all ranks is gone. Rank 0 was in the test.\n"
+        assert finish(started) == (-signal.SIGKILL, "ready\n", f"mimo: {told}")
+    assert (tmp_path / "error.txt").read_text() == told
+
+
+def listening(pids: Sequence[int]) -> set[str]:
+    """Return the addresses on which processes listen, or from which they have connected, as text."""
+    sockets = set()
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(str(path.readlink()))
+    found = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if f"socket:[{words[9]}]" in sockets:
+                raw = bytes.fromhex(words[1].partition(":")[0])
+                # Each four bytes are a number in the machine's order.
+                turned = b"".join(
+                    raw[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, len(raw), 4)
+                )
+                found.add(socket.inet_ntop(family, turned))
+    return found
+
+
+def own_address() -> str:
+    """Return an address of this machine other than where local runs meet; that of its network, if it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return "127.0.0.2"
+
+
+def test_gloo_is_handed_the_loopback_of_local_runs(tmp_path: Path) -> None:
+    """Whatever the environment of the command says, which is meant for runs on several machines."""
+    body = """
+    name = os.environ["GLOO_SOCKET_IFNAME"]
+    is_loopback = int(Path(f"/sys/class/net/{name}/flags").read_text(), 16) & 8  # IFF_LOOPBACK
+    assert os.environ["NCCL_SOCKET_IFNAME"] == name
+    say(together(), bool(is_loopback))
+"""
+    elsewhere = {"GLOO_SOCKET_IFNAME": "none0", "NCCL_SOCKET_IFNAME": "none0"}
+    assert launched(tmp_path, body, environ=elsewhere, world=2) == (0, "2 True\n" * 2, "")
+
+
+def test_local_runs_are_reached_from_this_machine_alone(tmp_path: Path) -> None:
+    """Whatever the host's name resolves to: the first group, later ones, meshes, and those of checkpoints."""
+    body = f"""
+    from mimo.checkpoint._ranks import Ranks
+    from torch.distributed.device_mesh import DeviceMesh
+
+    together()
+    later, own = dist.new_group([0, 1]), Ranks.own().group
+    mesh = DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("a", "b"))
+    for group in (later, own, mesh.get_group("a")):
+        dist.all_reduce(torch.ones(()), group=group)
+    together()
+    say("ready", socket.gethostname())
+    signal.pause()
+
+import ctypes, socket
+if __name__ == "__main__":
+    if ctypes.CDLL(None).unshare(0x04000000 | (0 if os.getuid() == 0 else 0x10000000)):  # CLONE_NEWUTS, CLONE_NEWUSER
+        print("ready to be skipped", flush=True)
+        sys.exit(0)
+    socket.sethostname({own_address()!r})
+"""
+    with start(tmp_path, body, world=2) as started:
+        started.wait_for("ready")
+        if "to be skipped" in started.told[started.out].decode():
+            pytest.skip("no namespace for another name of the host can be made here")
+        while started.told[started.out].count(b"ready") < 2:
+            started._listen(time.monotonic() + 60)  # until the other rank is there too
+        assert started.told[started.out].decode() == f"ready {own_address()}\n" * 2
+        found = listening([started.pid, *started.workers()])
+    assert found <= {"127.0.0.1", "::ffff:127.0.0.1"}, found
+    assert "127.0.0.1" in found
 
 
 def test_joined_ranks_all_end_with_the_code_of_the_first_and_only_that_one_tells(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import io
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,19 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from mimo.hooks import EdgeTraffic, EvaluationInfo, Flops, RunError, RunInfo, StepInfo, lifecycle
+from mimo.hooks import (
+    CheckpointError,
+    DataError,
+    EdgeTraffic,
+    EvaluationInfo,
+    Flops,
+    RunError,
+    RunInfo,
+    SaveSkippedError,
+    StepInfo,
+    lifecycle,
+)
+from mimo.trainer import _metrics, _run_end, _run_lock
 from mimo.trainer._console import Progress, show_seconds, show_text
 from mimo.trainer._metrics import Metrics, read_lines
 from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
@@ -126,6 +141,18 @@ def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").exists()
 
 
+def test_without_matplotlib_no_picture_is_drawn_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine that only trains may lack it; nothing else changes."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    go_through(Metrics(), make_run(tmp_path))
+    go_through(Pictures(), make_run(tmp_path))
+    assert capsys.readouterr().out == "r: no pictures are drawn, as matplotlib is not installed\n"
+    assert not (tmp_path / "loss.png").exists()
+
+
 def test_a_disk_that_is_full_loses_lines_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +178,28 @@ def test_a_disk_that_is_full_loses_lines_and_ends_nothing(
     )
 
 
+class Full(io.StringIO):
+    """Standard error on a disk that is full."""
+
+    def write(self, _text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _tell_failure(text: str) -> None:
+    _run_end.report_failures([DataError(text, expected="it", got="none")])
+
+
+@pytest.mark.parametrize("tell", [_metrics._report, _run_lock._tell, _tell_failure])
+def test_what_cannot_be_told_ends_nothing(
+    tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what can reaches no terminal raw."""
+    tell("a\x1bb")
+    assert "a\\x1bb" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", Full())
+    tell("a")
+
+
 def test_only_rank_0_writes_metrics(tmp_path: Path) -> None:
     """All ranks know the same."""
     go_through(Metrics(), make_run(tmp_path, rank=1))
@@ -164,6 +213,78 @@ def test_a_resumed_run_drops_what_was_written_of_the_steps_to_come(tmp_path: Pat
         file.write('{"step": 4, "lo')
     go_through(Metrics(), make_run(tmp_path, first_step=3))
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        bytes(50),
+        bytes(50) + b"\n",
+        b'{"step": 2, "lo',
+        b'{"step": 2, "lo\n',
+        b"\xff\xfe\x00garbage\n",
+        b"[1, 2]\n3\nnull\n",
+        b'{"loss": 1.0}\n{"step": "2", "loss": 1.0}\n{"step": true}\n',
+        b'{"step": ' + b"1" * 5000 + b"}\n",
+        b"[" * 100_000 + b"\n",
+    ],
+    ids=["zeros", "line of zeros", "cut", "cut within", "bytes", "other JSON", "no step", "long integer", "nested"],
+)
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+def test_lines_that_cannot_be_read_are_left_out_and_saved_beside(
+    damage: bytes, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reported once, to the last byte there; what stands in one line with them is lost too."""
+    go_through(Metrics(), make_run(tmp_path))
+    path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.unreadable"
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = {"before": 0, "between": 1, "after": len(lines)}[where]
+    damaged = [*lines[:at], damage, *lines[at:]]
+    path.write_bytes(b"".join(damaged))
+    shares_a_line = not damage.endswith(b"\n") and where != "after"
+    steps = [1, 2, 3, 3][:at] + [1, 2, 3, 3][at + shares_a_line :]
+    assert [line["step"] for line in read_lines(path)] == steps
+    go_through(Metrics(), make_run(tmp_path, first_step=3))
+    assert [line["step"] for line in read_lines(path)] == [step for step in steps if step < 3] + [3, 3]
+    alone = damage if damage.endswith(b"\n") else damage + (lines[at] if shares_a_line else b"\n")
+    assert aside.read_bytes() == alone
+    told = capsys.readouterr().err
+    assert told.startswith(f"mimo: {path}: expected a JSON object with a step in each line, got ")
+    assert told.endswith(f" left out, and saved in {aside}.\n")
+    assert told.count("\n") == 1
+    go_through(Metrics(), make_run(tmp_path, first_step=3))
+    assert capsys.readouterr().err == ""
+    assert aside.read_bytes() == alone
+
+
+def test_lines_without_a_loss_break_no_picture(tmp_path: Path) -> None:
+    """Such as those of saves that failed or were skipped, and losses that are no numbers."""
+    run = make_run(tmp_path)
+    Metrics().mimo_save_failed(run, 1, SaveSkippedError("step 1", expected="a", got="b"))
+    go_through(Pictures(), run)
+    assert not (tmp_path / "loss.png").exists()
+    Metrics().mimo_step_end(run, STEP)
+    Metrics().mimo_save_failed(run, 1, CheckpointError("step 1", expected="a", got="b"))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "loss": "low"}\n{"step": 2, "evaluation": true}\n')
+    go_through(Pictures(), run)
+    assert (tmp_path / "loss.png").is_file()
+
+
+def test_metrics_that_cannot_be_rewritten_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk: reported, and the old lines are as they were."""
+    go_through(Metrics(), make_run(tmp_path))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+
+    def refuse(_path: Path, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    Metrics().mimo_run_begin(make_run(tmp_path, first_step=3))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert "expected to drop the lines from step 3 on, got [Errno 28] No space" in capsys.readouterr().err
 
 
 def test_a_resumed_run_that_is_killed_loses_no_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import attrs
+import numpy as np
 import pytest
+from PIL import Image
 
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec
@@ -45,7 +47,7 @@ class Files:
 
 def sonar(measure: Callable[[Any], tuple[int, ...]]) -> EncoderSpec:
     """Return what is asked of an encoder here."""
-    return cast("EncoderSpec", SimpleNamespace(name="sonar", measure=measure))
+    return cast("EncoderSpec", SimpleNamespace(name="sonar", modality="sonar", measure=measure))
 
 
 def test_the_encoder_measures_what_the_dataset_does_not() -> None:
@@ -80,3 +82,34 @@ def test_an_item_that_cannot_be_measured_is_told_with_its_place() -> None:
     for _ in range(2):
         with pytest.raises(DataError, match=re.escape(text)):
             found.infos(0)
+
+
+def test_paths_of_pictures_come_to_an_encoder_of_pictures_decoded(tmp_path: Path) -> None:
+    """Measured by their header alone, decoded when they are asked for, whatever the modality is called."""
+    Image.effect_noise((50, 30), 90).save(tmp_path / "a.png")
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "b.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "c.png").write_text("no picture")
+
+    @attrs.frozen
+    class Pictures(Files):
+        def infos(self, sample: int) -> Sequence[ItemInfo]:
+            return [ItemInfo(sample=sample, index=index, modality="radio", size=()) for index in range(2 + sample)]
+
+        def raw(self, _sample: int, index: int) -> Any:
+            return tmp_path / f"{'abc'[index]}.png"
+
+    def measure(raw: Any) -> tuple[int, ...]:
+        return raw.height, raw.width
+
+    encoder = cast("EncoderSpec", SimpleNamespace(name="radio", modality="image", measure=measure))
+    found = measured(Pictures([]), {"radio": encoder})
+    assert found is not None
+    assert [info.size for info in found.infos(0)] == [(30, 50), (30, 50)]
+    assert np.asarray(found.raw(0, 0)).shape == (30, 50)
+    text = "files:0: expected an item that the radio encoder can read, got radio 1: "
+    with pytest.raises(DataError, match=re.escape(text)):
+        found.raw(0, 1)
+    text = "files:1: expected an item that the radio encoder can read, got radio 2: it is no image of the formats "
+    with pytest.raises(DataError, match=re.escape(text)):
+        found.infos(1)

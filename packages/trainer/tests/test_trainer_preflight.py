@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, ResultRejectedError
+from mimo.trainer._attempt import note_end
+from mimo.trainer._begin import enter_directory, resolve_run
 from mimo.trainer._config import make_settings
-from mimo.trainer._preflight import check_directory, check_logging, check_world
+from mimo.trainer._preflight import check_directory, check_logging, check_world, holds_run
+from mimo.trainer._run_lock import check_unlocked, take_lock
 from mimo.trainer._settings import Settings
 
 
@@ -41,6 +46,35 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
     (tmp_path / "r").touch()
     with pytest.raises(ConfigError, match=r"^run.directory: expected a folder, got '.*r', which is a file"):
         check_directory(settings(tmp_path / "r"))
+
+
+def test_a_directory_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user's, in which nobody can tell whether there is a run."""
+
+    def refuse(path: str | Path, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    with pytest.raises(
+        ConfigError, match=r"^run.directory: expected a folder that can be made and written, .*: Permission denied\."
+    ):
+        check_directory(settings(tmp_path))
+
+
+def test_whoever_types_a_command_twice_is_told_of_the_run_that_lives(tmp_path: Path) -> None:
+    """Not to remove its directory. A job that is restarted waits for its predecessor."""
+    run, joined = settings(tmp_path), {"RANK": "0", "WORLD_SIZE": "1"}
+    for is_alive in (True, False):
+        with take_lock(tmp_path, seconds=0) as lock:
+            (tmp_path / "config.toml").touch()
+            if not is_alive:
+                lock.release()
+            for environ in ({}, joined):
+                said = (
+                    rf"held by process {os.getpid()} on " if is_alive and not environ else "a directory without a run"
+                )
+                with pytest.raises(ConfigError, match=rf"^run.directory: expected .*{said}"):
+                    resolve_run(run, environ)
 
 
 @pytest.mark.parametrize("trace", ["config.toml", "metrics.jsonl", "checkpoints"])
@@ -80,6 +114,51 @@ def test_a_checkpoint_folder_must_exist_and_be_of_this_run_to_go_on_in_its_direc
         check_directory(settings(mine, str(other / "checkpoints" / "step_00000001")))
     with pytest.raises(ConfigError, match=r'^checkpoint.load: expected "none", "latest" or the folder of a checkpoint'):
         check_directory(settings(mine, "lastest"))
+    with pytest.raises(ConfigError, match=r"^checkpoint.load: expected"):
+        check_directory(settings(mine, "x" * 300))
+
+
+def test_what_another_run_did_meanwhile_is_asked_once_more(tmp_path: Path) -> None:
+    """Two runs may both have found a free directory; who takes it second has to look again, and lets it go."""
+    run = settings(tmp_path / "run")
+    check_directory(run)
+    with enter_directory(run, {}):
+        (tmp_path / "run" / "config.toml").touch()
+    with pytest.raises(ConfigError, match=r"^run.directory: expected a directory without a run in it"):
+        enter_directory(run, {})
+    check_unlocked(tmp_path / "run")
+
+
+def test_a_directory_that_was_only_taken_holds_no_run(tmp_path: Path) -> None:
+    """Its lock file stays, and stands in nobody's way."""
+    enter_directory(settings(tmp_path), {}).release()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+    assert not holds_run(tmp_path)
+    check_directory(settings(tmp_path))
+    with pytest.raises(ConfigError, match=r"^checkpoint.load: expected a run in '.*' to go on with, got none"):
+        check_directory(settings(tmp_path, "latest"))
+
+
+def test_what_earlier_jobs_left_is_removed_by_whoever_holds_the_directory(tmp_path: Path) -> None:
+    """And by nobody before."""
+    job = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+    (tmp_path / "attempt.json").touch()
+    with enter_directory(settings(tmp_path), {}):
+        assert (tmp_path / "attempt.json").exists()
+        with pytest.raises(ConfigError, match="into which no other run writes"):
+            enter_directory(settings(tmp_path), job)
+        assert (tmp_path / "attempt.json").exists()
+    enter_directory(settings(tmp_path), job).release()
+    assert not (tmp_path / "attempt.json").exists()
+
+
+def test_a_restart_that_waited_asks_how_its_predecessor_ended(tmp_path: Path) -> None:
+    """It may have ended so that no restart can help, after this one had looked first."""
+    job = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "1"}
+    note_end(tmp_path, 17, "rank 0: no", job)
+    with pytest.raises(ResultRejectedError, match=r"^not begun again: .* got one that ended with 17:\nrank 0: no$"):
+        enter_directory(settings(tmp_path), job)
+    check_unlocked(tmp_path)
 
 
 def test_a_world_other_than_torchruns_is_refused() -> None:

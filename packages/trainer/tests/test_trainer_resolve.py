@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 import pytest
 
-from mimo.data import TOKENIZERS, Tokenizer, TokenizerSpec
+from mimo.data import DATASETS, TOKENIZERS, DatasetSpec, Tokenizer, TokenizerSpec
 from mimo.hooks import ConfigError, Kind
 from mimo.model import ENCODERS, EncoderSpec, EncoderStages, Stage, TensorSupport
 from mimo.schedule import SCHEDULES
@@ -230,7 +230,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         (["modules.vision.optimizer.clip=1"], "modules.vision.optimizer.clip: expected a key that a module can have"),
         (["optimizer.lr_min=1", "optimizer.lr_schedule=linear"], "optimizer.lr_min: expected at most lr = 0.001"),
         (["optimizer.clip=inf"], "optimizer.clip: expected a finite number, got inf"),
-        (["optimizer.clip=nan"], "optimizer.clip: expected 0 or more, got nan"),
+        (["optimizer.clip=nan"], "optimizer.clip: expected a number, got nan"),
         (["optimizer.eps=0"], "optimizer.eps: expected a finite number above 0, got 0.0"),
         (["modules.vision.config.layers=x"], "modules.vision.config.layers: expected a whole number, got 'x'"),
         (["modules.vision.config.heads=0"], "modules.vision.config.heads: expected a valid value"),
@@ -299,7 +299,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         ),
         (
             ['modules.vision.frozen=["trunk"]', "modules.vision.prefetch=true"],
-            "modules.vision.prefetch: expected a module of which nothing is trained, got one that trains. Freeze all",
+            "modules.vision.prefetch: expected a module of which nothing is trained, since encoder 'eye' has no seam",
         ),
         (["modules.language.recompute=all"], "modules.language.recompute: expected one of 'none', 'selective', 'full'"),
         (
@@ -384,3 +384,25 @@ def test_an_encoder_of_another_name_reads_its_own_modality(table: dict[str, Any]
     ids = {job.tokenizer.placeholder(module.modality) for module in job.encoders}
     assert len(ids) == 2
     assert job.graph.arrows == (("vision", "language"), ("ears", "language"))
+
+
+@pytest.mark.parametrize(("encodes_samples", "whole"), [(False, True), (True, False)])
+def test_only_a_dataset_that_encodes_sample_by_sample_is_spared_long_texts(
+    table: dict[str, Any], encodes_samples: bool, whole: bool
+) -> None:
+    """One that packs a long text into many samples gets all of its ids."""
+    text, lengths = "word " * 20_000, []
+
+    def packed(_config: Any, tokenizer: Tokenizer, _split: str) -> Any:
+        lengths.append(len(tokenizer.encode(text)))
+        return range(8)
+
+    spec = DatasetSpec(name="packed", config=NoConfig, open=packed, encodes_samples=encodes_samples)
+
+    def finding(kind: Kind[S], name: str, where: str) -> S:
+        return cast("S", spec) if kind.group == DATASETS.group else find(kind, name, where)
+
+    settings = make_settings({**table, "data": {"plugin": "packed", "max_tokens": 64}})
+    resolve(settings, find=finding)
+    assert [length == len(text) for length in lengths] == [whole, whole]
+    assert find_installed(DATASETS, "jsonl", "").encodes_samples

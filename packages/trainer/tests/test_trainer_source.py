@@ -128,6 +128,18 @@ def test_a_restart_goes_back_again_until_its_job_has_saved(again: int, tmp_path:
     assert (found.manifest.step, found.folder.name) == (again, f"step_{again:08}")
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "has"),
+    [({}, True), ({"optimizer": True}, True), ({"optimizer": False}, False), ([1], True), ({"optimizer": 0}, True)],
+)
+def test_a_checkpoint_is_without_optimizer_states_where_its_settings_say_so(
+    checkpoint: Any, has: bool, tmp_path: Path
+) -> None:
+    """What somebody else has written there is no such setting, and ends nothing."""
+    folder = save(tmp_path, 1, {"a": torch.ones(1)}, config={"checkpoint": checkpoint}, topology={})
+    assert Source.of(folder, LoadSettings()).has_optimizer is has
+
+
 def test_schedule_and_data_began_where_the_checkpoint_says_or_begin_now(tmp_path: Path) -> None:
     """Finetuning begins both with the first step; a checkpoint that no run has saved can't tell."""
     folder = save_run(tmp_path, 8, schedule_begun=3, data_begun=5)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its own types don't say so
 
+from mimo.trainer import _watch
 from mimo.trainer._fault import Fault, FaultBoard
 from mimo.trainer._place import Place
 from mimo.trainer._progress import Mark
@@ -42,6 +44,23 @@ def test_two_that_ask_at_once_answer_each_other() -> None:
     for thread in asking:
         thread.join(30)
     assert told == []
+
+
+def test_only_sigterm_is_taken_for_the_second_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that goes may send several SIGHUPs, seconds apart."""
+    ended: list[int] = []
+    monkeypatch.setattr(_watch, "end", ended.append)
+    monkeypatch.setattr(Watch, "_listen", lambda _: None)
+    monkeypatch.setattr(_watch, "stop_signals", lambda: (signal.SIGTERM, signal.SIGHUP))
+    place = Place(rank=0, world=1, local_rank=0)
+    watch = Watch(FaultBoard(HashStore()), place, Terms(stops=True), shows=True, tell=print, leave=print)
+    for number, expected in ((signal.SIGHUP, []), (signal.SIGHUP, []), (signal.SIGTERM, [143])):
+        watch._mouth.send(bytes([number]))
+        watch._pause()
+        assert ended == expected
+        assert place.progress.stops
+        assert watch._asked is not None
+        watch._asked -= 2
 
 
 def test_whoever_finds_a_fault_claimed_waits_for_it_and_takes_its_code() -> None:

@@ -186,7 +186,7 @@ def test_spoken_refuses_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_spoken_refuses_settings(spoken: tuple[Path, str, Path]) -> None:
     """Fewer pictures than none, and a tokenizer without the words, with those that it needs."""
-    with pytest.raises(ConfigError, match=r"data\.pictures: expected a whole number from 0, got -1"):
+    with pytest.raises(ConfigError, match=r"data\.pictures: expected a whole number from 0 to 1024, got -1"):
         SpokenDigitsConfig(folder="x", pictures=-1)
     config = SpokenDigitsConfig(folder=str(spoken[0]), pictures=1)
     with pytest.raises(

@@ -184,7 +184,7 @@ def _cut(data: bytes) -> bytes:
         (_file(_tone(9), 1_000_000), r"it has 1,000,000 frames a second, more than 768,000"),
         (
             _file(np.array([0, np.nan], dtype=np.float32), RATE, "WAV", "FLOAT"),
-            r"a clip of \d+ bytes: it holds samples that are not finite numbers",
+            r"a clip of \d+ bytes: the mean of its channels at frame 1 is nan, where full scale is 1",
         ),
     ],
     ids=lambda value: "file" if isinstance(value, bytes) else None,  # some hold the time at which they were made
@@ -207,13 +207,25 @@ def test_broken_files_are_refused(data: bytes, message: str, tmp_path: Path) -> 
         ((np.zeros(3, dtype=complex), RATE), r"not complex128"),
         ((np.zeros(3), 0), r"at 1 to 768,000 frames a second, not float64 of shape \(3,\) at 0"),
         ((np.zeros(3),), r"a clip that is a tuple is a pair \(waveform, rate\)"),
-        ((np.array([np.inf], dtype=np.float32), RATE), r"a waveform: it holds samples that are not finite"),
+        ((np.array([np.inf], dtype=np.float32), RATE), r"a waveform: the mean of its channels at frame 0 is inf"),
+        ((np.full((9, 2), 3e38), RATE), r"a waveform: the mean of its channels at frame 0 is inf"),
+        (
+            (np.append(np.zeros(5000), 1e30), RATE),
+            r"frame 5,000 is 1e\+30, where full scale is 1 and at most 1e\+10 is taken",
+        ),
     ],
 )
 def test_wrong_waveforms_are_refused(raw: Any, message: str) -> None:
     """Shapes, numbers and rates that can't be a clip."""
     with pytest.raises(ValueError, match=message):
         WHISPER.prepare(CONFIG, raw)
+
+
+@pytest.mark.parametrize("scale", [32_768.0, 2.0**31, 9e9])
+def test_floating_clips_on_the_scale_of_whole_numbers_are_taken(scale: float) -> None:
+    """As libraries that read 16 or 32 bits into floats hand them in; what comes of them is finite."""
+    wave = (np.sign(_tone(30_000)) * scale).astype(np.float32)
+    assert all(bool(one.isfinite().all()) for one in WHISPER.prepare(CONFIG, (wave, RATE)).values())
 
 
 def test_other_values_are_refused() -> None:

@@ -17,8 +17,11 @@ from mimo_optimizer_muon._plugin import is_for_adamw, mimo_register_optimizers
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"weight_decay": -0.1}, r"optimizer\.weight_decay: expected a finite number of 0 or more, got -0\.1"),
-        ({"eps": float("inf")}, r"optimizer\.eps: expected a finite number above 0, got inf"),
+        (
+            {"weight_decay": -0.1},
+            r"optimizer\.weight_decay: expected a finite number of 0 or more, less than 1000, got -0\.1",
+        ),
+        ({"eps": float("inf")}, r"optimizer\.eps: expected a finite number above 0, less than 1000, got inf"),
         ({"momentum": 1.0}, r"optimizer\.momentum: expected a number from 0 to below 1, got 1\.0"),
         ({"iterations": 0}, r"optimizer\.iterations: expected a whole number from 1 to 99, got 0"),
         ({"iterations": 100}, r"optimizer\.iterations: expected a whole number from 1 to 99, got 100"),

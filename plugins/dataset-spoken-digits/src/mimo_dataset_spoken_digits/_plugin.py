@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WORDS = ("the", "digit", "is", "it", "shows", "and", "says", *DIGITS)
 """Every word of the captions, with pictures and without: what ``tokenizer.words`` must hold."""
 
+_MAX_PICTURES = 1024
 _PAIRS_SEED = 1797  # which picture stands beside which clip
 
 
@@ -42,8 +43,8 @@ class SpokenDigitsConfig:
 
     @pictures.validator
     def _check_pictures(self, _: attrs.Attribute[int], value: int) -> None:
-        if value < 0:
-            raise ConfigError("data.pictures", expected="a whole number from 0", got=repr(value))
+        if not 0 <= value <= _MAX_PICTURES:
+            raise ConfigError("data.pictures", expected=f"a whole number from 0 to {_MAX_PICTURES}", got=repr(value))
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -26,6 +26,10 @@ FORMATS = ("FLAC", "MP3", "OGG", "RF64", "WAV", "WAVEX")
 MAX_CHANNELS = 64
 MAX_RATE = 768_000
 
+MAX_LEVEL = 1e10
+"""Largest number of a clip: floating ones may lie above 1, and may be on the scale of whole ones of 16 or 32 bits, but
+the squares of what is far above that are infinite, and so is the loss."""
+
 _UNKNOWN = 0x7FFFF000  # from here on a RIFF header's size means that whoever wrote it, into a pipe, couldn't know it
 _BLOCK = 1 << 16  # frames decoded at a time, so that channels never lie in memory all at once
 _GUESSED = 2 * 1152  # by so many frames the length of an MP3 file that doesn't tell it may be guessed too long
@@ -48,16 +52,23 @@ def read_clip(raw: Any, *, frames: int) -> NDArray[np.float32]:
     """Return the first ``frames`` of a raw clip, its channels averaged, [frames], or all where it has fewer.
 
     Raises:
-        ValueError: it can't be read, ends before its header says, or holds what is no number; its name is told.
+        ValueError: it can't be read, ends before its header says, or holds what is no number or far above 1; its name
+            and the frame are told.
     """
-    if isinstance(raw, tuple):
-        wave, _ = _waveform(raw)
-        mono = _mixed(_scaled(wave[:frames]))
-    else:
-        with _opened(raw) as file:
-            mono = _decoded(file, min(frames, file.frames))
-    if not np.isfinite(mono).all():
-        msg = f"{_name(raw)}: it holds samples that are not finite numbers"
+    with np.errstate(over="ignore", invalid="ignore"):  # it is told below, once and with its place
+        if isinstance(raw, tuple):
+            wave, _ = _waveform(raw)
+            mono = _mixed(_scaled(wave[:frames]))
+        else:
+            with _opened(raw) as file:
+                mono = _decoded(file, min(frames, file.frames))
+    heard = np.abs(mono) <= MAX_LEVEL  # false of what is no number
+    if not heard.all():
+        frame = int(np.argmin(heard))
+        msg = (
+            f"{_name(raw)}: the mean of its channels at frame {frame:,} is {mono[frame]:g}, where full scale is 1 and "
+            f"at most {MAX_LEVEL:g} is taken"
+        )
         raise ValueError(msg)
     return mono
 

@@ -56,19 +56,18 @@ class Positions(nn.Module):
         nn.init.normal_(self.weight, std=_STD)
 
     def forward(self, grids: Sequence[Grid], rows: slice) -> Tensor:
-        """Return the positions [T, W] of some patches, in float32: computed for no others.
+        """Return the positions [T, W] of some patches, in float32 at least: computed for no others.
 
         Args:
             grids: of images, one after the other.
             rows: which of their patches.
         """
-        table = local(self.weight, fresh=True).float()
+        table = local(self.weight, fresh=True)
+        table = table.to(torch.promote_types(table.dtype, torch.float32))
         places = {grid: corners(grid, side=self.side) for grid in {*grids, (0, 0)}}
         index, share = (torch.cat(each)[rows] for each in zip(*map(places.__getitem__, (*grids, (0, 0))), strict=True))
         # One pass with one gradient of the table, however many images there are.
-        return functional.embedding_bag(
-            index.to(table.device), table, per_sample_weights=share.to(table.device), mode="sum"
-        )
+        return functional.embedding_bag(index.to(table.device), table, per_sample_weights=share.to(table), mode="sum")
 
 
 def corners(grid: Grid, *, side: int) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 
+_MAX_BYTES = 1 << 40
+
+
 def _share(_instance: HybridConfig, _attribute: object, fraction: float | Literal["auto"]) -> None:
     check_fraction(fraction)
 
@@ -31,6 +34,8 @@ def _bytes(least: int) -> Callable[[HybridConfig, attrs.Attribute[int], int], No
     def check(_config: HybridConfig, attribute: attrs.Attribute[int], value: int) -> None:
         if value < least:
             raise ConfigError(f"optimizer.{attribute.name}", expected=f"{least} bytes or more", got=repr(value))
+        if value > _MAX_BYTES:
+            raise ConfigError(f"optimizer.{attribute.name}", expected=f"at most {_MAX_BYTES} bytes", got=repr(value))
 
     return check
 

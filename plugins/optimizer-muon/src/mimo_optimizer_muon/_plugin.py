@@ -31,8 +31,8 @@ def _between(low: float, high: float, words: str) -> Callable[[MuonConfig, attrs
     return check
 
 
-_not_negative = _between(0, float("inf"), "a finite number of 0 or more")
-_above_zero = _between(math.ulp(0), float("inf"), "a finite number above 0")
+_not_negative = _between(0, 1e3, "a finite number of 0 or more, less than 1000")
+_above_zero = _between(math.ulp(0), 1e3, "a finite number above 0, less than 1000")
 _below_one = _between(0, 1, "a number from 0 to below 1")
 
 

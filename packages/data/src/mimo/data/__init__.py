@@ -1,8 +1,9 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
-from mimo.data._images import image_size, load_image
+from mimo.data._images import image_size, load_image, open_image
 from mimo.data._layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
+from mimo.data._limited import LimitedTokenizer
 from mimo.data._packing import Packed, pack
 from mimo.data._sampler import StepSampler
 from mimo.data._specs import Dataset, DatasetSpec, SplitName, Tokenizer, TokenizerSpec
@@ -25,6 +26,7 @@ __all__ = [
     "TOKENIZERS",
     "Dataset",
     "DatasetSpec",
+    "LimitedTokenizer",
     "Packed",
     "PlacedItem",
     "SampleLayout",
@@ -35,5 +37,6 @@ __all__ = [
     "image_size",
     "lay_out",
     "load_image",
+    "open_image",
     "pack",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ class FileConfig:
 class FileTokenizer:
     """The library's tokenizer; what its file would add around a text (begin and end tokens) is left out."""
 
+    path: str
     end: int
     placeholders: Placeholders
     backend: tokenizers.Tokenizer
@@ -48,11 +50,8 @@ class FileTokenizer:
         Raises:
             ValueError: the library refuses the text, or the file's rules take a placeholder for text or the reverse.
         """
-        try:
+        with _refusals("the tokenizer refuses the text"):
             ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the library raises bare `Exception`
-            msg = f"the tokenizer refuses the text: {error}"
-            raise ValueError(msg) from error
         for modality, number in self.placeholders.ids.items():
             written, found = text.count(mark(modality)), ids.count(number)
             if written != found:
@@ -63,7 +62,11 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text, placeholders and other special tokens included; ids beyond the vocabulary vanish."""
         kept = [number for number in ids if number != self.end]
-        text: str = self.backend.decode(kept, skip_special_tokens=False)
+        try:
+            with _refusals("its decoder fails"):
+                text: str = self.backend.decode(kept, skip_special_tokens=False)
+        except ValueError as error:
+            raise _unusable(self.path, str(error)) from error
         return text
 
 
@@ -96,6 +99,7 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
     backend.no_truncation()
     backend.no_padding()
     return FileTokenizer(
+        path=config.path,
         end=end,
         placeholders=Placeholders(found),
         backend=backend,
@@ -115,14 +119,35 @@ def _read(path: str) -> tokenizers.Tokenizer:
             fix="Check the path; it is relative to the folder in which the command runs.",
         )
     try:
-        return tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # the library raises bare `Exception`
-        raise ConfigError(
-            "tokenizer.path",
-            expected="a tokenizer.json that the tokenizers library reads",
-            got=f"{path!r} ({error})",
-            fix="Save it with tokenizer.save(...) of the tokenizers library.",
-        ) from error
+        with _refusals("it can't be read"):
+            return tokenizers.Tokenizer.from_file(path)
+    except ValueError as error:
+        raise _unusable(path, str(error)) from error
+
+
+def _unusable(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        "tokenizer.path",
+        expected="a tokenizer.json that the tokenizers library reads",
+        got=f"{path!r} ({why})",
+        fix="Save it with tokenizer.save(...) of the tokenizers library.",
+    )
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Have the library raise `ValueError`: it raises bare `Exception`, and where its Rust panics not even that.
+
+    Raises:
+        ValueError: saying ``what``, and why.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        msg = f"{what}: {error}"
+        raise ValueError(msg) from error
 
 
 SPEC = TokenizerSpec(name="file", config=FileConfig, build=build)

@@ -25,7 +25,7 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         ValueError: not an image of `FORMATS`, or larger than `MAX_PIXELS`.
     """
-    with _opened(path) as image:
+    with open_image(path) as image:
         return image.height, image.width
 
 
@@ -37,7 +37,7 @@ def load_image(path: Path) -> Image.Image:
     Raises:
         ValueError: as `image_size`, or the pixels are damaged, or of a kind of which nothing tells what is white.
     """
-    with _opened(path) as image:
+    with open_image(path) as image:
         image.load()
         return _in_bytes(image)
 
@@ -54,7 +54,12 @@ def _in_bytes(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image of which the header was read and no pixel; it is closed at the end.
+
+    Raises:
+        ValueError: as `image_size`.
+    """
     from PIL import Image, UnidentifiedImageError  # heavy, and only readers of images need it
 
     # Not only because a folder is no image: opening a named pipe would wait forever.

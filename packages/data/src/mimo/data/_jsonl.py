@@ -165,4 +165,4 @@ def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> J
 @hookimpl
 def mimo_register_datasets() -> list[DatasetSpec]:
     """Return ``jsonl``."""
-    return [DatasetSpec(name="jsonl", config=JsonlConfig, open=open_jsonl)]
+    return [DatasetSpec(name="jsonl", config=JsonlConfig, open=open_jsonl, encodes_samples=True)]

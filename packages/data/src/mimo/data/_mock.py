@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from mimo.data._specs import DatasetSpec, SplitName, Tokenizer
-from mimo.hooks import ConfigError, ItemInfo, hookimpl
+from mimo.hooks import ConfigError, ItemInfo, check_at_most, hookimpl
 
 if TYPE_CHECKING:
     from PIL import Image
 
 _IDS = 256
 """Of those of the tokenizer, so many first ones are drawn from, placeholders left out."""
+_LIMITS: Mapping[str, int] = {
+    "samples": 1 << 22,
+    "text": 1 << 22,
+    "images": 1 << 12,
+    "height": 1 << 15,
+    "width": 1 << 15,
+}
 _PLACEHOLDER = re.compile(r"<\w+>")
 
 
@@ -47,7 +54,8 @@ class MockConfig:
     width: int = attrs.field(default=512, validator=_at_least(1))
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a size of images where there are none."""
+        """Refuse what is too large, and a size of images where there are none."""
+        check_at_most(self, _LIMITS, where="data")
         for field in (attrs.fields(MockConfig).height, attrs.fields(MockConfig).width):
             if not self.images and (value := getattr(self, field.name)) != field.default:
                 raise ConfigError(

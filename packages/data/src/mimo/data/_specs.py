@@ -72,11 +72,15 @@ class DatasetSpec:
     """A dataset plugin: ``open(config, tokenizer, split)`` returns the split, or None where the data has none.
 
     Opening checks that files exist (`ConfigError` with the setting's path); it decodes nothing.
+
+    ``encodes_samples``: each `encode` is of one sample's text, of which no more than ``data.max_tokens`` is used; the
+    tokenizer that is handed in then leaves out the rest of a long one.
     """
 
     name: str
     config: type
     open: Callable[[Any, Tokenizer, SplitName], Dataset | None]
+    encodes_samples: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -1,5 +1,6 @@
 """What every mimo package shares: markers, discovery, lifecycle hooks, a few values, and errors."""
 
+from mimo.hooks._bounds import check_at_most
 from mimo.hooks._discovery import Kind, discover
 from mimo.hooks._errors import (
     CheckpointError,
@@ -17,6 +18,7 @@ from mimo.hooks._installed import PluginEntry, PluginFailure
 from mimo.hooks._lifecycle import Lifecycle, lifecycle
 from mimo.hooks._markers import hookimpl, hookspec
 from mimo.hooks._registry import Registry
+from mimo.hooks._shown import plain_text
 from mimo.hooks._survey import survey
 from mimo.hooks._values import (
     Common,
@@ -61,9 +63,11 @@ __all__ = [
     "Stateful",
     "StepInfo",
     "UserError",
+    "check_at_most",
     "discover",
     "hookimpl",
     "hookspec",
     "lifecycle",
+    "plain_text",
     "survey",
 ]

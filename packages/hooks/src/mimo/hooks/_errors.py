@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from mimo.hooks._shown import MAX_PATH_SHOWN, cut, plain_text
+
 
 class UserError(ValueError):
     """An error with its place, expectation, finding and next step.
+
+    Characters that a terminal would obey are escaped in all four, and long values are cut.
 
     Args:
         where: full path of the setting (``modules.vision.tp``), or file and line for data (``train.jsonl:12``).
@@ -21,13 +25,27 @@ class UserError(ValueError):
     exit_code: ClassVar[int] = 3
 
     def __init__(self, where: str, *, expected: str, got: str, fix: str = "") -> None:
-        self.where = where
-        self.expected = expected
-        self.got = got
-        self.fix = fix
+        self.where = _name(where)
+        self.expected = _shown(expected)
+        self.got = _shown(got)
+        self.fix = _shown(fix)
         # What a library says may end with a full stop of its own; after a list of lines there is none.
-        end = "" if got.endswith("\n") else ". "
-        super().__init__(f"{where}: expected {expected}, got {got.removesuffix('.')}{end}{fix}".rstrip())
+        end = "" if self.got.endswith("\n") else ". "
+        super().__init__(
+            f"{self.where}: expected {self.expected}, got {self.got.removesuffix('.')}{end}{self.fix}".rstrip()
+        )
+
+
+def _shown(text: str) -> str:
+    """Return words of a message; those of another message stay as they are."""
+    return cut(plain_text(cut(text)))  # first, since a text may be very long, and again, since escapes lengthen it
+
+
+def _name(where: str) -> str:
+    """Return a place on one line, no longer than a path may be with a few words."""
+    text = plain_text(where).replace("\n", "\\n")
+    limit = 2 * MAX_PATH_SHOWN
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 class ConfigError(UserError):

@@ -49,13 +49,16 @@ class Lifecycle(pluggy.PluginManager):
         """Call `mimo_save_failed` of every plugin; ``step`` is the last one trained."""
         self.hook.mimo_save_failed(run=run, step=step, error=error)
 
-    def run_end(self, run: RunInfo) -> None:
-        """Call `mimo_run_end` of every plugin."""
-        self.hook.mimo_run_end(run=run)
+    def run_end(self, run: RunInfo) -> list[PluginError]:
+        """Call `mimo_run_end` of every plugin, each by itself, and return what went wrong in any of them.
 
-    def fault(self, run: RunInfo, error: BaseException) -> None:
-        """Call `mimo_fault` of every plugin."""
-        self.hook.mimo_fault(run=run, error=error)
+        Nothing is raised: what a run has come to is settled by then.
+        """
+        return self._each("mimo_run_end", run=run)
+
+    def fault(self, run: RunInfo, error: BaseException) -> list[PluginError]:
+        """Call `mimo_fault` of every plugin, and return what went wrong, as `run_end` does."""
+        return self._each("mimo_fault", run=run, error=error)
 
     def state(self, run: RunInfo) -> list[Stateful]:
         """Return what all plugins add to a checkpoint.
@@ -77,6 +80,20 @@ class Lifecycle(pluggy.PluginManager):
                 owners[part.name] = where
                 parts.append(part)
         return parts
+
+    def _each(self, hook: str, **given: object) -> list[PluginError]:
+        """Call a hook of one plugin after another, and return an error for each that raised, its cause beside it."""
+        failures = []
+        for where, plugin in reversed(self.list_name_plugin()):
+            caller = _without_plugins()
+            _register(caller, plugin, where)
+            try:
+                getattr(caller.hook, hook)(**given)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a third-party plugin does
+                failure = PluginError(f"{where}, {hook}", expected="no exception", got=_said(error))
+                failure.__cause__ = error
+                failures.append(failure)
+        return failures
 
 
 def lifecycle(extra: Sequence[object] = (), *, entry_points: Iterable[EntryPoint] | None = None) -> Lifecycle:
@@ -160,6 +177,14 @@ def _state_of(plugin: object, where: str, run: RunInfo) -> list[Stateful]:
             f"{where}, mimo_state", expected="a list of Stateful parts", got=repr(parts), fix="Correct what it returns."
         )
     return parts
+
+
+def _said(error: BaseException) -> str:
+    """Return an exception's type and text, which a stranger's may fail to give."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 -- whatever its text does
+        return f"{type(error).__name__}, which has no text"
 
 
 def _made(plugin: object, where: str) -> object:

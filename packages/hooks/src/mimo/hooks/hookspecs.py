@@ -38,12 +38,19 @@ def mimo_save_failed(run: RunInfo, step: int, error: UserError) -> None:
 
 @hookspec
 def mimo_run_end(run: RunInfo) -> None:
-    """Called on every rank when the run has ended as planned."""
+    """Called on every rank when the run has ended as planned.
+
+    Each plugin is called by itself; an exception is reported, keeps no other plugin from its call, and changes no exit
+    code.
+    """
 
 
 @hookspec
 def mimo_fault(run: RunInfo, error: BaseException) -> None:
-    """Called on the rank that failed, before the other ranks are ended."""
+    """Called on the rank that failed, before the other ranks are ended.
+
+    Each plugin is called by itself; an exception here is reported, and never hides ``error``.
+    """
 
 
 @hookspec

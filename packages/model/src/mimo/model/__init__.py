@@ -7,13 +7,18 @@ from mimo.model._decoder_config import DecoderConfig
 from mimo.model._decoder_spec import DECODER
 from mimo.model._encoder_work import Activation, encoder_layer_work
 from mimo.model._hf import HfFamily, HfTensor, file_shapes, place, without_absent
+from mimo.model._hf_keys import divisor as hf_divisor
 from mimo.model._hf_keys import known as hf_known
+from mimo.model._hf_keys import no_dropout as hf_no_dropout
+from mimo.model._hf_keys import number as hf_number
 from mimo.model._hf_keys import only as hf_only
+from mimo.model._hf_keys import real as hf_real
 from mimo.model._hf_keys import refuse as hf_refused
+from mimo.model._hf_keys import small as hf_small
 from mimo.model._hybrid_config import HybridConfig
 from mimo.model._hybrid_spec import HYBRID
 from mimo.model._lora import Lora, lora_linear, lora_names
-from mimo.model._packed_encoder import packed_context, packed_recompute, packed_stages, packed_tensor
+from mimo.model._packed_encoder import packed_context, packed_recompute, packed_seam, packed_stages, packed_tensor
 from mimo.model._projector import (
     ProjectorConfig,
     projected_grid,
@@ -21,12 +26,25 @@ from mimo.model._projector import (
     projector_divisible,
     projector_work,
 )
+from mimo.model._sizes import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_LEARNED_ROWS,
+    MAX_PATCH,
+    MAX_PIXELS,
+    MAX_ROWS,
+    MAX_TILES,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+)
 from mimo.model._specs import (
     ContextSupport,
+    EncoderSeam,
     EncoderSpec,
     EncoderStages,
     ExpertSupport,
     LanguageModelSpec,
+    Side,
     Stage,
     TensorSupport,
     Told,
@@ -50,9 +68,19 @@ __all__ = [
     "ENCODERS",
     "HYBRID",
     "LANGUAGE_MODELS",
+    "MAX_HEADS",
+    "MAX_LAYERS",
+    "MAX_LEARNED_ROWS",
+    "MAX_PATCH",
+    "MAX_PIXELS",
+    "MAX_ROWS",
+    "MAX_TILES",
+    "MAX_VOCABULARY",
+    "MAX_WIDTH",
     "Activation",
     "ContextSupport",
     "DecoderConfig",
+    "EncoderSeam",
     "EncoderSpec",
     "EncoderStages",
     "ExpertSupport",
@@ -63,6 +91,7 @@ __all__ = [
     "LanguageModelSpec",
     "Lora",
     "ProjectorConfig",
+    "Side",
     "Stage",
     "TensorSupport",
     "Told",
@@ -73,15 +102,21 @@ __all__ = [
     "check_training",
     "encoder_layer_work",
     "file_shapes",
+    "hf_divisor",
     "hf_known",
+    "hf_no_dropout",
+    "hf_number",
     "hf_only",
+    "hf_real",
     "hf_refused",
+    "hf_small",
     "is_frozen",
     "lora_linear",
     "lora_names",
     "named_by_parts",
     "packed_context",
     "packed_recompute",
+    "packed_seam",
     "packed_stages",
     "packed_tensor",
     "place",

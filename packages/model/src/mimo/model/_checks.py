@@ -231,7 +231,11 @@ def _parts_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage) 
     """Return the names of the parts that a stage holds."""
     if isinstance(spec, LanguageModelSpec):
         return spec.stage_parts(config, stage)
-    return frozenset(spec.parts) if spec.stages is None else spec.stages.parts(config, stage)
+    found = frozenset(spec.parts) if spec.stages is None else spec.stages.parts(config, stage.pipeline)
+    if not stage.seam:
+        return found
+    assert spec.seam is not None, f"encoder {spec.name!r} has no seam"
+    return found & spec.seam.parts if stage.is_projector else found - spec.seam.parts
 
 
 def stage_trains(

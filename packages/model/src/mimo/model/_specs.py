@@ -7,7 +7,7 @@ and pipeline ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mimo.model.runtime import ContextAxis, ExpertAxis, Split, TensorAxis
     from mimo.topology import Recompute
 
+Side: TypeAlias = Literal["tower", "projector"]
+"""What lies before an encoder's seam, and what behind it."""
 Methods: TypeAlias = "Callable[[nn.Module], Iterable[Callable[..., Any]]]"
 """Of a module, some bound methods of its submodules."""
 
@@ -28,11 +30,13 @@ Methods: TypeAlias = "Callable[[nn.Module], Iterable[Callable[..., Any]]]"
 class Stage:
     """One of a module's ``count`` stages, ``pp * chunks``, in the order in which data passes them.
 
-    Layers are spread evenly, earlier stages one more.
+    Layers are spread evenly, earlier stages one more. Of an encoder that is divided at its ``seam`` there is one stage
+    more, behind all layers: its projector.
     """
 
     index: int = 0
     count: int = 1
+    seam: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -44,8 +48,27 @@ class Stage:
         """Whether nothing of this module runs after it."""
         return self.index == self.count - 1
 
+    @property
+    def is_projector(self) -> bool:
+        """Whether it is what lies behind the seam."""
+        return self.seam and self.is_last
+
+    @property
+    def ends_tower(self) -> bool:
+        """Whether the last layer is here, and with it what follows the layers and comes before the projector."""
+        return self.index == self.count - 1 - self.seam
+
+    @property
+    def pipeline(self) -> Stage:
+        """The stage without regard to the seam: that of the pipeline rank, which holds the projector at its end."""
+        return Stage(self.index - self.is_projector, self.count - self.seam)
+
     def layers(self, total: int) -> range:
         """Return the global indices of the layers, of ``total``, that this stage runs."""
+        if self.is_projector:
+            return range(total, total)
+        if self.seam:
+            return self.pipeline.layers(total)
         share, more = divmod(total, self.count)
         start = self.index * share + min(self.index, more)
         return range(start, start + share + (self.index < more))
@@ -154,6 +177,25 @@ class EncoderStages:
 
 
 @attrs.frozen(kw_only=True)
+class EncoderSeam:
+    """Where an encoder's tower ends and its projector begins, so that a frozen tower may work a step ahead of it.
+
+    Args:
+        rows: rows that one item of this size sends over the seam.
+        width: columns of those rows.
+        cut: keeps of a whole module, or of its last pipeline stage where it has several, what lies on one side. The
+            result's forward is that of `EncoderStages.cut`: the tower's takes what the uncut module takes and returns
+            the rows at the seam, the projector's has no items, and those rows as ``hidden``.
+        parts: names of the spec's parts that lie behind it; all others lie before it.
+    """
+
+    rows: Callable[[Any, tuple[int, ...]], int]
+    width: Callable[[Any], int]
+    cut: Callable[[nn.Module, Side], nn.Module]
+    parts: frozenset[str] = frozenset({"projector"})
+
+
+@attrs.frozen(kw_only=True)
 class EncoderSpec:
     """An encoder plugin. Write `rows`, `prepare` and `build`; the rest is optional.
 
@@ -173,6 +215,7 @@ class EncoderSpec:
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         stages: support for ``pp``; without it only ``pp = 1`` is accepted.
+        seam: support for ``prefetch`` where the projector trains; without it only where nothing does.
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
         recompute: support for recomputation, by what a user may ask for, ``full`` and ``selective``: of the module of a
             stage, the bound methods of submodules that backward computes again, ``layer.forward`` of every layer for
@@ -196,6 +239,7 @@ class EncoderSpec:
     parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     tensor: TensorSupport | None = None
     stages: EncoderStages | None = None
+    seam: EncoderSeam | None = None
     context: ContextSupport | None = None
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, Work]] | None = None

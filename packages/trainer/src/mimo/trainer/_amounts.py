@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import attrs
 
-from mimo.topology import StageId
 from mimo.trainer._guess import part_of
 from mimo.trainer._operations import stage_operations
 from mimo.trainer._parameter_names import names_of
@@ -54,8 +53,8 @@ def amounts(job: Job, typical: Typical) -> Iterator[Amounts]:
     share = job.settings.run.global_batch / len(typical.lengths)
     for module in job.modules:
         found = _parameters(module, job.hidden)
-        for stage in range(job.graph.by_name[module.name].stages):
-            for part, done in stage_operations(job, StageId(module.name, stage), typical):
+        for stage in job.stages_of(module.name):
+            for part, done in stage_operations(job, stage, typical):
                 before = found.get(part, Amounts(module=module.name, part=part))
                 found[part] = attrs.evolve(
                     before,

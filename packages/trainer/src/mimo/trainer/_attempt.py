@@ -11,15 +11,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 
+from mimo.hooks import RestartNeededError, ResultRejectedError
 from mimo.trainer._config import write_whole
 from mimo.trainer._place import is_joining, with_slurm
 from mimo.trainer._preflight import CHECKPOINTS
 
 ATTEMPT_FILE = "attempt.json"
-FINAL_CODES = frozenset({16, 17})
+_FINAL = MappingProxyType({error.exit_code: error for error in (RestartNeededError, ResultRejectedError)})
 """Exit codes after which a restart on the same machines would only end the same way."""
 
 _TORCHRUN, _SLURM = "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"
@@ -47,7 +49,20 @@ class Attempt:
 
     def is_final(self, environ: Mapping[str, str]) -> bool:
         """Tell whether a restart would only end the same way: Slurm's may be on other machines, torchrun's is not."""
-        return self.code in FINAL_CODES and self.requeues == environ.get(_REQUEUES, "0")
+        return self.code in _FINAL and self.requeues == environ.get(_REQUEUES, "0")
+
+    def check(self, environ: Mapping[str, str]) -> None:
+        """Refuse to begin again where a restart would only end the same way.
+
+        Raises:
+            RestartNeededError: or ResultRejectedError, with which this attempt ended.
+        """
+        if self.code is not None and self.is_final(environ):
+            raise _FINAL[self.code](
+                "not begun again",
+                expected="a last attempt that a restart can help",
+                got=f"one that ended with {self.code}:\n{self.text.rstrip()}\n",
+            )
 
     def has_saved(self, directory: Path) -> bool:
         """Tell whether the newest checkpoint in a run directory is one that this job has saved."""
@@ -56,8 +71,8 @@ class Attempt:
 
 
 def forget_others(directory: Path, environ: Mapping[str, str]) -> None:
-    """Forget the attempts of an earlier job, in the first of a new one; before the ranks meet."""
-    if _job(environ) is not None and _is_first(environ):
+    """Forget the attempts of an earlier job, in the first of a new one; on one rank, before the others meet it."""
+    if _job(environ) is not None and is_first(environ):
         (directory / ATTEMPT_FILE).unlink(missing_ok=True)
 
 
@@ -78,7 +93,7 @@ def last_attempt(directory: Path, environ: Mapping[str, str]) -> Attempt | None:
     An attempt that ended before it had noted that it began came to nothing, and is none.
     """
     job = _job(environ)
-    return None if job is None or _is_first(environ) else _read(directory, job)
+    return None if job is None or is_first(environ) else _read(directory, job)
 
 
 def _job(environ: Mapping[str, str]) -> str | None:
@@ -87,7 +102,8 @@ def _job(environ: Mapping[str, str]) -> str | None:
     return environ.get(_SLURM, environ.get(_TORCHRUN)) if joins else None
 
 
-def _is_first(environ: Mapping[str, str]) -> bool:
+def is_first(environ: Mapping[str, str]) -> bool:
+    """Tell whether torchrun and Slurm have not started this before."""
     return all(environ.get(name, "0") == "0" for name in (_RESTARTS, _REQUEUES))
 
 

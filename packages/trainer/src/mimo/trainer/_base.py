@@ -17,6 +17,7 @@ import torch.distributed as dist
 from mimo.checkpoint import Loaded, Manifest, load, mark_needed, read_manifest
 from mimo.hooks import CheckpointError, Common, ConfigError, StateTree
 from mimo.model import lora_linear
+from mimo.topology.collectives import all_gather_json
 from mimo.trainer._preflight import CHECKPOINTS
 from mimo.trainer._renaming import Renaming
 from mimo.trainer._settings import Settings
@@ -106,17 +107,25 @@ def all_names(links: Sequence[Link]) -> frozenset[str]:
     return links[0].manifest.names.union(*(link.tensors for link in links[1:]))
 
 
-def load_links(links: Sequence[Link], tree: Mapping[str, Any], *, rename: Mapping[str, str], **how: Any) -> Loaded:
+def load_links(
+    links: Sequence[Link],
+    tree: Mapping[str, Any],
+    *,
+    rename: Mapping[str, str],
+    group: dist.ProcessGroup | None = None,
+    **how: Any,
+) -> Loaded:
     """Do as `mimo.checkpoint.load` with the first checkpoint, and read what it leaves out from the others; collective.
 
     Args:
         links: of `links_of`, on every rank alike.
         tree: modules, and whatever else is asked of the first.
         rename: beginnings of names here, and what the checkpoints have instead.
+        group: over which ranks talk; None for the default group.
         how: see `mimo.checkpoint.load`.
     """
     if len(links) == 1:
-        return load(links[0].folder, tree, rename=rename, **how)
+        return load(links[0].folder, tree, rename=rename, group=group, **how)
     there = Renaming(rename).there
     parts: list[dict[str, Any]] = [{} for _ in links]
     for module, leaves in tree.items():
@@ -127,33 +136,37 @@ def load_links(links: Sequence[Link], tree: Mapping[str, Any], *, rename: Mappin
             parts[0][module] = leaves
     loaded = None
     for link, part in zip(links, parts, strict=True):
-        names: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(names, [*_paths(part)])
+        names = all_gather_json([*_paths(part)], group)
         fitting = _fitting(rename, [name for each in names for name in each])
         if loaded is None:
-            loaded = load(link.folder, part, rename=fitting, **how)
+            loaded = load(link.folder, part, rename=fitting, group=group, **how)
         else:
-            load(link.folder, part, rename=fitting, told=how.get("told"))
+            load(link.folder, part, rename=fitting, told=how.get("told"), group=group)
     assert loaded is not None
     return loaded
 
 
-def find_base(left_out: Iterable[str], links: Sequence[Link], settings: Settings) -> Link | None:
+def find_base(
+    left_out: Iterable[str],
+    links: Sequence[Link],
+    settings: Settings,
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> Link | None:
     """Return the checkpoint that a run's own ones name for what they leave out; None where that is nothing. Collective.
 
     Args:
         left_out: names of this rank's weights that are not trained, nor changed otherwise.
         links: that the run began with, none for no checkpoint.
         settings: the whole file.
+        group: over which ranks talk; None for the default group.
 
     Raises:
         ConfigError: they would have to be saved, for they are in none.
     """
     if settings.checkpoint.frozen:
         return None
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, sorted(left_out))
-    names = {name for each in told for name in each}
+    names = {name for each in all_gather_json(sorted(left_out), group) for name in each}
     if not names:
         return None
     if settings.load.rename:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from mimo.trainer._pictures import CAPTIONS_PICTURE, caption_grid
+from mimo.trainer._pictures import CAPTIONS_PICTURE, can_draw, caption_grid
 from mimo.trainer._programs import Written
 from mimo.trainer._resolved import Job
 
@@ -32,5 +32,5 @@ def save_captions(job: Job, written: Sequence[Written]) -> None:
             images.append(raw)
             captions.append(job.tokenizer.decode(sample.ids[:end]))
             right.append(sample.right)
-    if images:
+    if images and can_draw():
         caption_grid(job.directory / CAPTIONS_PICTURE, images, captions, right)

@@ -96,9 +96,11 @@ def reshard(
         drop: pattern of names to leave out, such as "optimizer.*"; may be given several times.
     """
     from mimo.checkpoint import reshard as reshard_step
+    from mimo.trainer._begin import written_into
     from mimo.trainer._source import step_folder
 
-    print(reshard_step(step_folder(source), target, parts=parts, shard_bytes=shard_bytes, drop=drop))
+    with written_into(target):
+        print(reshard_step(step_folder(source), target, parts=parts, shard_bytes=shard_bytes, drop=drop))
 
 
 def merge(checkpoint: Path, out: Path, /) -> None:
@@ -108,7 +110,9 @@ def merge(checkpoint: Path, out: Path, /) -> None:
         checkpoint: its folder, or a run directory for the newest one.
         out: folder for the new one, which gets the same step; that must not be there yet.
     """
+    from mimo.trainer._begin import written_into
     from mimo.trainer._merge import merge as merge_step
     from mimo.trainer._source import step_folder
 
-    print(merge_step(step_folder(checkpoint), out))
+    with written_into(out):
+        print(merge_step(step_folder(checkpoint), out))

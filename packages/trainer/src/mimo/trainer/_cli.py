@@ -17,8 +17,9 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from mimo.hooks import ConfigError, UserError
+from mimo.hooks import ConfigError, UserError, plain_text
 from mimo.trainer._checkpoint_commands import make_checkpoint_app
+from mimo.trainer._plain_values import check_words
 
 _REFUSED = 2
 _FAILED = 3
@@ -41,6 +42,7 @@ def main() -> None:
 def run(words: Sequence[str]) -> int:
     """Run a command line and return its exit code; errors are told on standard error, once and plainly."""
     try:
+        check_words(words)
         code = make_app()(words, exit_on_error=False, print_error=True, result_action="return_value")
     except CycloptsError:  # it has printed what is wrong
         if dashed := [word for word in words if re.match(r"--?\w+(\.\w+)+(=|$)", word)]:
@@ -92,53 +94,46 @@ def train(
         overrides: settings that differ, as key=value: run.steps=50 modules.vision.ranks=0-3.
         finetune: a checkpoint or a run whose weights alone this new run begins with, as load.finetune.
     """
-    from mimo.trainer._attempt import forget_others, last_attempt
+    from mimo.trainer._begin import enter_directory, resolve_run
     from mimo.trainer._config import read_settings
-    from mimo.trainer._place import is_joining, with_slurm
-    from mimo.trainer._preflight import check_directory, check_logging, check_world
-    from mimo.trainer._resolve import resolve
+    from mimo.trainer._place import with_slurm
 
     given = () if finetune is None else (f"load.finetune={json.dumps(str(finetune))}",)
-    settings = read_settings(file, (*overrides, *given))
-    check_logging(settings)
-    environ = with_slurm(os.environ)
-    forget_others(job_folder := Path(settings.directory), environ)
-    last = last_attempt(job_folder, environ)
-    if last is not None and last.is_final(environ):
-        _tell(f"mimo: not begun again: the last attempt ended with {last.code}.\nmimo: {last.text}")
-        return last.code or _FAILED
-    check_directory(settings, joining=is_joining(environ), restarted=last is not None)
-    job = resolve(settings)
-    check_world(job.world, environ)
-
-    from mimo.trainer._continuity import check_source
-    from mimo.trainer._source import find_source
-
-    check_source(job, find_source(settings, last=last))
+    settings, environ = read_settings(file, (*overrides, *given)), with_slurm(os.environ)
+    job = resolve_run(settings, environ)
 
     from mimo.trainer import _train
     from mimo.trainer._parameter_names import check_patterns_of
     from mimo.trainer._tasks import run_job
 
     check_patterns_of(job, computes=False)
-    return run_job(job, _train.train, purpose="train", directory=job.directory, stops=True)
+    enter = partial(enter_directory, settings, environ)
+    return run_job(job, _train.train, purpose="train", enter=enter, stops=True)
 
 
-def check(file: Path, /, *overrides: str) -> None:
+def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(negative="")] = False) -> None:
     """Show what FILE would run: grids, memory, the plan, and what the first step sends. Nothing is launched.
+
+    What `mimo train` would refuse is refused here too.
 
     Args:
         file: settings in TOML.
         overrides: settings that differ, as key=value.
+        elsewhere: leave out what only the machine that trains can answer: its folders, GPUs and plugins.
     """
+    from mimo.trainer._begin import LEFT_TO_THE_MACHINE, resolve_run
     from mimo.trainer._config import read_settings
-    from mimo.trainer._preflight import check_logging
-    from mimo.trainer._resolve import resolve
+    from mimo.trainer._place import with_slurm
+    from mimo.trainer._preflight import check_writable
+    from mimo.trainer._run_lock import check_unlocked
     from mimo.trainer._show import make_console, show_job
 
     settings = read_settings(file, overrides)
-    check_logging(settings)
-    job = resolve(settings)
+    environ = with_slurm(os.environ)
+    job = resolve_run(settings, environ, elsewhere=elsewhere)
+    if not elsewhere:  # what training finds out by taking its directory
+        check_unlocked(job.directory)
+        check_writable(job.directory)
 
     from mimo.trainer._amounts import amounts
     from mimo.trainer._edge_traffic import expect_traffic
@@ -152,11 +147,18 @@ def check(file: Path, /, *overrides: str) -> None:
         make_console(),
         job,
         estimate_memory(job),
-        expect_traffic(job, 1),
+        () if job.train is None else expect_traffic(job, 1),
         followers=dict(followers(job)),
         amounts=list(amounts(job, Typical.of(job))),
-        machine=ranks_of_machine(os.environ, job.world),
+        machine=ranks_of_machine(environ, job.world),
     )
+    if elsewhere:
+        data = (
+            ""
+            if job.train is not None
+            else "; the data, which are not here, so that samples of text alone stand for them"
+        )
+        print(f"\nnot looked at, as only the machine that trains can answer it: {LEFT_TO_THE_MACHINE}{data}")
 
 
 def simulate(
@@ -351,7 +353,7 @@ def init(file: Path | None = None, /) -> None:
 def _tell(text: str) -> None:
     """Print an error once: under torchrun each process meets the same one, and the first of a machine tells it."""
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{plain_text(text)}\n")
         sys.stderr.flush()
     else:
         time.sleep(_TOLD_SECONDS)  # torchrun ends all when the first one exits, which must not be before it was told

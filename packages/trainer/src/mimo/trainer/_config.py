@@ -15,6 +15,7 @@ import tomli_w
 
 from mimo.hooks import ConfigError
 from mimo.trainer._fields import own_keys
+from mimo.trainer._plain_values import MAX_DEPTH, MAX_FILE_BYTES, check_plain_values, too_deep, too_long_a_number
 from mimo.trainer._settings import Settings
 from mimo.trainer._structure import structure
 
@@ -37,6 +38,7 @@ def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Se
     for override in overrides:
         _check_section(override)
         table = override_key(table, override)
+    check_plain_values(table)
     _check_modules(table.get("modules"))
     return structure(table, Settings, "")
 
@@ -45,16 +47,30 @@ def read_table(path: Path) -> Mapping[str, Any]:
     """Return a TOML file as plain data.
 
     Raises:
-        ConfigError: it is missing, or not TOML.
+        ConfigError: it is missing, too large, or not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_read_bytes(path).decode("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), expected="a TOML file", got=f"one that is broken: {error}") from error
+    except RecursionError:
+        raise too_deep(str(path)) from None
+    except ConfigError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            str(path), expected="a readable file", got=_why(path, error), fix="Write one with: mimo init FILE."
+            str(path), expected="a readable file", got=_why(error), fix="Write one with: mimo init FILE."
         ) from error
+    except ValueError:  # what Python says of a number whose digits it won't read
+        raise too_long_a_number(str(path)) from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)  # a device may never end
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(str(path), expected=f"a file of at most {MAX_FILE_BYTES} bytes", got="a larger one")
+    return data
 
 
 def override_key(table: Mapping[str, Any], override: str) -> Mapping[str, Any]:
@@ -69,7 +85,15 @@ def override_key(table: Mapping[str, Any], override: str) -> Mapping[str, Any]:
     keys = _keys(path)
     if not equals or not keys or not all(keys):
         raise ConfigError(repr(override), expected="key=value", got="something else", fix="For example: run.steps=50.")
-    return _set(table, keys, parse_value(text), "")
+    if len(keys) > MAX_DEPTH:
+        raise too_deep(keys[0])
+    try:
+        value = parse_value(text)
+    except RecursionError:
+        raise too_deep(path) from None
+    except ValueError:
+        raise too_long_a_number(path) from None
+    return _set(table, keys, value, "")
 
 
 def parse_value(text: str) -> Any:
@@ -109,7 +133,7 @@ def _keys(path: str) -> list[str]:
         return [key.strip() for key in path.split(".")]
     try:
         found: Any = tomllib.loads(f"{path} = 0")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return []
     keys = []
     while isinstance(found, dict):
@@ -118,11 +142,11 @@ def _keys(path: str) -> list[str]:
     return keys
 
 
-def _why(path: Path, error: Exception) -> str:
+def _why(error: Exception) -> str:
     """Return why a file cannot be read, in words for the two usual causes."""
-    if path.is_dir():
+    if isinstance(error, IsADirectoryError):
         return "a folder"
-    return str(error) if path.exists() else "nothing: there is no such file"
+    return "nothing: there is no such file" if isinstance(error, FileNotFoundError) else str(error)
 
 
 def _check_section(override: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType
 
-from mimo.hooks import EvaluationInfo, RunError, RunInfo, StepInfo, UserError, hookimpl
+from mimo.hooks import EvaluationInfo, RunError, RunInfo, StepInfo, UserError, hookimpl, plain_text
 
 
 class Progress:
@@ -49,8 +54,9 @@ class Progress:
         if due:
             self._line(text)
         elif self._console.is_terminal:
-            self._wipe()
-            self._console.print(text, end="", markup=False, no_wrap=True, overflow="ellipsis")
+            with self._terminal():
+                self._wipe()
+                self._console.print(text, end="", markup=False, no_wrap=True, overflow="ellipsis")
             self._pending = True
 
     @hookimpl
@@ -90,8 +96,21 @@ class Progress:
         return f"{text}  (skipped)" if info.skipped else text
 
     def _line(self, text: str) -> None:
-        self._wipe()
-        self._console.print(text, markup=False, soft_wrap=True)
+        with self._terminal():
+            self._wipe()
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def _terminal(self) -> Iterator[None]:
+        """Write on into nothing when the terminal has been closed: the run still has to be saved."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._console.file.fileno())
+            os.close(nothing)
 
     def _wipe(self) -> None:
         """Clear the line that renews itself; the next text takes its place."""
@@ -122,7 +141,7 @@ def show_text(piece: str) -> None:
         RunError: it can't be written, or not these letters.
     """
     try:
-        print(piece, end="", flush=True)
+        print(plain_text(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     except BrokenPipeError:  # as after `| head`; the launcher ends the other ranks without a word
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from mimo.model import EncoderSpec, LanguageModelSpec, Stage, Work
+from mimo.model import EncoderSeam, EncoderSpec, LanguageModelSpec, Stage, Work
 from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
@@ -90,6 +90,8 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
             repeated += work.repeated
             kept += work.split * split + work.copied * copied
             recomputed = max(recomputed, work.recomputed * split)
+    if module.divided:
+        kept += rows_ahead(job, stage, typical)
     sent = _sent(job, module, trained, everything)
     link = Link(speed.latency, speed.bandwidth)
 
@@ -111,7 +113,7 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
 def _sent(job: Job, module: JobModule, trained: Work, everything: Work) -> SentBytes:
     """Return what a rank sends over the data lanes of a stage, and of its experts over their own."""
     grid, choice = module.grid, module.optimizer
-    shard_lanes = job.graph.by_name[module.name].shard_lanes
+    shard_lanes = job.model_graph.by_name[module.name].shard_lanes
     number_bytes = NUMBER_BYTES[job.settings.run.precision]
 
     def numbers(of: Callable[[Work], int], ranks: int, lanes: int) -> Numbers:
@@ -129,7 +131,7 @@ def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, Wo
     """Yield the parts of a stage with what their forward takes, whether they train, and whether a gradient comes by."""
     module = job.module(stage.module)
     reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
-    shares = module.shares[stage.stage] if module.shares else None
+    shares = module.shares[job.built(stage).stage] if module.shares else None
     for part, work in works(job, stage, typical).items():
         if shares is None:
             trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
@@ -174,15 +176,21 @@ def _divided(work: Work, share: PartShare) -> Iterator[tuple[Work, bool]]:
 def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:
     """Return by part, in the order in which data passes them, what a forward of a stage takes over typical samples."""
     module, cut = job.module(stage.module), job.graph.by_name[stage.module]
-    at = Stage(stage.stage, cut.stages)
+    at = job.stage(job.built(stage))
     if isinstance(module.spec, EncoderSpec):
         sizes = typical.sizes.get(module.modality, ())
         if module.spec.flops is not None:
-            return module.spec.flops(module.config, job.hidden, at, cut.recompute, sizes)
+            found = module.spec.flops(module.config, job.hidden, at.pipeline, cut.recompute, sizes)
+            return found if module.spec.seam is None or not at.seam else _beside(found, module.spec.seam, at)
         return _guess(job, module, at, sum(module.spec.rows(module.config, size) for size in sizes))
     if module.spec.flops is not None:
         return module.spec.flops(module.config, at, cut.recompute, typical.lengths, typical.labels)
     return _guess(job, module, at, sum(typical.lengths))
+
+
+def _beside(found: Mapping[str, Work], seam: EncoderSeam, stage: Stage) -> Mapping[str, Work]:
+    """Return of the work of a pipeline stage what lies on the side of the seam on which a stage does."""
+    return {part: work for part, work in found.items() if (part in seam.parts) == stage.is_projector}
 
 
 def _guess(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, Work]:
@@ -197,6 +205,17 @@ def _share(job: Job, module: JobModule, typical: Typical) -> float:
     return samples / module.grid.dp / len(typical.lengths)
 
 
+def rows_ahead(job: Job, stage: StageId, typical: Typical) -> float:
+    """Return about how many bytes of a microbatch's rows a rank of a stage keeps for the next step; 0 in its own."""
+    modules, module = job.graph.by_name, job.module(stage.module)
+    if not modules[stage.module].prefetch:
+        return 0.0
+    handed_on = [edge for edge in job.graph.outputs(stage) if not modules[edge.target.module].prefetch]
+    numbers = sum(_rows(job, edge, module, typical) * job.width(edge) for edge in handed_on)
+    share = _share(job, module, typical) / _cuts(module)
+    return numbers * share * NUMBER_BYTES[job.settings.run.precision]
+
+
 def _message_bytes(job: Job, edge: Edge, typical: Typical) -> int:
     """Return about how many bytes a microbatch sends along an edge between two ranks; 0 where they are the same."""
     if set(job.graph.stage_ranks(edge.source)) == set(job.graph.stage_ranks(edge.target)):
@@ -207,7 +226,7 @@ def _message_bytes(job: Job, edge: Edge, typical: Typical) -> int:
     # Tensor ranks share the sending where they all hold the rows, and so do those that receive.
     cuts = _cuts(source) if source is target else max(end.grid.cp * end.grid.tp for end in ends)
     samples = job.settings.run.micro_batch * job.language.grid.dp / len(typical.lengths)
-    rows = _rows(edge, source, typical) * samples / lanes / cuts
+    rows = _rows(job, edge, source, typical) * samples / lanes / cuts
     return round(rows * job.width(edge) * NUMBER_BYTES[job.settings.run.precision])
 
 
@@ -216,11 +235,10 @@ def _cuts(module: JobModule) -> int:
     return module.grid.cp * (module.grid.tp if module.sequence_parallel else 1)
 
 
-def _rows(edge: Edge, source: JobModule, typical: Typical) -> int:
+def _rows(job: Job, edge: Edge, source: JobModule, typical: Typical) -> int:
     if isinstance(source.spec, LanguageModelSpec):
         return sum(typical.lengths)
     sizes: Sequence[tuple[int, ...]] = typical.sizes.get(source.modality, ())
-    if edge.is_boundary:
+    if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)
-    assert source.spec.stages is not None
-    return sum(source.spec.stages.message_rows(source.config, size) for size in sizes)
+    return sum(job.message_rows(edge, size) for size in sizes)

@@ -50,7 +50,7 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
             row_bytes = job.width(edge) * NUMBER_BYTES[run.precision]
             by_rank[rank] += Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient)
         least = None
-        if edge.is_boundary:
+        if not job.is_inside(edge):
             modality = job.module(edge.source.module).modality
             items = (item for batch in data.microbatches for layout in batch.layouts for item in layout.items)
             least = sum(item.rows for item in items if item.info.modality == modality)

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mimo.data import Dataset, StepSampler
@@ -27,6 +28,7 @@ from mimo.trainer._programs import COUNTS, EncoderProgram, Program, Written
 from mimo.trainer._progress import Progress
 from mimo.trainer._rerun import RerunStateMachine
 from mimo.trainer._rerun_evidence import Witness
+from mimo.trainer._rerun_passes import PASSES, computations
 from mimo.trainer._rerunner import Rerunner
 from mimo.trainer._resolved import Job
 from mimo.trainer._route_cache import RouteCache
@@ -46,6 +48,7 @@ class Engine:
         assembly: makes what it is made of.
         progress: where this rank says what it does.
         machine: decides what becomes of steps that can't be right; None for nobody, as where nothing is stepped.
+        objects: see `Place`.
 
     Raises:
         PlanError: ranks have made different plans.
@@ -54,6 +57,7 @@ class Engine:
         model: this rank's modules.
         optimizer: steps them together with all other ranks.
         written: what the last evaluation wrote for the samples that this rank judged.
+        objects: see `Place`.
         stops: whether any rank had been asked to stop after the last step.
         data_begun: steps of the run before its data began.
         base: the checkpoint that has what those of the run leave out; None where they leave out nothing.
@@ -70,6 +74,7 @@ class Engine:
         assembly: type[Assembly] = Assembly,
         progress: Progress | None = None,
         machine: RerunStateMachine | None = None,
+        objects: dist.ProcessGroup | None = None,
     ) -> None:
         self.job = job
         self._progress = progress or Progress()
@@ -78,14 +83,18 @@ class Engine:
         self.stops = False
         self.rank = rank
         self.device = device
+        self.objects = objects
         check_plans((job.plan, job.evaluation_plan), device=device)
         self._role = job.graph.role(rank)
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._told = job.language.spec.tells(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._flops = FlopsReport(job, device=device)
-        self._tracer = Tracer(job, rank=rank, device=device)
+        self._tracer = Tracer(job, rank=rank, device=device, objects=objects)
+        self._judged = computations(job.model_graph)
         told = {**dict.fromkeys(self._told.losses, 1), **self._told.counts, **self._traffic.told}
+        # Judged or not: another length of the message could change the order in which its sums are taken.
+        told[PASSES] = len(self._judged)
         looks = machine is not None and machine.settings.mode != "disabled"
         self._witness = Witness(microbatches=job.microbatches, injector=machine.injector) if machine and looks else None
         parts = assembly(job, rank=rank, device=device, told=told, progress=self._progress, witness=self._witness)
@@ -207,7 +216,13 @@ class Engine:
             before = self._make_ahead(self.job.plan, now)
             if (fault := self._fault()) is not None:
                 raise fault
-        return before + self._run_step(now, following, record) + Tally(stops=int(self._progress.stops))
+        return before + self._run_step(now, following, record) + self._noted() + Tally(stops=int(self._progress.stops))
+
+    def _noted(self) -> Tally:
+        """Return what this rank's passes have come to, for the machine to judge."""
+        if self._witness is None:
+            return Tally()
+        return Tally(told={PASSES: self._witness.sums(self._judged, loss_scale=self.optimizer.loss_scale)})
 
     def _make_ahead(self, plan: Plan, step: Coming) -> Tally:
         """Make what a step finds made when it begins, and return only what that cost."""
@@ -410,7 +425,10 @@ class Engine:
             return microbatches[microbatch].route(self._edges[edge], self.rank)
 
         self.optimizer.gather()
-        seconds = executor.run(plan, route, record, half=half)
+        seconds: dict[str, float] = {}
+        for name, took in executor.run(plan, route, record, half=half).items():
+            module = self.job.module(name).name
+            seconds[module] = seconds.get(module, 0.0) + took
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
         return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
 

@@ -19,20 +19,27 @@ from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, train
 from mimo.model.runtime import build_stage as build_plain
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
-from mimo.topology import DATA_AXES
+from mimo.schedule import in_flight
+from mimo.topology import DATA_AXES, StageId
+from mimo.trainer._costs import rows_ahead
 from mimo.trainer._precision import NUMBER_BYTES
 from mimo.trainer._resolved import Job, JobModule
+from mimo.trainer._typical import Typical
 
 
 @attrs.frozen(kw_only=True)
 class Memory:
     """Bytes that a rank holds beside activations and messages on their way, the most at one time of each kind.
 
+    Rows that are made a step ahead are held from step to step, and so are here.
+
     Args:
         weights: parameters in fp32, or its pieces of them.
         gathered: what layers compute with, where that is not these.
         gradients: of all that trains.
         state: of optimizers, on the device.
+        ahead: rows of encoders made for the next step, and of this step's those not yet used: about as many bytes, as
+            samples differ.
         host: of optimizers, in host memory.
         at_most: whether the run decides what of the state lies where.
     """
@@ -41,13 +48,14 @@ class Memory:
     gathered: int = 0
     gradients: int = 0
     state: int = 0
+    ahead: int = 0
     host: int = 0
     at_most: bool = False
 
     @property
     def device(self) -> int:
         """All that lies on the device."""
-        return self.weights + self.gathered + self.gradients + self.state
+        return self.weights + self.gathered + self.gradients + self.state + self.ahead
 
     def __add__(self, other: Memory) -> Memory:
         """Return what both take."""
@@ -56,6 +64,7 @@ class Memory:
             gathered=self.gathered + other.gathered,
             gradients=self.gradients + other.gradients,
             state=self.state + other.state,
+            ahead=self.ahead + other.ahead,
             host=self.host + other.host,
             at_most=self.at_most or other.at_most,
         )
@@ -63,8 +72,21 @@ class Memory:
 
 def estimate_memory(job: Job) -> Mapping[int, Memory]:
     """Return what each rank that holds a module will hold; where ``run.device`` is ``auto``, as on an accelerator."""
-    shapes = _Shapes(job)
-    return {rank: _of_rank(job, rank, shapes) for rank in job.graph.ranks}
+    shapes, ahead = _Shapes(job), _made_ahead(job)
+    return {rank: _of_rank(job, rank, shapes) + Memory(ahead=ahead.get(rank, 0)) for rank in job.graph.ranks}
+
+
+def _made_ahead(job: Job) -> Mapping[int, int]:
+    """Return the most bytes by rank of rows that are made a step ahead, of samples like the first ones."""
+    found: dict[int, int] = {}
+    if not any(module.prefetch for module in job.graph.modules):
+        return found
+    typical, kept = Typical.of(job), in_flight(job.plan)
+    for stage in job.graph.stages:
+        if each := rows_ahead(job, stage, typical):
+            for rank in job.graph.stage_ranks(stage):
+                found[rank] = found.get(rank, 0) + round(each * kept[stage])
+    return found
 
 
 def build_stage(module: JobModule, stage: Stage, hidden: int) -> nn.Module:
@@ -77,7 +99,8 @@ _Part: TypeAlias = frozenset[int]
 
 
 def _of_rank(job: Job, rank: int, shapes: _Shapes) -> Memory:
-    found = [_laid(job, rank, name, shapes) for name in job.graph.role(rank).places]
+    names = [module.name for module in job.modules if rank in module.grid]
+    found = [_laid(job, rank, name, shapes) for name in names]
     laid = [one for module in found for one in module.values()]
     computing = [
         [one for stages, one in module.items() if stage in stages]
@@ -94,14 +117,14 @@ def _of_rank(job: Job, rank: int, shapes: _Shapes) -> Memory:
         gathered=gathered + sum(one.gathered for one in laid),
         gradients=gradients + sum(one.gradients for one in laid),
     )
-    for name, module in zip(job.graph.role(rank).places, found, strict=True):
+    for name, module in zip(names, found, strict=True):
         memory += _state(job, name, [piece for one in module.values() for piece in one.pieces])
     return memory
 
 
 def _laid(job: Job, rank: int, name: str, shapes: _Shapes) -> Mapping[_Part, LaidBytes]:
     """Return how the parameters of a module lie on a rank, by the stages that hold them."""
-    module, cut = job.module(name), job.graph.by_name[name]
+    module, cut = job.module(name), job.model_graph.by_name[name]
     held = cut.stages_at(module.grid.coordinates(rank).pp)
     part = PartShapes(
         parameters=(),
@@ -165,7 +188,7 @@ class _Shapes:
         return self._found[key]
 
     def _make(self, module: JobModule, stage: int, axis: TensorAxis, experts: ExpertAxis) -> Iterator[ParameterShape]:
-        spec, cut = module.spec, self._job.graph.by_name[module.name]
+        spec, cut = module.spec, self._job.model_graph.by_name[module.name]
         built = self._build(module, stage)
         others = [other for other in cut.tied_stages if other != stage] if stage in cut.tied_stages else []
         tied = {path for other in others for path, _ in self._build(module, other).named_parameters()}
@@ -196,7 +219,7 @@ class _Shapes:
 
     def _build(self, module: JobModule, stage: int) -> nn.Module:
         with torch.device("meta"):
-            return build_stage(module, Stage(stage, self._job.graph.by_name[module.name].stages), self._job.hidden)
+            return build_stage(module, self._job.stage(StageId(module.name, stage)), self._job.hidden)
 
 
 def _layer_numbers(stage: nn.Module) -> Mapping[nn.Parameter, int | None]:

@@ -6,6 +6,7 @@ A rank that waits for a living peer is never told that another one has died, so 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import signal
 import threading
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from mimo.hooks import UserError
+from mimo.hooks import UserError, plain_text
 from mimo.trainer._preflight import ERROR_FILE
 from mimo.trainer._progress import Mark
 
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 _FIRST, _FAULT, _BELL, _ROLL, _FINISHED = "fault.first", "fault", "bell", "roll", "finished"
+_DIRECTORY = "directory"
 _PUBLISHED_SECONDS = 20.0
 _FINISHED_SECONDS = 10.0
 _WRITE_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "gloo", "NCCL", "Broken pipe")
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+_NO_THREAD = "can't start new thread"
+_TRY_AGAIN = frozenset(f"{number}Resource temporarily unavailable" for number in ("", f"[Errno {errno.EAGAIN}] "))
+"""All that is said where no thread or process can be started; of a file that is locked, more is said."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,24 +65,31 @@ class Fault:
             return cls(rank=rank, code=error.exit_code, text=f"rank {rank}: {error}", explained=True)
         text = "".join(traceback.format_exception(error)).rstrip()
         summary = traceback.format_exception_only(error)[-1].strip()
-        return cls(rank=rank, code=EXIT_FAILED, text=f"{text}\nrank {rank} failed: {summary}", explained=False)
+        said = f"rank {rank} {lack}: {summary}" if (lack := lack_of(error)) else f"rank {rank} failed: {summary}"
+        return cls(rank=rank, code=EXIT_FAILED, text=f"{text}\n{said}", explained=bool(lack))
 
     @classmethod
-    def of_exit(cls, rank: int, exit_code: int) -> Self:
-        """Return the fault that a process is which ended without saying why; negative codes are signals."""
+    def of_exit(cls, rank: int, exit_code: int, why: str = "") -> Self:
+        """Return the fault that a process is which ended without saying why.
+
+        Args:
+            rank: which.
+            exit_code: negative for signals.
+            why: what is known of it all the same; a sentence.
+        """
         if exit_code < 0:
             names = {one.value: f" ({one.name})" for one in signal.Signals}  # those for real time have none
             text = f"rank {rank} was ended by signal {-exit_code}{names.get(-exit_code, '')}."
-            if -exit_code == signal.SIGKILL:
+            if -exit_code == signal.SIGKILL and not why:
                 text += " Something killed it; if nobody did, the machine ran out of memory."
         else:
             text = f"rank {rank} ended with exit code {exit_code} and without a reason."
-        return cls(rank=rank, code=EXIT_FAILED, text=text, explained=False)
+        return cls(rank=rank, code=EXIT_FAILED, text=f"{text} {why}".rstrip(), explained=False)
 
     @property
     def shown(self) -> str:
         """All of it, the cause last."""
-        return f"{self.waits}\n{self.text}" if self.waits else self.text
+        return plain_text(f"{self.waits}\n{self.text}" if self.waits else self.text)
 
     def write(self, directory: Path | None) -> None:
         """Write the text into the run directory, if this is a run; the first to fail may be the first to need it."""
@@ -94,14 +107,34 @@ def write_in_time(*writes: Callable[[], None]) -> None:
                 one()
 
     writer = threading.Thread(target=write, name="mimo-fault", daemon=True)
-    writer.start()
+    try:
+        writer.start()
+    except RuntimeError:  # no thread can be started any more, which may be what is to be told
+        write()
+        return
     writer.join(_WRITE_SECONDS)
+
+
+def lack_of(error: BaseException) -> str:
+    """Return what this machine or a limit of it refused to a process, and which limit that is; empty if nothing."""
+    text, number = str(error), error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(one in text for one in _NO_MEMORY):
+        return "is out of host memory"
+    if _NO_THREAD in text or text in _TRY_AGAIN:
+        return (
+            "can't start another thread or process (see ulimit -u and -v, pids.max of its control group, host memory)"
+        )
+    if number == errno.EMFILE or "Too many open files" in text:
+        return "can't open another file or connection (see ulimit -n)"
+    return ""
 
 
 def is_consequence(error: BaseException) -> bool:
     """Tell whether an error may only mean that another process is gone: a lost connection, which names but a port."""
     from torch import distributed as dist
 
+    if lack_of(error):
+        return False
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, dist.DistError | ConnectionError):
@@ -160,6 +193,14 @@ class FaultBoard:
     def read(self) -> Fault | None:
         """Return the fault, if there is one."""
         return Fault(**json.loads(self._store.get(_FAULT))) if self._store.check([_FAULT]) else None
+
+    def open_directory(self) -> None:
+        """Say that rank 0 holds the run directory, so that all may write there."""
+        self._store.set(_DIRECTORY, "")
+
+    def has_directory(self) -> bool:
+        """Tell whether rank 0 holds the run directory."""
+        return bool(self._store.check([_DIRECTORY]))
 
     def roll(self) -> int:
         """Return the number of the last roll call, 0 before the first."""

@@ -6,7 +6,8 @@ Validators name the setting alone; whoever structures a table puts the table's p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NewType, TypeAlias
 
 import attrs
@@ -20,6 +21,8 @@ Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 COMMENT = "comment"
 REST = "rest"
+MAX_RANKS = 1 << 16
+_RANK_DIGITS = 18  # more are not read: Python takes long for thousands
 _NO_RANKS = 'Write "0-3", "0,2,5-7" or a list such as [0, 2].'
 
 
@@ -53,6 +56,16 @@ def at_least(least: int) -> Validator:
     return check
 
 
+def at_most(most: float) -> Validator:
+    """Return a validator that refuses larger numbers."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not value <= most:
+            raise ConfigError(attribute.name, expected=f"at most {most}", got=repr(value))
+
+    return check
+
+
 def finite(_instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
     """Refuse an infinite number."""
     if math.isinf(value):
@@ -75,24 +88,42 @@ def parse_ranks(value: Any) -> Ranks:
     """Return the ranks that a setting names, in the order in which it names them.
 
     Raises:
-        ConfigError: it is neither ranges nor whole numbers; ``where`` is empty, for the caller to fill.
+        ConfigError: it is neither ranges nor whole numbers, or names too many or too high ones, none of which is made;
+            ``where`` is empty, for the caller to fill.
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        return Ranks((value,))
+        value = [value]
     if isinstance(value, list | tuple):
         if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value):
             raise ConfigError("", expected="whole numbers", got=repr(value), fix=_NO_RANKS)
+        if len(value) > MAX_RANKS or not all(rank < MAX_RANKS for rank in value):
+            raise _too_many(value)
         return Ranks(tuple(value))
     if not isinstance(value, str):
         raise ConfigError("", expected="ranks", got=repr(value), fix=_NO_RANKS)
-    return Ranks(tuple(rank for piece in value.split(",") if value.strip() for rank in _span(piece, value)))
+    ranks: list[int] = []
+    for piece in value.split(",") if value.strip() else ():
+        span = _span(piece, value)
+        if span.stop > MAX_RANKS or len(ranks) + len(span) > MAX_RANKS:
+            raise _too_many(value)
+        ranks += span
+    return Ranks(tuple(ranks))
 
 
-def _span(piece: str, whole: str) -> Iterable[int]:
-    low, dash, high = (part.strip() for part in piece.partition("-"))
-    if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(low) > int(high)):
+def _too_many(value: Any) -> ConfigError:
+    return ConfigError("", expected=f"at most {MAX_RANKS} ranks, from 0 to {MAX_RANKS - 1}", got=repr(value))
+
+
+def _span(piece: str, whole: str) -> range:
+    found = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", piece)
+    if found is None:
         raise ConfigError("", expected="ranks", got=repr(whole), fix=_NO_RANKS)
-    return range(int(low), int(high or low) + 1)
+    low, high = found[1], found[2] or found[1]
+    if max(len(low), len(high)) > _RANK_DIGITS:
+        raise _too_many(whole)
+    if int(low) > int(high):
+        raise ConfigError("", expected="ranks", got=repr(whole), fix=_NO_RANKS)
+    return range(int(low), int(high) + 1)
 
 
 def show_ranks(ranks: Sequence[int]) -> str:

@@ -20,11 +20,13 @@ def load_model(job: Job, place: Place, checkpoint: Path) -> Engine:
     It may lack what predicts further tokens, which nothing but training uses.
     """
     place.progress.enter("loading the weights")
-    engine = Engine(job, rank=place.rank, device=torch.device(place.device), progress=place.progress)
+    engine = Engine(
+        job, rank=place.rank, device=torch.device(place.device), progress=place.progress, objects=place.objects
+    )
     assert isinstance(job.language.spec, LanguageModelSpec)
     further = job.language.spec.parts.get("next_tokens", ())
     may_lack = [f"{job.language.name}.{prefix}.*" for prefix in further]
-    load_links(links_of(checkpoint), engine.model_state(), rename={}, may_lack=may_lack)
+    load_links(links_of(checkpoint), engine.model_state(), rename={}, may_lack=may_lack, group=engine.objects)
     place.progress.enter("")
     return engine
 

@@ -1,16 +1,24 @@
-"""A dataset whose items all have sizes: where it tells none, the encoder of the modality measures the raw item."""
+"""A dataset whose items are as their encoders read them: measured where it gives no size, pictures opened from paths.
+
+What kind of file a modality holds is its encoder's to say, since a modality may have any name: a second encoder of
+pictures reads one that no dataset knows to be pictures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from mimo.data import Dataset
+from mimo.data import Dataset, load_image, open_image
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
+
+PICTURES = "image"
+"""The modality that an `EncoderSpec` names if it takes decoded pictures."""
 
 _CACHED_SAMPLES = 256
 """A step asks for the same few samples several times."""
@@ -45,8 +53,22 @@ class MeasuredDataset:
         return self._infos(sample)
 
     def raw(self, sample: int, index: int) -> Any:
-        """Return an item."""
-        return self._inner.raw(sample, index)
+        """Return an item as its encoder takes it: a picture's path as the decoded picture.
+
+        Raises:
+            DataError: the picture can't be decoded; its file and line are named.
+        """
+        raw = self._inner.raw(sample, index)
+        if not isinstance(raw, Path):
+            return raw
+        info = next(info for info in self.infos(sample) if info.index == index)
+        encoder = self._encoders.get(info.modality)
+        if encoder is None:
+            return raw
+        try:
+            return decoded(encoder, raw)
+        except ValueError as error:
+            raise self._unreadable(info, encoder, error) from error
 
     def where(self, sample: int) -> str:
         """Return where a sample comes from."""
@@ -60,17 +82,42 @@ class MeasuredDataset:
         if encoder is None:  # told by whoever lays the sample out
             return info
         try:
-            return attrs.evolve(info, size=tuple(encoder.measure(self._inner.raw(info.sample, info.index))))
+            return attrs.evolve(info, size=_size(encoder, self._inner.raw(info.sample, info.index)))
         except UserError:
             raise  # the dataset's own, with its place
         except (ValueError, TypeError, OSError) as error:
-            raise DataError(
-                self._inner.where(info.sample),
-                expected=f"an item that the {encoder.name} encoder can read",
-                got=f"{info.modality} {info.index}: {error}",
-            ) from error
+            raise self._unreadable(info, encoder, error) from error
+
+    def _unreadable(self, info: ItemInfo, encoder: EncoderSpec, error: Exception) -> DataError:
+        return DataError(
+            self._inner.where(info.sample),
+            expected=f"an item that the {encoder.name} encoder can read",
+            got=f"{info.modality} {info.index}: {error}",
+        )
 
 
 def measured(dataset: Dataset | None, encoders: Mapping[str, EncoderSpec]) -> Dataset | None:
     """Return a dataset with all sizes; None stays None."""
     return None if dataset is None else MeasuredDataset(dataset, encoders)
+
+
+def decoded(encoder: EncoderSpec, raw: Any) -> Any:
+    """Return a raw item as an encoder takes it: the path of a picture as the decoded picture, all else as it is.
+
+    Raises:
+        ValueError: the picture can't be decoded.
+    """
+    return load_image(raw) if _is_picture_path(encoder, raw) else raw
+
+
+def _size(encoder: EncoderSpec, raw: Any) -> tuple[int, ...]:
+    """Return what an encoder measures, for the path of a picture from its header alone."""
+    if not _is_picture_path(encoder, raw):
+        return tuple(encoder.measure(raw))
+    with open_image(raw) as image:
+        return tuple(encoder.measure(image))
+
+
+def _is_picture_path(encoder: EncoderSpec, raw: Any) -> bool:
+    """Tell whether an encoder that takes decoded pictures, by whatever name its modality goes, is given a path."""
+    return encoder.modality == PICTURES and isinstance(raw, Path)

@@ -7,35 +7,42 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from mimo.hooks import EvaluationInfo, RunInfo, SaveSkippedError, StepInfo, UserError, hookimpl
-from mimo.trainer._preflight import METRICS_FILE
+from mimo.hooks import EvaluationInfo, RunInfo, SaveSkippedError, StepInfo, UserError, hookimpl, plain_text
+from mimo.trainer._preflight import METRICS_FILE, UNREADABLE_FILE
 
 
 class Metrics:
     """Writes on rank 0, where all values are known as on every rank.
 
-    A disk that is full must not end a run: lines that can't be written are lost, which is told once.
+    A disk that is full must not end a run: lines that can't be written are lost, which is reported once.
     """
 
     def __init__(self) -> None:
-        self._told = False
+        self._reported = False
 
     @hookimpl
     def mimo_run_begin(self, run: RunInfo) -> None:
-        """Drop what an earlier attempt wrote of the steps that are now to come."""
+        """Drop what an earlier attempt wrote of the steps that are now to come, and set aside what can't be read."""
         path = run.directory / METRICS_FILE
         if run.rank != 0 or not path.exists():
             return
-        kept = [line for line in read_lines(path) if line["step"] < run.first_step]
-        partial = path.with_name(f".{METRICS_FILE}.partial")  # so that what is kept outlives the end of this process
-        partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-        partial.replace(path)
+        try:
+            unreadable = _rewrite(path, before_step=run.first_step)
+        except OSError as error:
+            self._report_lost(path, f"drop the lines from step {run.first_step} on", error)
+            return
+        if unreadable:
+            lines, are = ("line", "It is") if unreadable == 1 else ("lines", "They are")
+            _report(
+                f"{path}: expected a JSON object with a step in each line, got {unreadable} {lines} that can't be "
+                f"read. {are} left out, and saved in {path.with_name(UNREADABLE_FILE)}."
+            )
 
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
@@ -62,22 +69,60 @@ class Metrics:
         try:
             _append(path, f"{json.dumps(_finite(line), allow_nan=False)}\n".encode())
         except OSError as error:
-            if not self._told:
-                self._told = True
-                sys.stderr.write(
-                    f"mimo: {path}: expected to write step {line['step']}, got {error}. The run goes on; lines are "
-                    "lost until it can be written again.\n"
-                )
-                sys.stderr.flush()
+            self._report_lost(path, f"write step {line['step']}", error)
+
+    def _report_lost(self, path: Path, what: str, error: OSError) -> None:
+        if not self._reported:
+            self._reported = True
+            _report(
+                f"{path}: expected to {what}, got {error}. The run goes on; lines are lost until it can be written "
+                "again."
+            )
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the objects of a metrics file, null for numbers that are not finite.
+    """Return the objects of a metrics file, each with its ``step``; null for numbers that are not finite.
 
-    A last line that was cut off by the end of its process is left out.
+    What can't be read is left out, such as a line that a power failure has cut or filled with zeros.
     """
-    *whole, _ = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in whole]
+    return [found for line in path.read_bytes().split(b"\n") if (found := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> Mapping[str, Any] | None:
+    """Return a line's object; None for anything else."""
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):  # not UTF-8, no JSON, an integer of thousands of digits, a thousand brackets
+        return None
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
+
+
+def _rewrite(path: Path, *, before_step: int) -> int:
+    """Keep the lines before a step, save those that can't be read beside the file, and return how many these are."""
+    unreadable, remaining = [], []
+    for line in path.read_bytes().split(b"\n"):
+        found = _parse(line)
+        if found is None:
+            unreadable += [line] if line else []
+        elif found["step"] < before_step:
+            remaining.append(line)
+    if unreadable:
+        with path.with_name(UNREADABLE_FILE).open("ab") as file:
+            file.write(_joined(unreadable))
+    partial = path.with_name(f".{METRICS_FILE}.partial")  # so that what is kept outlives the end of this process
+    partial.write_bytes(_joined(remaining))
+    partial.replace(path)
+    return len(unreadable)
+
+
+def _joined(lines: Iterable[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _report(text: str) -> None:
+    with contextlib.suppress(OSError):  # it may be on the same full disk
+        sys.stderr.write(plain_text(f"mimo: {text}\n"))
+        sys.stderr.flush()
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -51,5 +51,5 @@ def stage_operations(job: Job, stage: StageId, samples: Typical) -> Iterator[tup
 
 def module_operations(job: Job, module: str, samples: Typical) -> Operations:
     """Return what all stages of a module do with samples, each of them once."""
-    stages = (StageId(module, stage) for stage in range(job.graph.by_name[module].stages))
+    stages = job.stages_of(module)
     return sum((found for stage in stages for _, found in stage_operations(job, stage, samples)), Operations())

@@ -5,13 +5,14 @@ Figures are made without matplotlib's global state, so that drawing changes noth
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import RunInfo, hookimpl
 from mimo.trainer._metrics import read_lines
@@ -28,7 +29,7 @@ _CHARACTERS_A_LINE = 22
 
 
 class Pictures:
-    """Draws on rank 0 when the run has ended, from all that metrics.jsonl holds."""
+    """Draws on rank 0 when the run has ended, from all that metrics.jsonl holds; without matplotlib it says so."""
 
     @hookimpl
     def mimo_run_end(self, run: RunInfo) -> None:
@@ -36,15 +37,25 @@ class Pictures:
         path = run.directory / METRICS_FILE
         if run.rank != 0 or not path.exists():
             return
-        lines = read_lines(path)
-        steps = [line for line in lines if not line.get("evaluation")]
+        if not can_draw():
+            print(f"{run.name}: no pictures are drawn, as matplotlib is not installed")
+            return
+        losses = [
+            line for line in read_lines(path) if "loss" in line
+        ]  # others tell of saves that failed or were left out
+        steps = [line for line in losses if not line.get("evaluation")]
         if steps:
             loss_curve(
                 run.directory / LOSS_PICTURE,
                 [line["step"] for line in steps],
                 [_number(line["loss"]) for line in steps],
-                [(line["step"], _number(line["loss"])) for line in lines if line.get("evaluation")],
+                [(line["step"], _number(line["loss"])) for line in losses if line.get("evaluation")],
             )
+
+
+def can_draw() -> bool:
+    """Tell whether there is what draws; on a machine that only trains it may be left out."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def loss_curve(
@@ -137,8 +148,8 @@ def caption_grid(
         figure.savefig(path, dpi=120)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _wrap(text: str) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from mimo.hooks import ConfigError
 from mimo.trainer._config import read_table
+from mimo.trainer._run_lock import unwritable
 from mimo.trainer._settings import Settings
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
+UNREADABLE_FILE = "metrics.unreadable"
 ERROR_FILE = "error.txt"
 CHECKPOINTS = "checkpoints"
 TRACES_OF_A_RUN = (CONFIG_FILE, METRICS_FILE, CHECKPOINTS)
@@ -34,13 +40,12 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
         ConfigError: naming ``run.directory``, ``checkpoint.load`` or ``load.finetune``.
     """
     directory, load, finetune = Path(settings.directory), settings.checkpoint.load, settings.load.finetune
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError("run.directory", expected="a folder", got=f"{str(directory)!r}, which is a file")
-    if finetune and not restarted and not Path(finetune).is_dir():
+    _check_place(directory)
+    if finetune and not restarted and not _is_folder(finetune):
         raise ConfigError("load.finetune", expected="the folder of a checkpoint or of a run", got=repr(finetune))
-    holds_run = any((directory / trace).exists() for trace in TRACES_OF_A_RUN)
+    has_run = holds_run(directory)
     if load == "latest":
-        if not holds_run and not joining:
+        if not has_run and not joining:
             raise ConfigError(
                 "checkpoint.load",
                 expected=f"a run in {str(directory)!r} to go on with",
@@ -49,16 +54,74 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
             )
         _check_beginning(settings)
         return
-    if load != "none" and not restarted and not Path(load).is_dir():
+    if load != "none" and not restarted and not _is_folder(load):
         raise ConfigError("checkpoint.load", expected='"none", "latest" or the folder of a checkpoint', got=repr(load))
     resumes = load != "none" and Path(load).resolve().is_relative_to(directory.resolve())
-    if holds_run and not resumes and not restarted:
+    if has_run and not resumes and not restarted:
         raise ConfigError(
             "run.directory",
             expected="a directory without a run in it",
             got=f"{str(directory)!r}, which holds one",
             fix="Resume it with checkpoint.load=latest, name another directory, or remove it.",
         )
+
+
+def check_writable(directory: Path) -> None:
+    """Refuse a run directory that can't be made or written; nothing is left behind.
+
+    Raises:
+        ConfigError: naming ``run.directory``.
+    """
+    nearest, _ = _nearest(directory)
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise unwritable(directory, error) from error
+
+
+def _nearest(directory: Path) -> tuple[Path, list[Path]]:
+    """Return what is there of a path, and what of it is not, the innermost first."""
+    missing: list[Path] = []
+    while not os.path.lexists(directory) and directory != directory.parent:
+        missing.append(directory)
+        directory = directory.parent
+    return directory, missing
+
+
+def _check_place(directory: Path) -> None:
+    """Refuse a run directory that is no folder, or can't be one where it is to be.
+
+    Raises:
+        ConfigError: naming ``run.directory``.
+    """
+    nearest, missing = _nearest(directory)
+    try:
+        if not nearest.is_dir():
+            found = f"{str(directory)!r}, " + ("which" if nearest == directory else f"but {str(nearest)!r}")
+            raise ConfigError("run.directory", expected="a folder", got=f"{found} is {_kind(nearest)}")
+        for path in missing:  # what can't be looked for can't be made: too long a name, for one
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(nearest / path.name)
+        with contextlib.suppress(FileNotFoundError):  # what can't be searched can't be used
+            os.lstat(directory / CONFIG_FILE)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise unwritable(directory, error) from error
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or none
+        return False
+
+
+def _kind(path: Path) -> str:
+    mode = path.lstat().st_mode
+    kinds = {stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return kinds.get(stat.S_IFMT(mode), "a link to nothing" if stat.S_ISLNK(mode) and not path.exists() else "a file")
 
 
 def _check_beginning(settings: Settings) -> None:
@@ -87,6 +150,11 @@ def _check_beginning(settings: Settings) -> None:
             got="'latest'",
             fix="The run has saved no checkpoint of its own: remove the directory, and begin it again.",
         )
+
+
+def holds_run(directory: Path) -> bool:
+    """Tell whether a run has begun in a directory; that one has taken it, and nothing more, makes none."""
+    return any((directory / trace).exists() for trace in TRACES_OF_A_RUN)
 
 
 def has_steps(directory: Path) -> bool:

@@ -202,7 +202,7 @@ def read_profile(path: Path, job: Job) -> Costs:
 
 def fitting(job: Job) -> Mapping[str, Mapping[str, Any]]:
     """Return by module what a profile of ``job`` holds for, as plain data."""
-    cuts = job.graph.by_name
+    cuts = job.model_graph.by_name
     return {
         module.name: {
             "plugin": module.spec.name,

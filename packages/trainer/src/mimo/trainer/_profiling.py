@@ -57,7 +57,11 @@ def measure_job(job: Job, place: Place) -> Profile:
     for plan in (split,) if split == job.plan else (job.plan, split):
         # An engine of its own: where nothing will be put off, layers are spared all that it takes.
         engine = Engine(
-            attrs.evolve(job, plan=plan), rank=place.rank, device=torch.device(place.device), progress=place.progress
+            attrs.evolve(job, plan=plan),
+            rank=place.rank,
+            device=torch.device(place.device),
+            progress=place.progress,
+            objects=place.objects,
         )
         parts.append({size: _measure(engine, plan, samples(job, size)) for size in sizes(job)})
     seconds = {size: {key: took for part in reversed(parts) for key, took in part[size].items()} for size in sizes(job)}
@@ -127,7 +131,7 @@ def _measure(engine: Engine, plan: Plan, data: StepData) -> Mapping[Key, float]:
     found: defaultdict[Key, list[float]] = defaultdict(list)
     for step in range(_WARM_UP + _STEPS):
         record = _record(engine)
-        dist.barrier()
+        dist.barrier(group=engine.objects)
         engine.measure(plan, data, record, first=not step)
         for moment in record.moments if step >= _WARM_UP else ():
             found[_key(moment.action)].append(moment.ended - moment.ready)

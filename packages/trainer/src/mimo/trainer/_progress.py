@@ -21,7 +21,9 @@ from mimo.schedule import Action
 from mimo.topology import StageId
 from mimo.trainer._fields import show_ranks
 
-_MEETING = ("torch.distributed", "mimo.optimizer.runtime._agreement")
+_COLLECTIVES = "mimo.topology.collectives"
+"""Passes calls on to torch, whatever it calls them in its own releases."""
+_MEETING = ("torch.distributed", _COLLECTIVES, "mimo.optimizer.runtime._agreement")
 """Modules in which a process waits for others: collectives, and the agreement, where a GPU's answer is awaited."""
 _WRAPPER = ".c10d_logger"
 _TORCH = "torch."
@@ -167,7 +169,7 @@ def _look_at(stack: Iterable[FrameType]) -> tuple[str, tuple[int, ...], str]:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(_MEETING) and not module.endswith(_WRAPPER):
             met, peers = frame.f_code.co_name, _ranks_of(frame) or peers
-        if not module.startswith(_TORCH):
+        if not module.startswith((_TORCH, _COLLECTIVES)):
             return met, peers, f"{module}, line {frame.f_lineno}"
     return met, peers, ""
 

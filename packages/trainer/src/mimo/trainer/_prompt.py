@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 
-from mimo.data import SampleLayout, Tokenizer, load_image
+from mimo.data import SampleLayout, Tokenizer
 from mimo.hooks import ConfigError, DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
+from mimo.trainer._finite_item import finite_item
+from mimo.trainer._measured import decoded
 from mimo.trainer._resolved import Job, JobModule
 
 _FLAGS = ("image", "audio")
@@ -123,8 +124,8 @@ def prepared_item(module: JobModule, prompt: Prompt, info: ItemInfo) -> Mapping[
     """
     assert isinstance(module.spec, EncoderSpec)
     try:
-        return module.spec.prepare(module.config, prompt.raw(0, info.index))
-    except (ValueError, OSError) as error:
+        return finite_item(module.spec.prepare(module.config, prompt.raw(0, info.index)))
+    except (ValueError, TypeError, OSError) as error:
         raise _unreadable(module, error) from error
 
 
@@ -145,10 +146,9 @@ def _read(module: JobModule, raw: Any) -> tuple[tuple[int, ...], Any]:
     """Return an item's size, and the item as datasets give it."""
     assert isinstance(module.spec, EncoderSpec)
     try:
-        if isinstance(raw, Path) and module.spec.modality == "image":
-            raw = load_image(raw)
-        return tuple(module.spec.measure(raw)), raw
-    except (ValueError, OSError) as error:
+        read = decoded(module.spec, raw)
+        return tuple(module.spec.measure(read)), read
+    except (ValueError, TypeError, OSError) as error:
         raise _unreadable(module, error) from error
 
 

@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import attrs
 
-from mimo.data import DATASETS, TOKENIZERS, Dataset, Tokenizer
-from mimo.hooks import ConfigError
+from mimo.data import DATASETS, TOKENIZERS, Dataset, LimitedTokenizer, Tokenizer
+from mimo.hooks import ConfigError, UserError
 from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
 from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microbatches
 from mimo.trainer._costs import job_costs
 from mimo.trainer._fields import own_keys
+from mimo.trainer._job_size import check_microbatches, check_tokenizer_size
 from mimo.trainer._measured import measured
 from mimo.trainer._plugins import Find, find_installed
 from mimo.trainer._precision import check_precision
@@ -26,19 +27,22 @@ from mimo.trainer._resolve_load import check_load
 from mimo.trainer._resolve_modules import resolve_module, with_training
 from mimo.trainer._resolve_optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer._resolved import Job, JobModule, plain_settings
-from mimo.trainer._settings import LANGUAGE, DataSettings, ScheduleSettings, Settings, TokenizerSettings
+from mimo.trainer._settings import LANGUAGE, MAX_MODULES, DataSettings, ScheduleSettings, Settings, TokenizerSettings
 from mimo.trainer._structure import structure
 
 Purpose = Literal["train", "evaluate", "generate"]
 
 
-def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find_installed) -> Job:
+def resolve(
+    settings: Settings, *, purpose: Purpose = "train", find: Find = find_installed, needs_data: bool = True
+) -> Job:
     """Return the job that settings describe, its plans proved free of deadlock.
 
     Args:
         settings: the whole file.
         purpose: what for; only training opens the training data, generation opens none.
         find: where plugins come from.
+        needs_data: whether data that can't be opened are refused; otherwise the job has none.
 
     Raises:
         ConfigError: a setting is wrong by itself or beside another one.
@@ -51,24 +55,27 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
     check_precision(settings, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
-    modules = _with_training(tuple(_with_vocabulary(module, tokenizer) for module in written), settings)
+    modules = _with_training(tuple(_with_vocabulary(module, tokenizer) for module in written), settings, purpose)
     check_clip_groups(settings, [module for module in modules if any(module.trains)])
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
     schedule_config: Any = structure(
         settings.schedule.config, schedule.config, "schedule", siblings=own_keys(ScheduleSettings)
     )
-    graph = _graph(modules, purpose, schedule.placement(schedule_config))
-    world = _world(settings, graph)
+    model_graph = _graph(modules, purpose, schedule.placement(schedule_config))
+    graph = model_graph.divided()
+    world = _world(settings, model_graph)
     microbatches = count_microbatches(
         global_batch=settings.run.global_batch, micro_batch=settings.run.micro_batch, lanes=_lanes(graph)
     )
     if purpose == "train":
-        check_rerun(settings, graph, microbatches=microbatches, world=world)
+        check_rerun(settings, model_graph, microbatches=microbatches, world=world)
     evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
-    data_config, train, evaluation = _data(settings, modules, tokenizer, purpose, find)
+    check_microbatches(settings, graph, train=microbatches, evaluation=evaluation_microbatches)
+    data_config, train, evaluation = _data(settings, modules, tokenizer, purpose, find, needs_data=needs_data)
     job = Job(
         settings=settings,
         modules=modules,
+        model_graph=model_graph,
         graph=graph,
         microbatches=microbatches,
         plan=_no_plan(schedule, microbatches),
@@ -103,6 +110,8 @@ def resolve(settings: Settings, *, purpose: Purpose = "train", find: Find = find
 
 
 def _check_language(settings: Settings) -> None:
+    if len(settings.modules) > MAX_MODULES:
+        raise ConfigError("modules", expected=f"at most {MAX_MODULES} modules", got=f"{len(settings.modules)}")
     if LANGUAGE not in settings.modules:
         raise ConfigError(
             f"modules.{LANGUAGE}",
@@ -127,6 +136,7 @@ def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -
     spec = find(TOKENIZERS, settings.tokenizer.plugin, "tokenizer.plugin")
     config: Any = structure(settings.tokenizer.config, spec.config, "tokenizer", siblings=own_keys(TokenizerSettings))
     tokenizer = spec.build(config, modalities)
+    check_tokenizer_size(tokenizer)
     for modality in modalities:
         tokenizer.placeholder(modality)  # refused here rather than by the first sample
     return tokenizer, config
@@ -149,11 +159,14 @@ def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
     return module
 
 
-def _with_training(modules: tuple[JobModule, ...], settings: Settings) -> tuple[JobModule, ...]:
+def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: Purpose) -> tuple[JobModule, ...]:
     language = next(module for module in modules if module.name == LANGUAGE)
     assert isinstance(language.spec, LanguageModelSpec)
     hidden = language.spec.hidden(language.config)
-    return tuple(with_training(module, settings, hidden=hidden) for module in modules)
+    return tuple(
+        with_training(module, settings, hidden=hidden, ahead=module.prefetch and purpose == "train")
+        for module in modules
+    )
 
 
 def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placement) -> ModuleGraph:
@@ -169,7 +182,8 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
                 chunks=module.chunks,
                 placement=placement,
                 batch_factor=module.batch_factor,
-                prefetch=module.prefetch and purpose == "train",
+                prefetch=module.prefetch and purpose == "train" and not module.divided,
+                seam=module.divided,
                 recompute=module.recompute,
                 gathers=module.optimizer.spec.rendezvous(module.optimizer.config),
                 shard_lanes=_shard_lanes(module, purpose),
@@ -230,12 +244,29 @@ def _evaluation_microbatches(settings: Settings, lanes: int) -> int:
 
 
 def _data(
-    settings: Settings, modules: Sequence[JobModule], tokenizer: Tokenizer, purpose: Purpose, find: Find
+    settings: Settings,
+    modules: Sequence[JobModule],
+    tokenizer: Tokenizer,
+    purpose: Purpose,
+    find: Find,
+    *,
+    needs_data: bool,
 ) -> tuple[Any, Dataset | None, Dataset | None]:
     spec = find(DATASETS, settings.data.plugin, "data.plugin")
     config: Any = structure(settings.data.config, spec.config, "data", siblings=own_keys(DataSettings))
-    train = spec.open(config, tokenizer, "train") if purpose == "train" else None
-    evaluation = spec.open(config, tokenizer, "evaluation") if purpose != "generate" else None
+    limited = LimitedTokenizer(
+        inner=tokenizer,
+        max_tokens=settings.data.max_tokens,
+        modalities=tuple(module.modality for module in modules if module.name != LANGUAGE),
+    )
+    handed = limited if spec.encodes_samples else tokenizer
+    try:
+        train = spec.open(config, handed, "train") if purpose == "train" else None
+        evaluation = spec.open(config, handed, "evaluation") if purpose != "generate" else None
+    except (UserError, OSError):
+        if needs_data:
+            raise
+        return config, None, None
     if purpose == "train" and (train is None or not len(train)):
         raise ConfigError("data", expected="samples to train on", got="none", fix="Check the keys of [data].")
     if evaluation is None and (purpose == "evaluate" or (purpose == "train" and settings.run.evaluation_interval)):

@@ -102,37 +102,103 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         recompute=module.recompute,
     )
     _check_encoder(module)
+    _check_ignored(where, spec, table)
     return module
 
 
-def with_training(module: JobModule, settings: Settings, *, hidden: int) -> JobModule:
-    """Return a module that knows which of its stages hold anything that is trained.
+def _check_ignored(where: str, spec: EncoderSpec | LanguageModelSpec, table: ModuleSettings) -> None:
+    """Refuse keys that no published family of a plugin lets anyone set aside."""
+    known = sorted({key for family in spec.hf for key in family.dropout})
+    for key in table.ignore:
+        if key not in known:
+            raise ConfigError(
+                f"{where}.ignore",
+                expected=f"keys that drop at random, of what {spec.name!r} reads: {', '.join(known) or 'none'}",
+                got=repr(key),
+            )
+
+
+def with_training(module: JobModule, settings: Settings, *, hidden: int, ahead: bool = False) -> JobModule:
+    """Return a module that knows which of its stages hold anything that is trained, and whether it is divided.
 
     Args:
         module: of `resolve_module`.
         settings: the whole file.
         hidden: width of the language model's rows.
+        ahead: whether it is to work a step ahead, and is divided at its seam if anything of it trains.
 
     Raises:
-        ConfigError: what is frozen or adapted is nothing that it has, or its own optimizer has nothing to do.
+        ConfigError: what is frozen or adapted is nothing that it has, its own optimizer has nothing to do, or what is
+            to work ahead trains.
     """
     spec, config, frozen, lora = module.spec, module.config, module.frozen, module.lora
     check_training(spec, config, name=module.name, hidden=hidden, frozen=frozen, lora=lora)
-    count = module.grid.pp * module.chunks
-    stages = (Stage(index, count) for index in range(count))
-    if named_by_parts(spec, frozen=frozen, lora=lora):
-        module = attrs.evolve(
-            module, trains=tuple(stage_trains(spec, config, stage=stage, frozen=frozen) for stage in stages)
-        )
-    else:
-        from mimo.trainer._shares import part_shares  # it builds the module, with torch
-
-        shares = tuple(part_shares(module, stage, hidden=hidden) for stage in stages)
-        trains = tuple(any(one.trained or one.added for one in parts.values()) for parts in shares)
-        module = attrs.evolve(module, trains=trains, shares=shares)
+    module = _with_stages(module, hidden=hidden, divided=False)
     if not any(module.trains):
         refuse_keys_of_frozen(module.name, settings.modules[module.name].optimizer, module.optimizer.spec)
+    elif ahead:
+        module = _divided(module, hidden=hidden)
     return module
+
+
+def _with_stages(module: JobModule, *, hidden: int, divided: bool) -> JobModule:
+    """Return a module, divided at its seam or not, that knows what its stages train."""
+    spec, config, frozen, lora = module.spec, module.config, module.frozen, module.lora
+    count = module.grid.pp * module.chunks + divided
+    stages = (Stage(index, count, divided) for index in range(count))
+    if named_by_parts(spec, frozen=frozen, lora=lora):
+        trains = tuple(stage_trains(spec, config, stage=stage, frozen=frozen) for stage in stages)
+        return attrs.evolve(module, divided=divided, trains=trains)
+    from mimo.trainer._shares import part_shares  # it builds the module, with torch
+
+    shares = tuple(part_shares(module, stage, hidden=hidden) for stage in stages)
+    trains = tuple(any(one.trained or one.added for one in parts.values()) for parts in shares)
+    return attrs.evolve(module, divided=divided, trains=trains, shares=shares)
+
+
+def _divided(module: JobModule, *, hidden: int) -> JobModule:
+    """Return a module of which something trains as its tower, which works a step ahead, and its projector.
+
+    Raises:
+        ConfigError: its plugin has no seam, or something of the tower trains.
+    """
+    spec, where = module.spec, f"modules.{module.name}.prefetch"
+    assert isinstance(spec, EncoderSpec), module.name
+    if spec.seam is None:
+        raise ConfigError(
+            where,
+            expected=f"a module of which nothing is trained, since encoder {spec.name!r} has no seam between a tower "
+            "that works ahead and a projector that trains",
+            got="one that trains",
+            fix="Freeze all of it (frozen = true), leave prefetch out, or give the plugin a seam: see "
+            "docs/write-an-encoder.md.",
+        )
+    behind = ", ".join(map(repr, sorted(spec.seam.parts)))
+    divided = _with_stages(module, hidden=hidden, divided=True)
+    if any(divided.trains[:-1]):
+        raise ConfigError(
+            where,
+            expected=f"a tower of which nothing is trained, as it is encoded before the step that would change it; "
+            f"what may train is behind it: {behind}",
+            got=_trained_of_tower(divided),
+            fix=f"Freeze that too, by modules.{module.name}.frozen, or leave prefetch out.",
+        )
+    return divided
+
+
+def _trained_of_tower(module: JobModule) -> str:
+    """Return in words what trains of a tower."""
+    assert isinstance(module.spec, EncoderSpec)
+    assert module.spec.seam is not None
+    shares = module.shares[:-1]
+    whole = {part for stage in shares for part, share in stage.items() if share.trained}
+    added = {part for stage in shares for part, share in stage.items() if share.added}
+    if not shares and not isinstance(module.frozen, bool):
+        whole = set(module.spec.parts) - module.spec.seam.parts - module.frozen
+    if not shares and module.frozen is False:
+        whole = set(module.spec.parts) - module.spec.seam.parts
+    words = [*map(repr, sorted(whole)), *(f"what LoRA adds to {part!r}" for part in sorted(added))]
+    return f"{' and '.join(words) or 'its parameters'}, which train{'' if len(words) > 1 else 's'}"
 
 
 def _frozen(table: ModuleSettings) -> Frozen:

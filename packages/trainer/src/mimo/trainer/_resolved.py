@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 
 from mimo.data import Dataset, SampleLayout, Tokenizer, lay_out
-from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora
+from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
-from mimo.topology import Edge, Grid, ModuleGraph, Recompute
+from mimo.topology import Edge, Grid, ModuleGraph, Recompute, StageId
 from mimo.trainer._settings import LANGUAGE, OptimizerSettings, Settings
 from mimo.trainer._structure import unstructure
 
@@ -78,6 +78,7 @@ class JobModule:
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what it reads; empty for the language model.
         optimizer: how it is stepped.
+        divided: whether it is divided at its seam: the tower works ahead, the projector, its last stage, does not.
         trains: for each stage whether it holds anything that is trained; `mimo.trainer._resolve` finds out.
         shares: for each stage what of its parts is trained, where that does not follow from the parts' names.
     """
@@ -95,6 +96,7 @@ class JobModule:
     lora: Lora | None
     modality: str
     optimizer: OptimizerChoice
+    divided: bool = False
     trains: tuple[bool, ...] = ()
     shares: tuple[Mapping[str, PartShare], ...] = ()
 
@@ -106,7 +108,8 @@ class Job:
     Args:
         settings: as written, with defaults.
         modules: in the order of the file.
-        graph: the modules' grids, edges, and what trains.
+        model_graph: the modules' grids, edges, and what trains, as the model is built.
+        graph: the same as plans are made for it, where an encoder with a seam may be two: see `ModuleGraph.divided`.
         microbatches: of a step.
         plan: of a step.
         evaluation_graph, evaluation_microbatches, evaluation_plan: the same of an evaluation, where nothing trains.
@@ -118,6 +121,7 @@ class Job:
 
     settings: Settings
     modules: tuple[JobModule, ...]
+    model_graph: ModuleGraph
     graph: ModuleGraph
     microbatches: int
     plan: Plan
@@ -137,8 +141,27 @@ class Job:
         return Path(self.settings.directory)
 
     def module(self, name: str) -> JobModule:
-        """Return the module of this name."""
+        """Return the module of this name; of one that is divided, the names of both its parts in ``graph`` are."""
+        name = self.graph.by_name[name].projector_of or name
         return next(module for module in self.modules if module.name == name)
+
+    def built(self, stage: StageId) -> StageId:
+        """Return which stage of the model a stage of the plans is."""
+        owner = self.graph.by_name[stage.module].projector_of
+        return StageId(owner, self.model_graph.by_name[owner].stages - 1) if owner else stage
+
+    def stage(self, built: StageId) -> Stage:
+        """Return a stage of the model as plugins know it."""
+        module = self.model_graph.by_name[built.module]
+        return Stage(built.stage, module.stages, module.seam)
+
+    def stages_of(self, module: str) -> tuple[StageId, ...]:
+        """Return the stages of a module as plans name them."""
+        return tuple(stage for stage in self.graph.stages if self.built(stage).module == module)
+
+    def is_inside(self, edge: Edge) -> bool:
+        """Tell whether both ends of an edge are stages of one module."""
+        return self.built(edge.source).module == self.built(edge.target).module
 
     @property
     def language(self) -> JobModule:
@@ -167,10 +190,21 @@ class Job:
     def width(self, edge: Edge) -> int:
         """Return the columns of the rows that travel on an edge."""
         source = self.module(edge.source.module)
-        if edge.is_boundary or not isinstance(source.spec, EncoderSpec):
+        if not self.is_inside(edge) or not isinstance(source.spec, EncoderSpec):
             return self.hidden
+        across = source.spec.seam if edge.is_boundary else source.spec.stages
+        assert across is not None
+        return across.width(source.config)
+
+    def message_rows(self, edge: Edge, size: tuple[int, ...]) -> int:
+        """Return the rows that one item of this size sends on an edge inside an encoder."""
+        source = self.module(edge.source.module)
+        assert isinstance(source.spec, EncoderSpec), source.name
+        if edge.is_boundary:
+            assert source.spec.seam is not None
+            return source.spec.seam.rows(source.config, size)
         assert source.spec.stages is not None
-        return source.spec.stages.width(source.config)
+        return source.spec.stages.message_rows(source.config, size)
 
     def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
         """Return where every token and item of a sample lies; see `mimo.data.lay_out`."""

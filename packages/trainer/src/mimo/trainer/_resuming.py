@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import torch.distributed as dist
-
 from mimo.hooks import Generators, Stateful, StateTree
+from mimo.topology.collectives import all_gather_json
 from mimo.trainer._base import all_names, find_base, keep_base, links_of, load_links
 from mimo.trainer._continuity import SETTINGS, differences, refuse
 from mimo.trainer._engine import Engine
@@ -40,8 +39,7 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         if take.optimizer:
             tree["optimizer"] = engine.optimizer.state()
     links = links_of(source.folder)
-    names: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, sorted(_names(tree)))
+    names = all_gather_json(sorted(_names(tree)), engine.objects)
     found = fit(
         {name for each in names for name in each},
         all_names(links),
@@ -63,13 +61,14 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         refuse_left=True,
         may_leave=found.may_leave,
         told=engine.go_on,
+        group=engine.objects,
     )
     if "optimizer" in loaded.tree:
         engine.optimizer.load(loaded.tree["optimizer"])
     for part in taken:
         if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])
-    engine.base = find_base(engine.constants(), links, engine.job.settings)
+    engine.base = find_base(engine.constants(), links, engine.job.settings, group=engine.objects)
     engine.imported = dict(_imported(engine, source))
     engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
     new = [*found.new, *_begun_anew(source, parts)]
@@ -96,7 +95,9 @@ def _begun_anew(source: Source, parts: Iterable[Stateful]) -> Iterator[str]:
     take = source.take
     if source.finetunes:
         return
-    if not take.optimizer:
+    if not take.optimizer and not source.has_optimizer:
+        yield "optimizer states (moments, step counts, loss scale), as checkpoint.optimizer = false saved none"
+    elif not take.optimizer:
         yield "optimizer states"
     if not take.schedule:
         yield "learning-rate schedules"

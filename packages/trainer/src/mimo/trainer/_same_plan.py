@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from mimo.hooks import PlanError
 from mimo.schedule import Plan
+from mimo.topology.collectives import all_gather_single
 
 _BYTES = 8
 
@@ -29,7 +30,7 @@ def check_plans(plans: Iterable[Plan], *, device: torch.device) -> None:
         found.update(plan.to_json().encode())
     mine = torch.tensor([int.from_bytes(found.digest(), "big", signed=True)], device=device)
     everybody = mine.new_empty(dist.get_world_size())
-    dist.all_gather_single(everybody, mine)
+    all_gather_single(everybody, mine)
     first, *others = everybody.tolist()
     for rank, other in enumerate(others, start=1):
         if other != first:

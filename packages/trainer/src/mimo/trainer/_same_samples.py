@@ -18,6 +18,7 @@ from mimo.data import SampleLayout
 from mimo.hooks import DataError
 from mimo.optimizer.runtime import WORD_BITS, WORDS
 from mimo.topology import Edge
+from mimo.topology.collectives import all_gather_single
 from mimo.trainer._resolved import Job
 from mimo.trainer._step_data import StepData
 
@@ -44,7 +45,7 @@ def check_length(length: int, *, where: str, device: torch.device) -> None:
         DataError: ranks do not hold equally many; two of them are named.
     """
     everybody = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
-    dist.all_gather_single(everybody, torch.tensor([length], device=device))
+    all_gather_single(everybody, torch.tensor([length], device=device))
     found = everybody.tolist()
     for rank, other in enumerate(found):
         if other != found[0]:
@@ -70,7 +71,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
         layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
         mine = torch.from_numpy(np.stack([_row(layout) for layout in layouts])).to(device)
     everybody = mine.new_empty(dist.get_world_size() * len(mine), _COLUMNS)
-    dist.all_gather_single(everybody, mine)
+    all_gather_single(everybody, mine)
     found = everybody.view(-1, *mine.shape).cpu().numpy()
     pair = _first_difference(job, found)
     assert pair is not None, "digests differ where no sample does"
@@ -93,8 +94,8 @@ class _End:
 
 def _first_difference(job: Job, found: NDArray[np.int64]) -> tuple[_End, _End] | None:
     """Return two ranks that hold other samples: of an edge between modules if there is one, else of any two stages."""
-    boundaries: Sequence[Edge] = sorted(job.graph.edges, key=lambda edge: not edge.is_boundary)
-    for edge in boundaries:
+    edges: Sequence[Edge] = sorted(job.graph.edges, key=job.is_inside)
+    for edge in edges:
         sources, targets = (job.graph.stage_ranks(end) for end in (edge.source, edge.target))
         for source in sources:
             for target in targets:

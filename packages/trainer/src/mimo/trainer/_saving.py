@@ -41,14 +41,17 @@ class Saving:
             keep=settings.keep or None,
             keep_every=settings.keep_every or None,
             told=engine.go_on,
+            group=engine.objects,
         )
 
-    def save(self, step: int, *, now: bool = False) -> None:
+    def save(self, step: int, *, now: bool = False, resumes_exactly: bool = False) -> None:
         """Save model, optimizer, progress and the plugins' state after ``step``.
 
         Args:
             step: the last one trained.
             now: return when it is committed, for whoever is about to leave; waits for the one before.
+            resumes_exactly: hold optimizer states also where settings leave them out, for a run that must go through
+                its next step again as it was.
 
         Raises:
             WriteError: with ``now``, its files could not be written.
@@ -57,8 +60,9 @@ class Saving:
         if now:
             self._saver.wait()
             self.report(step)
+        contents = _contents(self._engine, self._parts, step, resumes_exactly=resumes_exactly)
         try:
-            saved = self._saver.save(step, now=now, **_contents(self._engine, self._parts, step))
+            saved = self._saver.save(step, now=now, **contents)
         except WriteError as error:
             if now:
                 raise
@@ -98,8 +102,9 @@ def _skipped(step: int) -> SaveSkippedError:
     )
 
 
-def _contents(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, Any]:
-    job, tree = engine.job, engine.state()
+def _contents(engine: Engine, parts: Iterable[Stateful], step: int, *, resumes_exactly: bool = False) -> dict[str, Any]:
+    job = engine.job
+    tree = engine.state() if job.settings.checkpoint.optimizer or resumes_exactly else engine.model_state()
     if engine.base is not None:
         left = engine.constants()
         for module in job.modules:

@@ -11,11 +11,30 @@ from typing import Any, Literal
 import attrs
 
 from mimo.hooks import ConfigError
-from mimo.model import Lora
+from mimo.model import MAX_LAYERS, Lora
 from mimo.optimizer import Precision
-from mimo.trainer._fields import Ranks, at_least, finite, not_empty, one_folder, own_keys, rest, setting
+from mimo.trainer._fields import (
+    MAX_RANKS,
+    Ranks,
+    at_least,
+    at_most,
+    finite,
+    not_empty,
+    one_folder,
+    own_keys,
+    rest,
+    setting,
+)
 from mimo.trainer._rerun_settings import RerunSettings
 
+MAX_STEPS = 10**12
+MAX_BATCH = 1 << 18
+"""Of samples of a step."""
+MAX_TOKENS = 1 << 24
+"""Of a sample."""
+MAX_MODULES = 64
+MAX_TIMEOUT = 10**9
+"""Seconds, some thirty years: what no clock of a system overflows by."""
 LANGUAGE = "language"
 """Name of the module that every model has."""
 
@@ -28,9 +47,11 @@ class RunSettings:
     seed: int = setting(
         "initial weights and the order of samples follow from it alone", default=0, validator=[at_least(0)]
     )
-    steps: int = setting("updates of the weights", validator=[at_least(1)])
-    global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1)])
-    micro_batch: int = setting("samples of a microbatch for each language lane", default=1, validator=[at_least(1)])
+    steps: int = setting("updates of the weights", validator=[at_least(1), at_most(MAX_STEPS)])
+    global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1), at_most(MAX_BATCH)])
+    micro_batch: int = setting(
+        "samples of a microbatch for each language lane", default=1, validator=[at_least(1), at_most(MAX_BATCH)]
+    )
     precision: Precision = setting(  # noqa: RUF009 -- declares a field, as all do
         "what layers compute in: fp32, bf16 or fp16; weights stay fp32", default="fp32"
     )
@@ -45,14 +66,20 @@ class RunSettings:
         default=0.0,
         validator=[at_least(0), finite],
     )
-    device: Literal["auto", "cpu", "cuda"] = setting("auto, cpu or cuda; auto takes GPUs if enough", default="auto")
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto, cpu or cuda; auto: GPUs, where there are any", default="auto"
+    )
     directory: str = setting("run directory; empty: runs/<name>", default="")
-    world: int = setting("processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0)])
+    world: int = setting(
+        "processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0), at_most(MAX_RANKS)]
+    )
     timeout: float = setting(
-        "seconds after which a run ends in which no rank goes on", default=600.0, validator=[at_least(1), finite]
+        "seconds after which a run ends in which no rank goes on",
+        default=600.0,
+        validator=[at_least(1), at_most(MAX_TIMEOUT)],
     )
     evaluation_batch: int = setting(
-        "samples of one evaluation batch; 0: global_batch", default=0, validator=[at_least(0)]
+        "samples of one evaluation batch; 0: global_batch", default=0, validator=[at_least(0), at_most(MAX_BATCH)]
     )
     evaluation_interval: int = setting(
         "steps between evaluations; 0: only at the end", default=0, validator=[at_least(0)]
@@ -65,7 +92,9 @@ class DataSettings:
 
     plugin: str = setting("dataset plugin; its own keys stand in this table too", validator=[not_empty])
     max_tokens: int = setting(
-        "longer samples are cut, never inside an item's rows", default=1024, validator=[at_least(1)]
+        "longer samples are cut, never inside an item's rows",
+        default=1024,
+        validator=[at_least(1), at_most(MAX_TOKENS)],
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
 
@@ -92,10 +121,12 @@ class ModuleSettings:
     tp: int = setting("tensor ranks", default=1)
     ep: int = setting("ranks over which experts are spread, of the same dp x cp x tp", default=1)
     etp: int = setting("tensor ranks of each expert, likewise", default=1)
-    chunks: int = setting("pipeline stages on each rank", default=1, validator=[at_least(1)])
+    chunks: int = setting("pipeline stages on each rank", default=1, validator=[at_least(1), at_most(MAX_LAYERS)])
     sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
     batch_factor: int = setting("microbatches that one pass of an encoder serves", default=1, validator=[at_least(1)])
-    prefetch: bool = setting("encode the next step during this one; for an encoder that is frozen", default=False)
+    prefetch: bool = setting(
+        "encode the next step during this one; for an encoder that is frozen, but for its projector", default=False
+    )
     recompute: Literal["none", "selective", "full"] = setting(
         "what backward computes again to save memory: none, selective or full", default="none"
     )
@@ -104,6 +135,9 @@ class ModuleSettings:
     )
     lora: Lora | None = setting(  # noqa: RUF009 -- declares a field, as all do
         "linears that are adapted by low-rank products beside them", default=None
+    )
+    ignore: tuple[str, ...] = setting(
+        'keys of a published config.json that import-hf sets aside: ["attention_dropout"]', default=()
     )
     modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
@@ -176,6 +210,9 @@ class CheckpointSettings:
     asynchronous: bool = setting("write while training goes on, from a copy in host memory", default=True)
     when_busy: Literal["wait", "skip"] = setting(
         "wait or skip, when the one before is still being written", default="wait", validator=[_beside_asynchronous]
+    )
+    optimizer: bool = setting(
+        "hold optimizer states too; false: weights alone, and whoever resumes begins these states new", default=True
     )
     frozen: bool = setting("hold what is not trained too; false: name the checkpoint that it came from", default=True)
     assume_constant_structure: bool = setting("plan again only when what is saved has changed", default=True)

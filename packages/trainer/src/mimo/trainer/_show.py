@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from mimo.hooks import PluginEntry, PluginFailure
 from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module
 from mimo.trainer._fields import show_ranks
+from mimo.trainer._preflight import holds_run
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._show_memory import show_memory, show_on_device
 from mimo.trainer._show_work import show_amounts
@@ -80,7 +80,7 @@ def show_job(
         machine: ranks of a machine; 0 for all.
     """
     run = job.settings.run
-    held = " (it holds a run)" if _holds_run(job.directory) else ""
+    held = " (it holds a run)" if holds_run(job.directory) else ""
     samples = "none" if job.train is None else f"{len(job.train)}"
     held_out = "none" if job.evaluation is None else f"{len(job.evaluation)}"
     lanes = job.language.grid.dp
@@ -142,14 +142,14 @@ def show_plugins(rows: Iterable[PluginEntry | PluginFailure]) -> Table:
 
 
 def _modules(job: Job) -> Table:
-    experts = any(module.experts for module in job.graph.modules)
+    experts = any(module.experts for module in job.model_graph.modules)
     passing = [key for key, usual in _PASSING.items() if any(getattr(it, key) != usual for it in job.modules)]
     table = Table(box=None, pad_edge=False)
     spread_axes = EXPERT_AXES[2:] if experts else ()
     for heading in ("module", "plugin", "ranks", *AXES, *spread_axes, *passing, "frozen", "optimizer"):
         table.add_column(heading)
     for module in job.modules:
-        spread = map(str, module.grid.expert_shape[2:]) if job.graph.by_name[module.name].experts else ("-", "-")
+        spread = map(str, module.grid.expert_shape[2:]) if job.model_graph.by_name[module.name].experts else ("-", "-")
         table.add_row(
             module.name,
             module.spec.name,
@@ -200,7 +200,7 @@ def _ranks(job: Job, memory: Mapping[int, Memory]) -> Table:
     for heading in ("rank", *(module.name for module in job.modules), "parameters, gradients, optimizer"):
         table.add_column(heading)
     for rank in range(job.world):
-        cells = [_place(module, rank) for module in job.graph.modules]
+        cells = [_place(module, rank) for module in job.model_graph.modules]
         table.add_row(str(rank), *cells, show_on_device(memory[rank]) if rank in memory else "idle")
     return table
 
@@ -244,7 +244,3 @@ def _word(action: Action, *, with_stage: bool, with_edge: bool) -> str:
     if with_stage:
         word = f"{action.module}.{action.stage}:{word}"
     return f"{word}({action.edge})" if with_edge and action.edge is not None else word
-
-
-def _holds_run(directory: Path) -> bool:
-    return directory.is_dir() and any(directory.iterdir())

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mimo.hooks import plain_text
 from mimo.topology import AXES
 from mimo.trainer._fields import show_ranks
 from mimo.trainer._show_memory import show_bytes
@@ -24,7 +25,7 @@ def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
     """Print what a checkpoint holds: where it comes from, its modules, each tensor and value, and its settings."""
     count, size = sum(map(_numbers, manifest.tensors.values())), sum(map(_bytes, manifest.tensors.values()))
     console.print(
-        f"{folder}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} numbers "
+        f"{plain_text(str(folder))}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} numbers "
         f"in {len(manifest.shards)} shards, {show_bytes(size)}",
         markup=False,
     )
@@ -45,10 +46,11 @@ def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
 
 def show_differences(console: Console, first: Path, second: Path, found: Differences) -> None:
     """Print what differs between two checkpoints."""
+    both = plain_text(f"{first} and {second}")
     if not found:
-        console.print(f"{first} and {second}: the same names, numbers and values", soft_wrap=True, markup=False)
+        console.print(f"{both}: the same names, numbers and values", soft_wrap=True, markup=False)
         return
-    console.print(f"{first} and {second} differ", soft_wrap=True, markup=False)
+    console.print(f"{both} differ", soft_wrap=True, markup=False)
     _print(console, ("only in the first",), ((name,) for name in found.only_first))
     _print(console, ("only in the second",), ((name,) for name in found.only_second))
     _print(console, ("entry", "first", "second"), ((one.path, one.first, one.second) for one in found.kinds))
@@ -69,7 +71,7 @@ def _print(console: Console, headings: Sequence[str], rows: Iterable[Sequence[st
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(plain_text(cell)) for cell in row))
     if table.row_count:
         console.print()
         console.print(table)

@@ -34,11 +34,21 @@ def show_memory(memory: Mapping[int, Memory], world: int, machine: int) -> Itera
         world: number of processes.
         machine: processes of a machine.
     """
-    hosts = any(one.host for one in memory.values())
-    kinds = ("weights", "gathered", "gradients", "optimizer", "on the device", *(["in host memory"] if hosts else []))
+    hosts, ahead = any(one.host for one in memory.values()), any(one.ahead for one in memory.values())
+    kinds = (
+        *("weights", "gathered", "gradients", "optimizer"),
+        *(["made ahead"] if ahead else []),
+        "on the device",
+        *(["in host memory"] if hosts else []),
+    )
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank, one in memory.items():
-        counts = (one.weights, one.gathered, one.gradients, one.state, one.device, *([one.host] if hosts else []))
+        counts = (
+            *(one.weights, one.gathered, one.gradients, one.state),
+            *([one.ahead] if ahead else []),
+            one.device,
+            *([one.host] if hosts else []),
+        )
         rows.setdefault(tuple(map(show_bytes, counts)), []).append(rank)
     yield _table(("ranks",), kinds, ((show_ranks(ranks), *cells) for cells, ranks in rows.items()))
     if any(one.at_most for one in memory.values()):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mimo.checkpoint import Manifest, latest, read_manifest
 from mimo.hooks import CheckpointError
 from mimo.model import EncoderSpec, LanguageModelSpec, is_frozen
+from mimo.topology.collectives import broadcast_json
 from mimo.trainer._attempt import Attempt
 from mimo.trainer._preflight import CHECKPOINTS, has_steps
 from mimo.trainer._settings import LoadSettings, Settings
@@ -21,6 +22,8 @@ ModuleSpec: TypeAlias = EncoderSpec | LanguageModelSpec
 
 IMPORTED = "imported"
 """First key of where the modules of a checkpoint were read from, and what of them is not in it."""
+
+_STATES = "optimizer."
 
 
 @attrs.frozen(kw_only=True)
@@ -41,12 +44,20 @@ class Source:
 
     @classmethod
     def of(cls, folder: Path, take: LoadSettings, *, finetunes: bool = False) -> Source:
-        """Return a step folder as a source.
+        """Return a step folder as a source; of one that was saved without optimizer states none are taken.
 
         Raises:
             CheckpointError: its manifest is damaged.
         """
-        return cls(folder=folder, manifest=read_manifest(folder), take=take, finetunes=finetunes)
+        source = cls(folder=folder, manifest=read_manifest(folder), take=take, finetunes=finetunes)
+        return source if source.has_optimizer else attrs.evolve(source, take=attrs.evolve(take, optimizer=False))
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether it was saved with optimizer states: not if its own settings leave them out; tools may have since."""
+        settings = self.manifest.config.get("checkpoint")
+        left_out = isinstance(settings, Mapping) and settings.get("optimizer") is False
+        return not left_out or any(name.startswith(_STATES) for name in self.manifest.names)
 
     @property
     def first_step(self) -> int:
@@ -142,13 +153,18 @@ def find_source(settings: Settings, *, last: Attempt | None = None) -> Source | 
     return None if where in {"none", "latest"} else Source.of(step_folder(Path(where)), load)
 
 
-def share_source(source: Source | None) -> Source | None:
-    """Return rank 0's source on every rank of the default group: others may see an older ``latest`` for a while."""
-    told: list[Any] = [None if source is None else (str(source.folder), unstructure(source.take), source.finetunes)]
-    dist.broadcast_object_list(told)
-    if dist.get_rank() == 0 or told[0] is None:
+def share_source(source: Source | None, group: dist.ProcessGroup | None = None) -> Source | None:
+    """Return rank 0's source on every rank: others may see an older ``latest`` for a while.
+
+    Args:
+        source: of rank 0.
+        group: over which it is told; None for the default group.
+    """
+    own = None if source is None else [str(source.folder), unstructure(source.take), source.finetunes]
+    told = broadcast_json(own, group)
+    if dist.get_rank() == 0 or told is None:
         return source if dist.get_rank() == 0 else None
-    folder, take, finetunes = told[0]
+    folder, take, finetunes = told
     return Source.of(Path(folder), structure(take, LoadSettings, "load"), finetunes=finetunes)
 
 

@@ -17,6 +17,7 @@ from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
 from mimo.topology import Edge, Ownership, StageId
+from mimo.trainer._finite_item import finite_item
 from mimo.trainer._kept_samples import KeptSamples
 from mimo.trainer._resolved import Job, JobModule
 from mimo.trainer._route_cache import RouteCache, Routes
@@ -101,8 +102,8 @@ class Microbatch:
         try:
             size = tuple(module.spec.measure(raw))
             if size == tuple(info.size):
-                return module.spec.prepare(module.config, raw)
-        except (ValueError, OSError) as error:
+                return finite_item(module.spec.prepare(module.config, raw))
+        except (ValueError, TypeError, OSError) as error:
             raise DataError(
                 self._dataset.where(info.sample),
                 expected=f"an item that the {module.spec.name} encoder can read",
@@ -136,7 +137,7 @@ class Microbatch:
             self._known[edge.name] = self._cache.of(self._key(self._job.module(edge.source.module)))
         routes, key = self._known[edge.name], (edge.name, rank)
         if key not in routes:
-            routes[key] = self._boundary(edge, rank) if edge.is_boundary else self._pipeline(edge, rank)
+            routes[key] = self._pipeline(edge, rank) if self._job.is_inside(edge) else self._boundary(edge, rank)
         return routes[key]
 
     def _key(self, source: JobModule) -> Hashable:
@@ -178,14 +179,11 @@ class Microbatch:
             tokens = len(self.packed(place.dp, place.cp).tokens)
             rows = tokens // (module.grid.tp if module.sequence_parallel else 1)
         else:
-            assert isinstance(module.spec, EncoderSpec)
-            assert module.spec.stages is not None
             whole, index = self._pass(module)
-            count = partial(module.spec.stages.message_rows, module.config)
+            count = partial(self._job.message_rows, edge)
             counts = [sum(count(item.info.size) for item in one.items(module, place.dp)) for one in whole]
             rows = held_part(module, place, counts, index)
-        ends = self._job.graph.by_name[module.name]
-        source, target = (ends.pipeline_rank(stage.stage) for stage in (edge.source, edge.target))
+        source, target = (self._pipeline_rank(stage) for stage in (edge.source, edge.target))
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
@@ -207,11 +205,16 @@ class Microbatch:
 
         return End(
             grid=grid,
-            stage=self._job.graph.by_name[stage.module].pipeline_rank(stage.stage),
+            stage=self._pipeline_rank(stage),
             owners=owners,
             sequence_parallel=module.sequence_parallel,
             cut=cut if grid.cp > 1 or module.sequence_parallel else None,
         )
+
+    def _pipeline_rank(self, stage: StageId) -> int:
+        """Return the place of a stage along its module's grid."""
+        built = self._job.built(stage)
+        return self._job.model_graph.by_name[built.module].pipeline_rank(built.stage)
 
     def _lane_rows(self, module: JobModule, lane: int) -> int:
         """Return how many rows a lane of an encoder makes."""
@@ -258,7 +261,7 @@ class StepData:
             Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes, kept)
             for index in range(microbatches)
         )
-        for module in job.graph.modules:
+        for module in job.model_graph.modules:
             for served in module.passes(microbatches):
                 whole = tuple(cut[index] for index in served)
                 for microbatch in whole[1:] and whole:

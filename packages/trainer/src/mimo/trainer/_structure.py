@@ -20,6 +20,7 @@ import attrs
 
 from mimo.hooks import ConfigError, PluginError, UserError
 from mimo.trainer._fields import Ranks, own_keys, parse_ranks, rest_field, show_ranks
+from mimo.trainer._plain_values import join_path
 
 C = TypeVar("C")
 _NOUNS: Mapping[Any, str] = {
@@ -52,7 +53,7 @@ def structure(table: Any, cls: type[C], where: str, *, siblings: Iterable[str] =
     unknown = [key for key in table if key not in own]
     if rest is None and unknown:
         raise ConfigError(
-            _join(where, unknown[0]),
+            join_path(where, unknown[0]),
             expected="a known key",
             got="an unknown one",
             fix=suggest(unknown[0], [*own, *siblings]),
@@ -69,9 +70,11 @@ def structure(table: Any, cls: type[C], where: str, *, siblings: Iterable[str] =
     values: dict[str, Any] = {} if rest is None else {rest: {key: table[key] for key in unknown}}
     for field in attrs.fields(cast("type[attrs.AttrsInstance]", cls)):
         if field.name in own and field.name in table:
-            values[field.name] = _value(table[field.name], kinds[field.name], _join(where, field.name))
+            values[field.name] = _value(table[field.name], kinds[field.name], join_path(where, field.name))
         elif field.name in own and field.default is attrs.NOTHING:
-            raise ConfigError(_join(where, field.name), expected=_noun(kinds[field.name]), got="nothing", fix="Set it.")
+            raise ConfigError(
+                join_path(where, field.name), expected=_noun(kinds[field.name]), got="nothing", fix="Set it."
+            )
     try:
         return cls(**values)
     except UserError as error:
@@ -135,7 +138,7 @@ def _table(value: Any, kind: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise _mismatch(where, "a table", value)
     inner = get_args(kind)[1] if get_args(kind) else Any
-    return {key: _value(one, inner, _join(where, key)) for key, one in value.items()}
+    return {key: _value(one, inner, join_path(where, key)) for key, one in value.items()}
 
 
 def _literal(value: Any, kind: Any, where: str) -> Any:
@@ -230,23 +233,18 @@ def _mismatch(where: str, expected: str, got: Any, suggest_from: Sequence[Any] =
     return ConfigError(where, expected=expected, got=repr(got), fix=fix)
 
 
-def _join(where: str, key: str) -> str:
-    written = key if re.fullmatch(r"[\w-]*", key) else f'"{key}"'  # as TOML asks for
-    return f"{where}.{written}" if where else written
-
-
 def _place(where: str, told: str, own: Sequence[str]) -> str:
     """Return the full path of a setting that a class told by its own name, or by the path that it usually has."""
     keys = told.split(".")
     first = next((at for at, key in enumerate(keys) if key in own), None)
     if first is not None:
-        return functools.reduce(_join, keys[first:], where)
-    return told if told == where or told.startswith(f"{where}.") else _join(where, told)
+        return functools.reduce(join_path, keys[first:], where)
+    return told if told == where or told.startswith(f"{where}.") else join_path(where, told)
 
 
 def _of_validator(where: str, own: Sequence[str], error: Exception) -> ConfigError:
     """Return the error of a stranger's validator; attrs' own begin with the name of the field."""
     text = str(error.args[0]) if error.args else str(error)
     named = re.match(r"'(\w+)' ", text)
-    place = _join(where, named[1]) if named is not None and named[1] in own else where
+    place = join_path(where, named[1]) if named is not None and named[1] in own else where
     return ConfigError(place, expected="a valid value", got=f"one that is refused: {text}")

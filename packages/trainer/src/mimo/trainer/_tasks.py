@@ -18,12 +18,14 @@ from mimo.hooks import ConfigError
 from mimo.trainer._config import make_settings
 from mimo.trainer._console import show_evaluation, show_text
 from mimo.trainer._generate import generate
+from mimo.trainer._gpus import Device, choose_device, find_gpus
 from mimo.trainer._inference import evaluate, load_model
-from mimo.trainer._launch import choose_device, launch, start_method
+from mimo.trainer._launch import launch, start_method
 from mimo.trainer._place import Place, is_joining, with_slurm
 from mimo.trainer._prompt import prompt_of
 from mimo.trainer._resolve import Purpose, resolve
 from mimo.trainer._resolved import Job
+from mimo.trainer._run_lock import RunLock
 from mimo.trainer._sampling import Sampling
 from mimo.trainer._structure import unstructure
 from mimo.trainer._watch import Terms
@@ -48,24 +50,34 @@ class Request:
     sampling: Sampling
 
 
-def run_job(job: Job, entry: Entry, *, purpose: Purpose, directory: Path | None = None, stops: bool = False) -> int:
+def run_job(
+    job: Job, entry: Entry, *, purpose: Purpose, enter: Callable[[], RunLock] | None = None, stops: bool = False
+) -> int:
     """Run ``entry`` in every rank of a job, and return the exit code.
 
     Args:
         job: what is run.
         entry: a function, or a `functools.partial` of one, that a fresh interpreter can import.
         purpose: for which the job was resolved.
-        directory: run directory, where the reason of a failure is written.
+        enter: holds the run directory, where then the reason of a failure is written too; called once, by the
+            launcher, or by rank 0 where something else has launched the ranks. None: nothing is written.
         stops: whether ``entry`` ends by itself after SIGTERM.
     """
-    device = choose_device(job.settings.run.device, job.world)
+    environ = with_slurm(os.environ)
+    device: Device = "cpu"
+    if job.settings.run.device != "cpu":  # else a driver that was asked for GPUs would be in every forked process
+        device = choose_device(job.settings.run.device, job.world, gpus=find_gpus(), environ=environ)
     method = start_method(device)
     task = partial(entry, job)
-    if method == "spawn" and not is_joining(with_slurm(os.environ)):
+    if method == "spawn" and not is_joining(environ):
         # A fresh interpreter gets plain data: jobs hold functions of plugins, which need not be picklable.
         task = partial(_resolve_again, unstructure(job.settings), purpose, entry)
-    terms = Terms(timeout=job.settings.run.timeout, stops=stops, directory=directory)
-    return launch(task, world=job.world, device=device, method=method, terms=terms)
+    terms = Terms(timeout=job.settings.run.timeout, stops=stops, directory=None if enter is None else job.directory)
+    how = partial(launch, task, world=job.world, device=device, method=method)
+    if enter is None or is_joining(environ):
+        return how(terms=attrs.evolve(terms, enter=enter))
+    with enter() as lock:
+        return how(terms=attrs.evolve(terms, lock=lock))
 
 
 def evaluate_checkpoint(step_folder: Path, job: Job, place: Place) -> None:

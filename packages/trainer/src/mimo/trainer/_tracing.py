@@ -35,12 +35,14 @@ class Tracer:
         job: the same on every rank.
         rank: this process.
         device: where messages between all ranks are made up.
+        objects: see `Place`.
     """
 
-    def __init__(self, job: Job, *, rank: int, device: torch.device) -> None:
+    def __init__(self, job: Job, *, rank: int, device: torch.device, objects: dist.ProcessGroup | None = None) -> None:
         self._job = job
         self._rank = rank
         self._device = device
+        self._objects = objects
         self._costs = job_costs(job) if job.settings.logging.trace and rank == 0 else None  # by a profile as it is now
         self._steps = 0
         self._clock = 0.0
@@ -51,7 +53,7 @@ class Tracer:
         settings = self._job.settings
         if not settings.logging.trace or not is_traced(self._steps, last=step == settings.run.steps):
             return None
-        dist.barrier()
+        dist.barrier(group=self._objects)
         self._clock = time.perf_counter()
         return Record()
 

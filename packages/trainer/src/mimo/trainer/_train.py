@@ -10,7 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.hooks import RunInfo, Stateful, lifecycle
+from mimo.hooks import RunError, RunInfo, Stateful, lifecycle
 from mimo.trainer._attempt import last_attempt, note_begin
 from mimo.trainer._base import find_base
 from mimo.trainer._captions import save_captions
@@ -22,6 +22,7 @@ from mimo.trainer._preflight import CONFIG_FILE
 from mimo.trainer._rerun import RerunStateMachine
 from mimo.trainer._resolved import Job
 from mimo.trainer._resuming import resume
+from mimo.trainer._run_end import end_run, report_failures
 from mimo.trainer._saving import Saving
 from mimo.trainer._source import Source, find_source, share_source
 
@@ -33,7 +34,14 @@ def train(job: Job, place: Place) -> None:
     progress = place.progress
     progress.enter("building the model")
     machine = RerunStateMachine(job, place)
-    engine = Engine(job, rank=place.rank, device=torch.device(place.device), progress=progress, machine=machine)
+    engine = Engine(
+        job,
+        rank=place.rank,
+        device=torch.device(place.device),
+        progress=progress,
+        machine=machine,
+        objects=place.objects,
+    )
     progress.enter("loading")
     settings = job.settings
     source = _find(job, place)
@@ -51,16 +59,13 @@ def train(job: Job, place: Place) -> None:
     if source is not None:
         run = attrs.evolve(run, loaded=_load(engine, machine, parts, source))
     else:
-        engine.base = find_base(engine.constants(), (), settings)
+        engine.base = find_base(engine.constants(), (), settings, group=place.objects)
     del source  # its manifest may be large
     if place.rank == 0:
-        job.directory.mkdir(parents=True, exist_ok=True)
-        note_begin(job.directory, os.environ)
-        write_config(job.plain, job.directory / CONFIG_FILE)
-        (job.directory / PLAN_FILE).write_text(job.plan.to_json(), encoding="utf-8")
-    dist.barrier()
+        _note_begin(job)
+    dist.barrier(group=place.objects)
     saving = Saving(engine, parts, partial(plugins.save_failed, run))
-    machine.save = partial(saving.save, now=True)
+    machine.save = partial(saving.save, now=True, resumes_exactly=True)
     try:
         plugins.run_begin(run)
         for step in range(run.first_step, settings.run.steps + 1):
@@ -81,18 +86,16 @@ def train(job: Job, place: Place) -> None:
                 break
         progress.enter("the end of the run")
         saving.close()
-        if engine.judges_first:
-            save_captions(job, engine.written)
-        plugins.run_end(run)
+        end_run(plugins, run, partial(_draw, engine), group=place.objects)
     except BaseException as error:
-        plugins.fault(run, error)
+        report_failures(plugins.fault(run, error))
         raise
 
 
 def _find(job: Job, place: Place) -> Source | None:
     """Return what a run begins with, as rank 0 sees it."""
     last = last_attempt(job.directory, os.environ)
-    return share_source(find_source(job.settings, last=last) if place.rank == 0 else None)
+    return share_source(find_source(job.settings, last=last) if place.rank == 0 else None, place.objects)
 
 
 def _load(engine: Engine, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
@@ -101,6 +104,29 @@ def _load(engine: Engine, machine: RerunStateMachine, parts: Iterable[Stateful],
     if not source.finetunes:
         machine.expect(source.manifest, source.folder)
     return resume(engine, parts, source)
+
+
+def _note_begin(job: Job) -> None:
+    """Write what the run is, on one rank.
+
+    Raises:
+        RunError: it can't be written.
+    """
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        note_begin(job.directory, os.environ)
+        write_config(job.plain, job.directory / CONFIG_FILE)
+        (job.directory / PLAN_FILE).write_text(job.plan.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            str(job.directory), expected="settings and plan of the run to be written", got=str(error), fix="Make room."
+        ) from error
+
+
+def _draw(engine: Engine) -> None:
+    """Draw what the model wrote for held-out images, on the rank that knows it."""
+    if engine.judges_first:
+        save_captions(engine.job, engine.written)
 
 
 def _is_due(step: int, interval: int) -> bool:

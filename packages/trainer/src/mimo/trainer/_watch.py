@@ -1,7 +1,8 @@
-"""The thread that watches over a rank: for the others' faults, for its own standing still, and for SIGTERM."""
+"""The thread that watches over a rank: for the others' faults, for its own standing still, and for signals."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -11,21 +12,25 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import attrs
 
 from mimo.trainer._diagnosis import show_silent, show_standstill, show_waits
-from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard
+from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard, write_in_time
 from mimo.trainer._place import Place
 from mimo.trainer._progress import Mark
+from mimo.trainer._run_lock import RunLock
+from mimo.trainer._stores import unlogged
 
 _LOOK_SECONDS = 0.2
 _RANKS_A_SECOND = 2500
 """How many ranks may look at the store in a second: more of them look less often."""
 _GAP_SECONDS = 1.0
 """More than this between two looks is the whole process having stood still, as after Ctrl-Z, and doesn't count."""
-_START_SECONDS = 120.0
+START_SECONDS = 120.0
 """Ranks come to their first meeting minutes apart where they import from slow disks."""
 _ANSWER_SECONDS = 10.0
 _BEAT_SECONDS = 1.0
@@ -35,19 +40,29 @@ SAME_SECONDS = 1.0
 """Signals that come this soon after the first are the same wish, as a process and its group are told."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask a run to save and end; a terminal that goes is none to what nohup started."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGHUP) if hangs_up else (signal.SIGTERM,)
+
+
 @attrs.frozen(kw_only=True)
 class Terms:
     """Under which terms a task runs.
 
     Args:
         timeout: seconds in which something must go on somewhere.
-        stops: whether the task looks at `Progress.stops`, and so ends by itself after SIGTERM.
+        stops: whether the task looks at `Progress.stops`, and so ends by itself after SIGTERM or SIGHUP.
         directory: run directory, for the reason of a failure.
+        enter: holds it, on rank 0, before any rank writes there; None where nobody need, or the launcher has.
+        lock: with which the launcher holds it, and rank 0 goes on to.
     """
 
     timeout: float = 600.0
     stops: bool = False
     directory: Path | None = None
+    enter: Callable[[], RunLock] | None = None
+    lock: RunLock | None = None
 
 
 class Watch(threading.Thread):
@@ -64,6 +79,7 @@ class Watch(threading.Thread):
         shows: whether this process is the one to show what it finds.
         tell: shows and publishes a fault that this process was the first to claim, and ends it.
         leave: ends this process with the code of another one's fault.
+        launcher: can be read from when the launcher that started this process is gone; None if none of ours did.
     """
 
     def __init__(
@@ -75,6 +91,7 @@ class Watch(threading.Thread):
         shows: bool,
         tell: Callable[[Fault], None],
         leave: Callable[[int], None],
+        launcher: Connection | None = None,
     ) -> None:
         super().__init__(name="mimo-watch", daemon=True)
         self._board = board
@@ -83,6 +100,7 @@ class Watch(threading.Thread):
         self._shows = shows
         self._tell = tell
         self._leave = leave
+        self._launcher = launcher
         self._done = threading.Event()
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
@@ -96,8 +114,8 @@ class Watch(threading.Thread):
         self._puzzled = False
         self.leaving = False
         """Whether the main thread has come to its end, or tells of its own error."""
-        if terms.stops:
-            self._listen()
+        self._signals = stop_signals() if terms.stops else ()
+        self._listen()
 
     def run(self) -> None:
         """Look at the board, the clock and signals."""
@@ -108,7 +126,8 @@ class Watch(threading.Thread):
             self._clock += min(now - last, _GAP_SECONDS)
             last = now
             try:
-                self._look()
+                with unlogged():
+                    self._look()
             except RuntimeError:  # all errors of stores are
                 if not self._done.is_set():
                     self._lose_store()
@@ -123,24 +142,39 @@ class Watch(threading.Thread):
         self._done.set()
         self._mouth.send(b"\0")
         self.join()
-        if self._terms.stops:
+        if self._signals:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler of Python's is gone before the process is
+        for number in self._signals:
+            signal.signal(number, signal.SIG_IGN)  # a handler of Python's is gone before the process is
 
     def wake(self) -> None:
         """Look at once."""
         self._mouth.send(b"\0")
 
+    def is_orphan(self) -> bool:
+        """Tell whether the launcher is gone, and the store with it: this thread then ends the process."""
+        return self._launcher is not None and self._launcher.poll()
+
     def _listen(self) -> None:
-        """Hear of SIGTERM in this thread: the main one may be where no handler of Python's runs."""
-        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.siginterrupt(signal.SIGTERM, False)
+        """Hear of signals in this thread: the main one may be where no handler of Python's runs."""
+        if self._signals:
+            signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        for number in self._signals:
+            signal.signal(number, lambda *_: None)
+            signal.siginterrupt(number, False)
 
     def _pause(self) -> None:
-        if select.select([self._ear], [], [], self._every)[0] and signal.SIGTERM in self._ear.recv(4096):
+        ears: list[socket.socket | Connection] = [self._ear]
+        if self._launcher is not None:
+            ears.append(self._launcher)
+        ready = select.select(ears, [], [], self._every)[0]
+        if self._launcher in ready:
+            self._lose_launcher()
+        heard = set(self._ear.recv(4096)) if self._ear in ready else set()
+        if not heard.isdisjoint(self._signals):
             now = time.monotonic()
-            if self._asked is not None and now > self._asked + SAME_SECONDS and self._shows:
+            again = self._asked is not None and now > self._asked + SAME_SECONDS
+            if again and signal.SIGTERM in heard and self._shows:  # a terminal that goes may send several SIGHUPs
                 end(128 + signal.SIGTERM)  # under our launcher it is the one to count
             self._asked = self._asked or now
             self._place.progress.stops = True
@@ -187,7 +221,7 @@ class Watch(threading.Thread):
     def _limit(self) -> float:
         """Seconds after which this process asks why; later ranks a little later, so that one asks for all."""
         starts = not self._place.progress.changes
-        least = max(self._terms.timeout, _START_SECONDS) if starts else self._terms.timeout
+        least = max(self._terms.timeout, START_SECONDS) if starts else self._terms.timeout
         return least + self._every * min(self._place.rank, 25) / 5
 
     def _ask_all(self) -> None:
@@ -208,18 +242,38 @@ class Watch(threading.Thread):
         text = show_silent(silent, self._board.marks(silent)) if silent else show_standstill(marks, self._terms.timeout)
         self._tell(Fault(rank=self._place.rank, code=EXIT_FAILED, text=text, explained=True, waits=show_waits(marks)))
 
+    def _lose_launcher(self) -> None:
+        """End before anybody asks the store, which is gone too; rank 0 says so."""
+        if self._place.rank == 0:
+            text = f"The process that started all ranks is gone. Rank 0 was in {self._doing}."
+            self._say(text)
+            fault = Fault(rank=0, code=EXIT_FAILED, text=text, explained=True)
+            write_in_time(partial(fault.write, self._terms.directory))
+        end(EXIT_FAILED)
+
     def _lose_store(self) -> None:
         """End: whoever hosts the store is gone, and has told why if it could."""
+        if self._launcher is not None:  # it is the host, and which of its files is closed first can't be known
+            self._lose_launcher()
         if self._shows and self._place.rank == 1:
             text = "The process in which all ranks meet is gone: rank 0, or what started it."
-            place = Mark.of(self._place.progress, rank=1, seconds=self._stood, roll=0).place
-            os.write(sys.stderr.fileno(), f"mimo: {text} Rank 1 was in {place or 'its start'}.\n".encode())
+            self._say(f"{text} Rank 1 was in {self._doing}.")
         end(EXIT_FAILED)
+
+    @property
+    def _doing(self) -> str:
+        mark = Mark.of(self._place.progress, rank=self._place.rank, seconds=self._stood, roll=0)
+        return mark.place or "its start"
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            os.write(sys.stderr.fileno(), f"mimo: {text}\n".encode())
 
 
 def end(code: int) -> None:
     """End at once: other threads may hang in collectives, so nothing may be waited for."""
     for stream in (sys.stdout, sys.stderr):
         if threading.current_thread() is threading.main_thread():
-            stream.flush()
+            with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
+                stream.flush()
     os._exit(code)

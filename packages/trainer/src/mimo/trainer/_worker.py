@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import TypeAlias
 
 import attrs
@@ -20,14 +21,18 @@ from torch.distributed.distributed_c10d import Store
 from mimo.trainer._attempt import note_end
 from mimo.trainer._diagnosis import show_silent, show_waits
 from mimo.trainer._fault import EXIT_FAILED, Fault, FaultBoard, is_consequence, write_in_time
-from mimo.trainer._place import Place, local_world
+from mimo.trainer._meeting import Meeting
+from mimo.trainer._place import Place, local_world, with_slurm
 from mimo.trainer._preflight import ERROR_FILE
 from mimo.trainer._progress import Mark, group_timeout
+from mimo.trainer._stores import unlogged
 from mimo.trainer._watch import Terms, Watch, end
+from mimo.trainer._world import join_world
 
 Task: TypeAlias = Callable[[Place], None]
 Connect: TypeAlias = Callable[[], Store]
 
+_USUAL = Meeting()
 _CLAIM_SECONDS = 2.0
 """In which a death is told by whoever saw it, before those who lost a connection look for it themselves."""
 _ANSWER_SECONDS = 5.0
@@ -35,7 +40,17 @@ _TELL_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 
 
-def run_task(task: Task, place: Place, connect: Connect, *, terms: Terms, shows: bool, hosts: bool = False) -> None:
+def run_task(
+    task: Task,
+    place: Place,
+    connect: Connect,
+    *,
+    terms: Terms,
+    shows: bool,
+    hosts: bool = False,
+    launcher: Connection | None = None,
+    meeting: Meeting = _USUAL,
+) -> None:
     """Run a task as one rank, its process group initialised; ends the process if it fails.
 
     Args:
@@ -45,22 +60,24 @@ def run_task(task: Task, place: Place, connect: Connect, *, terms: Terms, shows:
         terms: under which it runs.
         shows: whether this process is the one to show its own error.
         hosts: whether the store lives in this process, which then must outlive the others.
+        launcher: can be read from when the launcher that started this process, and hosts the store, is gone.
+        meeting: by what backend the ranks send.
     """
     worker = _Worker(place, FaultBoard(connect()), terms, shows=shows, hosts=hosts)
-    watch = Watch(FaultBoard(connect()), place, terms, shows=shows, tell=worker.tell, leave=worker.leave)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])
-    watch.start()
+    watch = Watch(
+        FaultBoard(connect()), place, terms, shows=shows, tell=worker.tell, leave=worker.leave, launcher=launcher
+    )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
+        watch.start()
+        if place.rank == 0:
+            if terms.enter is not None:
+                terms.enter().keep()  # it waits for a bounded time, which nobody need watch
+            worker.board.open_directory()
         _prepare(place)
-        backend = "cpu:gloo,cuda:nccl" if place.device.startswith("cuda") else "gloo"
         place.progress.doing = "the first meeting of all ranks"
-        dist.init_process_group(
-            backend,
-            store=connect(),
-            rank=place.rank,
-            world_size=place.world,
-            timeout=group_timeout(terms.timeout),
-        )
+        backend = meeting.backend(place.device)
+        place = join_world(place, connect(), timeout=group_timeout(terms.timeout), backend=backend)
         if place.rank == 0 and terms.directory is not None and not worker.board.is_claimed():
             with contextlib.suppress(OSError):  # the last run's
                 (terms.directory / ERROR_FILE).unlink(missing_ok=True)
@@ -93,7 +110,7 @@ def _prepare(place: Place) -> None:
     if place.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(place.device))
         return
-    threads = threads_for(place, os.environ)
+    threads = threads_for(place, with_slurm(os.environ))
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -113,17 +130,22 @@ class _Worker:
         """Tell of an error; one that only follows from another rank's end leaves it to those who know more."""
         progress, rank = self.place.progress, self.place.rank
         follows = is_consequence(error)
+        if watch.is_orphan():  # what the others suffer from that, or this one; the thread that watches says so
+            time.sleep(_TELL_SECONDS)
+            end(EXIT_FAILED)
         progress.fail(error)
         watch.leaving = not follows
         try:
             until = time.monotonic() + (_CLAIM_SECONDS if follows else 0.0)
-            while not self.board.is_claimed() and time.monotonic() < until:
-                time.sleep(_LOOK_SECONDS)
-            told = self.board.first(rank)
+            with unlogged():
+                while not self.board.is_claimed() and time.monotonic() < until:
+                    time.sleep(_LOOK_SECONDS)
+                told = self.board.first(rank)
             if told is not None:
                 self.leave(told.code)
             self.tell(self._fault(error, follows=follows))
-        except RuntimeError:  # the store is gone: nobody left to tell
+        except RuntimeError:  # the store is gone: nobody left to tell, and the thread that watches ends this process
+            time.sleep(_TELL_SECONDS)
             end(EXIT_FAILED)
 
     def _fault(self, error: BaseException, *, follows: bool) -> Fault:
@@ -147,11 +169,17 @@ class _Worker:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"mimo: {fault.shown}\n")
                 sys.stderr.flush()
-        directory = self.terms.directory
+        directory = self.terms.directory if self._may_write() else None
         write_in_time(partial(fault.write, directory), partial(note_end, directory, fault.code, fault.text, os.environ))
         with contextlib.suppress(RuntimeError):
             self.board.publish(fault)
         self._end(fault.code)
+
+    def _may_write(self) -> bool:
+        """Tell whether this run holds its directory; until then another one may."""
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            return self.board.has_directory()
+        return False
 
     def leave(self, code: int) -> None:
         """End with the code of a fault that another rank has told."""

@@ -56,7 +56,8 @@ def build_part(
         spec: the module's plugin.
         config: an instance of ``spec.config``.
         grid: the module's grid; its name is the module's.
-        stage: one of ``grid.pp`` times as many stages as a rank holds; the whole module for one.
+        stage: one of ``grid.pp`` times as many stages as a rank holds, and of one more where it has a seam; the whole
+            module for one.
         seed: of the run; initial values depend on it and on parameter names alone.
         axis: this rank's tensor axis.
         mesh: the one-dimensional tensor mesh of the same ranks.
@@ -79,13 +80,13 @@ def build_part(
             parts, or a layer draws or remembers what would differ by layout.
     """
     context, experts = context or ContextAxis.single(), experts or ExpertAxis.single()
-    assert stage.count % grid.pp == 0, (stage, grid)
+    assert stage.pipeline.count % grid.pp == 0, (stage, grid)
     check_module(
         spec,
         config,
         grid=grid,
         sequence_parallel=axis.sequence_parallel,
-        chunks=stage.count // grid.pp,
+        chunks=stage.pipeline.count // grid.pp,
         recompute=recompute,
     )
     assert context.size == grid.cp, (context.size, grid.cp)
@@ -127,7 +128,8 @@ def build_part(
         name=grid.name,
         module=module,
         stage=stage,
-        staged=isinstance(spec, EncoderSpec) and spec.stages is not None,
+        staged=isinstance(spec, EncoderSpec)
+        and (spec.stages is not None or (stage.seam and (stage.is_projector or stage.ends_tower))),
         splits={f"{grid.name}.{path}": splits[path] for path, _ in module.named_parameters()},
         tied=tied,
         whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),

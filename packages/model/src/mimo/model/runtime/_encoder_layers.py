@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model._encoder_work import Activation
-from mimo.model._specs import Stage
+from mimo.model._specs import Side, Stage
 from mimo.model.runtime._attention import attend
 from mimo.model.runtime._axis import TensorAxis
 from mimo.model.runtime._cross_attention import CrossAttention
@@ -149,10 +149,12 @@ class PackedEncoder(nn.Module):
         stage: which part of the whole it is.
         first_only: names of attributes that the first stage alone keeps, modules or parameters.
         last_only: likewise the last stage.
+        behind_seam: those of them that are the projector's.
     """
 
     first_only: Sequence[str] = ()
     last_only: Sequence[str] = ()
+    behind_seam: Sequence[str] = ("projector",)
 
     def __init__(self, layers: Iterable[EncoderLayer]) -> None:
         super().__init__()
@@ -168,6 +170,18 @@ class PackedEncoder(nn.Module):
         for name in (*(() if stage.is_first else self.first_only), *(() if stage.is_last else self.last_only)):
             delattr(self, name)
 
+    def divide(self, side: Side) -> None:
+        """Keep of the last stage its tower, or its projector alone."""
+        assert self.stage.is_last, self.stage
+        count, gone = self.stage.count, self.behind_seam
+        if side == "projector":
+            before = (*(self.first_only if self.stage.is_first else ()), *self.last_only)
+            gone = [name for name in before if name not in self.behind_seam]
+            self.layers = nn.ModuleDict()
+        for name in gone:
+            delattr(self, name)
+        self.stage = Stage(count - (side == "tower"), count + 1, seam=True)
+
     def pass_layers(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return this rank's rows [t, W] after the layers of this stage.
 
@@ -175,6 +189,8 @@ class PackedEncoder(nn.Module):
             hidden: before them, [t, W].
             lengths: rows of each item, those of all ranks.
         """
+        if self.stage.is_projector:
+            return hidden
         segments = self.rows.segments(lengths, device=hidden.device)
         for layer in self.layers.values():
             hidden = layer(hidden, segments)

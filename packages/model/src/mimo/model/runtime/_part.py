@@ -24,7 +24,7 @@ class Part:
         name: of the module in the model.
         module: whose parameters are DTensors on the module's tensor mesh, those of experts on its expert mesh.
         stage: which of the module's stages it is.
-        staged: whether an encoder's forward is that of `EncoderStages.cut`.
+        staged: whether an encoder's forward is that of `EncoderStages.cut` or `EncoderSeam.cut`.
         splits: how each parameter lies over tensor or expert ranks, by full name.
         tied: full names of parameters that the first and the last stage both hold, on those two; stage 0 owns them.
             A rank that holds both stages holds them once.

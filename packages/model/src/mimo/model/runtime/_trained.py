@@ -92,7 +92,12 @@ def build_stage(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage
         return spec.build(config, stage)
     assert hidden is not None, "an encoder is built for the width of its rows"
     module = spec.build(config, hidden)
-    return module if spec.stages is None else spec.stages.cut(module, stage)
+    if spec.stages is not None:
+        module = spec.stages.cut(module, stage.pipeline)
+    if not stage.seam or not (stage.is_projector or stage.ends_tower):
+        return module
+    assert spec.seam is not None, f"encoder {spec.name!r} has no seam"
+    return spec.seam.cut(module, "projector" if stage.is_projector else "tower")
 
 
 @contextmanager
