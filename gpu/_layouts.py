@@ -6,7 +6,6 @@ GPUs. Ranks of a launch go through all layouts of their number, each with proces
 
 from __future__ import annotations
 
-import pickle
 import resource
 import sys
 import time
@@ -21,7 +20,7 @@ from _case import Case, Found, noting, plain_arithmetic, run
 from _compare import Apart, apart, missed
 from _staged import MEETING
 from jobs import prepare
-from oracle import Oracle, Outcome, run_layout
+from oracle import Oracle, Outcome, read_outcome, run_layout, write_outcome
 from pool import Pool
 from tables import EVEN_EPS, Table, scheduled, table, world_of
 from tables import alone as on_one_rank
@@ -109,9 +108,7 @@ def run_in_turn(settings: Mapping[int, Table], folder: Path, place: Place) -> No
     for number, each in settings.items():
         place.progress.enter(f"layout {number}")
         outcome = run_layout(place.rank, each, device=torch.device(place.device), objects=place.objects)
-        part = folder / f"{number}-{place.rank}.part"
-        part.write_bytes(pickle.dumps(outcome))
-        part.replace(part.with_suffix(".pickle"))
+        write_outcome(_path(folder, number, place.rank), outcome)
 
 
 def test(case: Case) -> Found:
@@ -165,15 +162,15 @@ def run_all(case: Case, settings: Sequence[Table], *, world: int, until: float) 
 
 def ended(folder: Path, number: int, world: int) -> bool:
     """Tell whether all ranks have left what a layout came to."""
-    return all(path.exists() for path in _paths(folder, number, world))
+    return all(_path(folder, number, rank).exists() for rank in range(world))
 
 
-def _paths(folder: Path, number: int, world: int) -> list[Path]:
-    return [folder / f"{number}-{rank}.pickle" for rank in range(world)]
+def _path(folder: Path, number: int, rank: int) -> Path:
+    return folder / f"{number}-{rank}.safetensors"
 
 
 def _read(folder: Path, number: int, world: int) -> list[Outcome]:
-    return [pickle.loads(path.read_bytes()) for path in _paths(folder, number, world)]  # noqa: S301  # of our own ranks
+    return [read_outcome(_path(folder, number, rank)) for rank in range(world)]
 
 
 def _compared(pool: Pool, settings: Table, truth: Truth, outcomes: Sequence[Outcome]) -> Apart:

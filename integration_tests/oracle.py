@@ -7,6 +7,7 @@ Tolerances are those of the first law: the first loss to 1e-6 relative, every gr
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ import torch
 from jobs import CPU, make_job
 from once import made_once
 from pool import Pool
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from tables import RATE, STEPS, Table, alone, world_of
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -70,6 +73,31 @@ class Outcome:
     norms: list[float]
     gradients: dict[str, Piece]
     weights: dict[str, Piece]
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """Write what one rank came to into a safetensors file, which is there whole or not at all."""
+    tensors, shapes = {}, {}
+    for kind in ("gradients", "weights"):
+        for name, piece in getattr(outcome, kind).items():
+            shapes[f"{kind}/{name}"] = piece.shape
+            tensors[f"{kind}/{name}/values"], tensors[f"{kind}/{name}/places"] = piece.values, piece.places
+    notes = {"losses": outcome.losses, "norms": outcome.norms, "shapes": shapes}
+    part = path.with_suffix(".part")
+    save_file(tensors, part, metadata={"notes": json.dumps(notes)})
+    part.replace(path)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Return what `write_outcome` wrote."""
+    with safe_open(path, framework="numpy") as file:
+        notes = json.loads(file.metadata()["notes"])
+        pieces: dict[str, dict[str, Piece]] = {"gradients": {}, "weights": {}}
+        for key, shape in notes["shapes"].items():
+            kind, name = key.split("/", 1)
+            values, places = file.get_tensor(f"{key}/values"), file.get_tensor(f"{key}/places")
+            pieces[kind][name] = Piece(shape=tuple(shape), values=values, places=places)
+    return Outcome(losses=notes["losses"], norms=notes["norms"], **pieces)
 
 
 def run_layout(

@@ -51,7 +51,7 @@ def test_commands_a_run_leaves_traces_where_it_is_asked_for_them(tmp_path: Path)
         assert names == [f"1f1b, measured in step {step}", f"1f1b, simulated with the mean times of step {step}"]
         bars = [event for event in events if event["ph"] == "X"]
         assert len({count for _, count in Counter(event["pid"] for event in bars).items()}) == 1
-        begun = min(event["ts"] for event in bars if (event["pid"], event["tid"]) == (0, 0))  # rank 0 has the first stage
+        begun = min(event["ts"] for event in bars if (event["pid"], event["tid"]) == (0, 0))
         for rank in (0, 1):
             done = [event for event in bars if (event["pid"], event["tid"]) == (0, rank)]
             planned = [action for action in plan.actions_of(rank) if action.kind not in ("send", "receive")]

@@ -16,28 +16,16 @@ from rerunning import events, with_rerun
 from rerunning import run as run_again
 from resuming import Found, check_going_on, check_trajectory, run_and_evaluate, run_steps
 from tables import SCHEDULES, Table, scheduled, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import Modules
 from test_oracle_distributed import Way, distributed
+from test_oracle_prefetch import LAYOUTS as AHEAD
 from test_oracle_prefetch import run_counted, run_torn
 from test_rerun import STEP, check_same, settings_of
 
 from mimo.trainer._engine import Engine
 from mimo.trainer._estimate import estimate_memory
 
-LAYOUTS: dict[str, Modules] = {
-    "alone": {"vision": on(0, 0), "language": on(0, 0)},
-    "disjoint, lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
-    "disjoint, language pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2)},
-    "colocated, pipelines in both": {"vision": on(0, 1, pp=2), "language": on(0, 1, pp=2)},
-    "colocated, vision tp2, language tp2 pp2": {
-        "vision": on(0, 3, tp=2),
-        "language": on(0, 3, tp=2, pp=2, **SP),
-    },
-    "overlapping, vision tp2": {"vision": on(0, 1, tp=2), "language": on(1, 2, pp=2)},
-    "overlapping, vision sp pp3": {"vision": on(0, 5, tp=2, pp=3, **SP), "language": on(5, 6)},
-    "vision cp3 pp2, language cp2 dp2, overlapping": {"vision": on(0, 5, cp=3, pp=2), "language": on(4, 7, cp=2)},
-    "two encoders, one trains": {"vision": on(0, 1, cp=2), "glyph": on(2, 3), "language": on(3, 4, pp=2)},
-}
+LAYOUTS: dict[str, Modules] = {name: modules for name, modules in AHEAD.items() if name != "two encoders, both ahead"}
 
 
 def seamed(layout: str, *, factor: int = 1, pictures: str = "mixed", schedule: str = "1f1b") -> Table:

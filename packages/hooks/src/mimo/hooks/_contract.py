@@ -31,7 +31,7 @@ def load_plugin(point: EntryPoint) -> object:
     """
     try:
         plugin: object = point.load()
-    except (Exception, SystemExit) as error:  # whatever a stranger's module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever a third-party module does while it is imported
         raise PluginError(
             describe(point),
             expected="a module that can be imported",

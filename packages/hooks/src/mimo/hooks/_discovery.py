@@ -133,7 +133,7 @@ def _ask(point: EntryPoint, kind: Kind[S], points: tuple[EntryPoint, ...]) -> _A
     try:
         manager.register(plugin, name=point.name)
         results = getattr(manager.hook, kind.hook)()
-    except Exception as error:  # a signature that pluggy refuses, or whatever a stranger's function raises
+    except Exception as error:  # a signature that pluggy refuses, or whatever a third-party function raises
         raise PluginError(
             where,
             expected=f"{kind.hook} to return its {kind.noun}s",

@@ -180,7 +180,7 @@ def _state_of(plugin: object, where: str, run: RunInfo) -> list[Stateful]:
 
 
 def _said(error: BaseException) -> str:
-    """Return an exception's type and text, which a stranger's may fail to give."""
+    """Return an exception's type and text, which a third-party one may fail to give."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 -- whatever its text does
@@ -193,7 +193,7 @@ def _made(plugin: object, where: str) -> object:
         return plugin
     try:
         made: object = plugin()
-    except Exception as error:  # whatever a stranger's class does while it is made
+    except Exception as error:  # whatever a third-party class does while it is made
         raise PluginError(
             where,
             expected=f"a class {plugin.__qualname__} that is made without arguments",

@@ -40,7 +40,7 @@ def show_left(reads: Iterable[Read]) -> Iterator[str]:
 
 
 def left_names(names: Iterable[str], read: Collection[str]) -> dict[str, int]:
-    """Return the names that are not read, as beginnings that nothing read has, with how many begin so.
+    """Return the names that are not read, as prefixes that nothing read has, with how many have each.
 
     Numbers of layers are put together as ``*`` where nothing of that name is read.
     """
