@@ -196,8 +196,13 @@ def lint(session: nox.Session) -> None:
     sources = [str(folder / "src") for folder in FOLDERS]
     others = [*(folder / "tests" for folder in FOLDERS), *(ROOT / folder for folder in PROGRAMS)]
     programs = [str(folder) for folder in others if any(folder.rglob("*.py"))]
-    paths = os.pathsep.join([*sources, *(str(ROOT / folder) for folder in PROGRAMS)])
-    session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": paths})
+    session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": os.pathsep.join(sources)})
+
+
+def run_beside_tests(session: nox.Session, program: str) -> None:
+    """Run a program of the integration tests, which imports what lies beside any of them."""
+    folders = os.pathsep.join(str(folder) for folder in sorted(ROOT.glob("integration_tests/*/")))
+    session.run("python", f"integration_tests/{program}", *session.posargs, env={"PYTHONPATH": folders})
 
 
 @nox.session(default=False)
@@ -221,14 +226,14 @@ def bench(session: nox.Session) -> None:
 def oracle(session: nox.Session) -> None:
     """Compare layouts that nobody chose with the one-process run: ``nox -s oracle -- --random 20 --seed 1``."""
     install(session, everything(), "integration")
-    session.run("python", "integration_tests/drawn.py", *session.posargs)
+    run_beside_tests(session, "oracle/drawn.py")
 
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Check settings that are wrong in ways nobody chose: ``nox -s fuzz -- --count 1000 --seed 1``."""
     install(session, everything(), "integration")
-    session.run("python", "integration_tests/fuzz.py", *session.posargs)
+    run_beside_tests(session, "commands/fuzz.py")
 
 
 @nox.session(default=False)

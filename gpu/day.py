@@ -177,7 +177,8 @@ def _stoppable() -> Iterator[None]:
 def environ_of(site: Path, digits: Path) -> dict[str, str]:
     """Return the environment of tests: what is carried comes first, and products of float32 are not rounded to TF32."""
     found = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
-    paths = [str(site), str(HERE), str(ROOT / "integration_tests"), *filter(None, [found.get("PYTHONPATH")])]
+    tests = [str(folder) for folder in sorted((ROOT / "integration_tests").glob("*/"))]
+    paths = [str(site), str(HERE), *tests, *filter(None, [found.get("PYTHONPATH")])]
     return {
         "OMP_NUM_THREADS": "1",  # many ranks share the cores
         **found,

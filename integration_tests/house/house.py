@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""Layouts that nobody chose, beside the truth: ``python integration_tests/drawn.py --random 20 --seed 1``."""
+"""Layouts that nobody chose, beside the truth: ``nox -s oracle -- --random 20 --seed 1``."""
 
 from __future__ import annotations
 

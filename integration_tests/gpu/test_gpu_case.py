@@ -93,7 +93,7 @@ def test_layouts_after_one_that_fails_are_launched_again(
         assert terms.timeout == _layouts.TIMEOUT
         for number in rest:
             for rank in range(world - (number == 1)):
-                (tmp_path / f"{number}-{rank}.pickle").touch()
+                (tmp_path / f"{number}-{rank}.safetensors").touch()
             if number == 1:
                 return 3
         return 0

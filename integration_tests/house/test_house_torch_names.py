@@ -21,7 +21,7 @@ def test_house_names_of_torch_have_been_looked_up() -> None:
     known = {name: set(row["keywords"]) for name, row in TABLE.items()}
     new = {name: words for name, words in all_names_used().items() if not known.get(name, set()) >= {*words}}
     new |= {name: [] for name in all_names_used().keys() - known.keys()}
-    assert not new, "look them up in the wheels: python integration_tests/torch_names.py WHEEL WHEEL"
+    assert not new, "look them up in the wheels: python integration_tests/house/torch_names.py WHEEL WHEEL"
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -1,4 +1,4 @@
-"""Settings that nobody chose through `mimo check`: ``python integration_tests/fuzz.py --count 1000 --seed 1``.
+"""Settings that nobody chose through `mimo check`: ``nox -s fuzz -- --count 1000 --seed 1``.
 
 Each is refused by a setting's path within the bounds of docs/limits.md, or accepted.
 """

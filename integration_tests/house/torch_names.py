@@ -1,9 +1,9 @@
 """Which names of torch our sources use, with which keywords, and what the Python files of its wheels say of them.
 
-``python integration_tests/torch_names.py WHEEL [WHEEL …]`` writes `torch_names.json` anew, from wheels of the oldest
-releases that we accept (``pip download --no-deps torch==2.11.0``); `test_house_torch_names.py` compares the file with
-our sources. Nothing of a wheel is run: its files are read as text. Names made in C++ are found as far as stubs have
-them.
+``python integration_tests/house/torch_names.py WHEEL [WHEEL …]`` writes `torch_names.json` anew, from wheels of the
+oldest releases that we accept (``pip download --no-deps torch==2.11.0``); `test_house_torch_names.py` compares the file
+with our sources. Nothing of a wheel is run: its files are read as text. Names made in C++ are found as far as stubs
+have them.
 
 What is called on an object can't be told from its text; of those, private ones of FSDP2 stand in `MEMBERS`.
 """
