@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -472,7 +473,7 @@ def test_buffers_are_used_again(tmp_path: Path) -> None:
         staging.copy(layouts, {**tensors, "b": torch.tensor(step)})
         (view,) = staging.data(layouts[0])
         assert bytes(view[:8]) == step.to_bytes(8, "little")
-        assert bytes(view[8:]) == tensors["a"].numpy().tobytes() + tensors["c"].numpy().tobytes()
+        assert bytes(view[8:]) == struct.pack("<3f4?", 0, 1, 2, True, False, False, True)
         places.append(staging._buffers[layouts[0].shard].data_ptr())  # that it is the same memory
     assert places[0] == places[1]
     staging.copy(lay_out(0, cuts[:1]), tensors)

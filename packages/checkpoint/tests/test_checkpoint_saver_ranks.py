@@ -292,9 +292,9 @@ def test_background_collectives_meet_nobody_elses(tmp_path: Path, run_ranks: Run
             for _ in range(20):
                 total = torch.ones(1)
                 dist.all_reduce(total)
-                found: list[Any] = [None] * dist.get_world_size()
-                dist.all_gather_object(found, (step, rank))
-                assert found == [(step, other) for other in range(dist.get_world_size())]
+                found = torch.empty(dist.get_world_size(), 2, dtype=torch.int64)
+                dist.all_gather_into_tensor(found, torch.tensor([[step, rank]]))
+                assert found.tolist() == [[step, other] for other in range(dist.get_world_size())]
         saver.close()
         return total.item()
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mimo.hooks import RunError
 from mimo.optimizer.runtime import fused_adamw
@@ -33,7 +33,7 @@ class HostParameter:
         known: what `sight` saw of the parameter when the master had its values; None where they are to be read anew.
     """
 
-    parameter: nn.Parameter
+    parameter: Tensor
     bucket: int | None
     master: Tensor
     average: Tensor
@@ -89,7 +89,7 @@ class HostHalf:
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[Tensor],
         *,
         pieces: Sequence[Piece],
         most: int,
@@ -119,7 +119,7 @@ class HostHalf:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mimo-hybrid")
 
     @torch.no_grad()
-    def _hold(self, parameters: Sequence[nn.Parameter]) -> list[HostParameter]:
+    def _hold(self, parameters: Sequence[Tensor]) -> list[HostParameter]:
         """Take memory for parameters, bucket by bucket; one without numbers needs none."""
         held: dict[int, HostParameter] = {}
         empty = [index for index, parameter in enumerate(parameters) if not local(parameter).numel()]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
@@ -16,6 +16,7 @@ from mimo_optimizer_hybrid._division import Division
 from mimo_optimizer_hybrid._host_half import HostHalf
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
 from mimo_optimizer_hybrid._memory import Held, ask_alone
+from mimo_optimizer_hybrid._parameters import Parameters, group_parameters
 from mimo_optimizer_hybrid._tensors import Settings, local, mean_numbers
 
 __all__ = ["Held", "HybridDeviceOptimizer"]
@@ -37,7 +38,10 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
     the host sees those and reads them anew. After others, call `distrust`.
 
     Args:
-        parameters: by name, in the order in which a forward pass needs them.
+        parameters: as any optimizer of torch takes them, in the order in which a forward pass needs them: tensors,
+            pairs of name and tensor, a mapping of names to tensors, or groups, dicts whose ``params`` are such and
+            whose other keys are settings of the group's own. A parameter without a name is called by its number among
+            all of them, ``"0"``.
         fraction: from 0 to 1, or ``auto``: as much as makes both halves take equally long, by trial steps on memory of
             their own.
         bucket_bytes: of fp32 parameters that are waited for together; fewer for a small model.
@@ -53,6 +57,8 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
     Raises:
         ConfigError: the fraction is out of range, or host memory cannot hold its share; nothing is allocated then.
         RunError: a parameter is not in fp32, or not on the same device as the others.
+        TypeError: something other than a tensor is among the parameters.
+        ValueError: a parameter is there twice, or two have one name.
 
     Attributes:
         fraction: share of all numbers that the host holds.
@@ -62,7 +68,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Parameters,
         *,
         fraction: float | Literal["auto"] = 1.0,
         bucket_bytes: int = BUCKET_BYTES,
@@ -76,8 +82,9 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         ask: Callable[[int], None] = ask_alone,
     ) -> None:
         check_fraction(fraction)
-        device = device_of(parameters)
-        values = list(parameters.values())
+        grouped = group_parameters(parameters)
+        device = device_of(grouped.named)
+        values = list(grouped.named.values())
         if fraction == "auto":
             fraction = balanced_fraction(device, count_numbers(values))
         division = divide(
@@ -88,7 +95,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         self.promised = division.bytes
         ask(self.promised.host)
         super().__init__(
-            values, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, GRADIENT_SCALE: 1.0}
+            grouped.groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, GRADIENT_SCALE: 1.0}
         )
         self._device = device
         self.overlaps = overlaps
@@ -104,7 +111,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for held in self._host.held:
                 self.state[held.parameter] = held.state()
-        self._index = {name: index for index, name in enumerate(list(parameters)[begin:])}
+        self._index = {name: index for index, name in enumerate(list(grouped.named)[begin:])}
         self._index_of = {parameter: index for index, parameter in enumerate(values[begin:])}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -149,7 +156,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         if not self.overlaps:
             self.wait_all()
 
-    def _step_device(self, parameters: list[nn.Parameter], settings: Settings) -> None:
+    def _step_device(self, parameters: list[Tensor], settings: Settings) -> None:
         live = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         states = [self.state[parameter] for parameter, _ in live]
         if states:
@@ -249,14 +256,14 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         load_in_place(self, state_dict)
 
 
-def count_numbers(parameters: Iterable[nn.Parameter]) -> int:
+def count_numbers(parameters: Iterable[Tensor]) -> int:
     """Return how many numbers this rank holds of parameters."""
     with torch.no_grad():
         return sum(local(parameter).numel() for parameter in parameters)
 
 
 def divide(
-    parameters: Sequence[nn.Parameter],
+    parameters: Sequence[Tensor],
     *,
     fraction: float,
     bucket_bytes: int,
@@ -282,7 +289,7 @@ def divide(
     )
 
 
-def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+def device_of(parameters: Mapping[str, Tensor]) -> torch.device:
     """Return the one device of all parameters.
 
     Raises:
