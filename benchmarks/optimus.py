@@ -40,13 +40,13 @@ from pathlib import Path
 import attrs
 
 from mimo.schedule import ActionKind, Costs, Link, Plan, Seconds, Simulation, StageCost, check, simulate
-from mimo.schedule._ahead import Ahead
-from mimo.schedule._ahead import generate as ahead
-from mimo.schedule._interleaved import Interleaved
-from mimo.schedule._interleaved import generate as interleaved
-from mimo.schedule._one_forward_one_backward import OneForwardOneBackward
-from mimo.schedule._one_forward_one_backward import generate as one_forward_one_backward
-from mimo.schedule._task_builder import tasks_of
+from mimo.schedule.ahead.plugin import Ahead
+from mimo.schedule.ahead.plugin import generate as ahead
+from mimo.schedule.ahead.task_builder import tasks_of
+from mimo.schedule.schedules.interleaved import Interleaved
+from mimo.schedule.schedules.interleaved import generate as interleaved
+from mimo.schedule.schedules.one_forward_one_backward import OneForwardOneBackward
+from mimo.schedule.schedules.one_forward_one_backward import generate as one_forward_one_backward
 from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 TOKENS = 2048

@@ -18,7 +18,7 @@ from tables import Table
 from torch.distributed import distributed_c10d
 
 from mimo.model.runtime import _axis, _calls, _context, _rowwise
-from mimo.schedule.runtime import _channel
+from mimo.schedule.runtime import channel
 from mimo.topology import meshes
 from mimo.trainer._engine import Engine
 from mimo_optimizer_distributed import _scatter
@@ -30,7 +30,7 @@ BRANCHES: Mapping[Any, Mapping[str, Any]] = {
     _rowwise: {"_is_faster": lambda _x, _weight: False},
     _calls: {"_knows_corner_masks": lambda _device: True},
     meshes: {"connects_late": lambda _backend: True},
-    _channel: {"connects_late": lambda _backend: True},
+    channel: {"connects_late": lambda _backend: True},
 }
 """What decides where a GPU goes another way, and what it says there."""
 _COLLECTIVES = (

@@ -15,9 +15,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from mimo.hooks import ConfigError
-from mimo.schedule import Costs, Cut, End, Peers, Plan, ScheduleSpec, _gpipe, _interleaved, _one_forward_one_backward
-from mimo.schedule._zero_bubble import Form, ZeroBubble
-from mimo.schedule._zero_bubble import mimo_register_schedules as zero_bubbles
+from mimo.schedule import Costs, Cut, End, Plan, ScheduleSpec
+from mimo.schedule.schedules import gpipe, interleaved, one_forward_one_backward
+from mimo.schedule.schedules.zero_bubble import Form, ZeroBubble
+from mimo.schedule.schedules.zero_bubble import mimo_register_schedules as zero_bubbles
+from mimo.schedule.testing import Peers
 from mimo.topology import Edge, Grid, Module, ModuleGraph, Ownership, Placement, context_spans
 
 WORLD = 8
@@ -42,7 +44,7 @@ class Case:
 
 def _schedules() -> Mapping[str, tuple[ScheduleSpec, Any]]:
     found = {}
-    for module in (_one_forward_one_backward, _gpipe, _interleaved):
+    for module in (one_forward_one_backward, gpipe, interleaved):
         (spec,) = module.mimo_register_schedules()
         found[spec.name] = (spec, spec.config())
     (spec,) = zero_bubbles()

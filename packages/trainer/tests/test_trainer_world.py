@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from mimo.schedule.runtime import _channel, open_channels
+from mimo.schedule.runtime import channel, open_channels
 from mimo.topology import Grid, Module, ModuleGraph, collectives, meshes
 from mimo.trainer import _world
 from mimo.trainer._place import Place
@@ -34,7 +34,7 @@ class Recorder:
         for name in ("init_process_group", "new_group", "all_reduce", "isend", "irecv"):
             setattr(dist, name, getattr(self, name))
         setattr(torch, "zeros", self.zeros)  # noqa: B010 -- mypy takes it for a method
-        for module in (meshes, _channel):
+        for module in (meshes, channel):
             vars(module)["backend_for"] = {"cuda": "nccl", "cpu": "gloo"}.__getitem__
 
     def init_process_group(self, backend: str, **keys: Any) -> None:

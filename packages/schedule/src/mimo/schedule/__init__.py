@@ -1,23 +1,33 @@
-"""The plan of a step: generated, proved, emulated; free of torch. What runs it: `mimo.schedule.runtime`."""
+"""The plan of a step: generated, proved, simulated and drawn, without torch.
+
+`mimo.schedule.runtime` runs plans with torch; `mimo.schedule.testing` emulates them for tests of schedules.
+"""
 
 from mimo.hooks import Kind
 from mimo.schedule import hookspecs
-from mimo.schedule._assemble import Timed, assemble, stages_to_sink
-from mimo.schedule._check import check
-from mimo.schedule._costs import Costs, Link, Seconds, StageCost
-from mimo.schedule._emulate import EmulationResult, emulate
-from mimo.schedule._in_flight import in_flight
-from mimo.schedule._memory import ActorPeak, Peak, peak_activations
-from mimo.schedule._network import Peers
-from mimo.schedule._page import write_page
-from mimo.schedule._plan import Action, ActionKind, ActorPlan, Half, Plan, ScheduleSpec, tied_edge
-from mimo.schedule._routes import Cut, End, Piece, Route, boundary_route, pipeline_route
-from mimo.schedule._simulate import simulate
-from mimo.schedule._simulation import Simulation
-from mimo.schedule._spans import Span
-from mimo.schedule._timeline import Bar, Timeline, Transfer
-from mimo.schedule._trace import write_trace
-from mimo.schedule._traffic import Traffic
+from mimo.schedule.checker import ActorPeak, Peak, check, in_flight, peak_activations
+from mimo.schedule.plan import (
+    Action,
+    ActionKind,
+    ActorPlan,
+    Bar,
+    Costs,
+    Half,
+    Link,
+    Plan,
+    ScheduleSpec,
+    Seconds,
+    StageCost,
+    Timed,
+    Timeline,
+    Transfer,
+    assemble,
+    stages_to_sink,
+    tied_edge,
+)
+from mimo.schedule.routes import Cut, End, Piece, Route, Span, Traffic, boundary_route, pipeline_route
+from mimo.schedule.simulator import Simulation, simulate
+from mimo.schedule.viewer import write_page, write_trace
 
 SCHEDULES = Kind(
     group="mimo.schedules", noun="schedule", hook="mimo_register_schedules", hookspecs=hookspecs, spec=ScheduleSpec
@@ -32,12 +42,10 @@ __all__ = [
     "Bar",
     "Costs",
     "Cut",
-    "EmulationResult",
     "End",
     "Half",
     "Link",
     "Peak",
-    "Peers",
     "Piece",
     "Plan",
     "Route",
@@ -53,7 +61,6 @@ __all__ = [
     "assemble",
     "boundary_route",
     "check",
-    "emulate",
     "in_flight",
     "peak_activations",
     "pipeline_route",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimo.hooks import hookspec
-from mimo.schedule._plan import ScheduleSpec
+from mimo.schedule.plan import ScheduleSpec
 
 
 @hookspec

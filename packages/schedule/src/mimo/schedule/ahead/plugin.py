@@ -1,0 +1,104 @@
+"""The ``ahead`` schedule: encoders run ahead of what they feed and their work fills its gaps, within a budget of bytes.
+
+Nothing in it knows encoders from language models: tasks of all stages compete for the actors that hold them, each
+backward in two parts where it has weight work, and actors that do not meet inside a stage work on it at times of their
+own. What comes out is the shortest of many placements (`rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import attrs
+
+from mimo.hooks import ConfigError, hookimpl
+from mimo.schedule.ahead.budget import smallest_budget
+from mimo.schedule.ahead.rules import shortest
+from mimo.schedule.ahead.task_builder import tasks_of
+from mimo.schedule.ahead.tasks import Placed, TaskGraph
+from mimo.schedule.plan import Costs, Plan, ScheduleSpec, Timed, assemble
+from mimo.topology import ModuleGraph
+
+
+@attrs.frozen(kw_only=True)
+class Ahead:
+    """Configuration of the ``ahead`` schedule.
+
+    Args:
+        budget: bytes of activations that a rank may keep at once, those of all its modules together; 0 sets no limit.
+            They are counted along the rank's list, where rows of a stage without backward are let go when they are
+            sent. `simulate` counts them until their message has arrived, and so may show more than the budget: by the
+            rows of frozen stages that are on their way at one moment.
+    """
+
+    budget: int = 0
+
+
+def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs) -> Plan:
+    """Return a short plan of ``microbatches`` microbatches over ``graph`` within the budget.
+
+    Activations count as `peak_activations` counts them: from the start of a forward to the end of its backward, the
+    part that a weight gradient needs to the end of that, and what is recomputed while the first part of a backward
+    runs; where there is no backward, until it is sent. For a module with ``prefetch`` the rows of two steps are
+    reserved throughout, up to twice what is kept at any time.
+
+    Raises:
+        ConfigError: there is no microbatch, or the budget is less than what this schedule reserves for microbatches
+            that go in turn; the text then says how much that is. Another order might do with less.
+    """
+    assert isinstance(config, Ahead), config
+    if microbatches < 1:
+        raise ConfigError("microbatches", expected="1 or more in a step", got=repr(microbatches))
+    if config.budget < 0:
+        raise ConfigError("schedule.budget", expected="bytes, or 0 for no limit", got=repr(config.budget))
+    tasks = tasks_of(graph, microbatches, costs.trained(graph))
+    if config.budget and (smallest := smallest_budget(tasks)) > config.budget:
+        raise ConfigError(
+            "schedule.budget",
+            expected=f"{smallest} bytes or more, which ahead reserves on a rank for microbatches that go in turn",
+            got=repr(config.budget),
+            fix=f"Set it to {smallest} or more, or to 0 for no limit.",
+        )
+    return assemble("ahead", graph, microbatches, _timed(tasks, shortest(tasks, config.budget)))
+
+
+def _timed(tasks: TaskGraph, placed: Placed) -> Iterator[Timed]:
+    """Yield the tasks in their order, which serves as time: no two are at one moment."""
+    joined = _joined(tasks, placed)
+    left_out = {number for numbers in joined.values() for number in numbers}
+    for time, number in enumerate(placed.order):
+        task = tasks.tasks[number]
+        if number not in left_out:
+            yield Timed(
+                kind="backward" if number in joined else task.kind,
+                stage=task.stage,
+                microbatches=task.microbatches,
+                start=time,
+                finish=time + 0.5,
+                actors=task.actors,
+            )
+
+
+def _joined(tasks: TaskGraph, placed: Placed) -> Mapping[int, Collection[int]]:
+    """Return backwards whose second part follows the first on every actor, with nobody waiting for a gradient."""
+    following: dict[int, dict[int, int]] = {}
+    last: dict[int, int] = {}
+    for number in placed.order:
+        for actor in tasks.tasks[number].actors:
+            following.setdefault(last.get(actor, -1), {})[actor] = number
+            last[actor] = number
+    found: dict[int, Collection[int]] = {}
+    for number, task in enumerate(tasks.tasks):
+        if task.kind == "input-gradient":
+            later = [other for other, _ in tasks.after[number]]
+            weights = [other for other in later if tasks.tasks[other].kind == "weight-gradient"]
+            waiting = any(tasks.tasks[other].stage != task.stage for other in later)
+            if not waiting and set(weights) == set(following.get(number, {}).values()):
+                found[number] = weights
+    return found
+
+
+@hookimpl
+def mimo_register_schedules() -> list[ScheduleSpec]:
+    """Register ``ahead``."""
+    return [ScheduleSpec(name="ahead", config=Ahead, generate=generate)]

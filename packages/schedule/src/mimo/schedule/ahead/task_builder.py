@@ -1,0 +1,166 @@
+"""Makes the task graph of a step from a module graph and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from mimo.schedule.ahead.tasks import Task, TaskGraph, is_made_ahead
+from mimo.schedule.plan import ActionKind, Costs, Wiring
+from mimo.topology import Edge, ModuleGraph, StageId
+
+
+def tasks_of(graph: ModuleGraph, microbatches: int, costs: Costs) -> TaskGraph:
+    """Return the tasks of a step of ``microbatches`` microbatches."""
+    builder = _Builder(graph=graph, microbatches=microbatches, costs=costs, wiring=Wiring(graph=graph))
+    builder.build()
+    after: list[list[tuple[int, float]]] = [[] for _ in builder.tasks]
+    for number, before in enumerate(builder.before):
+        for earlier, lag in before:
+            after[earlier].append((number, lag))
+    return TaskGraph(
+        graph=graph,
+        microbatches=microbatches,
+        costs=costs,
+        tasks=builder.tasks,
+        holders=builder.wiring.holders,
+        before=builder.before,
+        after=after,
+    )
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Builder:
+    """Collects tasks stage by stage: forwards from sources to sinks, then the rest from sinks to sources."""
+
+    graph: ModuleGraph
+    microbatches: int
+    costs: Costs
+    wiring: Wiring
+    tasks: list[Task] = attrs.field(factory=list)
+    before: list[list[tuple[int, float]]] = attrs.field(factory=list)
+    forwards: dict[StageId, dict[tuple[int, ...], list[int]]] = attrs.field(factory=dict)
+    """For each stage and set of actors, the task that holds each microbatch."""
+    gradients: dict[StageId, dict[tuple[int, ...], list[int]]] = attrs.field(factory=dict)
+
+    def build(self) -> None:
+        """Add all tasks."""
+        for stage in self.graph.stages:
+            self.forwards[stage] = {actors: self._forwards(stage, actors) for actors in self.wiring.meetings[stage]}
+        for stage in reversed(self.graph.stages):
+            if stage in self.wiring.backward:
+                self._backwards(stage)
+
+    def _forwards(self, stage: StageId, actors: tuple[int, ...]) -> list[int]:
+        cost, backward = self.costs.stages[stage], stage in self.wiring.backward
+        places: list[int] = []
+        for microbatches in self._passes(stage):
+            needs = [
+                need
+                for edge in self.wiring.inputs[stage]
+                if not self.wiring.is_handed_on(edge)
+                for need in self._arrivals(edge, self.forwards[edge.source], microbatches)
+            ]
+            takes = 0 if is_made_ahead(self.graph, stage) else cost.activations * len(microbatches)
+            number = self._add(
+                Task(
+                    kind="forward",
+                    stage=stage,
+                    microbatches=microbatches,
+                    actors=actors,
+                    seconds=cost.seconds("forward", len(microbatches)),
+                    takes=takes,
+                    leaves=takes if backward else 0,
+                ),
+                [*needs, *((earlier, 0) for earlier in places[-1:])],
+            )
+            places += [number] * len(microbatches)
+        return places
+
+    def _backwards(self, stage: StageId) -> None:
+        cost, trains = self.costs.stages[stage], self.wiring.trains(stage)
+        last: list[int] = []
+        self.gradients[stage] = {}
+        for actors in self.wiring.meetings[stage]:
+            places: list[int] = []
+            # A product of what each has already, unless gradients that it completes are shared out inside it.
+            together = self.graph.by_name[stage.module].gathers
+            weights: dict[tuple[int, ...], list[int]] = {
+                doers: [] for doers in ([actors] if together else [(actor,) for actor in actors])
+            }
+            for microbatches in self._passes(stage):
+                count = len(microbatches)
+                split = trains and cost.seconds("weight-gradient", count) > 0
+                number = self._gradient(stage, microbatches, actors, split=split, before=places[-1:])
+                places += [number] * count
+                if split:
+                    for doers, earlier in weights.items():
+                        earlier.append(self._weights(number, doers, earlier[-1:]))
+            self.gradients[stage][actors] = places
+            last += [own[-1] for own in weights.values() if own] or places[-1:]
+        if trains:  # even where it takes no time, all have to meet for it
+            task = Task(
+                kind="reduce", stage=stage, microbatches=(), actors=self.wiring.holders[stage], seconds=cost.reduce
+            )
+            self._add(task, [(number, 0) for number in last])
+
+    def _gradient(
+        self,
+        stage: StageId,
+        microbatches: tuple[int, ...],
+        actors: tuple[int, ...],
+        *,
+        split: bool,
+        before: Sequence[int],
+    ) -> int:
+        """Add the backward of a pass, or if it is split its first part."""
+        cost, count = self.costs.stages[stage], len(microbatches)
+        kind: ActionKind = "input-gradient" if split else "backward"
+        task = Task(
+            kind=kind,
+            stage=stage,
+            microbatches=microbatches,
+            actors=actors,
+            seconds=cost.seconds(kind, count),
+            takes=cost.recomputed * count,
+            leaves=(cost.weight_inputs * split - cost.activations) * count,
+        )
+        needs = [
+            need
+            for edge in self.wiring.outputs[stage]
+            if edge.gradient
+            for need in self._arrivals(edge, self.gradients[edge.target], microbatches)
+        ]
+        forward = self.forwards[stage][actors][microbatches[0]]
+        return self._add(task, [*needs, (forward, 0), *((earlier, 0) for earlier in before)])
+
+    def _weights(self, gradient: int, actors: tuple[int, ...], before: Sequence[int]) -> int:
+        first = self.tasks[gradient]
+        cost, count = self.costs.stages[first.stage], len(first.microbatches)
+        task = Task(
+            kind="weight-gradient",
+            stage=first.stage,
+            microbatches=first.microbatches,
+            actors=actors,
+            seconds=cost.seconds("weight-gradient", count),
+            leaves=-cost.weight_inputs * count,
+        )
+        return self._add(task, [(gradient, 0), *((earlier, 0) for earlier in before)])
+
+    def _passes(self, stage: StageId) -> tuple[tuple[int, ...], ...]:
+        return self.wiring.passes(stage.module, self.microbatches)
+
+    def _arrivals(
+        self, edge: Edge, senders: Mapping[tuple[int, ...], Sequence[int]], microbatches: Sequence[int]
+    ) -> Iterator[tuple[int, float]]:
+        """Yield what sends these microbatches along an edge, with the time until all of a pass have arrived."""
+        seconds, first = self.costs.message(self.graph, edge), self.wiring.first(edge.source, self.microbatches)
+        for places in senders.values():
+            for number in dict.fromkeys(places[microbatch - first] for microbatch in microbatches):
+                yield number, seconds * sum(one <= microbatches[-1] for one in self.tasks[number].microbatches)
+
+    def _add(self, task: Task, before: list[tuple[int, float]]) -> int:
+        self.tasks.append(task)
+        self.before.append(before)
+        return len(self.tasks) - 1

@@ -1,0 +1,220 @@
+"""What an actor keeps as it goes through its list: microbatches and bytes, from each forward to what lets go of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from mimo.schedule.plan import Action, ActorPlan, Costs, Plan, StageCost
+from mimo.topology import ModuleGraph, StageId
+
+
+@attrs.frozen
+class Peak:
+    """The most that was kept at once: microbatches, each as often as stages kept it, and bytes."""
+
+    microbatches: int = 0
+    bytes: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ActorPeak:
+    """What each of an actor's ranks keeps at most: in each module by itself, and the bytes of all at one time."""
+
+    modules: Mapping[str, Peak]
+    bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class _Stage:
+    """What `Keeping` must know of a stage.
+
+    ``outputs`` counts the messages after which one without backward is free; those of ``handed_on`` come a step later.
+    """
+
+    cost: StageCost
+    backward: bool
+    outputs: int
+    handed_on: int
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps any bytes."""
+        return bool(self.cost.activations or self.cost.recomputed or self.cost.weight_inputs)
+
+
+_StageKey = tuple[str, int]
+
+
+def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
+    """Return what `Keeping` must know of each stage, once for all actors."""
+    outputs: dict[_StageKey, int] = {}
+    handed_on: dict[_StageKey, int] = {}
+    backward: set[_StageKey] = set()
+    for edge in graph.edges:
+        source = (edge.source.module, edge.source.stage)
+        outputs[source] = outputs.get(source, 0) + 1
+        if graph.by_name[edge.source.module].prefetch and not graph.by_name[edge.target.module].prefetch:
+            handed_on[source] = handed_on.get(source, 0) + 1
+        if edge.gradient:
+            backward.add((edge.target.module, edge.target.stage))
+    return {
+        key: _Stage(
+            cost=costs.stages[stage],
+            backward=key in backward or graph.by_name[stage.module].trains[stage.stage],
+            outputs=outputs.get(key, 0),
+            handed_on=handed_on.get(key, 0),
+        )
+        for stage in graph.stages
+        for key in ((stage.module, stage.stage),)
+    }
+
+
+class Keeping:
+    """One actor's memory: by how much it grows as each action begins, and shrinks as it ends.
+
+    Args:
+        stages: of `stage_facts`.
+        actions: the actor's list.
+        microbatches: of the step.
+    """
+
+    def __init__(self, stages: Mapping[_StageKey, _Stage], actions: Sequence[Action], microbatches: int) -> None:
+        self._stages = stages
+        self._unsent: dict[tuple[str, int, int], int] = {}
+        self._microbatches = microbatches
+        self._made_before: dict[_StageKey, None] = {}
+        if any(stage.handed_on for stage in stages.values()):
+            keys = dict.fromkeys((action.module, action.stage) for action in actions)
+            self._made_before = {key: None for key in keys if stages[key].handed_on}
+            for key in self._made_before:
+                for microbatch in range(microbatches):
+                    self._unsent[*key, microbatch] = stages[key].handed_on
+
+    @property
+    def begins(self) -> Mapping[str, Peak]:
+        """What is kept by module as the step begins: what the step before made for it."""
+        found: dict[str, Peak] = {}
+        for key in self._made_before:  # one stage of a module, its last
+            each = self._stages[key].cost.activations
+            found[key[0]] = Peak(self._microbatches, self._microbatches * each)
+        return found
+
+    def grows(self, action: Action) -> Peak:
+        """Return what is kept more as ``action`` begins."""
+        count = len(action.microbatches)
+        cost = self._stages[action.module, action.stage].cost
+        if action.kind == "forward":
+            return Peak(count, count * cost.activations)
+        if action.kind in ("backward", "input-gradient"):
+            return Peak(0, count * cost.recomputed)
+        return NOTHING_KEPT
+
+    def shrinks(self, action: Action) -> Peak:
+        """Return what is kept less as ``action`` ends: a computation, or a send that has left."""
+        stage = self._stages[action.module, action.stage]
+        count, cost = len(action.microbatches), stage.cost
+        match action.kind:
+            case "backward":
+                return Peak(count, count * (cost.activations + cost.recomputed))
+            case "input-gradient":
+                return Peak(0, count * (cost.activations + cost.recomputed - cost.weight_inputs))
+            case "weight-gradient":
+                return Peak(count, count * cost.weight_inputs)
+            case "forward" | "send" if not stage.backward:
+                freed = sum(self._is_sent(action, microbatch, stage.outputs) for microbatch in action.microbatches)
+                return Peak(freed, freed * cost.activations)
+        return NOTHING_KEPT
+
+    def _is_sent(self, action: Action, microbatch: int, outputs: int) -> bool:
+        key = (action.module, action.stage, microbatch)
+        self._unsent[key] = left = self._unsent.get(key, outputs) - (action.kind == "send")
+        return not left
+
+
+NOTHING_KEPT = Peak()
+
+
+def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs) -> Mapping[int, ActorPeak]:
+    """Return the most activations that each rank keeps at once, by module and in all, read off its list.
+
+    A microbatch is kept as `in_flight` counts it; one for the next step with all its bytes, though its rows alone are.
+    Its bytes are those of ``costs``: with a split backward, what the weight gradient needs stays until then; what is
+    recomputed comes on top while its backward runs.
+    """
+    stages = stage_facts(graph, costs)
+    found: dict[int, ActorPeak] = {}
+    for actor in plan.actors:
+        keeping = Keeping(stages, actor.actions, plan.microbatches)
+        found.update(dict.fromkeys(actor.ranks, _peak(actor, keeping)))
+    return found
+
+
+def _peak(actor: ActorPlan, keeping: Keeping) -> ActorPeak:
+    now: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    peaks: dict[str, Peak] = {action.module: Peak() for action in actor.actions}
+    total = highest = 0
+    for module, before in keeping.begins.items():
+        now[module], counts[module], peaks[module] = before.bytes, before.microbatches, before
+        total = highest = total + before.bytes
+    for action, change in _changes(actor, keeping):
+        module = action.module
+        counts[module] = counts.get(module, 0) + change.microbatches
+        now[module] = now.get(module, 0) + change.bytes
+        total += change.bytes
+        highest = max(highest, total)
+        before = peaks[module]
+        if counts[module] > before.microbatches or now[module] > before.bytes:
+            peaks[module] = Peak(max(before.microbatches, counts[module]), max(before.bytes, now[module]))
+    return ActorPeak(modules=peaks, bytes=highest)
+
+
+def _changes(actor: ActorPlan, keeping: Keeping) -> Iterator[tuple[Action, Peak]]:
+    for action in actor.actions:
+        more = keeping.grows(action)
+        if more is not NOTHING_KEPT:
+            yield action, more
+        less = keeping.shrinks(action)
+        if less is not NOTHING_KEPT:
+            yield action, Peak(-less.microbatches, -less.bytes)
+
+
+def in_flight(plan: Plan) -> Mapping[StageId, int]:
+    """Return the highest number of microbatches in flight at each stage, over the actors that hold it.
+
+    A microbatch is in flight from its forward until its backward (its weight gradient, where backward is split), and
+    where a stage has no backward until its rows were sent, or until the forward's end where nobody needs them. What is
+    made for the next step is in flight to the end of this one, and until it is sent in the next.
+    """
+    peaks: dict[StageId, int] = {}
+    for actor in plan.actors:
+        for stage, peak in _peaks(actor, plan.microbatches).items():
+            peaks[stage] = max(peak, peaks.get(stage, 0))
+    return peaks
+
+
+def _peaks(actor: ActorPlan, microbatches: int) -> Mapping[StageId, int]:
+    last: dict[tuple[StageId, int], int] = {}
+    for index, action in enumerate(actor.actions):
+        if action.kind != "receive":
+            last.update(((action.stage_id, microbatch), index) for microbatch in action.microbatches)
+    for index, action in enumerate(actor.actions):  # a gradient sent onward holds no activation
+        if action.kind in ("backward", "weight-gradient"):
+            last.update(((action.stage_id, microbatch), index) for microbatch in action.microbatches)
+    made_ahead = {
+        stage for stage, microbatch in last if microbatch < microbatches and (stage, microbatch + microbatches) in last
+    }
+    for stage in made_ahead:
+        last.update(((stage, microbatch), len(actor.actions)) for microbatch in range(microbatches, 2 * microbatches))
+    present: dict[StageId, int] = dict.fromkeys(made_ahead, microbatches)
+    peaks: dict[StageId, int] = dict(present)
+    for index, action in enumerate(actor.actions):
+        stage = action.stage_id
+        if action.kind == "forward":
+            present[stage] = present.get(stage, 0) + len(action.microbatches)
+            peaks[stage] = max(peaks.get(stage, 0), present[stage])
+        if stage in present:
+            present[stage] -= sum(last.get((stage, microbatch)) == index for microbatch in action.microbatches)
+    return peaks

@@ -1,0 +1,149 @@
+"""What a step costs: seconds of each computation, bytes of what it keeps and sends, and how fast links are.
+
+Numbers may be of any kind that adds up, fractions included: what is computed from them is then exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from mimo.schedule.plan.plan import ActionKind
+from mimo.topology import Edge, ModuleGraph, StageId
+
+
+@attrs.frozen
+class Seconds:
+    """Time of a pass: ``fixed``, and ``each`` for every microbatch that it serves."""
+
+    fixed: float = 0
+    each: float = 0
+
+    def of(self, microbatches: int) -> float:
+        """Return the seconds of a pass over so many microbatches."""
+        return self.fixed + self.each * microbatches
+
+
+NOTHING = Seconds()
+
+
+@attrs.frozen(kw_only=True)
+class StageCost:
+    """What one stage costs on each rank that holds it.
+
+    Args:
+        forward: of the forward.
+        input_gradient: of the part of the backward that others wait for.
+        weight_gradient: of the rest; a whole backward takes both.
+        recompute: of what backward computes again before it begins, its collectives included.
+        reduce: seconds in which the stage's gradients are summed over its ranks, once a step.
+        reduce_tied: seconds in which those of a parameter that another stage holds too are.
+        activations: bytes that a microbatch keeps from its forward to its backward.
+        recomputed: bytes more that recomputing brings back until that backward is done.
+        weight_inputs: of both, the bytes that a split backward keeps from its first part to its second.
+    """
+
+    forward: Seconds
+    input_gradient: Seconds = NOTHING
+    weight_gradient: Seconds = NOTHING
+    recompute: Seconds = NOTHING
+    reduce: float = 0
+    reduce_tied: float = 0
+    activations: int = 0
+    recomputed: int = 0
+    weight_inputs: int = 0
+
+    def seconds(self, kind: ActionKind, microbatches: int) -> float:
+        """Return the time of a computation over so many microbatches, or of the reduction."""
+        match kind:
+            case "forward":
+                return self.forward.of(microbatches)
+            case "backward":
+                parts = (self.recompute, self.input_gradient, self.weight_gradient)
+                return sum(part.of(microbatches) for part in parts)
+            case "input-gradient":
+                return self.recompute.of(microbatches) + self.input_gradient.of(microbatches)
+            case "weight-gradient":
+                return self.weight_gradient.of(microbatches)
+            case "reduce":
+                return self.reduce
+        return 0
+
+
+@attrs.frozen
+class Link:
+    """How messages of an edge travel: ``latency`` in seconds, ``bandwidth`` in bytes a second."""
+
+    latency: float = 0
+    bandwidth: float = float("inf")
+
+    def seconds(self, size: float) -> float:
+        """Return the time of a message of ``size`` bytes."""
+        return self.latency + (size / self.bandwidth if self.bandwidth != float("inf") else 0)
+
+
+@attrs.frozen(kw_only=True)
+class Costs:
+    """What a step over a graph costs.
+
+    Args:
+        stages: of every stage of the graph.
+        message_bytes: of each edge by name, the bytes that a microbatch sends along it between the two ranks that
+            exchange most; gradients are as many. An edge left out sends nothing.
+        links: by edge name; ``link`` for all others.
+        link: of edges that ``links`` leaves out.
+        overlaps: whether messages travel while their ends compute. Where not, sending and receiving keep both busy.
+    """
+
+    stages: Mapping[StageId, StageCost]
+    message_bytes: Mapping[str, int] = attrs.field(factory=dict)
+    links: Mapping[str, Link] = attrs.field(factory=dict)
+    link: Link = Link()
+    overlaps: bool = True
+
+    @classmethod
+    def even(
+        cls, graph: ModuleGraph, *, forward: float = 1, input_gradient: float = 1, weight_gradient: float = 1
+    ) -> Costs:
+        """Return costs in which every stage takes the same time, messages take none, and nothing is kept."""
+        each = StageCost(
+            forward=Seconds(each=forward),
+            input_gradient=Seconds(each=input_gradient),
+            weight_gradient=Seconds(each=weight_gradient),
+        )
+        return cls(stages=dict.fromkeys(graph.stages, each)).trained(graph)
+
+    def trained(self, graph: ModuleGraph) -> Costs:
+        """Return the same without what nobody computes: backward of stages that run none, weights that are frozen."""
+
+        def of(stage: StageId, cost: StageCost) -> StageCost:
+            if not graph.runs_backward(stage):
+                kept = attrs.evolve(cost, input_gradient=NOTHING, recompute=NOTHING, recomputed=0)
+            elif graph.by_name[stage.module].trains[stage.stage]:
+                return cost
+            else:
+                kept = cost
+            return attrs.evolve(kept, weight_gradient=NOTHING, reduce=0, reduce_tied=0, weight_inputs=0)
+
+        return attrs.evolve(self, stages={stage: of(stage, cost) for stage, cost in self.stages.items()})
+
+    def seconds(self, kind: ActionKind, stage: StageId, microbatches: int) -> float:
+        """Return the time of a computation or reduction of ``stage``."""
+        return self.stages[stage].seconds(kind, microbatches)
+
+    def transfer(self, edge: str, microbatches: int = 1) -> float:
+        """Return the time that a message of so many microbatches takes along an edge, either way."""
+        size = self.message_bytes.get(edge, 0) * microbatches
+        return self.links.get(edge, self.link).seconds(size) if size else 0
+
+    def message(self, graph: ModuleGraph, edge: Edge, microbatches: int = 1) -> float:
+        """Return the same of an edge of ``graph``; none where all rows stay on their ranks.
+
+        They do where both ends lie on the same ranks in the same layout.
+        """
+        if graph.stage_ranks(edge.source) == graph.stage_ranks(edge.target):
+            source, target = (graph.by_name[end.module].grid for end in (edge.source, edge.target))
+            if (source.dp, source.cp, source.tp) == (target.dp, target.cp, target.tp):
+                return 0
+        return self.transfer(edge.name, microbatches)

@@ -1,0 +1,125 @@
+"""The plan of one step: what each actor does, in order. A plain, serialisable value, made before anything runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal, cast, get_args
+
+import attrs
+import cattrs
+
+from mimo.schedule.plan.reading import Found
+from mimo.topology import StageId
+
+ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
+Half = Literal["both", "next", "this"]
+"""What of a plan is done: all; only what is for the next step, as before the first; or all else, as in the last."""
+
+
+@attrs.frozen(kw_only=True)
+class Action:
+    """One thing that an actor does.
+
+    Args:
+        kind: ``send`` and ``receive`` move rows along ``edge`` when (module, stage) is its source for the send and
+            its target for the receive, and gradients against it otherwise; ``reduce`` sums the stage's gradients
+            over its ranks, or, with an edge, the gradients of a parameter that two stages share.
+        module, stage: the part of the model that does it; a rank that holds several stages of a module does each.
+        microbatches: those that it serves, the next step's counted on from this one's; empty for ``reduce``.
+        edge: the edge of a message.
+    """
+
+    kind: ActionKind
+    module: str
+    stage: int
+    microbatches: tuple[int, ...] = ()
+    edge: str | None = None
+
+    @property
+    def stage_id(self) -> StageId:
+        """The stage that acts."""
+        return StageId(self.module, self.stage)
+
+
+@attrs.frozen(kw_only=True)
+class ActorPlan:
+    """The ordered actions that each of ``ranks`` does."""
+
+    ranks: tuple[int, ...]
+    actions: tuple[Action, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What every rank does in one step of ``microbatches`` microbatches.
+
+    Microbatch ``microbatches + m`` is microbatch ``m`` of the next step: modules with ``prefetch`` work on those, and
+    send the rows of this step's that they made in the step before.
+    """
+
+    schedule: str
+    microbatches: int
+    actors: tuple[ActorPlan, ...]
+
+    def actions_of(self, rank: int) -> tuple[Action, ...]:
+        """Return the actions of ``rank``; a rank without a module has none."""
+        return next((actor.actions for actor in self.actors if rank in actor.ranks), ())
+
+    def half(self, half: Half) -> Plan:
+        """Return the plan with only what is done for the next step, or without it."""
+        if half == "both":
+            return self
+
+        def kept(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+            return tuple(action for action in actions if self.is_ahead(action) == (half == "next"))
+
+        return attrs.evolve(
+            self, actors=tuple(attrs.evolve(actor, actions=kept(actor.actions)) for actor in self.actors)
+        )
+
+    def is_ahead(self, action: Action) -> bool:
+        """Tell whether an action is for the next step."""
+        return bool(action.microbatches) and action.microbatches[0] >= self.microbatches
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text."""
+        return json.dumps(cattrs.unstructure(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Return the plan that `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no JSON, or a value is missing, unknown or of another type; it says where.
+        """
+        found = Found.of(text, "plan").fields(cls)
+        return cls(
+            schedule=found["schedule"].text(),
+            microbatches=found["microbatches"].integer(),
+            actors=tuple(map(_read_actor, found["actors"].items())),
+        )
+
+
+def _read_actor(found: Found) -> ActorPlan:
+    fields = found.fields(ActorPlan)
+    return ActorPlan(ranks=fields["ranks"].integers(), actions=tuple(map(_read_action, fields["actions"].items())))
+
+
+def _read_action(found: Found) -> Action:
+    fields = found.fields(Action)
+    kind = fields["kind"].text()
+    if kind not in get_args(ActionKind):
+        raise fields["kind"].wrong(f"one of {', '.join(get_args(ActionKind))}")
+    edge = fields.get("edge")
+    return Action(
+        kind=cast("ActionKind", kind),
+        module=fields["module"].text(),
+        stage=fields["stage"].integer(),
+        microbatches=fields["microbatches"].integers() if "microbatches" in fields else (),
+        edge=None if edge is None or edge.value is None else edge.text(),
+    )
+
+
+def tied_edge(module: str) -> str:
+    """Return the edge name of the ``reduce`` that adds up the gradients of a parameter tied over stages."""
+    return f"{module}.tied"

@@ -1,0 +1,179 @@
+"""The boundary: moves rows along an edge, and their gradients back, between any two placements.
+
+Forward and backward are adjoint, and what is replicated counts once: a source that holds the same rows on several
+tensor ranks shares the sending, and each gets the whole gradient; a target that needs all rows on each tensor rank is
+sent one slice a rank, and the slices are gathered inside the group. A route is in the numbers of the whole tensor on
+both ways; R rows of it, H columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo.schedule.routes import Piece, Route, Traffic, clipped, count, shifted
+from mimo.schedule.runtime.channel import Channel
+from mimo.schedule.runtime.join import Join, join_of, pack, unpack
+from mimo.schedule.runtime.progress import Progress, Untold
+
+_UNHEARD = 4
+"""Microbatches whose messages may be on their way at once on one channel."""
+
+
+@attrs.frozen
+class Pending:
+    """Rows on their way; ``wait()`` returns them, once."""
+
+    wait: Callable[[], Tensor]
+
+
+@attrs.define
+class _Outbox:
+    """Messages on their way out by microbatch, kept untouched until they have left, and rows for this rank itself."""
+
+    flying: dict[int, list[tuple[dist.Work, Tensor, int]]] = attrs.field(factory=dict)
+    kept: dict[int, Tensor] = attrs.field(factory=dict)
+    sent_rows: int = 0
+    sent_bytes: int = 0
+    kept_rows: int = 0
+
+
+class Boundary:
+    """One edge as one rank sees it.
+
+    Args:
+        rank: this rank.
+        width: columns of the rows, H.
+        dtype, device: of the rows.
+        channels: forward and backward channel of the edge.
+        source_group: this rank's tensor group at the source, None where it is no source.
+        target_group: this rank's tensor group at the target, None where it is no target.
+        edge: its name.
+        progress: is told whom this rank waits for.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        channels: tuple[Channel, Channel],
+        source_group: dist.ProcessGroup | None,
+        target_group: dist.ProcessGroup | None,
+        edge: str = "",
+        progress: Progress | None = None,
+    ) -> None:
+        self._rank = rank
+        self._edge = edge
+        self._progress = progress or Untold()
+        self._width = width
+        self._dtype = dtype
+        self._device = device
+        self._channels = channels
+        self._source_group = source_group
+        self._target_group = target_group
+        self._rows, self._gradients = _Outbox(), _Outbox()
+
+    def send(self, route: Route, microbatch: int, rows: Tensor) -> None:
+        """Start sending this source's ``rows`` [held, H]."""
+        assert rows.shape == (route.held, self._width), (rows.shape, route.held, self._width)
+        self._post(self._rows, self._channels[0], route.sends, microbatch, rows)
+
+    def receive(self, route: Route, microbatch: int) -> Pending:
+        """Start receiving; waiting returns the rows [wanted, H] that this target needs: its lane's, or its share."""
+        join = join_of(route.target_join, route.wanted, self._target_group)
+        return self._expect(self._rows, self._channels[0], route.receives, join, microbatch)
+
+    def send_gradient(self, route: Route, microbatch: int, gradient: Tensor) -> None:
+        """Start sending back the gradient [wanted, H] of what `receive` returned, as much of it as came over here."""
+        assert gradient.shape == (route.wanted, self._width), (gradient.shape, route.wanted, self._width)
+        self._post(self._gradients, self._channels[1], route.receives, microbatch, gradient)
+
+    def receive_gradient(self, route: Route, microbatch: int) -> Pending:
+        """Start receiving; waiting returns the whole gradient [held, H] of this source's rows, on each tensor rank."""
+        join = join_of(route.source_join, route.held, self._source_group)
+        return self._expect(self._gradients, self._channels[1], route.sends, join, microbatch)
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+        for box in (self._rows, self._gradients):
+            self._settle(box)
+            assert not box.kept, "rows for this rank itself were never received"
+
+    def take_traffic(self) -> Traffic:
+        """Return what was sent since this was last asked, and begin to count anew."""
+        traffic = Traffic(
+            rows_sent=self._rows.sent_rows,
+            bytes_sent=self._rows.sent_bytes,
+            rows_in_place=self._rows.kept_rows,
+            gradient_rows_sent=self._gradients.sent_rows,
+            gradient_bytes_sent=self._gradients.sent_bytes,
+        )
+        for box in (self._rows, self._gradients):
+            box.sent_rows = box.sent_bytes = box.kept_rows = 0
+        return traffic
+
+    def _post(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], microbatch: int, rows: Tensor) -> None:
+        assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
+        # Nothing else frees what was sent: gloo says that a message has left only to those who wait for it. A plan is
+        # proved with sends that wait for their receiver, so waiting here can't deadlock.
+        self._settle(box, _UNHEARD - 1)
+        rows = rows.contiguous()
+        for piece in pieces:
+            part = pack(rows, piece.spans)
+            if piece.peer == self._rank:
+                box.kept[microbatch] = part
+                box.kept_rows += len(part)
+            else:
+                box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
+                box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part, piece.peer))
+
+    def _settle(self, box: _Outbox, newest: int = 0) -> None:
+        """Wait until all but the messages of the ``newest`` microbatches have left, and let go of them."""
+        for microbatch in list(box.flying)[: max(len(box.flying) - newest, 0)]:
+            for work, _, peer in box.flying.pop(microbatch):
+                self._await(work, peer)
+
+    def _await(self, work: dist.Work, peer: int) -> None:
+        self._progress.wait(self._edge, peer)
+        work.wait()
+        self._progress.go_on()
+
+    def _expect(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], join: Join, microbatch: int) -> Pending:
+        """Post receives for ``pieces``; the result waits for all, joins them, and returns the tensor."""
+        first, stop = join.own
+        own = [piece for piece in pieces if piece.peer == self._rank]
+        before, spans = clipped(own[0].spans, join.own) if own else (0, ())
+        # What this rank has already is taken as it is, if it is all that belongs into the buffer.
+        in_place = spans == (join.own,) and join.room == stop - first and not join.writes
+        buffer = self._empty(0 if in_place else join.room)
+        arriving = []
+        for piece in pieces:
+            if piece.peer != self._rank:
+                places = shifted(piece.spans, first)
+                rows = buffer[slice(*places[0])] if len(places) == 1 else self._empty(piece.rows)
+                arriving.append((channel.receive(rows, piece.peer), piece.peer, rows, places))
+
+        def take() -> Tensor:
+            for work, peer, rows, places in arriving:
+                self._await(work, peer)
+                if len(places) > 1:
+                    unpack(rows, places, buffer)
+            if not own:
+                return join(buffer)
+            kept = box.kept.pop(microbatch)[before : before + count(spans)]
+            if in_place:
+                return join(kept)
+            unpack(kept, shifted(spans, first), buffer)
+            return join(buffer)
+
+        return Pending(take)
+
+    def _empty(self, rows: int) -> Tensor:
+        return torch.empty((rows, self._width), dtype=self._dtype, device=self._device)

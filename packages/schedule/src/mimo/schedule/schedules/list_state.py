@@ -1,0 +1,201 @@
+"""What the engine of our schedules knows while a step is placed in time: how far each stage and edge has come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import attrs
+
+from mimo.schedule.plan import ActionKind, Wiring
+from mimo.topology import ModuleGraph, StageId
+
+
+@attrs.frozen
+class Pass:
+    """A computation of one stage that is to be placed, over the microbatches that it takes at once."""
+
+    kind: ActionKind
+    stage: StageId
+    microbatches: tuple[int, ...]
+
+
+@attrs.define(kw_only=True, eq=False)
+class Count:
+    """Of how many microbatches a computation has ended on every part of its stage.
+
+    Args:
+        left: for each pass that some part has ended, how many parts have not.
+        parts: how many there are.
+        microbatches: those of the passes that all have ended.
+    """
+
+    parts: int
+    left: dict[int, int] = attrs.field(factory=dict)
+    microbatches: int = 0
+
+    def end(self, last: int) -> bool:
+        """Note that a part has ended the pass with ``last`` as its last microbatch; tell whether all have."""
+        left = self.left.get(last, self.parts) - 1
+        self.left[last] = left
+        if not left:
+            self.microbatches = last + 1
+        return not left
+
+
+@attrs.define(kw_only=True, eq=False)
+class Edge:
+    """An edge while the schedule is made; counts are of microbatches, which go along it in order.
+
+    Args:
+        name: the edge's.
+        source, target: its ends.
+        gradient: whether it carries gradients back.
+        rows: how many are at the target; what the step before made is there from the start.
+        gradients: of how many those are back at the source.
+    """
+
+    name: str
+    source: Stage
+    target: Stage
+    gradient: bool
+    rows: int = 0
+    gradients: int = 0
+
+
+@attrs.define(kw_only=True, eq=False)
+class Stage:
+    """A stage while the schedule is made.
+
+    Args:
+        id: which.
+        passes: the microbatches of each pass; those of the next step count on from this one's.
+        prefetch: whether it works on the next step.
+        backward: whether it runs one, and ``split`` whether in two parts.
+        bound: how many microbatches may be in flight, where its order is not fixed.
+        inputs, outputs: its edges.
+        forward, gradient: on how many microbatches others can count: of rows, and of input gradients.
+        parts: the same stage on the actors that meet inside its computations.
+    """
+
+    id: StageId
+    passes: Sequence[tuple[int, ...]]
+    prefetch: bool
+    backward: bool
+    split: bool
+    bound: int | None
+    forward: Count
+    gradient: Count
+    inputs: list[Edge] = attrs.field(factory=list)
+    outputs: list[Edge] = attrs.field(factory=list)
+    parts: list[Part] = attrs.field(factory=list)
+
+    def is_ready(self, wanted: Pass) -> bool:
+        """Tell whether all that the next pass of a kind waits for from other stages is there."""
+        last = wanted.microbatches[-1]
+        if wanted.kind == "forward":
+            return all(edge.rows > last for edge in self.inputs)
+        if wanted.kind == "weight-gradient":
+            return True
+        return all(edge.gradients > last for edge in self.outputs if edge.gradient)
+
+
+@attrs.define(kw_only=True, eq=False)
+class Part:
+    """A stage on actors that compute it together. Its passes go in order, so counts say which have begun.
+
+    Args:
+        stage: which.
+        actors: who.
+        paced: whether it begins no pass of the next step before its like of this step has been used: its actors have
+            to hand over what the step before made, and would keep others waiting if they worked too long at a time.
+        forwards, backwards, weights: passes begun; a backward in two parts counts with its first.
+    """
+
+    stage: Stage
+    actors: tuple[int, ...]
+    paced: bool = False
+    forwards: int = 0
+    backwards: int = 0
+    weights: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches begun that somebody still needs: for a backward (all of it), or for a consumer's forward."""
+        begun = self._served(self.forwards)
+        if self.stage.backward:
+            return begun - self._served(self.weights if self.stage.split else self.backwards)
+        targets = (edge.target for edge in self.stage.outputs)
+        return begun - min(
+            (target.forward.microbatches for target in targets if target.prefetch == self.stage.prefetch), default=begun
+        )
+
+    def candidates(self) -> Iterator[Pass]:
+        """Yield what it could do now if its actors were free and its order were nobody else's business."""
+        stage = self.stage
+        if stage.backward and self.backwards < self.forwards:
+            found = Pass("input-gradient" if stage.split else "backward", stage.id, stage.passes[self.backwards])
+            if stage.is_ready(found):
+                yield found
+        if stage.split and self.weights < self.backwards:
+            yield Pass("weight-gradient", stage.id, stage.passes[self.weights])
+        if self.forwards < len(stage.passes):
+            found = Pass("forward", stage.id, stage.passes[self.forwards])
+            fits = stage.bound is None or self.in_flight + len(found.microbatches) <= stage.bound
+            if fits and stage.is_ready(found) and not (self.paced and self._is_early):
+                yield found
+
+    def begin(self, kind: ActionKind) -> None:
+        """Count the next pass of a kind as begun."""
+        if kind == "forward":
+            self.forwards += 1
+        elif kind == "weight-gradient":
+            self.weights += 1
+        else:
+            self.backwards += 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has begun all that it has to do."""
+        count = len(self.stage.passes)
+        done = (self.forwards, self.backwards, self.weights)
+        return done == (count, count * self.stage.backward, count * self.stage.split)
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether something that this stage feeds in its own step is not as far in that as the next pass here."""
+        stage = self.stage
+        number = stage.passes[self.forwards][0] - stage.passes[0][0]
+        return any(edge.target.forward.microbatches < number for edge in stage.outputs if not edge.target.prefetch)
+
+    def _served(self, passes: int) -> int:
+        return self.stage.passes[passes - 1][-1] + 1 if passes else self.stage.passes[0][0]
+
+
+def begin_stages(
+    graph: ModuleGraph, microbatches: int, *, split: Collection[StageId], bounds: Mapping[StageId, int]
+) -> Mapping[StageId, Stage]:
+    """Return every stage of a graph before the step has begun, joined by its edges."""
+    wiring = Wiring(graph=graph)
+    passes = {module.name: wiring.passes(module.name, microbatches) for module in graph.modules}
+    idle = [all(graph.by_name[stage.module].prefetch for stage in actor.stages) for actor in graph.actors]
+    stages = {}
+    for name in graph.stages:
+        meetings = wiring.meetings[name]
+        stage = stages[name] = Stage(
+            id=name,
+            passes=passes[name.module],
+            prefetch=graph.by_name[name.module].prefetch,
+            backward=name in wiring.backward,
+            split=name in split,
+            bound=bounds.get(name),
+            forward=Count(parts=len(meetings), microbatches=passes[name.module][0][0]),
+            gradient=Count(parts=len(meetings)),
+        )
+        stage.parts += [Part(stage=stage, actors=found, paced=all(idle[it] for it in found)) for found in meetings]
+    for edge in graph.edges:
+        source, target = stages[edge.source], stages[edge.target]
+        rows = source.passes[0][0] if source.prefetch and not target.prefetch else 0
+        joint = Edge(name=edge.name, source=source, target=target, gradient=edge.gradient, rows=rows)
+        source.outputs.append(joint)
+        target.inputs.append(joint)
+    return stages

@@ -1,0 +1,223 @@
+"""The simulator: when each rank would do what, of a plan and what things cost, and what it would wait for.
+
+The lists are run as the checker runs them, with a clock for each actor. What waits for what is fixed by the plan, so
+each time is a sum of costs or the latest of other times, in whatever order actors are moved: the work is linear in
+actions, and whole numbers and fractions stay exact.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mimo.hooks import PlanError
+from mimo.schedule.checker import Keeping, stage_facts
+from mimo.schedule.plan import Action, Costs, Plan, Transfer, place_text
+from mimo.schedule.simulator.clock import PEERS, TRANSFER, Clock, Line, Meeting, Message
+from mimo.schedule.simulator.shared import Shared
+from mimo.schedule.simulator.simulation import Simulation
+from mimo.topology import ModuleGraph
+
+
+def simulate(plan: Plan, graph: ModuleGraph, costs: Costs, name: str = "simulated") -> Simulation:
+    """Return when each rank does what in a step of ``plan``, and what it waits for meanwhile.
+
+    Each rank does its list in order. A computation begins once its messages are there, and where its ranks meet inside,
+    once they all are; so does a reduction. Receives are posted in no time. A message leaves when its send is reached,
+    all its receivers have posted, and what its sender sent before on the edge the same way has arrived; meanwhile the
+    sender goes on. Without overlap the sender waits until it has arrived, and each receiver is busy with it as long
+    before the computation that needs it, unless it waited for it then anyway.
+
+    Args:
+        plan: one that `check` accepts.
+        graph: the module graph that it is for.
+        costs: of that graph.
+        name: of the timeline.
+
+    Raises:
+        PlanError: the plan comes to a halt.
+    """
+    run = _Run(plan, graph, costs)
+    run.run()
+    return Simulation.of(name, graph.ranks, run.clocks, run.transfers)
+
+
+class _Run:
+    """The lists while they run."""
+
+    def __init__(self, plan: Plan, graph: ModuleGraph, costs: Costs) -> None:
+        facts = stage_facts(graph, costs)
+        kept = any(fact.keeps for fact in facts.values())
+        lists = {actor.ranks: actor.actions for actor in plan.actors}
+        self.clocks = [
+            Clock.of(
+                actor.ranks,
+                lists[actor.ranks],
+                Keeping(facts, lists[actor.ranks], plan.microbatches) if kept else None,
+            )
+            for actor in graph.actors
+        ]
+        self.transfers: list[Transfer] = []
+        self._shared = Shared(graph, costs)
+        self._overlaps = costs.overlaps
+        self._messages: dict[tuple[str, bool, int], Message] = {}
+        self._lines: dict[tuple[str, bool, int], Line] = {}
+        self._meetings: dict[tuple[object, ...], tuple[Meeting, list[int]]] = {}
+        self._awake = deque(range(len(self.clocks)))
+
+    def run(self) -> None:
+        """Move every actor as far as it goes, until all are at their ends."""
+        while self._awake:
+            self._move(self._awake.popleft())
+        stuck = next((clock for clock in self.clocks if clock.position < len(clock.actions)), None)
+        if stuck is not None:
+            raise PlanError(
+                place_text(stuck.ranks, stuck.position, stuck.actions[stuck.position]),
+                expected="a plan whose every rank finishes",
+                got="a halt here",
+                fix="check(plan, graph) says who waits for whom.",
+            )
+        end = max((clock.now for clock in self.clocks), default=0)
+        for clock in self.clocks:
+            clock.end(end)
+
+    def _move(self, number: int) -> None:
+        clock = self.clocks[number]
+        actions, length = clock.actions, len(clock.actions)
+        while clock.position < length:
+            action = actions[clock.position]
+            if action.kind == "receive":
+                self._post(clock, action)
+            elif action.kind == "send":
+                if not self._send(number, clock, action):
+                    return
+            elif not self._work(number, clock, action):
+                return
+            clock.position += 1
+
+    def _message(self, edge: str, action: Action, *, gradient: bool) -> Message:
+        """Return the message that a send or receive is of; it may carry several microbatches."""
+        message = self._messages.get((edge, gradient, action.microbatches[0]))
+        if message is None:
+            way = self._shared.way(edge, gradient=gradient, microbatches=len(action.microbatches))
+            message = Message(way, way.receivers, way.senders)
+            for microbatch in action.microbatches:
+                self._messages[edge, gradient, microbatch] = message
+        return message
+
+    def _post(self, clock: Clock, action: Action) -> None:
+        edge = action.edge or ""
+        message = self._message(edge, action, gradient=not self._shared.is_target(edge, action))
+        message.unposted -= 1
+        message.posted = max(message.posted, clock.now)
+        if not message.unposted:
+            self._wake(message)
+            for line in message.lines:
+                self._drain(line)
+
+    def _send(self, number: int, clock: Clock, action: Action) -> bool:
+        """Send, and tell whether the actor can go on."""
+        edge = action.edge or ""
+        gradient = self._shared.is_target(edge, action)
+        message = self._message(edge, action, gradient=gradient)
+        if not message.way.seconds:
+            self._arrive(message, clock, action, (clock.now, clock.now))
+        elif self._overlaps:
+            line = self._lines.get((edge, gradient, number))
+            if line is None:
+                line = self._lines[edge, gradient, number] = Line(clock)
+            line.waiting.append((message, action, clock.now))
+            if len(line.waiting) == 1:
+                self._drain(line)
+        elif message.unposted:
+            message.sleepers += (number,)
+            return False
+        else:
+            sent = clock.now
+            clock.wait(message.posted, message.way.target)
+            start = clock.now
+            clock.wait(start + message.way.seconds, TRANSFER)
+            self._arrive(message, clock, action, (sent, start))
+        return True
+
+    def _drain(self, line: Line) -> None:
+        """Let messages leave, up to the first that somebody has not posted."""
+        while line.waiting:
+            message, action, sent = line.waiting[0]
+            if message.unposted:
+                message.lines += (line,)
+                return
+            line.waiting.popleft()
+            start = max(sent, message.posted, line.free)
+            line.free = start + message.way.seconds
+            self._arrive(message, line.clock, action, (sent, start))
+
+    def _arrive(self, message: Message, clock: Clock, action: Action, times: tuple[float, float]) -> None:
+        """Note a send that was reached and left at these times."""
+        sent, start = times
+        finish = start + message.way.seconds
+        if finish >= message.finish:
+            message.sent, message.start, message.finish = sent, start, finish
+        if message.way.seconds:
+            self.transfers.append(
+                Transfer(action=action, sources=clock.ranks, targets=message.way.targets, start=start, finish=finish)
+            )
+        clock.let_go(action, finish)
+        message.unsent -= 1
+        if not message.unsent:
+            self._wake(message)
+
+    def _wake(self, message: Message) -> None:
+        self._awake.extend(message.sleepers)
+        message.sleepers = ()
+
+    def _work(self, number: int, clock: Clock, action: Action) -> bool:
+        """Do a computation or reduction if all is there, and tell whether it was."""
+        members = self._shared.members(number, action)
+        if len(members) == 1:
+            if not self._take(number, clock, action):
+                return False
+        else:
+            key = (action.kind, action.module, action.edge or action.stage, action.microbatches[:1], members)
+            meeting, sleepers = self._meetings.setdefault(key, (Meeting(absent=len(members)), []))
+            if number not in meeting.came:
+                if not self._take(number, clock, action):
+                    return False
+                meeting.came.add(number)
+                meeting.start = max(meeting.start, clock.now)
+                meeting.absent -= 1
+            if meeting.absent:
+                sleepers.append(number)
+                return False
+            self._awake.extend(sleepers)
+            sleepers.clear()
+            clock.wait(meeting.start, PEERS)
+        clock.work_on(action, self._shared.seconds(action))
+        return True
+
+    def _take(self, number: int, clock: Clock, action: Action) -> bool:
+        """Wait for the messages that a computation needs, and tell whether all were sent by now."""
+        taken: dict[Message, None] = {}
+        for edge, gradient in self._shared.feeds(action):
+            for microbatch in action.microbatches:
+                message = self._messages.get((edge, gradient, microbatch))
+                if message is None:
+                    return False
+                if message.unsent:
+                    message.sleepers += (number,)
+                    return False
+                taken[message] = None
+        if taken and self._overlaps:
+            latest = max(taken, key=_finish)
+            if latest.finish > clock.now:
+                clock.wait(latest.sent, latest.way.source)
+                clock.wait(latest.finish, TRANSFER)
+            return True
+        for message in sorted(taken, key=_finish):
+            clock.wait(message.sent, message.way.source)
+            clock.wait(message.start, TRANSFER)
+            clock.wait(clock.now + message.way.seconds, TRANSFER)
+        return True
+
+
+def _finish(message: Message) -> float:
+    return message.finish
