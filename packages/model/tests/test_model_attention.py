@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mimo.model.attention.chunks import Chunk, batch, cut_rows, cut_segments
 from mimo.model.runtime import ContextAxis, Segments, attend
-from mimo.model.runtime._chunks import Chunk, batch, cut_rows, cut_segments
 
 LENGTHS = [
     (5, 5, 5),

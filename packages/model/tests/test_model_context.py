@@ -15,13 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
 from mimo.model import DECODER, DecoderConfig, Stage
+from mimo.model.parallel import context
 from mimo.model.runtime import (
     NO_LABEL,
     ContextAxis,
     LanguageBatch,
     Part,
     TensorAxis,
-    _context,
     build_part,
     local,
 )
@@ -251,7 +251,7 @@ def _check_share(rank: int) -> None:
 
 
 def _check_share_by_collectives(rank: int) -> None:
-    vars(_context)["by_messages"] = lambda _x: False  # as for tensors on a GPU
+    vars(context)["by_messages"] = lambda _x: False  # as for tensors on a GPU
     _check_share(rank)
 
 

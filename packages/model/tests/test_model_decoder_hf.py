@@ -23,9 +23,9 @@ from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, DecoderConfig, Stage
-from mimo.model._decoder_hf import DECODER_HF
-from mimo.model._hf import HfFamily
+from mimo.model.decoder.hf import DECODER_HF
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
+from mimo.model.spec.hf import HfFamily
 
 LENGTHS = (9, 1, 17, 4)
 SMALL: Mapping[str, Any] = {

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mimo.model import DECODER, DecoderConfig
+from mimo.model.parallel.sharding import distribute
 from mimo.model.runtime import (
     NO_LABEL,
     Deferral,
@@ -29,7 +30,6 @@ from mimo.model.runtime import (
     local,
     multiply,
 )
-from mimo.model.runtime._parameters import distribute
 from mimo.topology import Grid
 
 

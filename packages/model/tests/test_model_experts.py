@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, ExpertSupport, LanguageModelSpec, Stage
-from mimo.model._expert_plan import follow_loads
-from mimo.model._experts import Moe
-from mimo.model._routing import Routing, tell
+from mimo.model.language.expert_plan import follow_loads
+from mimo.model.language.moe import Moe
+from mimo.model.language.routing import Routing, tell
 from mimo.model.runtime import (
     ExpertAxis,
     GroupedLinear,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HfFamily, HfTensor, file_shapes, place
-from mimo.model._hf_keys import number
 from mimo.model.runtime import read_hf, write_hf
+from mimo.model.spec.hf_keys import number
 
 SHAPES = {
     "query": (4, 6),

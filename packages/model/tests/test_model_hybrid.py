@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
-from mimo.model import HYBRID, LANGUAGE_MODELS, HybridConfig, Stage, Work, attention, check_module
+from mimo.model import HYBRID, LANGUAGE_MODELS, HybridConfig, Stage, Work, attention_cost, check_module
 from mimo.model.runtime import LanguageBatch
 from mimo.topology import Grid
 
@@ -53,9 +53,9 @@ def test_the_recipe_has_the_parameters_that_it_should() -> None:
 
 def test_it_is_found_by_its_name() -> None:
     """It registers as a stranger's package does."""
-    from mimo.model import _hybrid_spec
+    from mimo.model.hybrid import plugin
 
-    assert _hybrid_spec.mimo_register_language_models() == [HYBRID]
+    assert plugin.mimo_register_language_models() == [HYBRID]
     assert (HYBRID.name, LANGUAGE_MODELS.spec) == ("hybrid", type(HYBRID))
 
 
@@ -163,7 +163,7 @@ def test_counts_the_products_and_weights_that_a_forward_has() -> None:
     by_operation = counter.get_flop_counts()["Global"]
     products = float(sum(n for operation, n in by_operation.items() if "attention" not in str(operation)))
     found = work(MIXED)
-    attended = attention(LENGTHS, width=32, causal=True).inner
+    attended = attention_cost(LENGTHS, width=32, causal=True).inner
     grouped = 2 * 2 * (2 * rows) * 16 * 12  # products, operations, chosen rows
     assert found.weighted + found.inner - attended == products + grouped
     weights = sum(parameter.numel() for parameter in module.parameters())

@@ -19,7 +19,7 @@ from transformers.models.nemotron_h import NemotronHConfig, NemotronHForCausalLM
 
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HYBRID, HfFamily, HybridConfig, Stage
-from mimo.model._hybrid_hf import HYBRID_HF
+from mimo.model.hybrid.hf import HYBRID_HF
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
 
 LENGTHS = (9, 1, 17, 4)

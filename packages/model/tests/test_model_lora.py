@@ -25,8 +25,8 @@ from mimo.model import (
     lora_names,
     stage_trains,
 )
+from mimo.model.build.lora import attach_lora
 from mimo.model.runtime import GroupedLinear, Linear, LowRank, Part, TensorAxis, build_part, linears, local
-from mimo.model.runtime._lora import attach_lora
 from mimo.topology import Grid
 
 CONFIG = DecoderConfig(vocabulary=7, hidden=8, layers=3, heads=2, intermediate=6, attention_bias=True, tied=False)

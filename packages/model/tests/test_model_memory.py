@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mimo.model import DecoderConfig, HybridConfig, Stage
-from mimo.model._decoder import Decoder
-from mimo.model._hybrid import Hybrid
+from mimo.model.decoder.model import Decoder
+from mimo.model.hybrid.model import Hybrid
 from mimo.model.runtime import (
     NO_LABEL,
     LanguageBatch,

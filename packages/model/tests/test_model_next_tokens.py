@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, HYBRID, DecoderConfig, HybridConfig, LanguageModelSpec, Stage
-from mimo.model._rotary import Rotation
-from mimo.model._routing import Routing
+from mimo.model.language.rotary import Rotation
+from mimo.model.language.routing import Routing
 from mimo.model.runtime import NO_LABEL, LanguageBatch, Segments, Sequences, TensorAxis
 
 SMALL = DecoderConfig(vocabulary=11, hidden=12, layers=2, heads=2, intermediate=10, next_tokens=2, next_tokens_loss=0.3)

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from mimo.model.parallel.sharding import distribute
 from mimo.model.runtime import Linear, Split, TensorAxis, local
-from mimo.model.runtime._parameters import distribute
 
 
 def _check_pieces(rank: int) -> None:

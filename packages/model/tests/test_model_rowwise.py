@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model.runtime._rowwise import rms_norm, turn
+from mimo.model.language.rotary import turn
+from mimo.model.layers.norms import rms_norm
 
 EPS = 1e-5
 

@@ -14,19 +14,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from mimo.model.layers import convolution
+from mimo.model.layers.chunked_scan import scan_by_kernel
+from mimo.model.layers.convolution import convolve_by_kernel
 from mimo.model.runtime import (
     ContextAxis,
     SampleChunks,
     ScanInputs,
     Sequences,
-    _convolution,
     convolve,
     scan,
     scan_by_chunks,
     scan_by_row,
 )
-from mimo.model.runtime._convolution import convolve_by_kernel
-from mimo.model.runtime._scan import scan_by_kernel
 from mimo.topology import context_spans
 
 HEADS, WIDTH, GROUPS, STATE = 6, 3, 2, 5
@@ -219,8 +219,8 @@ def test_the_kernel_of_the_convolution_gets_only_what_it_takes(
     chunks = SampleChunks.of((rows,), chunk=4)
     x, weight = torch.randn(rows, columns, dtype=dtype), torch.randn(columns, taps, dtype=dtype)
     expected = convolve(x, weight, None, chunks)
-    monkeypatch.setattr(_convolution, "has_kernels", lambda *_: True)
-    monkeypatch.setattr(_convolution, "convolve_by_kernel", asks)
+    monkeypatch.setattr(convolution, "has_kernels", lambda *_: True)
+    monkeypatch.setattr(convolution, "convolve_by_kernel", asks)
     found = convolve(x, weight, None, chunks)
     assert bool(asked) == taken
     assert taken or torch.equal(found, expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimo.model import DECODER, DecoderConfig, Stage, Work, attention, product
+from mimo.model import DECODER, DecoderConfig, Stage, Work, attention_cost, product
 from mimo.model.runtime import NO_LABEL, LanguageBatch
 
 CONFIG = DecoderConfig(vocabulary=50, hidden=16, layers=3, heads=4, kv_heads=2, intermediate=24)
@@ -84,18 +84,18 @@ def test_stages_share_out_the_whole() -> None:
 
 def test_attention_is_twice_as_much_backward_and_all_of_it_awaited() -> None:
     """The product of two activations has two gradients, neither of them a weight's."""
-    inner = attention((4,), width=8, causal=False)
+    inner = attention_cost((4,), width=8, causal=False)
     assert inner.forward == 2 * (2 * 4 * 4 * 8)
     assert inner.input_gradient == 2 * inner.forward
     assert inner.weight_gradient == 0
-    assert attention((4,), width=8, causal=True).forward == inner.forward / 2
+    assert attention_cost((4,), width=8, causal=True).forward == inner.forward / 2
 
 
 def test_a_window_bounds_what_attention_takes() -> None:
     """Rows that look back at no more than a window cost as much wherever they lie; short samples cost what they did."""
-    whole, near = (attention((4, 100), width=8, causal=True, window=window).forward for window in (0, 10))
-    assert near == attention((4, 10), width=8, causal=True).forward + 90 * 10 * 4 * 8
-    assert attention((4, 100), width=8, causal=True, window=100).forward == whole
+    whole, near = (attention_cost((4, 100), width=8, causal=True, window=window).forward for window in (0, 10))
+    assert near == attention_cost((4, 10), width=8, causal=True).forward + 90 * 10 * 4 * 8
+    assert attention_cost((4, 100), width=8, causal=True, window=100).forward == whole
 
 
 def test_recomputation_keeps_less_and_repeats() -> None:

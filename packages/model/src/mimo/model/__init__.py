@@ -2,31 +2,11 @@
 
 from mimo.hooks import Kind
 from mimo.model import hookspecs
-from mimo.model._checks import Frozen, check_module, check_training, is_frozen, named_by_parts, stage_trains
-from mimo.model._decoder_config import DecoderConfig
-from mimo.model._decoder_spec import DECODER
-from mimo.model._encoder_work import Activation, encoder_layer_work
-from mimo.model._hf import HfFamily, HfTensor, file_shapes, place, without_absent
-from mimo.model._hf_keys import divisor as hf_divisor
-from mimo.model._hf_keys import known as hf_known
-from mimo.model._hf_keys import no_dropout as hf_no_dropout
-from mimo.model._hf_keys import number as hf_number
-from mimo.model._hf_keys import only as hf_only
-from mimo.model._hf_keys import real as hf_real
-from mimo.model._hf_keys import refuse as hf_refused
-from mimo.model._hf_keys import small as hf_small
-from mimo.model._hybrid_config import HybridConfig
-from mimo.model._hybrid_spec import HYBRID
-from mimo.model._lora import Lora, lora_linear, lora_names
-from mimo.model._packed_encoder import packed_context, packed_recompute, packed_seam, packed_stages, packed_tensor
-from mimo.model._projector import (
-    ProjectorConfig,
-    projected_grid,
-    projected_rows,
-    projector_divisible,
-    projector_work,
-)
-from mimo.model._sizes import (
+from mimo.model.build import Frozen, check_module, check_training, is_frozen, named_by_parts, stage_trains
+from mimo.model.decoder import DECODER, DecoderConfig
+from mimo.model.encoder import packed_context, packed_recompute, packed_seam, packed_stages, packed_tensor
+from mimo.model.hybrid import HYBRID, HybridConfig
+from mimo.model.spec import (
     MAX_HEADS,
     MAX_LAYERS,
     MAX_LEARNED_ROWS,
@@ -36,21 +16,44 @@ from mimo.model._sizes import (
     MAX_TILES,
     MAX_VOCABULARY,
     MAX_WIDTH,
-)
-from mimo.model._specs import (
+    Activation,
     ContextSupport,
     EncoderSeam,
     EncoderSpec,
     EncoderStages,
     ExpertSupport,
+    HfFamily,
+    HfTensor,
     LanguageModelSpec,
+    Lora,
+    ProjectorConfig,
     Side,
     Stage,
     TensorSupport,
     Told,
+    Work,
+    attention_cost,
+    best_tiling,
+    encoder_layer_work,
+    file_shapes,
+    lora_linear,
+    lora_names,
+    place,
+    product,
+    projected_grid,
+    projected_rows,
+    projector_divisible,
+    projector_work,
+    without_absent,
 )
-from mimo.model._tiling import best_tiling
-from mimo.model._work import Work, attention, product
+from mimo.model.spec import divisor as hf_divisor
+from mimo.model.spec import known as hf_known
+from mimo.model.spec import no_dropout as hf_no_dropout
+from mimo.model.spec import number as hf_number
+from mimo.model.spec import only as hf_only
+from mimo.model.spec import real as hf_real
+from mimo.model.spec import refuse as hf_refused
+from mimo.model.spec import small as hf_small
 
 ENCODERS = Kind(
     group="mimo.encoders", noun="encoder", hook="mimo_register_encoders", hookspecs=hookspecs, spec=EncoderSpec
@@ -96,7 +99,7 @@ __all__ = [
     "TensorSupport",
     "Told",
     "Work",
-    "attention",
+    "attention_cost",
     "best_tiling",
     "check_module",
     "check_training",

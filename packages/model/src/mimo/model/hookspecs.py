@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimo.hooks import hookspec
-from mimo.model._specs import EncoderSpec, LanguageModelSpec
+from mimo.model.spec import EncoderSpec, LanguageModelSpec
 
 
 @hookspec

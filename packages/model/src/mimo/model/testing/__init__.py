@@ -11,8 +11,8 @@ It splits an encoder in two at most; `assert_layouts` compares any other layout,
 A `Subject` builds the module at a place, for tests of your own on its ranks.
 """
 
-from mimo.model.testing._kit import CHECKS, assert_conforms, check_encoder
-from mimo.model.testing._layouts import assert_layouts
-from mimo.model.testing._subject import Built, Place, Subject, Verdict
+from mimo.model.testing.kit import CHECKS, assert_conforms, check_encoder
+from mimo.model.testing.layouts import assert_layouts
+from mimo.model.testing.subject import Built, Place, Subject, Verdict
 
 __all__ = ["CHECKS", "Built", "Place", "Subject", "Verdict", "assert_conforms", "assert_layouts", "check_encoder"]

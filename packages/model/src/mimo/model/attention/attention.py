@@ -1,0 +1,91 @@
+"""Exact attention within each segment of packed rows, in as few kernel calls as the lengths allow.
+
+With several context ranks the keys and values of all are gathered before the calls, in one message a layer, and each
+rank's rows attend to them (as in Llama 3, arXiv:2407.21783, section 3.3.2). Passing them on in a ring instead takes the
+same time: a step with two ranks on CPUs takes gathered 0.96, 0.98 and 1.11 times the CPU seconds of a ring's at 256,
+1,024 and 2,048 tokens a sample (`benchmarks/cp.py`), where the ring may join parts by kernels that PyTorch doesn't
+promise, and asks for samples of one length without padding. Gathering takes any lengths and the public kernel; what it
+costs is room for the keys and values of whole samples.
+Shapes: T rows, N query heads, K key-value heads, D head width, G rows of all context ranks without padding; in one
+call C chunks of segments, Q rows of each, which look at L rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mimo.model.attention.segments import Segments
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, heads: Sequence[int] | None = None
+) -> Tensor:
+    """Return scaled dot-product attention [T, N, D] of each row to its own segment; padding at the end gets zeros.
+
+    With several context ranks every one of them must call it, those without rows too.
+
+    Args:
+        query: [T, N, D].
+        key: [T, K, D], or of all `Segments.held` rows; K divides N, and each key-value head serves N / K query heads
+            in a row (Ainslie et al. 2023, arXiv:2305.13245).
+        value: like ``key``.
+        segments: of these T rows.
+        heads: [N] the key-value head of each query head, where they are not served in equal rows.
+    """
+    assert query.shape[0] == segments.rows, f"{query.shape[0]} rows, segments of {segments.rows}"
+    key, value = _seen(key, value, segments)
+    if heads is not None:
+        key, value = key[:, heads], value[:, heads]
+    grouped = key.shape[1] != query.shape[1]
+    asked = _take(query, segments.asks, segments.used).split([call.chunks * call.queries for call in segments.calls])
+    seen = [call.chunks * call.keys for call in segments.calls]
+    found = []
+    for call, *rows in zip(segments.calls, asked, key.split(seen), value.split(seen), strict=True):
+        q, k, v = (x.unflatten(0, (call.chunks, -1)).transpose(1, 2) for x in rows)  # [C, N or K, Q or L, D]
+        if grouped and call.queries == 1 and not segments.causal:
+            found.append(_of_one_row(q, k, v, call.pieces[0].keys))
+            continue
+        outs = [
+            functional.scaled_dot_product_attention(
+                q[:, :, piece.queries],
+                k[:, :, piece.keys],
+                v[:, :, piece.keys],
+                attn_mask=piece.mask,
+                is_causal=segments.causal and piece.mask is None,
+                enable_gqa=grouped,
+            )
+            for piece in call.pieces
+        ]
+        out = torch.cat(outs, 2) if len(outs) > 1 else outs[0]
+        found.append(out.transpose(1, 2).flatten(0, 1))
+    # Without rows of its own a rank still takes part in the backward of all that its peers gathered.
+    attended = torch.cat(found) if len(found) > 1 else found[0] if found else query[:0] + (key.sum() + value.sum())
+    if segments.back is not None:
+        attended = attended.index_select(0, segments.back)
+    padding = segments.rows - segments.used
+    return functional.pad(attended, (0, 0, 0, 0, 0, padding)) if padding else attended
+
+
+def _of_one_row(query: Tensor, key: Tensor, value: Tensor, keys: slice) -> Tensor:
+    """Return [C, N, D] of one query [C, N, 1, D] to all of ``keys``; a group's heads, as rows, read their keys once."""
+    rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # [C, K, N / K, D]
+    return functional.scaled_dot_product_attention(rows, key[:, :, keys], value[:, :, keys]).flatten(1, 2)
+
+
+def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of all calls [sum of C·L, K, D], those that other context ranks hold included."""
+    if segments.context.size == 1:
+        return _take(key, segments.sees, segments.held), _take(value, segments.sees, segments.held)
+    held = torch.cat((key, value), 1)[: segments.used]
+    gathered = segments.context.share(held, segments.counts)  # [G, 2 K, D]
+    assert segments.sees is not None
+    taken = gathered.index_select(0, segments.sees)
+    return taken[:, : key.shape[1]], taken[:, key.shape[1] :]
+
+
+def _take(x: Tensor, index: Tensor | None, rows: int) -> Tensor:
+    return x[:rows].contiguous() if index is None else x.index_select(0, index)

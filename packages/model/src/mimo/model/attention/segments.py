@@ -1,0 +1,258 @@
+"""Where the segments of packed rows lie, and which rows each kernel call of attention asks and sees.
+
+Worked out once for a microbatch, it serves all layers. Segments of one length (causal: chunks of about one, padded
+where no row looks) become one batched call.
+Shapes: T rows of this rank, G rows of all context ranks without padding; in one call C chunks of segments, Q rows of
+each, which look at L rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from mimo.model.attention.calls import Call, Piece, call_of
+from mimo.model.attention.chunks import Chunk, batch, cut_rows, cut_segments
+from mimo.model.parallel import ContextAxis
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Segments:
+    """Where the segments of packed rows lie; make it with `Segments.of`, `sliced`, `crossed` or `continued`.
+
+    Args:
+        causal: whether a row sees only itself and earlier rows of its segment.
+        rows: rows of this rank, T, the padding at the end included.
+        used: of these, rows that belong to a segment.
+        held: rows whose keys this rank hands to `attend`; more than ``used`` where some came before.
+        calls: for each kernel call its shape.
+        asks: [sum of C·Q] packed row that each query of the calls is; None when the order is the packed one.
+        sees: [sum of C·L] row of T, with several context ranks of G, that each key of the calls is; None likewise.
+        back: [used] row of the calls that holds each packed row; None likewise.
+        context: over which the rows are split.
+        counts: used rows of each context rank.
+    """
+
+    causal: bool
+    rows: int
+    used: int
+    held: int
+    calls: tuple[Call, ...]
+    asks: Tensor | None
+    sees: Tensor | None
+    back: Tensor | None
+    context: ContextAxis
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        window: int = 0,
+        rows: int | None = None,
+        device: torch.device | str = "cpu",
+        context: ContextAxis | None = None,
+    ) -> Segments:
+        """Return the segments of these lengths, 0 included, one after the other.
+
+        Args:
+            lengths: rows of each segment, on all context ranks together.
+            causal: whether a row sees only itself and earlier rows of its segment.
+            window: of these, how many it sees at most, itself among them; 0 for all.
+            rows: T, where padding at the end follows the last segment.
+            device: where attention will run.
+            context: where several ranks each hold `mimo.topology.context_spans` of every segment.
+        """
+        context = context or ContextAxis.single()
+        assert causal or not window, "a window looks back"
+        held = cut_segments(lengths, size=context.size)
+        return cls._of(held, lengths, causal=causal, window=window, rows=rows, device=device, context=context)
+
+    @classmethod
+    def sliced(
+        cls,
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        rows: int,
+        device: torch.device | str = "cpu",
+        context: ContextAxis,
+    ) -> Segments:
+        """Return the same where each context rank holds a slice of T packed rows, cut wherever it ends.
+
+        Args:
+            lengths: rows of each segment, on all context ranks together.
+            causal: whether a row sees only itself and earlier rows of its segment.
+            rows: T, the same on each context rank; padding follows the last segment.
+            device: where attention will run.
+            context: the ranks, in the order of their slices.
+        """
+        held = cut_rows(lengths, rows=rows, size=context.size)
+        return cls._of(held, lengths, causal=causal, window=0, rows=rows, device=device, context=context)
+
+    @classmethod
+    def crossed(
+        cls,
+        lengths: Sequence[int],
+        *,
+        queries: int,
+        rows: int,
+        part: int = 0,
+        parts: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> Segments:
+        """Return segments in which as many rows for each look at other rows, all of them held here.
+
+        Args:
+            lengths: of each segment, how many rows are looked at; they are packed.
+            queries: rows of each segment that look.
+            rows: T, a slice of the packed rows that look, the same in each part; padding follows the last segment.
+            part: which of the slices.
+            parts: how many there are.
+            device: where attention will run.
+        """
+        chunks = cut_rows([queries] * len(lengths), rows=rows, size=parts)[part]
+        batches = batch(chunks, lengths, causal=False)
+        calls = tuple(
+            call_of([chunks[i] for i in each], lengths, causal=False, window=0, device=torch.device(device))
+            for each in batches
+        )
+        asks, back = _asks(chunks, batches, calls, causal=False)
+        packed = torch.arange(sum(lengths)).split(list(lengths))
+        seen = [packed[chunks[i].segment] for each in batches for i in each]
+        used = sum(chunk.rows for chunk in chunks)
+        return cls(
+            causal=False,
+            rows=rows,
+            used=used,
+            held=sum(lengths),
+            calls=calls,
+            asks=asks.to(device),
+            sees=torch.cat([asks[:0], *seen]).to(device),
+            back=back.to(device),
+            context=ContextAxis.single(),
+            counts=(used,),
+        )
+
+    @classmethod
+    def continued(cls, rows: int, *, before: int, window: int = 0, device: torch.device | str = "cpu") -> Segments:
+        """Return the last ``rows`` of one causal segment, of which ``before`` came earlier and have only keys now.
+
+        Args:
+            rows: T, at least one.
+            before: how many keys and values stand before theirs.
+            window: how many rows each sees at most, itself among them; 0 for all.
+            device: where attention will run.
+        """
+        held = before + rows
+        if rows == 1:  # sees all that is left, for which no kernel needs a mask
+            seen = slice(max(0, held - window) if window else 0, held)
+            call = Call(1, 1, held, (Piece(slice(1), seen),))
+        else:
+            call = call_of([Chunk(0, before, held)], [held], causal=True, window=window, device=torch.device(device))
+        return cls(
+            causal=rows > 1,
+            rows=rows,
+            used=rows,
+            held=held,
+            calls=(call,),
+            asks=None,
+            sees=None,
+            back=None,
+            context=ContextAxis.single(),
+            counts=(rows,),
+        )
+
+    @classmethod
+    def _of(
+        cls,
+        held: Sequence[Sequence[Chunk]],
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        window: int,
+        rows: int | None,
+        device: torch.device | str,
+        context: ContextAxis,
+    ) -> Segments:
+        counts = tuple(sum(chunk.rows for chunk in each) for each in held)
+        used = counts[context.rank]
+        total = used if rows is None else rows
+        assert used <= total, f"{used} rows of segments in {total}"
+        chunks = held[context.rank]
+        batches = batch(chunks, lengths, causal=causal)
+        calls = tuple(
+            call_of([chunks[i] for i in each], lengths, causal=causal, window=window, device=torch.device(device))
+            for each in batches
+        )
+        in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
+        asks = sees = back = None
+        if not in_order or context.size > 1:
+            asks, back = _asks(chunks, batches, calls, causal=causal)
+            sees = asks if context.size == 1 else _sees(held, context.rank, batches, calls, lengths, causal=causal)
+            asks, sees, back = asks.to(device), sees.to(device), back.to(device)
+        return cls(
+            causal=causal,
+            rows=total,
+            used=used,
+            held=used,
+            calls=calls,
+            asks=asks,
+            sees=sees,
+            back=back,
+            context=context,
+            counts=counts,
+        )
+
+
+def _asks(
+    chunks: Sequence[Chunk], batches: Sequence[Sequence[int]], calls: Sequence[Call], *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the packed row that each query of the calls is, and the other way round."""
+    table = torch.tensor([(chunk.start, chunk.stop) for chunk in chunks], dtype=torch.long).view(-1, 2)
+    ends = (table[:, 1] - table[:, 0]).cumsum(0)
+    back = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.long)
+    pieces, offset = [torch.empty(0, dtype=torch.long)], 0
+    for each, call in zip(batches, calls, strict=True):
+        start, stop = table[each].split(1, 1)
+        first = call.keys - call.queries if causal else start
+        at = first + torch.arange(call.queries)
+        inside = (at >= start) & (at < stop)
+        # Padding asks as its chunk's first or last row: finite, never kept, so without gradient.
+        packed = ends[each].unsqueeze(1) - stop + at.clamp(start, stop - 1)
+        size = call.chunks * call.queries
+        back[packed[inside]] = (torch.arange(size).view(call.chunks, -1) + offset)[inside]
+        pieces.append(packed.flatten())
+        offset += size
+    return torch.cat(pieces), back
+
+
+def _sees(
+    held: Sequence[Sequence[Chunk]],
+    rank: int,
+    batches: Sequence[Sequence[int]],
+    calls: Sequence[Call],
+    lengths: Sequence[int],
+    *,
+    causal: bool,
+) -> Tensor:
+    """Return the row that each key of the calls is, among all ranks' used rows one rank after the other."""
+    firsts = torch.tensor([0, *lengths], dtype=torch.long).cumsum(0)
+    chunks = [chunk for each in held for chunk in each]
+    table = torch.tensor([(chunk.segment, chunk.start, chunk.rows) for chunk in chunks], dtype=torch.long).view(-1, 3)
+    segment, start, rows = table.unbind(1)
+    order = torch.arange(sum(lengths))
+    gathered = torch.empty_like(order)
+    gathered[order + (firsts[segment] + start - rows.cumsum(0) + rows).repeat_interleave(rows)] = order
+    pieces = [order[:0]]
+    for each, call in zip(batches, calls, strict=True):
+        own = [held[rank][i] for i in each]
+        last = torch.tensor([chunk.stop if causal else call.keys for chunk in own]).unsqueeze(1) - 1
+        first = firsts[torch.tensor([chunk.segment for chunk in own])].unsqueeze(1)
+        pieces.append(gathered[first + torch.arange(call.keys).minimum(last)].flatten())
+    return torch.cat(pieces)

@@ -1,0 +1,129 @@
+"""One stage of a module as this rank holds it, and the model that holds all such stages of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import cast
+
+import attrs
+from torch import Tensor, nn
+
+from mimo.model.language import LanguageModule
+from mimo.model.layers import Deferral, WeightsLater
+from mimo.model.parallel import Split
+from mimo.model.spec import Stage
+from mimo.topology import StageId
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Part:
+    """One stage of a module as this rank holds it: its layers, its tensor pieces. `build_part` makes it.
+
+    Args:
+        name: of the module in the model.
+        module: whose parameters are DTensors on the module's tensor mesh, those of experts on its expert mesh.
+        stage: which of the module's stages it is.
+        staged: whether an encoder's forward is that of `EncoderStages.cut` or `EncoderSeam.cut`.
+        splits: how each parameter lies over tensor or expert ranks, by full name.
+        tied: full names of parameters that the first and the last stage both hold, on those two; stage 0 owns them.
+            A rank that holds both stages holds them once.
+        whole: full names of parameters that no gradient trains, whatever is frozen, and that other code than layers
+            changes between steps.
+        persistent: paths of buffers that a checkpoint holds.
+        deferral: where its layers put off weight gradients.
+    """
+
+    name: str
+    module: nn.Module
+    stage: Stage
+    staged: bool
+    splits: Mapping[str, Split]
+    tied: frozenset[str]
+    whole: frozenset[str] = frozenset()
+    persistent: frozenset[str] = frozenset()
+    deferral: Deferral = attrs.field(factory=Deferral)
+
+    @property
+    def id(self) -> StageId:
+        """The stage in the module graph."""
+        return StageId(self.name, self.stage.index)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by full name, ``<module>.<path with global layer index>``."""
+        return {f"{self.name}.{path}": parameter for path, parameter in self.module.named_parameters()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Persistent buffers by full name, likewise; each rank of the stage has its own copy."""
+        return {
+            f"{self.name}.{path}": buffer for path, buffer in self.module.named_buffers() if path in self.persistent
+        }
+
+    @property
+    def summed(self) -> frozenset[str]:
+        """Full names of parameters whose gradients must be summed over tensor ranks, of experts over ``etp``."""
+        return frozenset(name for name, split in self.splits.items() if split.summed)
+
+    @property
+    def experts(self) -> frozenset[str]:
+        """Full names of parameters that lie on the expert view of the grid."""
+        return frozenset(name for name, split in self.splits.items() if split.experts)
+
+    @property
+    def tied_copies(self) -> frozenset[str]:
+        """Full names of parameters that stage 0 owns and this later stage holds too."""
+        return frozenset() if self.stage.is_first else self.tied
+
+    @property
+    def language(self) -> LanguageModule:
+        """The module, as a language model's stage is called."""
+        return cast("LanguageModule", self.module)
+
+    def weights_later(self) -> AbstractContextManager[WeightsLater]:
+        """Put off the weight gradients of a backward that runs within, as far as the layers can.
+
+        Calling what the context gives, once and after it, computes and adds them up. It needs no other rank. Until then
+        rows and gradients that it reads must not be written to.
+        """
+        return self.deferral.open()
+
+    def encode(
+        self, items: Sequence[Mapping[str, Tensor]], sizes: Sequence[tuple[int, ...]], hidden: Tensor | None = None
+    ) -> Tensor:
+        """Run an encoder's stage.
+
+        Args:
+            items: prepared items of the microbatch, in order; empty on later stages.
+            sizes: header sizes of the same items, on every stage.
+            hidden: rows from the stage before; None on stage 0.
+
+        Returns:
+            This stage's rows; on the last stage [T, hidden] of the language model.
+        """
+        rows = self.module(items, sizes, hidden) if self.staged else self.module(items)
+        return cast("Tensor", rows)
+
+
+class MimoModel(nn.Module):
+    """The stages of one model's modules that this rank holds, and no others.
+
+    Args:
+        parts: in the graph's module order, those of a module in the order of its stages.
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        super().__init__()
+        self.parts: dict[StageId, Part] = {part.id: part for part in parts}
+        # A list, since a user's module name may be one that `nn.Module` uses itself.
+        self.held = nn.ModuleList(part.module for part in self.parts.values())
+
+    def parts_of(self, name: str) -> tuple[Part, ...]:
+        """Return the stages of one module, none of one that this rank does not hold."""
+        return tuple(part for part in self.parts.values() if part.name == name)
+
+    @property
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """Parameters of all modules by full name."""
+        return {name: parameter for part in self.parts.values() for name, parameter in part.parameters.items()}

@@ -1,0 +1,137 @@
+"""What a stage of the decoder takes, by formula. Free of torch; `model.py` says what is computed.
+
+H hidden, T rows, N query heads of width D, K key-value heads, I width inside the feed-forward part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from mimo.model.decoder.config import DecoderConfig
+from mimo.model.spec import Stage, StageConfig, Work, attention_cost, product
+from mimo.topology import Recompute
+
+
+def decoder_work(
+    config: DecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
+) -> Mapping[str, Work]:
+    """Return by part what a forward of ``stage`` takes over samples of these lengths.
+
+    Args:
+        config: of the decoder.
+        stage: which of its stages.
+        recompute: what its backward computes again.
+        lengths: rows of each sample.
+        labels: how many of all these rows have labels; the head reads no others.
+    """
+    mixed = [index in config.expert_layers for index in stage.layers(config.layers)]
+    last = config.experts > 0
+    of_kind = {kind: _layer(config, recompute, lengths, mixed=kind) for kind in {*mixed, last}}
+    layers = [of_kind[kind] for kind in mixed]
+    return stage_work(config, stage, layers, of_kind[last], lengths=lengths, labels=labels)
+
+
+def stage_work(
+    config: StageConfig, stage: Stage, layers: Iterable[Work], further: Work, *, lengths: Sequence[int], labels: int
+) -> Mapping[str, Work]:
+    """Return by part what a stage takes whose ``layers`` take this, and ``further`` those of one further token."""
+    hidden, rows, found = config.hidden, sum(lengths), {}
+    if stage.is_first:
+        found["embedding"] = Work(copied=rows, weights=config.vocabulary * hidden)
+    found["layers"] = sum(layers, Work())
+    if stage.is_last:
+        head = product(labels, hidden, config.vocabulary)
+        head = attrs.evolve(head, copied=(2.0 * rows + labels) * hidden, split=labels * config.vocabulary)
+        found["head"] = attrs.evolve(head, weights=0) if config.tied and stage.is_first else head
+    if stage.is_last and config.next_tokens:
+        if not (stage.is_first or config.tied):
+            found["embedding"] = Work(copied=config.next_tokens * rows, weights=config.vocabulary * hidden)
+        heads = (
+            further + next_token_work(config, rows, max(labels - number * len(lengths), 0))
+            for number in range(1, config.next_tokens + 1)
+        )
+        found["next_tokens"] = sum(heads, Work())
+    return found
+
+
+def next_token_work(config: StageConfig, rows: int, labels: int) -> Work:
+    """Return what predicting one further token takes beside its layers, of which so many rows take part."""
+    hidden = config.hidden
+    head = attrs.evolve(product(labels, hidden, config.vocabulary), weights=0)  # the model's
+    work = product(rows, 2 * hidden, hidden) + head
+    # Kept: embeddings, the joined halves, the last norm's rows and its, and those of them that the head reads.
+    return work + Work(copied=(5.0 * rows + labels) * hidden, split=labels * config.vocabulary)
+
+
+def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], *, mixed: bool) -> Work:
+    rows = sum(lengths)
+    layer = attention_work(config, recompute, lengths)
+    layer += experts_work(config, recompute, rows) if mixed else mlp_work(config, recompute, rows, config.intermediate)
+    layer += Work(copied=4.0 * rows * config.hidden)  # the rows before each of the two parts, and their norms
+    return repeated_layer(layer, rows * config.hidden) if recompute == "full" else layer
+
+
+def repeated_layer(layer: Work, inputs: float) -> Work:
+    """Return what a layer takes that keeps its inputs, so many numbers, and computes all else again."""
+    return attrs.evolve(
+        layer,
+        repeated=layer.forward,
+        split=0,
+        copied=inputs,
+        recomputed=layer.split + layer.copied - inputs,
+    )
+
+
+def attention_work(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int]) -> Work:
+    """Return what attention takes, with its products, without its norm."""
+    rows, hidden = sum(lengths), config.hidden
+    queries, keys = config.heads * config.head_width, config.key_value_heads * config.head_width
+    bias = config.biased_inputs
+    work = product(rows, hidden, queries, bias=bias) + product(rows, queries, hidden, bias=config.attention_bias)
+    key = product(rows, hidden, keys, bias=bias, shared=True)
+    work += key + key
+    work += attention_cost(lengths, width=queries, causal=True, window=config.sliding_window)
+    # Kept: queries, keys and values turned, what they attend to and its log-sum.
+    work += Work(split=rows * (2.0 * queries + 2.0 * keys + config.heads))
+    normed = queries + keys if config.query_key_norm else 0  # kept before they are turned too
+    work += Work(split=float(rows * normed))
+    return _again(work, recompute, rows * (normed + queries + config.heads), repeated=work.inner)
+
+
+def mlp_work(config: DecoderConfig, recompute: Recompute, rows: float, width: int, *, bias: bool | None = None) -> Work:
+    """Return what a feed-forward part of this width takes, without its norm."""
+    bias = config.mlp_bias if bias is None else bias
+    up, down = product(rows, config.hidden, width, bias=bias), product(rows, width, config.hidden, bias=bias)
+    if not config.gated:  # the ReLU and its square are kept
+        work = up + down + Work(split=2.0 * rows * width)
+        return _again(work, recompute, rows * width, recomputed=2.0 * rows * width)
+    gate = product(rows, config.hidden, width, bias=bias, shared=True)
+    # Gate and up, the gate's SiLU and their product are kept.
+    work = up + gate + down + Work(split=4.0 * rows * width)
+    return _again(work, recompute, 2.0 * rows * width)
+
+
+def experts_work(config: DecoderConfig, recompute: Recompute, rows: float) -> Work:
+    """Return what a mixture of experts takes, without its norm."""
+    width = config.expert_intermediate or config.intermediate
+    chosen = config.experts_per_token * rows
+    routed = mlp_work(config, recompute, chosen, width, bias=False)
+    weights = config.experts * routed.weights
+    split = routed.split + 2.0 * chosen * config.hidden
+    routed = attrs.evolve(routed, weights=weights, expert_weights=weights, split=split)
+    routed += product(rows, config.hidden, config.experts) + Work(copied=2.0 * rows * config.experts)
+    if config.shared_intermediate:
+        routed += mlp_work(config, recompute, rows, config.shared_intermediate)
+    return routed
+
+
+def _again(
+    work: Work, recompute: Recompute, dropped: float, *, repeated: float = 0, recomputed: float | None = None
+) -> Work:
+    """Return ``work``, with ``selective`` recomputation of so many numbers that it then does not keep."""
+    if recompute != "selective":
+        return work
+    recomputed = dropped if recomputed is None else recomputed
+    return attrs.evolve(work, repeated=repeated, split=work.split - dropped, recomputed=recomputed)

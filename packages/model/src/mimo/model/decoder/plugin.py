@@ -1,0 +1,102 @@
+"""The built-in language model ``decoder``: its settings, and how it registers. Free of torch until it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mimo.hooks import ConfigError, hookimpl
+from mimo.model.decoder.config import DecoderConfig
+from mimo.model.decoder.hf import DECODER_HF
+from mimo.model.decoder.parallelize import stage_context, stage_experts, stage_recompute, stage_tensor
+from mimo.model.spec import (
+    LanguageModelSpec,
+    Stage,
+    Told,
+    ends_share,
+    has_embedding,
+    load_name,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mimo.model.spec import Work
+    from mimo.topology import Recompute
+
+
+def _build(config: DecoderConfig, stage: Stage) -> nn.Module:
+    from mimo.model.decoder.model import Decoder
+
+    check_vocabulary(config.vocabulary)
+    return Decoder(config, stage)
+
+
+def check_vocabulary(size: int) -> None:
+    """Refuse to build a language model whose vocabulary nobody has told.
+
+    Raises:
+        ConfigError: it is 0.
+    """
+    if size == 0:
+        where = "modules.language.config.vocabulary"
+        raise ConfigError(where, expected="a number of ids, or a tokenizer to take it from", got="0")
+
+
+def _tells(config: DecoderConfig) -> Told:
+    losses = {"balance": config.balance_loss, "z": config.z_loss, "next_tokens": config.next_tokens}
+    return Told(
+        losses=tuple(name for name, coefficient in losses.items() if coefficient),
+        counts={load_name(path): config.experts for path in config.expert_paths},
+    )
+
+
+def _flops(
+    config: DecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
+) -> Mapping[str, Work]:
+    from mimo.model.decoder.flops import decoder_work
+
+    return decoder_work(config, stage, recompute, lengths, labels)
+
+
+def _stage_parts(config: DecoderConfig, stage: Stage) -> frozenset[str]:
+    parts = {"layers"}
+    if has_embedding(config, stage):
+        parts.add("embedding")
+    if stage.is_last:
+        parts.add("head")
+    if stage.is_last and config.next_tokens:
+        parts.add("next_tokens")
+    return frozenset(parts)
+
+
+DECODER = LanguageModelSpec(
+    name="decoder",
+    config=DecoderConfig,
+    hidden=lambda config: config.hidden,
+    layers=lambda config: config.layers,
+    vocabulary=lambda config: config.vocabulary,
+    build=_build,
+    tied=ends_share,
+    parts={
+        "embedding": ("embedding",),
+        "layers": ("layers",),
+        "head": ("norm", "head"),
+        "next_tokens": ("next_tokens",),
+    },
+    stage_parts=_stage_parts,
+    tensor=stage_tensor(lambda config: {"heads": config.heads}),
+    context=stage_context(),
+    experts=stage_experts(lambda config: config.experts),
+    tells=_tells,
+    next_tokens=lambda config: config.next_tokens,
+    recompute=stage_recompute(),
+    flops=_flops,
+    hf=DECODER_HF,
+)
+
+
+@hookimpl
+def mimo_register_language_models() -> list[LanguageModelSpec]:
+    """Register ``decoder``."""
+    return [DECODER]

@@ -1,0 +1,40 @@
+"""The parts of which `decoder` and `hybrid`, and language models of other packages, are made."""
+
+from mimo.model.language.attention import Attention
+from mimo.model.language.batch import NO_LABEL, LanguageBatch, LanguageModule, Ledger, NextLabels
+from mimo.model.language.cache import LayerMemory, Memory, Remembering
+from mimo.model.language.expert_plan import follow_loads, split_experts
+from mimo.model.language.mlp import Mlp
+from mimo.model.language.moe import Experts, Moe
+from mimo.model.language.mtp import NextToken
+from mimo.model.language.rotary import Rotation, turn
+from mimo.model.language.routing import Routing, tell
+from mimo.model.language.stage import LanguageStage
+from mimo.model.language.tensor_plan import ROWS, column, row, split_stage
+
+__all__ = [
+    "NO_LABEL",
+    "ROWS",
+    "Attention",
+    "Experts",
+    "LanguageBatch",
+    "LanguageModule",
+    "LanguageStage",
+    "LayerMemory",
+    "Ledger",
+    "Memory",
+    "Mlp",
+    "Moe",
+    "NextLabels",
+    "NextToken",
+    "Remembering",
+    "Rotation",
+    "Routing",
+    "column",
+    "follow_loads",
+    "row",
+    "split_experts",
+    "split_stage",
+    "tell",
+    "turn",
+]

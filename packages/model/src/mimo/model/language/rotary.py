@@ -1,0 +1,89 @@
+"""Rotary positions (Su et al. 2021, arXiv:2104.09864): of one number for each row, or of three for a grid's rows.
+
+Shapes: T rows, N heads, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from mimo.model.language.batch import LanguageBatch
+from mimo.model.spec import AXES, RotaryConfig
+
+
+@attrs.frozen(eq=False)
+class Rotation:
+    """Cosines and sines [T, 1, D / 2] of the angle by which each pair of each row is turned, once a microbatch."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def of(cls, batch: LanguageBatch, config: RotaryConfig) -> Rotation:
+        """Return the rotation of each row of ``batch``.
+
+        With ``mrope_section`` the first pairs follow the first axis of ``batch.grid_positions``, the next the second,
+        the last the third (Wang et al. 2024, arXiv:2409.12191, section 2.1). Where the three are equal, as in text,
+        that is the rotation of one position.
+        """
+        device = batch.positions.device
+        positions = batch.positions.unsqueeze(1)  # [T, 1]
+        if config.mrope_section and batch.grid_positions is not None:
+            axes = [axis for axis in range(len(AXES)) for _ in range(config.mrope_section[axis])]
+            positions = batch.grid_positions[:, axes]  # [T, D / 2]
+        angles = positions.float() * pair_rates(config, device)
+        return cls(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Return ``x`` [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
+        return turn(x, self.cosines, self.sines)
+
+
+def pair_rates(config: RotaryConfig, device: torch.device) -> Tensor:
+    """Return by how many radians a position turns each pair, [D / 2]."""
+    width = config.head_width
+    rates = config.rope_theta ** -(torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
+    match config.rope_scaling:
+        case "none":
+            return rates
+        case "linear":
+            return rates / config.rope_factor
+        case "llama3":
+            turns = config.rope_original_tokens * rates / (2 * math.pi)  # in one of the samples that it began with
+            low, high = config.rope_low_factor, config.rope_high_factor
+            kept = ((turns - low) / (high - low)).clamp(0, 1)
+            return rates * (kept + (1 - kept) / config.rope_factor)
+
+
+class _Turn(torch.autograd.Function):
+    """A rotation; its adjoint turns back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _turned(x, cosines, sines)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cosines, sines = ctx.saved_tensors
+        return _turned(gradients[0], cosines, -sines), None, None
+
+
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    one, other = wide.chunk(2, -1)
+    turned = torch.empty_like(wide, memory_format=torch.contiguous_format)
+    into_one, into_other = turned.chunk(2, -1)
+    torch.mul(one, cosines, out=into_one).addcmul_(other, sines, value=-1)
+    torch.mul(other, cosines, out=into_other).addcmul_(one, sines)
+    return turned.to(x.dtype)
+
+
+def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Return ``x`` [T, N, D] with columns i and i + D / 2 turned by the angles of cosines, sines [T, 1, D / 2]."""
+    return cast("Tensor", _Turn.apply(x, cosines, sines))  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -1,0 +1,172 @@
+"""What the stages of all our language models have in common: embeddings before the layers, norm, head and loss after.
+
+Shapes: T rows, H hidden, V vocabulary; with several tensor ranks V is this rank's, and with sequence parallelism T
+outside of enter .. leave is this rank's slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mimo.model.language.batch import NO_LABEL, LanguageBatch, NextLabels
+from mimo.model.language.mtp import NextToken, Run
+from mimo.model.layers import (
+    Choices,
+    Deferral,
+    Embedding,
+    Linear,
+    RMSNorm,
+    multiply,
+    vocabulary_argmax,
+    vocabulary_cross_entropy,
+)
+from mimo.model.parallel import ContextAxis, ExpertAxis, TensorAxis
+from mimo.model.spec import Stage, StageConfig, has_embedding
+
+
+class LanguageStage(nn.Module):
+    """One pipeline stage of a language model, a `mimo.model.runtime.LanguageModule` but for its forward.
+
+    Args:
+        config: of the model.
+        stage: which of its stages.
+        layer: makes the layer of a global index.
+        further: makes the layers of what predicts one further token.
+
+    Attributes:
+        axis: over which the vocabulary, and with sequence parallelism the rows, are split.
+        context: over which each sample is split.
+        expert_axis: over which the experts are spread.
+        deferral: where the head's weight gradient may be put off.
+    """
+
+    def __init__(
+        self,
+        config: StageConfig,
+        stage: Stage,
+        layer: Callable[[int], nn.Module],
+        further: Callable[[], Iterable[nn.Module]],
+    ) -> None:
+        super().__init__()
+        self.vocabulary = config.vocabulary
+        self.tied = config.tied
+        self.stage = stage
+        self.axis = TensorAxis.single()
+        self.context = ContextAxis.single()
+        self.expert_axis = ExpertAxis.single()
+        self.deferral: Deferral | None = None
+        if has_embedding(config, stage):
+            self.embedding = Embedding(config.vocabulary, config.hidden)
+        self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.layers)})
+        if stage.is_last:
+            self.norm = RMSNorm(config.hidden, eps=config.norm_eps)
+            if not config.tied:
+                self.head = Linear(config.hidden, config.vocabulary, bias=False)
+        heads = range(config.next_tokens if stage.is_last else 0)
+        self.next_tokens = nn.ModuleDict({str(place): NextToken(config, further()) for place in heads})
+        self.next_weight = config.next_tokens_loss / max(config.next_tokens, 1)
+
+    def begin(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
+        """Return what the layers take, [T, H]: embeddings on stage 0, else ``hidden``; see `LanguageModule`."""
+        if self.stage.is_first:
+            return self._embed(batch, rows)
+        assert hidden is not None, "a later stage continues the rows of the one before"
+        return hidden
+
+    def end(self, hidden: Tensor) -> Tensor:
+        """Return what the stage does of what its layers do, [T, H]: on the last one normed."""
+        return cast("Tensor", self.norm(hidden)) if self.stage.is_last else hidden
+
+    def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return text embeddings with the encoders' rows at their placeholders, [T, H].
+
+        Encoders without rows here take part too: whether there is a backward, in which ranks may wait for each other,
+        then never depends on the data.
+        """
+        hidden = cast("Tensor", self.embedding(batch.tokens))
+        for name, given in rows.items():
+            positions = batch.placeholders.get(name, batch.tokens[:0])
+            here = positions
+            if self.axis.splits_rows:
+                span = self.axis.span(batch.tokens.shape[0])
+                # Those of `given` follow one another, and so no device is asked how many they are.
+                first = torch.searchsorted(positions, span.start)
+                here = positions[first + torch.arange(len(given), device=positions.device)] - span.start
+            hidden = hidden.index_copy(0, here, given.to(hidden.dtype))
+        return hidden
+
+    def looks_further(self, batch: LanguageBatch) -> bool:
+        """Tell whether `look_further` has something to do."""
+        return bool(self.next_tokens and batch.next_labels)
+
+    def look_further(self, batch: LanguageBatch, hidden: Tensor, run: Run) -> dict[str, Choices]:
+        """Enter into the ledger how badly further tokens are predicted, on the last stage and where the batch has them.
+
+        Each sample counts by the mean over its rows that take part, times its label tokens.
+
+        Args:
+            batch: the microbatch.
+            hidden: what `end` has returned.
+            run: runs a layer over rows.
+
+        Returns:
+            Which experts were chosen, by the layer's path.
+        """
+        chosen: dict[str, Choices] = {}
+        losses: list[Tensor] = []
+        tokens = batch.labels
+        for (place, head), following in zip(self.next_tokens.items(), batch.next_labels, strict=False):
+            hidden, own = head(hidden, self._embed_known(tokens), run)
+            chosen |= {f"next_tokens.{place}.{path}": choices for path, choices in own.items()}
+            losses.append(self._loss_of(following, hidden, batch))
+            tokens = following.labels
+        if losses:
+            batch.ledger.add_loss("next_tokens", self.next_weight * torch.stack(losses).sum())
+        return chosen
+
+    def _embed_known(self, ids: Tensor) -> Tensor:
+        """Return the embeddings of ``ids``, [T, H], 0 for those that are `NO_LABEL`."""
+        embedded, unknown = self.embedding(ids.clamp_min(0)), ids == NO_LABEL
+        if self.axis.splits_rows:
+            span = self.axis.span(len(ids))
+            unknown = unknown[span.start : span.stop]
+        return cast("Tensor", embedded.masked_fill(unknown.unsqueeze(1), 0.0))
+
+    def _loss_of(self, following: NextLabels, hidden: Tensor, batch: LanguageBatch) -> Tensor:
+        """Return this rank's part of the loss of one further token; tensor ranks tell it once, and all learn of it."""
+        found = self.losses(hidden, following.labels, following.rows)[following.rows]
+        shares = zip(batch.label_tokens, following.counts, strict=True)
+        weights = found.new_tensor([tokens / max(count, 1) for tokens, count in shares])  # [S]
+        loss = (found * weights[batch.samples[following.rows]]).sum()
+        return loss if self.axis.rank == 0 else loss - loss.detach()
+
+    def losses(self, hidden: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
+        """Return the loss of each row [T] in fp32, 0 without label; ``labels`` is [T], of all tensor ranks' rows."""
+        if labelled is None:
+            labelled = (labels != NO_LABEL).nonzero().squeeze(1)
+        if self.axis.splits_rows:
+            hidden = self.axis.enter(hidden).index_select(0, labelled)
+        else:  # few rows have labels, and no others' gradients need to be summed
+            hidden = self.axis.enter(hidden.index_select(0, labelled))
+        logits = self._logits(hidden)  # nobody else's
+        found = vocabulary_cross_entropy(
+            logits, labels[labelled], vocabulary=self.vocabulary, axis=self.axis, overwrites=True
+        )
+        return found.new_zeros(labels.shape).index_copy(0, labelled, found)
+
+    def greedy(self, hidden: Tensor) -> Tensor:
+        """Return the likeliest next id of each row [T]."""
+        return vocabulary_argmax(self.logits(hidden), vocabulary=self.vocabulary, axis=self.axis)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [T, V] of this rank's span of the vocabulary."""
+        return self._logits(self.axis.enter(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if not self.tied:
+            return cast("Tensor", self.head(hidden))
+        return multiply(hidden, self.embedding.weight, deferral=self.deferral)

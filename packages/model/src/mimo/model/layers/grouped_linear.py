@@ -1,0 +1,43 @@
+"""One linear layer for each expert, over rows that are sorted by expert, in one call.
+
+Shapes: R rows, E experts, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.layers.low_rank import LowRank
+from mimo.model.layers.products import Grouped, multiply
+from mimo.model.layers.weights import initial_std
+
+
+class GroupedLinear(nn.Module):
+    """``x @ weight[e].T`` for the rows of each expert e; it has no bias.
+
+    Attributes:
+        deferral: where weight gradients may be put off; `build_part` sets it.
+        lora: what is added to the products; see `Linear`.
+    """
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.deferral: Deferral | None = None
+        self.lora: LowRank | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights."""
+        nn.init.normal_(self.weight, std=initial_std(self.weight.shape[2]))
+
+    def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return [R, O] of ``x`` [R, I]; ``counts`` says how many rows each expert of this rank has, in order."""
+        weight, form = cast("Tensor", self._parameters["weight"]), Grouped(counts)
+        y = multiply(x, weight, form=form, deferral=self.deferral)
+        return y if self.lora is None else y + self.lora(x, form=form)

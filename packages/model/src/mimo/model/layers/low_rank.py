@@ -1,0 +1,59 @@
+"""Two thin products beside a linear, whose product is added to its own: low-rank adaptation.
+
+Shapes: R rows, I inputs, O outputs, r the rank; weights of experts have E before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.layers.products import Form, multiply
+from mimo.model.layers.weights import initial_std
+from mimo.model.parallel import local
+
+
+class LowRank(nn.Module):
+    """``scale · (x @ down.T) @ up.T`` (Hu et al. 2021, arXiv:2106.09685, section 4.1); nothing at first.
+
+    Args:
+        rank: r.
+        inputs: I.
+        outputs: O.
+        experts: how many there are, where each has its own, in a list; else it is empty.
+        scale: of what is added.
+
+    Attributes:
+        deferral: where weight gradients may be put off; `build_part` sets it.
+    """
+
+    def __init__(self, rank: int, inputs: int, outputs: int, *, experts: Sequence[int] = (), scale: float) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.empty(*experts, rank, inputs))
+        self.up = nn.Parameter(torch.empty(*experts, outputs, rank))
+        self.scale = scale
+        self.deferral: Deferral | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw ``down`` as weights that read its inputs are drawn, and clear ``up``."""
+        nn.init.normal_(self.down, std=initial_std(self.down.shape[-1]))
+        nn.init.zeros_(self.up)
+
+    def forward(self, x: Tensor, *, form: Form | None = None, outputs: slice | None = None) -> Tensor:
+        """Return what is added to the product of ``x`` [R, I], [R, O].
+
+        Args:
+            x: rows.
+            form: of the product.
+            outputs: which outputs of the piece are computed, None for all.
+        """
+        middle = multiply(x, self.down, form=form, deferral=self.deferral) * self.scale
+        return multiply(middle, self.up, form=form, outputs=outputs, deferral=self.deferral)
+
+    def product(self) -> Tensor:
+        """Return what is added to the weight itself, the piece of it that lies here."""
+        return local(self.up) @ local(self.down) * self.scale

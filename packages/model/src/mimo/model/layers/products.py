@@ -1,0 +1,225 @@
+"""Products of rows with a weight, whose weight gradient can be put off.
+
+Where nothing will ever be put off, they are PyTorch's own. Shapes: R rows, I inputs, O outputs, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.parallel import as_gradient, held, local
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ALIGNMENT = 16  # bytes
+
+
+class Form(Protocol):
+    """A kind of product of rows with this rank's piece of a weight, and its two adjoints."""
+
+    def forth(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product."""
+
+    def for_input(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the rows, of that of the product."""
+
+    def for_weight(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of the weight."""
+
+    def add_for_weight(self, total: Tensor, gradient: Tensor, x: Tensor) -> None:
+        """Add it to ``total``."""
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
+class Dense:
+    """``x @ weight.T + bias``: x [..., I], weight [O, I]."""
+
+    def forth(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [..., O]."""
+        return functional.linear(x, weight, bias)
+
+    def for_input(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        """Return [..., I] of ``gradient`` [..., O]."""
+        return gradient @ weight
+
+    def for_weight(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Return [O, I]."""
+        return _rows(gradient).t() @ _rows(x)
+
+    def add_for_weight(self, total: Tensor, gradient: Tensor, x: Tensor) -> None:
+        """Add it in the same pass over memory."""
+        total.addmm_(_rows(gradient).t(), _rows(x))
+
+
+@attrs.frozen
+class Grouped:
+    """``x @ weight[e].T`` for the rows of each expert e, which lie one expert after the other: weight [E, O, I].
+
+    Args:
+        counts: rows of each expert, 0 included.
+    """
+
+    counts: Sequence[int]
+
+    def forth(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return [R, O] of ``x`` [R, I]."""
+        assert bias is None
+        if _suits_kernel(x, *weight.shape):
+            return functional.grouped_mm(x, weight.transpose(1, 2), offs=self._ends(x))
+        parts = zip(x.split(list(self.counts)), weight.unbind(0), strict=True)
+        return torch.cat([functional.linear(part, each) for part, each in parts])
+
+    def for_input(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        """Return [R, I] of ``gradient`` [R, O]."""
+        return self.forth(gradient.contiguous(), weight.transpose(1, 2))
+
+    def for_weight(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Return [E, O, I]."""
+        gradient = gradient.contiguous()
+        if _suits_kernel(x, len(self.counts), gradient.shape[1], x.shape[1]):
+            return functional.grouped_mm(gradient.t(), x, offs=self._ends(x))
+        counts = list(self.counts)
+        parts = zip(gradient.split(counts), x.split(counts), strict=True)
+        return torch.stack([each.t() @ part for each, part in parts])
+
+    def add_for_weight(self, total: Tensor, gradient: Tensor, x: Tensor) -> None:
+        """Add it."""
+        total += self.for_weight(gradient, x)
+
+    def _ends(self, x: Tensor) -> Tensor:
+        return torch.tensor(self.counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(x.device)
+
+
+def _suits_kernel(x: Tensor, experts: int, outputs: int, inputs: int) -> bool:
+    """Tell whether torch's grouped product takes these: no double precision, nothing empty, aligned rows."""
+    aligned = all(size * x.element_size() % _ALIGNMENT == 0 for size in (outputs, inputs))
+    return x.dtype in _DTYPES and aligned and x.numel() > 0 and experts * outputs * inputs > 0
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    form: Form | None = None,
+    outputs: slice | None = None,
+    deferral: Deferral | None = None,
+) -> Tensor:
+    """Return the product of ``x`` with the piece of ``weight`` that lies here.
+
+    Args:
+        x: rows.
+        weight: a parameter.
+        bias: another, where the form has one.
+        form: of the product, `Dense` if left out.
+        outputs: which outputs of the piece are computed, None for all.
+        deferral: where the gradients of weight and bias may be put off.
+    """
+    form = form or Dense()
+    trains = weight.requires_grad or (bias is not None and bias.requires_grad)
+    if deferral is None or not (trains and torch.is_grad_enabled()):
+        piece, shift = local(weight, fresh=True), None if bias is None else local(bias)
+        if outputs is not None:
+            piece, shift = piece[outputs], None if shift is None else shift[outputs]
+        return form.forth(x, piece, shift)
+    kept = None
+    if x.requires_grad:
+        x = cast("Tensor", _Kept.apply(x, _cut(weight, outputs), weight.requires_grad))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        kept = x.grad_fn
+    return cast("Tensor", _Multiply.apply(x, weight, bias, _Product(form, outputs, deferral), kept))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+@attrs.frozen
+class _Product:
+    form: Form
+    outputs: slice | None
+    deferral: Deferral
+
+
+class _Kept(torch.autograd.Function):
+    """``x``, and what the backward of its product reads, kept before the product is made, as PyTorch's own are.
+
+    Recomputation stops at the last tensor that was kept, so it does not make a product again that nothing follows, and
+    begins at the same node of the graph as with PyTorch's own, whatever else a rank without rows keeps or does not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, trains: bool) -> Tensor:  # noqa: FBT001 - autograd passes by position
+        ctx.save_for_backward(x if trains else None, weight)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0], None, None
+
+
+class _Multiply(torch.autograd.Function):
+    """The product of parameters, not of their pieces: a gradient that was put off is none to autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: _Product, kept: Any | None
+    ) -> Tensor:
+        ctx.weight, ctx.bias, ctx.product, ctx.kept = weight, bias, product, kept
+        piece = _cut(weight, product.outputs)
+        if kept is None:
+            ctx.save_for_backward(x, piece)
+        return product.form.forth(x, piece, None if bias is None else _cut(bias, product.outputs))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, product = gradients[0], ctx.product
+        x, piece = (ctx if ctx.kept is None else ctx.kept).saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        for_x = product.form.for_input(gradient, piece) if of_x else None
+        found: list[Tensor | None] = []
+        for needed, parameter, compute, add in (
+            (of_weight, ctx.weight, product.form.for_weight, product.form.add_for_weight),
+            (of_bias, ctx.bias, _for_bias, _add_for_bias),
+        ):
+            if needed and product.deferral.is_open:
+                # By argument: what is put off then holds these tensors and not the context, so not the graph.
+                product.deferral.put_off(
+                    parameter, partial(_add, parameter, product.outputs, compute, add, gradient, x)
+                )
+            now = needed and not product.deferral.is_open
+            found.append(as_gradient(parameter, compute(gradient, x), product.outputs) if now else None)
+        return for_x, *found, None, None
+
+
+def _cut(parameter: Tensor, outputs: slice | None) -> Tensor:
+    piece = held(parameter)
+    return piece if outputs is None else piece[outputs]
+
+
+def _for_bias(gradient: Tensor, _x: Tensor) -> Tensor:
+    return _rows(gradient).sum(0)
+
+
+def _add_for_bias(total: Tensor, gradient: Tensor, x: Tensor) -> None:
+    total += _for_bias(gradient, x)
+
+
+def _add(
+    parameter: Tensor,
+    outputs: slice | None,
+    compute: Callable[[Tensor, Tensor], Tensor],
+    add: Callable[[Tensor, Tensor, Tensor], None],
+    gradient: Tensor,
+    x: Tensor,
+) -> None:
+    """Add to a parameter's gradient what one product's backward put off."""
+    if parameter.grad is None:
+        parameter.grad = as_gradient(parameter, compute(gradient, x), outputs)
+    else:
+        add(_cut(parameter.grad, outputs), gradient, x)

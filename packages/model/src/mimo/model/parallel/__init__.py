@@ -1,0 +1,19 @@
+"""How tensors and work lie over ranks: the tensor, context and expert axes of a grid, and what moves over them."""
+
+from mimo.model.parallel.context import ContextAxis
+from mimo.model.parallel.dispatch import Dispatch
+from mimo.model.parallel.expert import ExpertAxis
+from mimo.model.parallel.sharding import Split, as_gradient, distribute, held, local
+from mimo.model.parallel.tensor import TensorAxis
+
+__all__ = [
+    "ContextAxis",
+    "Dispatch",
+    "ExpertAxis",
+    "Split",
+    "TensorAxis",
+    "as_gradient",
+    "distribute",
+    "held",
+    "local",
+]

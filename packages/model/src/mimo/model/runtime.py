@@ -1,0 +1,113 @@
+"""The torch side of the model: layers to write plugins with, `build_part` that makes a rank's share, `MimoModel`."""
+
+from mimo.model.attention import Segments, attend
+from mimo.model.build.build import build_part
+from mimo.model.build.hf import left_over, read_hf, write_hf
+from mimo.model.build.lora import attach_lora, linears
+from mimo.model.build.part import MimoModel, Part
+from mimo.model.build.trainable import build_stage, stage_without_storage, trained_paths
+from mimo.model.encoder.layers import EncoderAttention, EncoderLayer, EncoderMlp, PackedEncoder, activate, split_encoder
+from mimo.model.encoder.packed_rows import PackedRows, touched_by
+from mimo.model.encoder.patches import packed_patches
+from mimo.model.encoder.projectors import Projector
+from mimo.model.hybrid.sequences import Sequences
+from mimo.model.language import (
+    NO_LABEL,
+    LanguageBatch,
+    LanguageModule,
+    LayerMemory,
+    Ledger,
+    Memory,
+    NextLabels,
+    Remembering,
+    turn,
+)
+from mimo.model.layers import (
+    Choices,
+    Deferral,
+    Deferring,
+    Embedding,
+    GroupedLinear,
+    LayerNorm,
+    Linear,
+    LowRank,
+    RMSNorm,
+    Router,
+    SampleChunks,
+    ScanInputs,
+    WeightsLater,
+    convolve,
+    convolve_continued,
+    multiply,
+    scan,
+    scan_by_chunks,
+    scan_by_row,
+    scan_on,
+    vocabulary_argmax,
+    vocabulary_cross_entropy,
+)
+from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis, local
+
+__all__ = [
+    "NO_LABEL",
+    "Choices",
+    "ContextAxis",
+    "Deferral",
+    "Deferring",
+    "Dispatch",
+    "Embedding",
+    "EncoderAttention",
+    "EncoderLayer",
+    "EncoderMlp",
+    "ExpertAxis",
+    "GroupedLinear",
+    "LanguageBatch",
+    "LanguageModule",
+    "LayerMemory",
+    "LayerNorm",
+    "Ledger",
+    "Linear",
+    "LowRank",
+    "Memory",
+    "MimoModel",
+    "NextLabels",
+    "PackedEncoder",
+    "PackedRows",
+    "Part",
+    "Projector",
+    "RMSNorm",
+    "Remembering",
+    "Router",
+    "SampleChunks",
+    "ScanInputs",
+    "Segments",
+    "Sequences",
+    "Split",
+    "TensorAxis",
+    "WeightsLater",
+    "activate",
+    "attach_lora",
+    "attend",
+    "build_part",
+    "build_stage",
+    "convolve",
+    "convolve_continued",
+    "left_over",
+    "linears",
+    "local",
+    "multiply",
+    "packed_patches",
+    "read_hf",
+    "scan",
+    "scan_by_chunks",
+    "scan_by_row",
+    "scan_on",
+    "split_encoder",
+    "stage_without_storage",
+    "touched_by",
+    "trained_paths",
+    "turn",
+    "vocabulary_argmax",
+    "vocabulary_cross_entropy",
+    "write_hf",
+]

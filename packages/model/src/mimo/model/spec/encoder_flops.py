@@ -1,0 +1,46 @@
+"""What a layer that encoders share takes, by formula; `mimo.model.runtime.EncoderLayer` says what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import attrs
+
+from mimo.model.spec.flops import Work, attention_cost, product
+
+Activation: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu"]
+"""What `EncoderLayer` and `EncoderMlp` may have between their products."""
+
+
+def encoder_layer_work(
+    lengths: Sequence[int], *, width: int, heads: int, intermediate: int, recompute: str, key_bias: bool = False
+) -> Work:
+    """Return what a forward of one `EncoderLayer` takes.
+
+    Args:
+        lengths: rows of each item.
+        width: of a row.
+        heads: attention heads.
+        intermediate: width inside the feed-forward part.
+        recompute: what backward computes again.
+        key_bias: whether keys have a bias.
+    """
+    rows = sum(lengths)
+    square = product(rows, width, width, bias=True)
+    key = product(rows, width, width, bias=key_bias, shared=True)
+    value = product(rows, width, width, bias=True, shared=True)
+    layer = square + square + key + value + attention_cost(lengths, width=width, causal=False)
+    layer += product(rows, width, intermediate, bias=True) + product(rows, intermediate, width, bias=True)
+    # Kept: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; the two ends of
+    # the activation.
+    layer += Work(copied=4.0 * rows * width, split=rows * (4.0 * width + heads + 2.0 * intermediate), weights=4 * width)
+    if recompute == "none":
+        return layer
+    if recompute == "selective":  # what lies between the products: attention itself, and the activation
+        again = rows * (float(width) + heads + intermediate)
+        return attrs.evolve(layer, repeated=layer.inner, split=layer.split - again, recomputed=again)
+    kept = float(rows * width)
+    return attrs.evolve(
+        layer, repeated=layer.forward, split=0, copied=kept, recomputed=layer.split + layer.copied - kept
+    )

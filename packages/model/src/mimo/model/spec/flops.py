@@ -1,0 +1,111 @@
+"""What a forward of one stage takes, by formula: arithmetic, and what it keeps for its backward.
+
+From this costs are told before anything has been measured. T rows of all samples of a lane, over all its context and
+tensor ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Work:
+    """What one forward of a stage takes, all ranks of a lane together.
+
+    A product of T rows with a weight of I x O numbers is 2·T·I·O operations; its backward is two such products, one
+    for the rows' gradient and one for the weight's; of rows that an item holds, as pixels, only the latter. A product
+    of two activations, as attention has, takes two as well, both for the rows' gradients.
+
+    Args:
+        weighted: operations in products with weights.
+        of_items: of these, those in products of rows that an item holds, which need no gradient.
+        inner: operations in products of activations.
+        repeated: of both, those that backward does once more because it recomputes.
+        split: numbers that it keeps for its backward, of tensors that tensor ranks split.
+        copied: numbers that it keeps besides, of tensors that they split with sequence parallelism only.
+        recomputed: numbers that recomputing brings back, at most at one time.
+        operands: numbers that the gradients of weights are made of, rows and their gradients.
+        weights: numbers in the stage's parameters.
+        expert_weights: of these, those of experts, which lie on the expert view of the grid.
+    """
+
+    weighted: float = 0
+    of_items: float = 0
+    inner: float = 0
+    repeated: float = 0
+    split: float = 0
+    copied: float = 0
+    recomputed: float = 0
+    operands: float = 0
+    weights: int = 0
+    expert_weights: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""
+        return Work(  # field by field, as every step adds up the work of every layer
+            weighted=self.weighted + other.weighted,
+            of_items=self.of_items + other.of_items,
+            inner=self.inner + other.inner,
+            repeated=self.repeated + other.repeated,
+            split=self.split + other.split,
+            copied=self.copied + other.copied,
+            recomputed=max(self.recomputed, other.recomputed),
+            operands=self.operands + other.operands,
+            weights=self.weights + other.weights,
+            expert_weights=self.expert_weights + other.expert_weights,
+        )
+
+    @property
+    def forward(self) -> float:
+        """Operations of the forward."""
+        return self.weighted + self.inner
+
+    @property
+    def input_gradient(self) -> float:
+        """Operations of the part of the backward that others wait for, without what is recomputed."""
+        return self.weighted - self.of_items + 2 * self.inner
+
+    @property
+    def weight_gradient(self) -> float:
+        """Operations of the rest."""
+        return self.weighted
+
+
+def product(
+    rows: float, inputs: int, outputs: int, *, bias: bool = False, shared: bool = False, of_items: bool = False
+) -> Work:
+    """Return what a product of rows with a weight takes that keeps nothing by itself.
+
+    Args:
+        rows: how many.
+        inputs: columns of the rows.
+        outputs: columns of the product.
+        bias: whether one is added.
+        shared: whether the rows are those of another product, which are kept once for both.
+        of_items: whether an item holds the rows.
+    """
+    operations = 2.0 * rows * inputs * outputs
+    return Work(
+        weighted=operations,
+        of_items=operations if of_items else 0,
+        operands=rows * (outputs if shared else inputs + outputs),
+        weights=inputs * outputs + (outputs if bias else 0),
+    )
+
+
+def attention_cost(lengths: Sequence[int], *, width: int, causal: bool, window: int = 0) -> Work:
+    """Return what attention over samples of these lengths takes between queries and output, all heads ``width`` wide.
+
+    Args:
+        lengths: rows of each sample.
+        width: of all query heads together.
+        causal: whether rows attend to earlier ones only, which is half as much.
+        window: of these, to how many at most; 0 for all.
+    """
+    pairs = sum(length * length for length in lengths) / (2 if causal else 1)
+    if window:
+        pairs -= sum(max(0, length - window) ** 2 for length in lengths) / 2
+    return Work(inner=4.0 * pairs * width)

@@ -1,0 +1,231 @@
+"""What an encoder or language-model plugin hands in. Free of torch, so that a layout can be planned without it.
+
+An encoder's required functions alone work for any number of lanes; `TensorSupport` and `EncoderStages` add tensor
+and pipeline ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import attrs
+
+from mimo.model.spec.hf import HfFamily
+from mimo.model.spec.stage import Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
+    from mimo.model.spec.flops import Work
+    from mimo.topology import Recompute
+
+Side: TypeAlias = Literal["tower", "projector"]
+"""What lies before an encoder's seam, and what behind it."""
+Methods: TypeAlias = "Callable[[nn.Module], Iterable[Callable[..., Any]]]"
+"""Of a module, some bound methods of its submodules."""
+
+
+@attrs.frozen(kw_only=True)
+class TensorSupport:
+    """How a module is split over tensor ranks.
+
+    Args:
+        divisible: of a config, the counts that ``tp`` must divide, by the config key that sets them
+            (``{"heads": 8}``); checked before launch.
+        plan: given the module (full shapes, on the meta device) and this rank's `TensorAxis`, hands the axis to the
+            submodules that use it and returns how each parameter is split, by name; a parameter left out is
+            replicated with equal gradients.
+        splits_rows: whether ``sequence_parallel`` works: between layers, between stages, and out of an encoder's last
+            stage each tensor rank holds its equal slice of the rows, padded at the end.
+    """
+
+    divisible: Callable[[Any], Mapping[str, int]]
+    plan: Callable[[nn.Module, TensorAxis], Mapping[str, Split]]
+    splits_rows: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ContextSupport:
+    """How a module works where each context rank holds a share of its rows.
+
+    A language model's ranks hold `mimo.topology.context_spans` of each sample; an encoder's hold equal slices of its
+    packed rows, padded at the end, on every stage and out of the last.
+
+    Args:
+        attach: given the module and this rank's `ContextAxis`, hands the axis to the submodules that use it.
+    """
+
+    attach: Callable[[nn.Module, ContextAxis], None]
+
+
+@attrs.frozen(kw_only=True)
+class ExpertSupport:
+    """How a mixture of experts lies on the expert view of a grid.
+
+    Args:
+        count: number of experts of a config, 0 for none; ``ep`` must divide it.
+        plan: given the module (full shapes, on the meta device) and this rank's `ExpertAxis`, hands the axis to the
+            submodules that use it and returns how each expert parameter is split, by name. The tensor plan leaves
+            those parameters out.
+        after_step: called on every rank after each step that was not skipped, with the module and the step's counts of
+            its `Ledger`, summed over all ranks; moves what follows the load of the experts, alike on all ranks.
+    """
+
+    count: Callable[[Any], int]
+    plan: Callable[[nn.Module, ExpertAxis], Mapping[str, Split]]
+    after_step: Callable[[nn.Module, Mapping[str, Tensor]], None] = lambda _module, _counts: None
+
+
+@attrs.frozen(kw_only=True)
+class EncoderStages:
+    """How an encoder is cut into pipeline stages.
+
+    Args:
+        layers: number of layers that stages may share out.
+        message_rows: rows that one item of this size sends from stage to stage (before any pooling).
+        width: columns of those rows.
+        cut: keeps of a whole module what one stage runs; the result's forward is
+            ``forward(items, sizes, hidden) -> Tensor``: ``items`` are prepared items on the first stage and empty
+            on others, ``sizes`` their header sizes on every stage, ``hidden`` the rows from the stage before
+            (None on the first).
+        parts: names of the spec's parts that a stage holds.
+    """
+
+    layers: Callable[[Any], int]
+    message_rows: Callable[[Any, tuple[int, ...]], int]
+    width: Callable[[Any], int]
+    cut: Callable[[nn.Module, Stage], nn.Module]
+    parts: Callable[[Any, Stage], frozenset[str]]
+
+
+@attrs.frozen(kw_only=True)
+class EncoderSeam:
+    """Where an encoder's tower ends and its projector begins, so that a frozen tower may work a step ahead of it.
+
+    Args:
+        rows: rows that one item of this size sends over the seam.
+        width: columns of those rows.
+        cut: keeps of a whole module, or of its last pipeline stage where it has several, what lies on one side. The
+            result's forward is that of `EncoderStages.cut`: the tower's takes what the uncut module takes and returns
+            the rows at the seam, the projector's has no items, and those rows as ``hidden``.
+        parts: names of the spec's parts that lie behind it; all others lie before it.
+    """
+
+    rows: Callable[[Any, tuple[int, ...]], int]
+    width: Callable[[Any], int]
+    cut: Callable[[nn.Module, Side], nn.Module]
+    parts: frozenset[str] = frozenset({"projector"})
+
+
+@attrs.frozen(kw_only=True)
+class EncoderSpec:
+    """An encoder plugin. Write `rows`, `prepare` and `build`; the rest is optional.
+
+    Args:
+        name: what users write as ``modules.<name>.plugin``.
+        config: attrs class of its settings.
+        measure: size of a raw item from its header alone, in the modality's unit.
+        rows: rows that an item of this size becomes.
+        prepare: decodes a raw item into tensors, on the encoder's ranks only.
+        build: makes the whole plain module; its ``forward(items) -> Tensor [T, hidden]`` returns the rows of the
+            prepared items in order, an empty list included.
+        grid: of the rows that an item of this size becomes, how many frames they are, and in each how many rows down
+            and across, in that order; their product is `rows`. A language model may turn by them
+            (``mrope_section`` of ``decoder``). Without it, or where it returns None, rows lie one after the other as
+            those of text do.
+        modality: what it reads, and the default name of its placeholder, ``<image>``.
+        parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
+        tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+        stages: support for ``pp``; without it only ``pp = 1`` is accepted.
+        seam: support for ``prefetch`` where the projector trains; without it only where nothing does.
+        context: support for ``cp``; without it only ``cp = 1`` is accepted.
+        recompute: support for recomputation, by what a user may ask for, ``full`` and ``selective``: of the module of a
+            stage, the bound methods of submodules that backward computes again, ``layer.forward`` of every layer for
+            ``full``. Without it only ``none`` is accepted.
+        flops: of a config, the width of the rows that it delivers, a stage, what is recomputed and the sizes of items,
+            what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
+            guessed from the parameters.
+        hf: families of published Hugging Face folders that can be read and written.
+        examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
+            those are pictures.
+    """
+
+    name: str
+    config: type
+    measure: Callable[[Any], tuple[int, ...]]
+    rows: Callable[[Any, tuple[int, ...]], int]
+    prepare: Callable[[Any, Any], Mapping[str, Tensor]]
+    build: Callable[[Any, int], nn.Module]
+    grid: Callable[[Any, tuple[int, ...]], tuple[int, int, int] | None] | None = None
+    modality: str = "image"
+    parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    tensor: TensorSupport | None = None
+    stages: EncoderStages | None = None
+    seam: EncoderSeam | None = None
+    context: ContextSupport | None = None
+    recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, Work]] | None = None
+    hf: Sequence[HfFamily] = ()
+    examples: Callable[[Any], Sequence[Any]] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Told:
+    """The names of all that a language model's stages add to a `Ledger`, since every rank must know them beforehand.
+
+    Args:
+        losses: of further losses.
+        counts: of counts, with the number of values that each has.
+    """
+
+    losses: tuple[str, ...] = ()
+    counts: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class LanguageModelSpec:
+    """A language-model plugin.
+
+    Args:
+        name: what users write as ``modules.language.plugin``.
+        config: attrs class of its settings; ``vocabulary`` of 0 there means the tokenizer's.
+        hidden: width of the rows that encoders must deliver and stages exchange.
+        layers: number of layers that stages may share out.
+        vocabulary: number of token ids that it can read and write.
+        build: makes the module of one stage; see `mimo.model.runtime.LanguageModule` for its forward.
+        tied: whether the last stage holds parameters of stage 0 too, which owns them: an output embedding that is the
+            input's, or an input embedding that is read again at the end.
+        parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
+        stage_parts: names of the parts that a stage holds.
+        tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+        context: support for ``cp``; without it only ``cp = 1`` is accepted.
+        experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
+        tells: of a config, all that the forward of any stage adds to its `Ledger`.
+        next_tokens: of a config, how many `LanguageBatch.next_labels` it is trained on. What only they need is the part
+            ``next_tokens``, which checkpoints may lack that are evaluated or write.
+        recompute: support for recomputation, see `EncoderSpec`.
+        flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
+            what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
+            guessed from the parameters.
+        hf: families of published Hugging Face folders that can be read and written.
+    """
+
+    name: str
+    config: type
+    hidden: Callable[[Any], int]
+    layers: Callable[[Any], int]
+    vocabulary: Callable[[Any], int]
+    build: Callable[[Any, Stage], nn.Module]
+    tied: Callable[[Any], bool]
+    parts: Mapping[str, Sequence[str]]
+    stage_parts: Callable[[Any, Stage], frozenset[str]]
+    tensor: TensorSupport | None = None
+    context: ContextSupport | None = None
+    experts: ExpertSupport | None = None
+    tells: Callable[[Any], Told] = lambda _config: Told()
+    next_tokens: Callable[[Any], int] = lambda _config: 0
+    recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, Work]] | None = None
+    hf: Sequence[HfFamily] = ()

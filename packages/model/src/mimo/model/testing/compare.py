@@ -1,0 +1,53 @@
+"""When rows and gradients count as the same: rounding apart, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mimo.model.testing.subject import BrokenError
+
+_ROWS = 1e-5
+_GRADIENTS = 1e-5
+_SMALL = 1e-3
+"""Share of the norm of all gradients below which one counts as that: a gradient that is zero is pure rounding."""
+
+
+def compare_rows(found: Tensor, wanted: Tensor, what: str, than: str) -> None:
+    """Refuse rows that differ by more than rounding.
+
+    Raises:
+        BrokenError: names the first row that differs.
+    """
+    if found.shape != wanted.shape:
+        raise BrokenError(f"{what} have shape {tuple(found.shape)}, {than} {tuple(wanted.shape)}")
+    if not wanted.numel():
+        return
+    apart = (found.detach() - wanted).abs().amax(1)
+    allowed = _ROWS * max(float(wanted.abs().max()), 1.0)
+    if not bool((apart <= allowed).all()):
+        row = int((~(apart <= allowed)).nonzero()[0])
+        raise BrokenError(f"{what} differ from {than}: row {row} by {float(apart[row]):.3g}, allowed {allowed:.3g}")
+
+
+def compare_gradients(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Refuse gradients that differ by more than rounding; design law 1 says how much that is.
+
+    Raises:
+        BrokenError: names the parameter that differs most.
+    """
+    if found.keys() != wanted.keys():
+        raise BrokenError(f"other parameters have gradients: {sorted(found.keys() ^ wanted.keys())}")
+    whole = float(torch.stack([gradient.norm() for gradient in wanted.values()]).norm()) if wanted else 0.0
+    worst = ("", 0.0)
+    for name, gradient in wanted.items():
+        allowed = _GRADIENTS * max(float(gradient.norm()), _SMALL * whole)
+        apart = float((found[name] - gradient).norm())
+        if not apart <= allowed and not apart <= worst[1]:
+            worst = (name, apart)
+    if worst[0]:
+        raise BrokenError(
+            f"the gradient of parameter {worst[0]!r} differs by {worst[1]:.3g} of {float(wanted[worst[0]].norm()):.3g}"
+        )

@@ -1,0 +1,254 @@
+"""Checks of an encoder in one process: what it says of sizes, and what its module computes from items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimo.model.build import is_frozen
+from mimo.model.build.hf import write_hf
+from mimo.model.spec import Stage
+from mimo.model.testing.compare import compare_gradients, compare_rows
+from mimo.model.testing.subject import BrokenError, Built, Place, SkippedError, Subject
+
+_LEFT_OUT = 0.05
+"""Share of the weights that a formula of costs may leave out, such as norms."""
+
+
+def check_measure(subject: Subject) -> None:
+    """measure() tells an item's size as whole numbers, the same each time."""
+    for index, raw in enumerate(subject.raw):
+        size = subject.spec.measure(raw)
+        if not isinstance(size, tuple) or not all(type(side) is int for side in size):
+            raise BrokenError(f"of item {index} it returned {size!r}, not a tuple of whole numbers")
+        if subject.spec.measure(raw) != size:
+            raise BrokenError(f"of item {index} it returned {size!r}, and then {subject.spec.measure(raw)!r}")
+
+
+def check_prepare(subject: Subject) -> None:
+    """prepare() returns tensors by name, the same each time, and leaves the item as it was."""
+    for index, (raw, size) in enumerate(zip(subject.raw, subject.sizes(), strict=True)):
+        with _about(index, size):
+            first, second = subject.spec.prepare(subject.config, raw), subject.spec.prepare(subject.config, raw)
+        if not isinstance(first, Mapping):
+            raise BrokenError(f"of item {index} it returned {type(first).__name__}, not a mapping of tensors by name")
+        for name, value in first.items():
+            if not isinstance(value, Tensor):
+                raise BrokenError(f"of item {index} {name!r} is {type(value).__name__}, not a tensor")
+        for name, value in first.items():
+            if name not in second or not torch.equal(value, second[name]):
+                raise BrokenError(f"of item {index} {name!r} differs from one call to the next")
+        if subject.spec.measure(raw) != size:
+            raise BrokenError(f"item {index} had size {size}, and {subject.spec.measure(raw)} after it")
+
+
+def check_build(subject: Subject) -> None:
+    """The module can be built, without layers whose result would depend on the layout."""
+    subject.build()
+
+
+def check_rows(subject: Subject) -> None:
+    """forward() returns as many rows of an item as rows() says, each of the width that is asked for."""
+    built = subject.build()
+    for index, (item, size, count) in enumerate(zip(subject.items(), subject.sizes(), subject.counts(), strict=True)):
+        if type(count) is not int or count < 0:
+            raise BrokenError(f"rows() of size {size} is {count!r}, not a whole number from 0")
+        grid = None if subject.spec.grid is None else subject.spec.grid(subject.config, size)
+        if grid is not None and math.prod(grid) != count:
+            raise BrokenError(f"grid() of size {size} is {grid}, rows() {count}")
+        with _about(index, size):
+            made = built.encode([item], [size])
+        if (found := tuple(made.shape)) != (count, subject.hidden):
+            raise BrokenError(
+                f"item {index} of size {size} became a tensor of shape {found}, expected {(count, subject.hidden)}"
+            )
+
+
+def check_items(subject: Subject) -> None:
+    """forward() leaves the items that it is given as they were."""
+    items, kept = subject.items(), subject.items()
+    subject.build().encode(items, subject.sizes())
+    for index, (item, before) in enumerate(zip(items, kept, strict=True)):
+        changed = [name for name in before if name not in item or not torch.equal(item[name], before[name])]
+        if changed or len(item) > len(before):
+            name = (changed or sorted(item.keys() - before.keys()))[0]
+            raise BrokenError(f"it changed {name!r} of item {index}; work on a copy, as another call may read it too")
+
+
+def check_empty(subject: Subject) -> None:
+    """forward() of no items returns no rows, and where they have a backward it works."""
+    found = subject.build().encode([], [])
+    if tuple(found.shape) != (0, subject.hidden):
+        raise BrokenError(f"it returned a tensor of shape {tuple(found.shape)}, expected {(0, subject.hidden)}")
+    if found.requires_grad:
+        found.sum().backward()
+
+
+def check_alone(subject: Subject) -> None:
+    """An item's rows don't depend on the items beside it, nor on their order."""
+    built, items, sizes = subject.build(), subject.items(), subject.sizes()
+    apart = [built.encode([item], [size]).detach() for item, size in zip(items, sizes, strict=True)]
+    compare_rows(built.encode(items, sizes), torch.cat(apart), "rows of all items at once", "those of one at a time")
+    turned = built.encode(items[::-1], sizes[::-1])
+    compare_rows(turned, torch.cat(apart[::-1]), "rows of the items in another order", "those of one at a time")
+
+
+def check_memory(subject: Subject) -> None:
+    """A call leaves nothing behind that another one sees."""
+    built, items, sizes = subject.build(), subject.items(), subject.sizes()
+    before = _buffers(built)
+    first = built.encode(items[:1], sizes[:1]).detach()
+    _backward(built, items[1:], sizes[1:], hidden=subject.hidden)
+    compare_rows(built.encode(items[:1], sizes[:1]), first, "rows of item 0 after other items", "those before")
+    for name, value in _buffers(built).items():
+        if not torch.equal(value, before[name]):
+            raise BrokenError(f"buffer {name!r} changed in forward")
+
+
+def check_chance(subject: Subject) -> None:
+    """forward() draws no random numbers, which would differ by layout."""
+    built, items, sizes = subject.build(), subject.items(), subject.sizes()
+    before = torch.get_rng_state()
+    first = built.encode(items, sizes).detach()
+    if not torch.equal(before, torch.get_rng_state()):
+        raise BrokenError("it drew from torch's generator")
+    compare_rows(built.encode(items, sizes), first, "rows of a second call", "those of the first")
+
+
+def check_gradients(subject: Subject) -> None:
+    """Every parameter learns from some item, unless it asks for no gradient."""
+    built = subject.build()
+    _backward(built, subject.items(), subject.sizes(), hidden=subject.hidden)
+    gradients = built.gradients()
+    for name, parameter in built.parameters.items():
+        if not parameter.requires_grad:
+            continue
+        if name not in gradients:
+            raise BrokenError(f"parameter {name!r} got no gradient; requires_grad_(False) says that it is not to learn")
+        if not bool(torch.isfinite(gradients[name]).all()):
+            raise BrokenError(f"the gradient of parameter {name!r} is not finite")
+        if not bool(gradients[name].any()):
+            raise BrokenError(f"the gradient of parameter {name!r} is all zeros")
+
+
+def check_lanes(subject: Subject) -> None:
+    """Two lanes, each with a part of the items, learn together what one learns."""
+    whole, halves = subject.build(), subject.build()
+    items, sizes, weights = subject.items(), subject.sizes(), _weights(subject)
+    (whole.encode(items, sizes) * weights).sum().backward()
+    middle = len(items) // 2
+    first = sum(subject.counts()[:middle])
+    (halves.encode(items[:middle], sizes[:middle]) * weights[:first]).sum().backward()
+    (halves.encode(items[middle:], sizes[middle:]) * weights[first:]).sum().backward()
+    compare_gradients(halves.gradients(), whole.gradients())
+
+
+def check_initial(subject: Subject) -> None:
+    """Initial values follow from the run's seed alone, and are others with another seed."""
+    torch.manual_seed(3)
+    first = subject.build(stirred=False)
+    torch.manual_seed(4)
+    again, other = subject.build(stirred=False), subject.build(Place(seed=2), stirred=False)
+    for name, value in (first.values() | _buffers(first)).items():
+        if not torch.equal(value, (again.values() | _buffers(again))[name]):
+            raise BrokenError(f"{name!r} differs between two modules of one seed")
+    values = other.values()
+    if values and all(torch.equal(value, values[name]) for name, value in first.values().items()):
+        raise BrokenError("no parameter differs between two seeds")
+
+
+def check_saved(subject: Subject) -> None:
+    """Parameters and persistent buffers are all that a module knows: loaded into another one, it computes the same."""
+    one, other = subject.build(), subject.build(Place(seed=2))
+    for source, target in zip(one.parts, other.parts, strict=True):
+        with torch.no_grad():
+            for name, parameter in target.parameters.items():
+                parameter.copy_(source.parameters[name])
+            for name, buffer in target.buffers.items():
+                buffer.copy_(source.buffers[name])
+    items, sizes = subject.items(), subject.sizes()
+    compare_rows(other.encode(items, sizes), one.encode(items, sizes).detach(), "rows after loading", "those before")
+
+
+def check_types(subject: Subject) -> None:
+    """With bf16 weights and items, rows are bf16, those of no items too."""
+    built = subject.build(Place(dtype=torch.bfloat16))
+    rows = built.encode(subject.items(torch.bfloat16), subject.sizes())
+    if rows.dtype != torch.bfloat16:
+        raise BrokenError(f"rows are {rows.dtype}; keep buffers and made tensors in the type of what they meet")
+    empty = built.encode([], [])
+    if empty.dtype != torch.bfloat16:
+        raise BrokenError(f"rows of no items are {empty.dtype}")
+
+
+def check_parts(subject: Subject) -> None:
+    """A frozen part gets no gradient, and the others still do."""
+    if not subject.spec.parts:
+        raise SkippedError("the spec names no parts")
+    for part in subject.spec.parts:
+        frozen = frozenset({part})
+        built = subject.build(Place(frozen=frozen))
+        _backward(built, subject.items(), subject.sizes(), hidden=subject.hidden)
+        named = [name for name in built.parameters if is_frozen(subject.spec, name, frozen)]
+        if not named:
+            raise BrokenError(f"no parameter lies in part {part!r}")
+        for name, parameter in built.parameters.items():
+            if parameter.grad is not None and name in named:
+                raise BrokenError(f"parameter {name!r} of the frozen part {part!r} got a gradient")
+            if parameter.grad is None and parameter.requires_grad:
+                raise BrokenError(f"parameter {name!r} got no gradient where only part {part!r} is frozen")
+
+
+def check_costs(subject: Subject) -> None:
+    """flops() counts the weights, and more arithmetic for more items."""
+    if subject.spec.flops is None:
+        raise SkippedError("the spec has no flops")
+    sizes = subject.sizes()
+    one, all_of_it = (
+        list(subject.spec.flops(subject.config, subject.hidden, Stage(), "none", found).values())
+        for found in (sizes[:1], sizes)
+    )
+    counted, held = sum(work.weights for work in all_of_it), sum(p.numel() for p in subject.build().parameters.values())
+    if abs(counted - held) > _LEFT_OUT * held:
+        raise BrokenError(f"it counts {counted:,} weights, the module has {held:,}")
+    if not sum(work.forward for work in all_of_it) > sum(work.forward for work in one) > 0:
+        raise BrokenError("items beside the first take no arithmetic")
+
+
+def check_published(subject: Subject) -> None:
+    """Each parameter of a family of published weights has one place there, under a name of its own."""
+    if not subject.spec.hf:
+        raise SkippedError("the spec has no tables of published weights")
+    for family in subject.spec.hf:
+        built = subject.spec.build(subject.config, subject.hidden)
+        if not write_hf(built, family, subject.config):
+            raise BrokenError(f"the table of {family.model_type!r} is empty")
+
+
+@contextmanager
+def _about(index: int, size: tuple[int, ...]) -> Iterator[None]:
+    """Tell of an error inside which item it was about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"with item {index} of size {size}")
+        raise
+
+
+def _weights(subject: Subject) -> Tensor:
+    return torch.randn(sum(subject.counts()), subject.hidden, generator=torch.Generator().manual_seed(7))
+
+
+def _backward(built: Built, items: Sequence[Any], sizes: Sequence[tuple[int, ...]], *, hidden: int) -> None:
+    rows = built.encode(items, sizes)
+    if rows.requires_grad:
+        rows.backward(torch.randn(len(rows), hidden, generator=torch.Generator().manual_seed(7)))
+
+
+def _buffers(built: Built) -> dict[str, Tensor]:
+    return {name: buffer.clone() for part in built.parts for name, buffer in part.module.named_buffers()}
