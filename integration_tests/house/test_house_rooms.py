@@ -48,6 +48,17 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "build": Row("parallel spec layers language", modules="build hf lora part trainable"),
         "testing": Row("parallel spec build"),
     },
+    "mimo.schedule": {
+        "plan": Row(),
+        "routes": Row(),
+        "checker": Row("plan"),
+        "schedules": Row("plan"),
+        "ahead": Row("plan"),
+        "simulator": Row("plan checker"),
+        "viewer": Row("plan"),
+        "testing": Row("plan"),
+        "runtime": Row("plan routes"),
+    },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""
 
