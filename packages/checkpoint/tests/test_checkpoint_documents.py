@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 import xxhash
 
-from mimo.checkpoint import save
+from mimo.checkpoint import diff, save
 from mimo.checkpoint._blocks import BLOCK_BYTES
 from mimo.checkpoint._manifest_file import FORMAT, FORMAT_VERSION
 from mimo.checkpoint._tensors import DTYPES
@@ -95,6 +97,35 @@ def test_readme_example_runs(
     """The README's program runs as it stands and prints what its comments say."""
     monkeypatch.chdir(tmp_path)
     run_program(find_program(PACKAGE / "README.md"), capsys)
+
+
+def torchrun(folder: Path, ranks: int) -> str:
+    """Run the README's training script by torchrun, and return what it prints."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
+    done = subprocess.run(  # noqa: S603
+        [*words, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "train.py"],
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_script_resumes_in_fresh_processes(tmp_path: Path) -> None:
+    """A script without our trainer goes on as if it had not stopped, to the bit, and then with more ranks."""
+    (script,) = re.findall(r"```python\n([^`]*fully_shard.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL)
+    twice, once = tmp_path / "twice", tmp_path / "once"
+    for folder, steps in ((twice, 10), (once, 20)):
+        folder.mkdir()
+        assert "STEPS = Path" in script
+        folder.joinpath("train.py").write_text(script.replace(", 10\n", f", {steps}\n"))
+    assert torchrun(twice, 2).startswith("step 10: loss ")
+    assert torchrun(twice, 2) == torchrun(once, 2)
+    assert not diff(*(folder / "checkpoints" / "step_00000020" for folder in (twice, once))).tensors
+    assert torchrun(twice, 3).startswith("step 30: loss ")
 
 
 def test_the_page_on_checkpoints_loads_as_it_says(

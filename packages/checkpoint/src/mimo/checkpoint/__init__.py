@@ -6,6 +6,7 @@ from mimo.checkpoint._folder import latest, mark_needed, name_step
 from mimo.checkpoint._load import Loaded, load
 from mimo.checkpoint._manifest import Manifest, OwnedEntry, Piece, ShardEntry, TensorEntry
 from mimo.checkpoint._manifest_file import FORMAT_VERSION, read_manifest
+from mimo.checkpoint._optimizer_state import OptimizerState
 from mimo.checkpoint._published import PublishedFolder, PublishedTensor, open_published, read_published_json
 from mimo.checkpoint._ranks import WriteError
 from mimo.checkpoint._reshard import reshard
@@ -19,6 +20,7 @@ __all__ = [
     "Differences",
     "Loaded",
     "Manifest",
+    "OptimizerState",
     "OwnedEntry",
     "Piece",
     "PublishedFolder",
