@@ -120,15 +120,15 @@ class Program:
         output = self.module(next(iter(inputs.values()), self.data[microbatch]))
         return {LOSS: loss_of(output, self.targets[microbatch])} if self.port is None else {self.port: output}
 
-    def weights_later(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    def defer_weight_grads(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Put weight gradients off."""
         return self.deferral.open()
 
-    def computing(self, _phase: str) -> contextlib.AbstractContextManager[None]:
+    def on_compute(self, _phase: str) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
 
-    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+    def on_grad_accumulation(self, *_args: object, **_last: object) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
 

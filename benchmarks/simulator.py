@@ -14,7 +14,7 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -227,17 +227,17 @@ class Sleeper(Program):
         rows = sum(self._microbatches[index].route(edge, self._rank).held for index in microbatches)
         return {edge.name: _Sleep.apply(self, count, rows, *ends)}  # type: ignore[no-untyped-call]  # PyTorch's
 
-    def weights_later(self) -> contextlib.AbstractContextManager[WeightsLater]:
+    def defer_weight_grads(self) -> contextlib.AbstractContextManager[WeightsLater]:
         """Put the weights' share off."""
         return self.deferral.open()
 
     @override
-    def computing(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
+    def on_compute(self, phase: Phase) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
 
     @override
-    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> contextlib.AbstractContextManager[None]:
+    def on_grad_accumulation(self, *_args: object, **_last: object) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
         return contextlib.nullcontext()
 

@@ -170,18 +170,18 @@ def test_a_schedule_that_does_not_weigh_gets_even_costs(job: Callable[..., Job])
     """Only a schedule that looks at costs has samples read for it before the run."""
     seen: list[Costs] = []
 
-    def finder(*, weighs: bool) -> Any:
+    def finder(*, uses_costs: bool) -> Any:
         spec = find_installed(SCHEDULES, "1f1b", "")
 
         def generate(graph: Any, microbatches: int, config: Any, costs: Costs) -> Any:
             seen.append(costs)
             return spec.generate(graph, microbatches, config, costs)
 
-        watched = attrs.evolve(spec, generate=generate, weighs=weighs)
+        watched = attrs.evolve(spec, generate=generate, uses_costs=uses_costs)
         return lambda kind, name, where: watched if kind is SCHEDULES else find_installed(kind, name, where)
 
-    job(find=finder(weighs=False))
-    found = job(find=finder(weighs=True))
+    job(find=finder(uses_costs=False))
+    found = job(find=finder(uses_costs=True))
     assert seen[0] == Costs.even(found.graph)
     assert seen[2] == job_costs(found)
     assert seen[3] == job_costs(found).trained(found.evaluation_graph)

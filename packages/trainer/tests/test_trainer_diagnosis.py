@@ -47,7 +47,7 @@ def test_a_mark_tells_module_stage_microbatches_and_the_peer_of_an_edge() -> Non
     assert at(progress).told(0) == (
         "in step 3, backward of vision stage 1, microbatches 2-3, for rank 5 (edge vision->language)"
     )
-    progress.go_on()
+    progress.resume()
     assert not at(progress).waits
     progress.begin(None)
     assert (at(progress).place, progress.changes) == ("step 3", 5)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mimo.schedule import ActionKind, Costs, Timed, assemble, check, in_flight, simulate, stages_to_sink
-from mimo.schedule.schedules.list_schedule import Line, Rules, list_schedule
+from mimo.schedule.schedules.list_schedule import ListRules, PipelineRank, list_schedule
 from mimo.schedule.schedules.list_state import Pass
 from mimo.schedule.schedules.named import rules_of, soonest_free
 from mimo.schedule.schedules.one_forward_one_backward import OneForwardOneBackward, generate
@@ -34,7 +34,7 @@ def _graph(*modules: Module) -> ModuleGraph:
     return ModuleGraph(modules=modules, arrows=tuple((encoder.name, language.name) for encoder in encoders))
 
 
-def _placed(graph: ModuleGraph, microbatches: int, rules: Rules | None = None) -> list[Timed]:
+def _placed(graph: ModuleGraph, microbatches: int, rules: ListRules | None = None) -> list[Timed]:
     """Return the computations, which a plan can be made of."""
     placed = list_schedule(graph, microbatches, rules or rules_of(graph, microbatches))
     check(assemble("list", graph, microbatches, placed), graph)
@@ -112,7 +112,7 @@ def test_a_fixed_order_is_kept() -> None:
         "weight-gradient",
     )
     order = [Pass(kind, StageId("l", 1), (at % 2,)) for at, kind in enumerate(kinds)]
-    rules = Rules(priority=soonest_free(graph), orders={Line("l", 1): order}, bounds={StageId("l", 0): 2})
+    rules = ListRules(priority=soonest_free(graph), orders={PipelineRank("l", 1): order}, bounds={StageId("l", 0): 2})
     placed = _placed(graph, 2, rules)
     assert [Pass(timed.kind, timed.stage, timed.microbatches) for timed in placed if timed.stage.stage == 1] == order
 
@@ -121,13 +121,13 @@ def test_a_way_that_is_blocked_is_an_assertion() -> None:
     """A bound that lets nothing begin is a fault of ours, and no plan is made."""
     graph = _graph(_module("l", (0,), batch_factor=2))
     with pytest.raises(AssertionError, match="StageId"):
-        list_schedule(graph, 4, Rules(priority=soonest_free(graph), bounds={StageId("l", 0): 1}))
+        list_schedule(graph, 4, ListRules(priority=soonest_free(graph), bounds={StageId("l", 0): 1}))
 
 
 def test_times_and_latency_are_those_of_the_rules() -> None:
     """A consumer begins when the rows are there, and the source goes back when the gradient is."""
     graph = _graph(_module("v", (0,)), _module("l", (1,)))
-    rules = Rules(
+    rules = ListRules(
         priority=soonest_free(graph),
         seconds=lambda one: 10 if one.stage.module == "v" else 1,
         latency=lambda edge: {"v->l": 3}[edge],

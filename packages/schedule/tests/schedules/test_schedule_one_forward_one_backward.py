@@ -188,7 +188,7 @@ def test_it_is_registered_as_a_plugin() -> None:
     """The entry point leads to the hook that returns its spec."""
     (entry,) = entry_points(group="mimo.schedules", name="1f1b")
     (spec,) = entry.load().mimo_register_schedules()
-    assert spec == ScheduleSpec(name="1f1b", config=OneForwardOneBackward, generate=generate, weighs=False)
+    assert spec == ScheduleSpec(name="1f1b", config=OneForwardOneBackward, generate=generate, uses_costs=False)
 
 
 def test_a_thousand_ranks_are_planned_and_proved() -> None:

@@ -106,14 +106,14 @@ def test_the_plan_of_an_encoder_beside_the_language_model() -> None:
 def test_each_half_finishes_alone(layout: str) -> None:
     """As before the first step and in the last: together they are the whole list, in its order."""
     graph, plan = GRAPHS[layout], plan_of(GRAPHS[layout])
-    halves = plan.half("next"), plan.half("this")
-    for actor, following, this in zip(plan.actors, halves[0].actors, halves[1].actors, strict=True):
+    phases = plan.phase("next"), plan.phase("this")
+    for actor, following, this in zip(plan.actors, phases[0].actors, phases[1].actors, strict=True):
         assert all(min(action.microbatches) >= 4 for action in following.actions)
         assert all(max(action.microbatches, default=0) < 4 for action in this.actions)
         assert sorted(map(repr, actor.actions)) == sorted(map(repr, (*following.actions, *this.actions)))
-    for half in halves:
-        simulate(half, graph, Costs.even(graph))
-    assert plan.half("both") is plan
+    for phase in phases:
+        simulate(phase, graph, Costs.even(graph))
+    assert plan.phase("both") is plan
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_the_tower_is_a_step_ahead_of_its_projector(layout: str, schedule: str) 
     assert done[PROJECTOR, "forward"] == set(range(6))
     assert (PROJECTOR, "reduce") in done
     assert not any(kind in ("backward", "input-gradient", "reduce") for stage, kind in done if stage == last)
-    for half in ("next", "this"):
-        simulate(plan.half(half), graph, costs_of(graph))
+    for phase in ("next", "this"):
+        simulate(plan.phase(phase), graph, costs_of(graph))
 
 
 def test_the_plan_of_a_tower_beside_the_language_model() -> None:

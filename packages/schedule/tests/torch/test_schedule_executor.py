@@ -47,8 +47,8 @@ class Product(torch.autograd.Function):
             return gradient @ weight.T, x.T @ gradient, None
 
         def add() -> None:
-            put_off = x.T @ gradient
-            weight.grad = put_off if weight.grad is None else weight.grad + put_off
+            deferred = x.T @ gradient
+            weight.grad = deferred if weight.grad is None else weight.grad + deferred
 
         ctx.later.append(add)
         return gradient @ weight.T, None, None
@@ -78,7 +78,7 @@ class Program:
         return dict.fromkeys(self.ports, rows) if self.ports else {LOSS: rows.sum()}
 
     @contextmanager
-    def weights_later(self) -> Iterator[Callable[[], None]]:
+    def defer_weight_grads(self) -> Iterator[Callable[[], None]]:
         """Put off the weight's gradient."""
         self.calls.append("later")
         taken: list[Callable[[], None]] = []
@@ -95,16 +95,16 @@ class Program:
             self.later.clear()
 
     @contextmanager
-    def computing(self, phase: str) -> Iterator[None]:
+    def on_compute(self, phase: str) -> Iterator[None]:
         """Note it."""
         self.phases += [phase, ""]
         yield
         self.phases[-1] = "over"
 
     @contextmanager
-    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> Iterator[None]:
+    def on_grad_accumulation(self, deferred: Callable[[], None] | None, *, last: bool) -> Iterator[None]:
         """Note it."""
-        self.phases.append("adds" if put_off is None else "adds later")
+        self.phases.append("adds" if deferred is None else "adds later")
         yield
         self.phases.append("added last" if last else "added")
 
@@ -278,7 +278,7 @@ def test_schedule_executor_gives_the_gradients_of_plain_autograd(
     assert programs[LAST].calls.count("later") == (len(ROWS) if split else 0)
 
 
-def test_schedule_executor_adds_put_off_gradients_when_their_turn_comes() -> None:
+def test_schedule_executor_adds_deferred_gradients_when_their_turn_comes() -> None:
     """Until then, no weight has a gradient, the first stage's included, which has no input gradient to compute."""
     graph = graph_of()
     programs = programs_of(graph)
@@ -379,11 +379,11 @@ class Ends:
         self.made.append(weakref.ref(rows.untyped_storage()))
         return {LOSS: rows.sum()} if self.port is None else {self.port: rows}
 
-    def computing(self, _phase: str) -> AbstractContextManager[None]:
+    def on_compute(self, _phase: str) -> AbstractContextManager[None]:
         """Do nothing."""
         return nullcontext()
 
-    def adding(self, _put_off: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
+    def on_grad_accumulation(self, _deferred: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
         """Do nothing."""
         return nullcontext()
 
@@ -474,7 +474,7 @@ class Told:
         """Keep it."""
         self.told.append(f"waits for {peer} on {edge}")
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Keep it."""
         self.told.append("goes on")
 

@@ -15,7 +15,7 @@ from mimo.data import Dataset, StepSampler
 from mimo.hooks import EvaluationInfo, StateTree, StepInfo, UserError
 from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import Agreed, Proposed, Stepped, Tally, agree
-from mimo.schedule import Half, Plan, Route
+from mimo.schedule import Plan, PlanPhase, Route
 from mimo.schedule.runtime import Executor, Record
 from mimo.trainer._assembly import Assembly
 from mimo.trainer._base import Link
@@ -78,7 +78,7 @@ class Engine:
     ) -> None:
         self.job = job
         self._progress = progress or Progress()
-        self.go_on = self._progress.go_on
+        self.go_on = self._progress.resume
         self._progress.stage_ranks = job.graph.stage_ranks
         self.stops = False
         self.rank = rank
@@ -121,7 +121,7 @@ class Engine:
         )
         self._made: int | None = None
         """The step of which the rows have been made ahead."""
-        self._half: Half = "both"
+        self._half: PlanPhase = "both"
         """What of the plan the last step has done."""
         self._last: tuple[Coming, Coming | None] | None = None
         """The step that was run last, and the one after it."""
@@ -415,7 +415,7 @@ class Engine:
         judge: bool,
         record: Record | None = None,
         following: StepData | None = None,
-        half: Half = "both",
+        half: PlanPhase = "both",
     ) -> Tally:
         for program in self.programs:
             program.begin(data, judge=judge, following=following)
@@ -426,7 +426,7 @@ class Engine:
 
         self.optimizer.gather()
         seconds: dict[str, float] = {}
-        for name, took in executor.run(plan, route, record, half=half).items():
+        for name, took in executor.run(plan, route, record, phase=half).items():
             module = self.job.module(name).name
             seconds[module] = seconds.get(module, 0.0) + took
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})

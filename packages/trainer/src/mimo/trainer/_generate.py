@@ -103,7 +103,7 @@ class _Reading:
             batch, rows = self._whole(written), self.rows
         else:
             batch, rows = self._last(written), {}
-        with self.program.computing("forward"):
+        with self.program.on_compute("forward"):
             hidden = self.program.part.language(batch, rows, None)
             return self.program.logits(hidden[-1:])[0]
 
@@ -157,6 +157,6 @@ def _encode(engine: Engine, name: str, prompt: Prompt, layout: SampleLayout) -> 
     job, program = engine.job, _program(engine, name)
     items = [item for item in layout.items if item.info.modality == program.module.modality]
     given = [on_device(prepared_item(program.module, prompt, item.info), job, engine.device) for item in items]
-    with program.computing("forward"):
+    with program.on_compute("forward"):
         found = program.part.encode(given, [item.info.size for item in items])
     return take_rows(job, program.module, items, found).to(compute_dtype(job.settings.run.precision))

@@ -143,20 +143,20 @@ class Program(abc.ABC):
             return rows
         return self._witness.see_pass(self.part.id, microbatches, inputs, rows)
 
-    def weights_later(self) -> AbstractContextManager[WeightsLater]:
+    def defer_weight_grads(self) -> AbstractContextManager[WeightsLater]:
         """Put off weight gradients, as `StageProgram` says."""
         return self.part.weights_later()
 
-    def computing(self, phase: Phase) -> AbstractContextManager[None]:
+    def on_compute(self, phase: Phase) -> AbstractContextManager[None]:
         """Tell the optimizer of a forward or backward, as `StageProgram` says."""
         assert self._optimizer is not None
         return self._optimizer.computing(self.module.name, self.part.stage.index, phase)
 
-    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
+    def on_grad_accumulation(self, deferred: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
         """Tell the optimizer of what adds to the gradients, as `StageProgram` says."""
         assert self._optimizer is not None
-        assert put_off is None or isinstance(put_off, WeightsLater)
-        return self._optimizer.adding(self.module.name, self.part.stage.index, put_off, last=last)
+        assert deferred is None or isinstance(deferred, WeightsLater)
+        return self._optimizer.adding(self.module.name, self.part.stage.index, deferred, last=last)
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the ranks that share the parameters."""

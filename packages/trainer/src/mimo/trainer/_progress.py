@@ -78,7 +78,7 @@ class Progress:
         self.awaited = edge, peer
         self.changes += 1
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Take note that it waits no longer."""
         self.awaited = None
         self.changes += 1

@@ -97,8 +97,8 @@ def resolve(
             },
         ),
     )
-    weighs = settings.schedule.profile or (schedule.weighs and purpose != "generate")
-    costs = job_costs(job) if weighs else Costs.even(graph)
+    uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose != "generate")
+    costs = job_costs(job) if uses_costs else Costs.even(graph)
     evaluation_costs = costs.trained(job.evaluation_graph)
     return attrs.evolve(
         job,

@@ -20,7 +20,7 @@ from mimo.topology import StageId
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Slot:
+class _StageMemory:
     """A stage on an actor: what a microbatch keeps, and how many have begun which computation.
 
     ``freed`` counts those of which nothing is left to do, ``backwards`` those with a weight gradient to do as well.
@@ -49,14 +49,14 @@ class _Slot:
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Actor:
+class _ActorMemory:
     """What one actor keeps: ``kept`` in all, ``held`` without what waits for nothing but a weight gradient.
 
     ``always`` is kept from the beginning of the step to its end, and is in both.
     """
 
     always: int = 0
-    slots: list[_Slot] = attrs.field(factory=list)  # sources before targets
+    slots: list[_StageMemory] = attrs.field(factory=list)  # sources before targets
     period: int = 1
     most: int = 0
     kept: int = 0
@@ -95,7 +95,7 @@ class _Actor:
         return all(self.peak(turn) <= budget for turn in range(first, last))
 
 
-class Ledger:
+class MemoryBudget:
     """What all actors keep while a schedule is made.
 
     Args:
@@ -108,15 +108,15 @@ class Ledger:
         self._budget = budget
         graph = tasks.graph
         self._limited = limits is not None
-        self._actors = [_Actor(always=always, kept=always, held=always) for always in tasks.made_ahead]
-        self._slots: dict[tuple[StageId, int], _Slot] = {}
+        self._actors = [_ActorMemory(always=always, kept=always, held=always) for always in tasks.made_ahead]
+        self._slots: dict[tuple[StageId, int], _StageMemory] = {}
         turns = turns_of(graph, tasks.microbatches)
         period = min(math.lcm(*(module.batch_factor for module in graph.modules)), tasks.microbatches)
         for stage in graph.stages:
             cost = tasks.costs.stages[stage]
             limit = (limits or {}).get(stage, tasks.microbatches)
             for number in tasks.holders[stage]:
-                slot = _Slot(
+                slot = _StageMemory(
                     activations=0 if is_made_ahead(graph, stage) else cost.activations,
                     recomputed=cost.recomputed,
                     factor=graph.by_name[stage.module].batch_factor,
@@ -151,7 +151,7 @@ class Ledger:
             return True
         return all(self._stays_safe(actor, task, number) for actor, number in zip(actors, task.actors, strict=True))
 
-    def _stays_safe(self, actor: _Actor, task: Task, number: int) -> bool:
+    def _stays_safe(self, actor: _ActorMemory, task: Task, number: int) -> bool:
         if actor.held + task.leaves + actor.most <= self._budget:
             return True
         slot = self._slots[task.stage, number]
@@ -186,7 +186,7 @@ class Ledger:
 
 def smallest_budget(tasks: TaskGraph) -> int:
     """Return the fewest bytes within which every actor can do its part of the step in turns."""
-    return Ledger(tasks, 0).smallest
+    return MemoryBudget(tasks, 0).smallest
 
 
 def within(tasks: TaskGraph, actor: int, order: Sequence[int], budget: int) -> bool:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mimo.schedule.ahead.budget import Ledger
+from mimo.schedule.ahead.budget import MemoryBudget
 from mimo.schedule.ahead.tasks import Placed, TaskGraph
 from mimo.topology import StageId
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Rule:
+class PriorityRule:
     """How to choose among tasks.
 
     Args:
@@ -33,7 +33,7 @@ class Rule:
     limits: Mapping[StageId, int] | None = None
 
 
-def dispatch(tasks: TaskGraph, rule: Rule, budget: int) -> Placed:
+def dispatch(tasks: TaskGraph, rule: PriorityRule, budget: int) -> Placed:
     """Place all tasks; ``budget`` must be no less than `smallest_budget`, or 0."""
     return _Dispatch(tasks, rule, budget).run()
 
@@ -41,10 +41,10 @@ def dispatch(tasks: TaskGraph, rule: Rule, budget: int) -> Placed:
 class _Dispatch:
     """The state of the actors as time goes on."""
 
-    def __init__(self, tasks: TaskGraph, rule: Rule, budget: int) -> None:
+    def __init__(self, tasks: TaskGraph, rule: PriorityRule, budget: int) -> None:
         self.tasks, self.all, self.after = tasks, tasks.tasks, tasks.after
         self.keys, self.patience = rule.keys, rule.patience
-        self.ledger = Ledger(tasks, budget, rule.limits)
+        self.memory = MemoryBudget(tasks, budget, rule.limits)
         actors = len(tasks.graph.actors)
         self.unfinished = [len(before) for before in tasks.before]
         self.unstarted = list(self.unfinished)
@@ -84,7 +84,7 @@ class _Dispatch:
 
     def _finish(self, number: int, now: float, touched: set[int]) -> None:
         task = self.all[number]
-        self.ledger.end(task)
+        self.memory.end(task)
         for actor in task.actors:
             self.busy[actor] = False
             for _, other in self.ready[actor]:  # an actor that is idle may have been waiting for this one
@@ -119,7 +119,7 @@ class _Dispatch:
                 end = now + self.patience * task.seconds
                 if any(other < key and when < end for other, when in awaited):
                     continue
-            if self.ledger.allows(task):
+            if self.memory.allows(task):
                 return number
         return None
 
@@ -127,7 +127,7 @@ class _Dispatch:
         task = self.all[number]
         finish = now + task.seconds
         self.order.append(number)
-        self.ledger.begin(task)
+        self.memory.begin(task)
         for actor in task.actors:
             self.ready[actor].remove((self.keys[number], number))
             self.busy[actor] = True

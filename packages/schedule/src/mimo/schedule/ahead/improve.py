@@ -35,7 +35,7 @@ class _Times:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Step:
+class _Move:
     """A move: the orders and times after it, and the pairs (was first, was second) that it turns round."""
 
     orders: _Orders
@@ -89,9 +89,9 @@ class Improver:
                 self._left -= len(self._seconds)
         return self._tasks.placed(best.order)
 
-    def _step(self, now: _Times, orders: _Orders, best: float, tabu: set[tuple[int, int]]) -> _Step | None:
+    def _step(self, now: _Times, orders: _Orders, best: float, tabu: set[tuple[int, int]]) -> _Move | None:
         """Return the best move of all, one that turns a pair back only if nothing was as good before."""
-        found: _Step | None = None
+        found: _Move | None = None
         for actor, source, target in self._moves(now, orders):
             moved = self._moved(orders, actor, source, target)
             times = None if moved is None else self._place(moved)
@@ -99,7 +99,7 @@ class Improver:
                 continue
             turned = _turned(orders[actor], source, target)
             if times.end < best or not tabu.intersection(turned):
-                found = _Step(orders=moved, times=times, turned=turned)
+                found = _Move(orders=moved, times=times, turned=turned)
         return found
 
     def _time(self, orders: _Orders) -> _Times:

@@ -12,7 +12,7 @@ from itertools import islice
 
 import attrs
 
-from mimo.schedule.ahead.dispatch import Rule, dispatch
+from mimo.schedule.ahead.dispatch import PriorityRule, dispatch
 from mimo.schedule.ahead.improve import Improver
 from mimo.schedule.ahead.tasks import Placed, TaskGraph
 from mimo.schedule.plan import ActionKind, stages_to_sink
@@ -33,11 +33,11 @@ _TURN: Mapping[ActionKind, int] = {"input-gradient": 0, "backward": 0, "forward"
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Found:
+class _Candidate:
     """A placement, the rule that made it, and the weights that the rule's keys come from, the lowest first."""
 
     weights: Sequence[float]
-    rule: Rule
+    rule: PriorityRule
     placed: Placed
 
 
@@ -51,7 +51,7 @@ def shortest(tasks: TaskGraph, budget: int) -> Placed:
         budget: bytes that each actor may keep, 0 for any.
     """
     enough = tasks.bound * (1 + 1e-9)
-    found: list[_Found] = []
+    found: list[_Candidate] = []
     count = max(3, _PLACED // len(tasks.tasks))
     for weights, patience, limits in islice(_choices(tasks), count):
         found.append(_try(tasks, budget, weights, patience, limits))
@@ -87,15 +87,15 @@ def _choices(tasks: TaskGraph) -> Iterator[tuple[Sequence[float], float, Mapping
 
 def _try(
     tasks: TaskGraph, budget: int, weights: Sequence[float], patience: float, limits: Mapping[StageId, int] | None
-) -> _Found:
+) -> _Candidate:
     keys = [0] * len(weights)
     for key, number in enumerate(sorted(range(len(weights)), key=weights.__getitem__)):
         keys[number] = key
-    rule = Rule(keys=keys, patience=patience, limits=limits)
-    return _Found(weights=weights, rule=rule, placed=dispatch(tasks, rule, budget))
+    rule = PriorityRule(keys=keys, patience=patience, limits=limits)
+    return _Candidate(weights=weights, rule=rule, placed=dispatch(tasks, rule, budget))
 
 
-def _search(tasks: TaskGraph, budget: int, elite: list[_Found], enough: float) -> Placed:
+def _search(tasks: TaskGraph, budget: int, elite: list[_Candidate], enough: float) -> Placed:
     """Draw rules near the best ones, then move tasks in what the best of all have made."""
     choice = random.Random(0)
     effort = _EFFORT // 2 // (_BY_RULE * len(tasks.tasks))

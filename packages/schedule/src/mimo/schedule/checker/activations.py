@@ -27,8 +27,8 @@ class ActorPeak:
 
 
 @attrs.frozen(kw_only=True)
-class _Stage:
-    """What `Keeping` must know of a stage.
+class _StageFacts:
+    """What `ActivationMemory` must know of a stage.
 
     ``outputs`` counts the messages after which one without backward is free; those of ``handed_on`` come a step later.
     """
@@ -44,14 +44,14 @@ class _Stage:
         return bool(self.cost.activations or self.cost.recomputed or self.cost.weight_inputs)
 
 
-_StageKey = tuple[str, int]
+_StageName = tuple[str, int]
 
 
-def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
-    """Return what `Keeping` must know of each stage, once for all actors."""
-    outputs: dict[_StageKey, int] = {}
-    handed_on: dict[_StageKey, int] = {}
-    backward: set[_StageKey] = set()
+def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageName, _StageFacts]:
+    """Return what `ActivationMemory` must know of each stage, once for all actors."""
+    outputs: dict[_StageName, int] = {}
+    handed_on: dict[_StageName, int] = {}
+    backward: set[_StageName] = set()
     for edge in graph.edges:
         source = (edge.source.module, edge.source.stage)
         outputs[source] = outputs.get(source, 0) + 1
@@ -60,7 +60,7 @@ def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
         if edge.gradient:
             backward.add((edge.target.module, edge.target.stage))
     return {
-        key: _Stage(
+        key: _StageFacts(
             cost=costs.stages[stage],
             backward=key in backward or graph.by_name[stage.module].trains[stage.stage],
             outputs=outputs.get(key, 0),
@@ -71,7 +71,7 @@ def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageKey, _Stage]:
     }
 
 
-class Keeping:
+class ActivationMemory:
     """One actor's memory: by how much it grows as each action begins, and shrinks as it ends.
 
     Args:
@@ -80,11 +80,11 @@ class Keeping:
         microbatches: of the step.
     """
 
-    def __init__(self, stages: Mapping[_StageKey, _Stage], actions: Sequence[Action], microbatches: int) -> None:
+    def __init__(self, stages: Mapping[_StageName, _StageFacts], actions: Sequence[Action], microbatches: int) -> None:
         self._stages = stages
         self._unsent: dict[tuple[str, int, int], int] = {}
         self._microbatches = microbatches
-        self._made_before: dict[_StageKey, None] = {}
+        self._made_before: dict[_StageName, None] = {}
         if any(stage.handed_on for stage in stages.values()):
             keys = dict.fromkeys((action.module, action.stage) for action in actions)
             self._made_before = {key: None for key in keys if stages[key].handed_on}
@@ -146,12 +146,12 @@ def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs) -> Mapping[in
     stages = stage_facts(graph, costs)
     found: dict[int, ActorPeak] = {}
     for actor in plan.actors:
-        keeping = Keeping(stages, actor.actions, plan.microbatches)
+        keeping = ActivationMemory(stages, actor.actions, plan.microbatches)
         found.update(dict.fromkeys(actor.ranks, _peak(actor, keeping)))
     return found
 
 
-def _peak(actor: ActorPlan, keeping: Keeping) -> ActorPeak:
+def _peak(actor: ActorPlan, keeping: ActivationMemory) -> ActorPeak:
     now: dict[str, int] = {}
     counts: dict[str, int] = {}
     peaks: dict[str, Peak] = {action.module: Peak() for action in actor.actions}
@@ -171,7 +171,7 @@ def _peak(actor: ActorPlan, keeping: Keeping) -> ActorPeak:
     return ActorPeak(modules=peaks, bytes=highest)
 
 
-def _changes(actor: ActorPlan, keeping: Keeping) -> Iterator[tuple[Action, Peak]]:
+def _changes(actor: ActorPlan, keeping: ActivationMemory) -> Iterator[tuple[Action, Peak]]:
     for action in actor.actions:
         more = keeping.grows(action)
         if more is not NOTHING_KEPT:

@@ -28,30 +28,30 @@ from mimo.schedule.plan import (
 )
 from mimo.topology import StageId
 
-_Deed = tuple[ActionKind, str, int, str | None]
+TaskKey = tuple[ActionKind, str, int, str | None]
 """What a stage does once for each microbatch, and a reduction once: kind, module, stage and edge.
 
-Which microbatches these are, of this step or of the next one, is the deed's to say (`_List.first`).
+Which microbatches these are, of this step or of the next one, is the deed's to say (`_ActorTasks.first`).
 """
 _NOWHERE = -1
 _Passes = frozenset[tuple[int, ...]]
 
 
-def check_deeds(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, wiring: Wiring) -> None:
+def check_actor(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, wiring: Wiring) -> None:
     """Refuse a list that leaves something out, does it twice or before what it needs, or does what it must not.
 
     Raises:
         PlanError: it names the actor, the action and the cause.
     """
-    found = _List(actor=actor, stages=stages, microbatches=microbatches, wiring=wiring)
-    found.find_places()
+    checked = _ActorTasks(actor=actor, stages=stages, microbatches=microbatches, wiring=wiring)
+    checked.find_places()
     for stage in stages:
-        found.check_complete(stage)
-    late = [each for stage in stages for before, after in found.orders(stage) for each in _late(before, after)]
+        checked.check_complete(stage)
+    late = [each for stage in stages for before, after in checked.orders(stage) for each in _late(before, after)]
     if late:
         index, needed, place = min(late)
         action = actor.actions[needed]
-        microbatch = place + found.first((action.kind, action.module, action.stage, action.edge))
+        microbatch = place + checked.first((action.kind, action.module, action.stage, action.edge))
         part = attrs.evolve(action, microbatches=(microbatch,) if action.microbatches else ())
         raise PlanError(
             place_text(actor.ranks, index, actor.actions[index]),
@@ -69,30 +69,30 @@ def _late(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, in
 
 
 @attrs.define(kw_only=True, eq=False)
-class _List:
+class _ActorTasks:
     """One actor's list, and where in it each deed is done, by microbatch; a reduction has one place."""
 
     actor: ActorPlan
     stages: Sequence[StageId]
     microbatches: int
     wiring: Wiring
-    places: dict[_Deed, list[int]] = attrs.field(factory=dict)
+    places: dict[TaskKey, list[int]] = attrs.field(factory=dict)
 
     def find_places(self) -> None:
         """Find where each deed is done; refuse what is none of this actor's, or done twice."""
-        firsts: dict[_Deed, int] = {}
-        passes: dict[_Deed, _Passes | None] = {}
+        firsts: dict[TaskKey, int] = {}
+        passes: dict[TaskKey, _Passes | None] = {}
         for index, action in enumerate(self.actor.actions):
-            deed = (action.kind, action.module, action.stage, action.edge)
-            places = self.places.get(deed)
-            first = firsts.get(deed, 0)
+            task = (action.kind, action.module, action.stage, action.edge)
+            places = self.places.get(task)
+            first = firsts.get(task, 0)
             if places is None:
                 if misfit := _misfit(action, self.stages, self.wiring):
                     raise self._refusal(index, *misfit)
-                places = self.places[deed] = [_NOWHERE] * (1 if action.kind == "reduce" else self.microbatches)
-                first = firsts[deed] = self.first(deed)
-                passes[deed] = self._passes(action)
-            served, whole = action.microbatches, passes[deed]
+                places = self.places[task] = [_NOWHERE] * (1 if action.kind == "reduce" else self.microbatches)
+                first = firsts[task] = self.first(task)
+                passes[task] = self._passes(action)
+            served, whole = action.microbatches, passes[task]
             if whole is None:
                 is_usual = len(served) == 1 and 0 <= served[0] - first < len(places) and action.kind != "reduce"
             else:
@@ -114,12 +114,12 @@ class _List:
             return None
         return frozenset(self.wiring.passes(action.module, self.microbatches))
 
-    def first(self, deed: _Deed) -> int:
+    def first(self, task: TaskKey) -> int:
         """Return the first microbatch of a deed: the next step's count on from this one's.
 
         A message has those that its receiver computes.
         """
-        kind, module, stage, edge = deed
+        kind, module, stage, edge = task
         if kind == "reduce":
             return 0
         of = StageId(module, stage) if edge is None else self.wiring.targets[edge]
@@ -127,18 +127,18 @@ class _List:
 
     def check_complete(self, stage: StageId) -> None:
         """Refuse a list in which something of ``stage`` is missing, or a backward is there whole and in parts."""
-        missing: list[tuple[int, int, _Deed]] = []
-        for order, deed in enumerate(_needed(stage, self.wiring)):
-            places = self.places.get(deed, [_NOWHERE])
+        missing: list[tuple[int, int, TaskKey]] = []
+        for order, task in enumerate(_needed(stage, self.wiring)):
+            places = self.places.get(task, [_NOWHERE])
             if _NOWHERE in places:
-                missing.append((places.index(_NOWHERE), order, deed))
+                missing.append((places.index(_NOWHERE), order, task))
         if stage in self.wiring.backward:
-            missing += [(microbatch, len(self.places), deed) for microbatch, deed in self._missing_backwards(stage)]
+            missing += [(microbatch, len(self.places), task) for microbatch, task in self._missing_backwards(stage)]
         if missing:
-            microbatch, _, deed = min(missing)
-            raise self._missing(deed, microbatch)
+            microbatch, _, task = min(missing)
+            raise self._missing(task, microbatch)
 
-    def _missing_backwards(self, stage: StageId) -> Iterator[tuple[int, _Deed]]:
+    def _missing_backwards(self, stage: StageId) -> Iterator[tuple[int, TaskKey]]:
         """Yield backwards that are missing, or one part of them; refuse one that is there whole and in parts."""
         whole, first, second = self._backward(stage)
         for microbatch, (index, *parts) in enumerate(zip(whole, first, second, strict=True)):
@@ -172,7 +172,7 @@ class _List:
         for edge in self.wiring.inputs[stage]:
             if edge.gradient:
                 yield gradients, self._of("send", stage, edge.name)
-        reductions = [self.places[deed] for deed in _reductions(stage, self.wiring)]
+        reductions = [self.places[task] for task in _reductions(stage, self.wiring)]
         if reductions:
             yield weights, reductions[0] * self.microbatches
         if reductions[1:]:
@@ -188,9 +188,9 @@ class _List:
     def _refusal(self, index: int, expected: str, got: str) -> PlanError:
         return PlanError(place_text(self.actor.ranks, index, self.actor.actions[index]), expected=expected, got=got)
 
-    def _missing(self, deed: _Deed, microbatch: int) -> PlanError:
-        kind, module, stage, edge = deed
-        microbatches = () if kind == "reduce" else (self.first(deed) + microbatch,)
+    def _missing(self, task: TaskKey, microbatch: int) -> PlanError:
+        kind, module, stage, edge = task
+        microbatches = () if kind == "reduce" else (self.first(task) + microbatch,)
         text = action_text(Action(kind=kind, module=module, stage=stage, edge=edge, microbatches=microbatches))
         return PlanError(f"plan, {ranks_text(self.actor.ranks)}", expected=f"{text}, once in the list", got="none")
 
@@ -245,7 +245,7 @@ def _why_not(action: Action, wiring: Wiring) -> str | None:  # noqa: PLR0911 - o
     return None if carries_rows or edge.gradient else "a gradient on an edge that carries none"
 
 
-def _needed(stage: StageId, wiring: Wiring) -> Iterator[_Deed]:
+def _needed(stage: StageId, wiring: Wiring) -> Iterator[TaskKey]:
     """Yield what a list must have of ``stage``, but for its backward, which may be in parts."""
     yield ("forward", *stage, None)
     for edge in wiring.inputs[stage]:
@@ -259,9 +259,9 @@ def _needed(stage: StageId, wiring: Wiring) -> Iterator[_Deed]:
     yield from _reductions(stage, wiring)
 
 
-def _reductions(stage: StageId, wiring: Wiring) -> tuple[_Deed, ...]:
+def _reductions(stage: StageId, wiring: Wiring) -> tuple[TaskKey, ...]:
     """Return the reductions of ``stage``, in the order that they must have."""
-    own: tuple[_Deed, ...] = (("reduce", *stage, None),) if wiring.trains(stage) else ()
+    own: tuple[TaskKey, ...] = (("reduce", *stage, None),) if wiring.trains(stage) else ()
     if stage in wiring.tied_stages(stage.module):
         return (("reduce", *stage, tied_edge(stage.module)), *own)
     return own

@@ -12,7 +12,7 @@ import attrs
 from mimo.hooks import PlanError
 from mimo.schedule.plan import ActorPlan, Wiring, action_text, place_text, ranks_text
 
-_Line = tuple[object, ...]
+_QueueKey = tuple[object, ...]
 """A channel, which is an edge and a way along it, or a group: a stage and the actors that meet in it."""
 
 
@@ -35,7 +35,7 @@ def check_matching(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
     Raises:
         PlanError: it names the first action that differs, and what others list in its place.
     """
-    first: dict[_Line, _Operations] = {}
+    first: dict[_QueueKey, _Operations] = {}
     for number, actor in enumerate(actors):
         for (line, _), own in _operations(actor, number, wiring).items():
             other = first.setdefault(line, own)
@@ -43,11 +43,11 @@ def check_matching(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
                 raise _difference(own, other)
 
 
-def _operations(actor: ActorPlan, number: int, wiring: Wiring) -> Mapping[tuple[_Line, str], _Operations]:
+def _operations(actor: ActorPlan, number: int, wiring: Wiring) -> Mapping[tuple[_QueueKey, str], _Operations]:
     """Return what an actor does by line, sends and receives of a channel apart."""
-    found: dict[tuple[_Line, str], _Operations] = {}
+    found: dict[tuple[_QueueKey, str], _Operations] = {}
     for index, action in enumerate(actor.actions):
-        line: _Line
+        line: _QueueKey
         what: object = action.microbatches
         end = kind = action.kind
         if kind in ("send", "receive"):

@@ -43,7 +43,7 @@ class _Facts:
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Actor:
+class _ActorWaits:
     """A list as waiting sees it, and where its actor stands.
 
     By action the facts that it waits for, then the one in which it meets others, and the one that it tells of when it
@@ -69,10 +69,10 @@ class _Actor:
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Run:
+class _WaitingRun:
     """The lists while they run, and who sleeps for which fact."""
 
-    actors: Sequence[_Actor]
+    actors: Sequence[_ActorWaits]
     missing: list[int]
     sleepers: dict[int, list[int]] = attrs.field(factory=dict)
     awake: deque[int] = attrs.field(factory=deque)
@@ -96,7 +96,7 @@ class _Run:
                 if tells[place] != _NOTHING:
                     self._tell(tells[place])
 
-    def obstacle(self, actor: _Actor) -> int:
+    def obstacle(self, actor: _ActorWaits) -> int:
         """Return what the present action of an actor lacks; if only others at its meeting, it is there now."""
         for fact in actor.waits[actor.position]:
             if self.missing[fact]:
@@ -136,15 +136,16 @@ def check_waiting(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
         PlanError: its text goes once round the circle, and says who waits where for whom to reach what.
     """
     facts = _Facts()
-    run = _Run(actors=[_actor(it, number, facts, wiring) for number, it in enumerate(actors)], missing=facts.missing)
+    waits = [_actor(plan, number, facts, wiring) for number, plan in enumerate(actors)]
+    run = _WaitingRun(actors=waits, missing=facts.missing)
     run.run()
     stuck = next((number for number, actor in enumerate(run.actors) if not actor.is_done), None)
     if stuck is not None:
         raise _circle(run, actors, stuck)
 
 
-def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _Actor:
-    actor = _Actor()
+def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _ActorWaits:
+    actor = _ActorWaits()
     bundles: dict[tuple[str, bool, int], int] = {}
     """By edge, way and microbatch the fact that its message was sent, once it was posted here."""
     targets, feeding = wiring.targets, wiring.feeding
@@ -177,7 +178,7 @@ def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _Acto
     return actor
 
 
-def _circle(run: _Run, plans: Sequence[ActorPlan], stuck: int) -> PlanError:
+def _circle(run: _WaitingRun, plans: Sequence[ActorPlan], stuck: int) -> PlanError:
     path: list[int] = []
     while stuck not in path:
         path.append(stuck)
@@ -192,7 +193,7 @@ def _circle(run: _Run, plans: Sequence[ActorPlan], stuck: int) -> PlanError:
     )
 
 
-def _waits(run: _Run, plans: Sequence[ActorPlan], circle: Sequence[int]) -> Iterator[str]:
+def _waits(run: _WaitingRun, plans: Sequence[ActorPlan], circle: Sequence[int]) -> Iterator[str]:
     """Yield for each actor of the circle where it stands and whom it waits for to reach what."""
     for number in circle:
         actor = run.actors[number]

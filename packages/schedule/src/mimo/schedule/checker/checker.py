@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mimo.hooks import PlanError
 from mimo.schedule.checker.activations import in_flight, peak_activations
-from mimo.schedule.checker.check_actor import check_deeds
+from mimo.schedule.checker.check_actor import check_actor
 from mimo.schedule.checker.check_matching import check_matching
 from mimo.schedule.checker.check_waiting import check_waiting
 from mimo.schedule.plan import ActorPlan, Costs, Plan, Wiring, ranks_text, stage_text
@@ -39,8 +39,8 @@ def check(
     no collectives.
 
     Of a module with ``prefetch`` the microbatches are the next step's, while the rows of this step's that it sends are
-    there from the start. Progress is then proved of each half alone too (`Plan.half`), as the steps at either end of a
-    run do them.
+    there from the start. Progress is then proved for each phase alone too (`Plan.phase`), as the first and last steps
+    of a run do them.
 
     Args:
         plan: the plan; nothing is assumed of where it came from.
@@ -57,12 +57,12 @@ def check(
     if plan.microbatches < 1:
         raise PlanError("plan", expected="1 or more microbatches", got=str(plan.microbatches))
     for actor, owner in zip(actors, graph.actors, strict=True):
-        check_deeds(actor, owner.stages, plan.microbatches, wiring)
+        check_actor(actor, owner.stages, plan.microbatches, wiring)
     check_matching(actors, wiring)
     check_waiting(actors, wiring)
     if any(module.prefetch for module in graph.modules):
-        for half in ("next", "this"):
-            check_waiting(_in_graph_order(plan.half(half), graph), wiring)
+        for phase in ("next", "this"):
+            check_waiting(_in_graph_order(plan.phase(phase), graph), wiring)
     if max_in_flight is not None:
         _check_in_flight(plan, wiring, max_in_flight)
     if max_bytes is not None:

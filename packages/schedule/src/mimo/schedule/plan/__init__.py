@@ -2,7 +2,7 @@
 
 from mimo.schedule.plan.assembly import COMPUTATIONS, Timed, assemble, stages_to_sink
 from mimo.schedule.plan.costs import Costs, Link, Seconds, StageCost
-from mimo.schedule.plan.plan import Action, ActionKind, ActorPlan, Half, Plan, tied_edge
+from mimo.schedule.plan.plan import Action, ActionKind, ActorPlan, Plan, PlanPhase, tied_edge
 from mimo.schedule.plan.spec import ScheduleSpec
 from mimo.schedule.plan.texts import action_text, microbatches_text, place_text, ranks_text, stage_text
 from mimo.schedule.plan.timeline import Bar, Timeline, Transfer
@@ -15,9 +15,9 @@ __all__ = [
     "ActorPlan",
     "Bar",
     "Costs",
-    "Half",
     "Link",
     "Plan",
+    "PlanPhase",
     "ScheduleSpec",
     "Seconds",
     "StageCost",

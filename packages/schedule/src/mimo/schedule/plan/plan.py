@@ -8,12 +8,12 @@ from typing import Literal, cast, get_args
 import attrs
 import cattrs
 
-from mimo.schedule.plan.reading import Found
+from mimo.schedule.plan.reading import JsonValue
 from mimo.topology import StageId
 
 ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
-Half = Literal["both", "next", "this"]
-"""What of a plan is done: all; only what is for the next step, as before the first; or all else, as in the last."""
+PlanPhase = Literal["both", "next", "this"]
+"""Which part of a plan runs: all, only what is for the next step (before the first one), or the rest (in the last)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,20 +65,20 @@ class Plan:
         """Return the actions of ``rank``; a rank without a module has none."""
         return next((actor.actions for actor in self.actors if rank in actor.ranks), ())
 
-    def half(self, half: Half) -> Plan:
-        """Return the plan with only what is done for the next step, or without it."""
-        if half == "both":
+    def phase(self, phase: PlanPhase) -> Plan:
+        """Return the plan with only the actions for the next step, or without them."""
+        if phase == "both":
             return self
 
-        def kept(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-            return tuple(action for action in actions if self.is_ahead(action) == (half == "next"))
+        def selected(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+            return tuple(action for action in actions if self.is_ahead(action) == (phase == "next"))
 
         return attrs.evolve(
-            self, actors=tuple(attrs.evolve(actor, actions=kept(actor.actions)) for actor in self.actors)
+            self, actors=tuple(attrs.evolve(actor, actions=selected(actor.actions)) for actor in self.actors)
         )
 
     def is_ahead(self, action: Action) -> bool:
-        """Tell whether an action is for the next step."""
+        """Whether an action is for the next step."""
         return bool(action.microbatches) and action.microbatches[0] >= self.microbatches
 
     def to_json(self) -> str:
@@ -92,21 +92,21 @@ class Plan:
         Raises:
             PlanError: the text is no JSON, or a value is missing, unknown or of another type; it says where.
         """
-        found = Found.of(text, "plan").fields(cls)
+        fields = JsonValue.of(text, "plan").fields(cls)
         return cls(
-            schedule=found["schedule"].text(),
-            microbatches=found["microbatches"].integer(),
-            actors=tuple(map(_read_actor, found["actors"].items())),
+            schedule=fields["schedule"].text(),
+            microbatches=fields["microbatches"].integer(),
+            actors=tuple(map(_read_actor, fields["actors"].items())),
         )
 
 
-def _read_actor(found: Found) -> ActorPlan:
-    fields = found.fields(ActorPlan)
+def _read_actor(value: JsonValue) -> ActorPlan:
+    fields = value.fields(ActorPlan)
     return ActorPlan(ranks=fields["ranks"].integers(), actions=tuple(map(_read_action, fields["actions"].items())))
 
 
-def _read_action(found: Found) -> Action:
-    fields = found.fields(Action)
+def _read_action(value: JsonValue) -> Action:
+    fields = value.fields(Action)
     kind = fields["kind"].text()
     if kind not in get_args(ActionKind):
         raise fields["kind"].wrong(f"one of {', '.join(get_args(ActionKind))}")
@@ -121,5 +121,5 @@ def _read_action(found: Found) -> Action:
 
 
 def tied_edge(module: str) -> str:
-    """Return the edge name of the ``reduce`` that adds up the gradients of a parameter tied over stages."""
+    """Return the edge name of the ``reduce`` that sums the gradients of a parameter that two stages share."""
     return f"{module}.tied"

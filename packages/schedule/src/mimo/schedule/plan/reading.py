@@ -1,4 +1,4 @@
-"""Reads JSON of plans strictly: nothing is coerced or passed over, and an error says where in it and what is wrong."""
+"""Reads JSON of plans strictly: nothing is coerced or ignored, and an error gives the place and the cause."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LONGEST = 60
 
 
 @attrs.frozen
-class Found:
-    """A JSON value and where it stands, such as ``plan.actors[0].ranks``."""
+class JsonValue:
+    """A JSON value and its path, such as ``plan.actors[0].ranks``."""
 
     value: Any
     where: str
 
     @classmethod
-    def of(cls, text: str, where: str) -> Found:
-        """Return what a JSON text says."""
+    def of(cls, text: str, where: str) -> JsonValue:
+        """Parse a JSON text."""
         try:
             return cls(json.loads(text), where)
         except json.JSONDecodeError as error:
@@ -32,8 +32,8 @@ class Found:
         except RecursionError as error:
             raise PlanError(where, expected="JSON", got="brackets within brackets, too deep to read") from error
 
-    def fields(self, cls: type[attrs.AttrsInstance]) -> Mapping[str, Found]:
-        """Return the values of an object by key: all that ``cls`` cannot do without, and no others."""
+    def fields(self, cls: type[attrs.AttrsInstance]) -> Mapping[str, JsonValue]:
+        """Return the values of an object by key: all that ``cls`` requires, and no others."""
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
         fields = attrs.fields_dict(cls)
@@ -43,13 +43,13 @@ class Found:
         for key in self.value:
             if key not in fields:
                 raise PlanError(self.where, expected=f"only the keys {', '.join(fields)}", got=repr(key))
-        return {key: Found(value, f"{self.where}.{key}") for key, value in self.value.items()}
+        return {key: JsonValue(value, f"{self.where}.{key}") for key, value in self.value.items()}
 
-    def items(self) -> Sequence[Found]:
+    def items(self) -> Sequence[JsonValue]:
         """Return the values of an array."""
         if not isinstance(self.value, list):
             raise self.wrong("an array")
-        return [Found(value, f"{self.where}[{index}]") for index, value in enumerate(self.value)]
+        return [JsonValue(value, f"{self.where}[{index}]") for index, value in enumerate(self.value)]
 
     def integer(self) -> int:
         """Return an integer."""

@@ -19,16 +19,16 @@ class ScheduleSpec:
     Args:
         name: what users write as ``schedule.plugin``.
         config: attrs class of its settings.
-        generate: of a graph, the number of microbatches, a config and the costs of the graph returns a plan that
-            `check` accepts. A graph in which nothing trains asks for forwards alone, as evaluation runs them. An order
-            that is fixed by its name has no use for costs; one that fills gaps weighs them.
-        placement: of a config, how the chunks of the modules that have several are to lie on their ranks.
-        weighs: whether `generate` looks at the costs. To tell them, samples are looked at and modules of strangers
-            made up, which is spared a schedule that doesn't; it is given costs in which all stages are alike.
+        generate: returns a plan that `check` accepts, for a graph, a number of microbatches, a config and costs. A
+            graph in which nothing trains asks for forwards alone, as evaluation runs them. A schedule with a fixed
+            order ignores the costs; one that fills gaps uses them.
+        placement: for a config, how the chunks of modules with several chunks lie on their ranks.
+        uses_costs: whether `generate` uses the costs. Estimating them reads samples and builds third-party modules;
+            a schedule that doesn't use them is given costs in which all stages are equal.
     """
 
     name: str
     config: type
     generate: Callable[[ModuleGraph, int, Any, Costs], Plan]
     placement: Callable[[Any], Placement] = lambda _config: "loop"
-    weighs: bool = True
+    uses_costs: bool = True

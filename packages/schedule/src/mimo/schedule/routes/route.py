@@ -121,7 +121,7 @@ def boundary_route(*, rank: int, source: End, target: End, rows: Sequence[int]) 
         rows: rows of each sample of the microbatch.
     """
     starts = (0, *accumulate(rows))
-    placement = _Placement(_Side(source, starts), _Side(target, starts))
+    placement = _EdgeRouting(_Side(source, starts), _Side(target, starts))
     given, taken = placement.give(rank), placement.take(rank)
     return attrs.evolve(given, wanted=taken.wanted, receives=taken.receives, target_join=taken.target_join)
 
@@ -192,7 +192,7 @@ class _Side:
         return self._cuts[lane]
 
 
-class _Pieces:
+class _PieceCollector:
     """Rows by peer, in the numbers of a tensor."""
 
     def __init__(self, rows: Rows) -> None:
@@ -223,7 +223,7 @@ class _Pieces:
         return tuple(tuple(merged(sorted(self._spans.get(peer, ())))) for peer in range(peers))
 
 
-class _Placement:
+class _EdgeRouting:
     """Both ends of an edge."""
 
     def __init__(self, source: _Side, target: _Side) -> None:
@@ -238,7 +238,7 @@ class _Placement:
             return Route()
         cell, number = place
         ranks, held = self._source.ranks(cell), self._source.rows(cell)
-        sends, brought = _Pieces(held), _Pieces(held)
+        sends, brought = _PieceCollector(held), _PieceCollector(held)
         # Only where ranks of this cell are targets too can one of them give other rows than its even share, and then
         # all must know who gives what, to put the gradients together.
         mixed = len(ranks) > 1 and any(self._target.place(one) is not None for one in ranks)
@@ -260,7 +260,7 @@ class _Placement:
             return Route()
         cell, number = place
         ranks, wanted = self._target.ranks(cell), self._target.rows(cell)
-        receives, brought = _Pieces(wanted), _Pieces(wanted)
+        receives, brought = _PieceCollector(wanted), _PieceCollector(wanted)
         kept = self._stay(ranks)
         if kept is not None:
             for start, stop, giver in self._source.runs(wanted.spans):

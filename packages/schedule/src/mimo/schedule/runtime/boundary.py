@@ -1,9 +1,9 @@
 """The boundary: moves rows along an edge, and their gradients back, between any two placements.
 
 Forward and backward are adjoint, and what is replicated counts once: a source that holds the same rows on several
-tensor ranks shares the sending, and each gets the whole gradient; a target that needs all rows on each tensor rank is
-sent one slice a rank, and the slices are gathered inside the group. A route is in the numbers of the whole tensor on
-both ways; R rows of it, H columns.
+tensor ranks shares the sending, and each gets the full gradient; a target that needs all rows on each tensor rank is
+sent one slice a rank, and the slices are gathered inside the group. A route counts rows of the whole tensor in
+both directions; R rows of it, H columns.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from torch import Tensor
 from mimo.schedule.routes import Piece, Route, Traffic, clipped, count, shifted
 from mimo.schedule.runtime.channel import Channel
 from mimo.schedule.runtime.join import Join, join_of, pack, unpack
-from mimo.schedule.runtime.progress import Progress, Untold
+from mimo.schedule.runtime.progress import NullProgress, Progress
 
-_UNHEARD = 4
+_MAX_UNSENT = 4
 """Microbatches whose messages may be on their way at once on one channel."""
 
 
 @attrs.frozen
 class Pending:
-    """Rows on their way; ``wait()`` returns them, once."""
+    """Rows that are being received; ``wait()`` returns them, once."""
 
     wait: Callable[[], Tensor]
 
 
 @attrs.define
 class _Outbox:
-    """Messages on their way out by microbatch, kept untouched until they have left, and rows for this rank itself."""
+    """Messages on their way out by microbatch, held untouched until they are sent, and rows for this rank itself."""
 
     flying: dict[int, list[tuple[dist.Work, Tensor, int]]] = attrs.field(factory=dict)
-    kept: dict[int, Tensor] = attrs.field(factory=dict)
+    in_place: dict[int, Tensor] = attrs.field(factory=dict)
     sent_rows: int = 0
     sent_bytes: int = 0
-    kept_rows: int = 0
+    in_place_rows: int = 0
 
 
 class Boundary:
@@ -53,7 +53,7 @@ class Boundary:
         source_group: this rank's tensor group at the source, None where it is no source.
         target_group: this rank's tensor group at the target, None where it is no target.
         edge: its name.
-        progress: is told whom this rank waits for.
+        progress: receives for whom this rank waits.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Boundary:
     ) -> None:
         self._rank = rank
         self._edge = edge
-        self._progress = progress or Untold()
+        self._progress = progress or NullProgress()
         self._width = width
         self._dtype = dtype
         self._device = device
@@ -91,7 +91,7 @@ class Boundary:
         return self._expect(self._rows, self._channels[0], route.receives, join, microbatch)
 
     def send_gradient(self, route: Route, microbatch: int, gradient: Tensor) -> None:
-        """Start sending back the gradient [wanted, H] of what `receive` returned, as much of it as came over here."""
+        """Start sending back the gradient [wanted, H] of what `receive` returned: of the rows that came here."""
         assert gradient.shape == (route.wanted, self._width), (gradient.shape, route.wanted, self._width)
         self._post(self._gradients, self._channels[1], route.receives, microbatch, gradient)
 
@@ -103,39 +103,39 @@ class Boundary:
     def flush(self) -> None:
         """Wait until everything sent has left."""
         for box in (self._rows, self._gradients):
-            self._settle(box)
-            assert not box.kept, "rows for this rank itself were never received"
+            self._wait_until_sent(box)
+            assert not box.in_place, "rows for this rank itself were never received"
 
     def take_traffic(self) -> Traffic:
-        """Return what was sent since this was last asked, and begin to count anew."""
+        """Return what was sent since the last call, and count from 0 again."""
         traffic = Traffic(
             rows_sent=self._rows.sent_rows,
             bytes_sent=self._rows.sent_bytes,
-            rows_in_place=self._rows.kept_rows,
+            rows_in_place=self._rows.in_place_rows,
             gradient_rows_sent=self._gradients.sent_rows,
             gradient_bytes_sent=self._gradients.sent_bytes,
         )
         for box in (self._rows, self._gradients):
-            box.sent_rows = box.sent_bytes = box.kept_rows = 0
+            box.sent_rows = box.sent_bytes = box.in_place_rows = 0
         return traffic
 
     def _post(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], microbatch: int, rows: Tensor) -> None:
         assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
-        # Nothing else frees what was sent: gloo says that a message has left only to those who wait for it. A plan is
-        # proved with sends that wait for their receiver, so waiting here can't deadlock.
-        self._settle(box, _UNHEARD - 1)
+        # Nothing else frees what was sent: with gloo only waiting shows that a message has left. The plan was
+        # proved with sends that wait for their receivers, so waiting here can't deadlock.
+        self._wait_until_sent(box, _MAX_UNSENT - 1)
         rows = rows.contiguous()
         for piece in pieces:
             part = pack(rows, piece.spans)
             if piece.peer == self._rank:
-                box.kept[microbatch] = part
-                box.kept_rows += len(part)
+                box.in_place[microbatch] = part
+                box.in_place_rows += len(part)
             else:
                 box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
                 box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part, piece.peer))
 
-    def _settle(self, box: _Outbox, newest: int = 0) -> None:
-        """Wait until all but the messages of the ``newest`` microbatches have left, and let go of them."""
+    def _wait_until_sent(self, box: _Outbox, newest: int = 0) -> None:
+        """Wait until all but the messages of the ``newest`` microbatches have left, and free them."""
         for microbatch in list(box.flying)[: max(len(box.flying) - newest, 0)]:
             for work, _, peer in box.flying.pop(microbatch):
                 self._await(work, peer)
@@ -143,16 +143,16 @@ class Boundary:
     def _await(self, work: dist.Work, peer: int) -> None:
         self._progress.wait(self._edge, peer)
         work.wait()
-        self._progress.go_on()
+        self._progress.resume()
 
     def _expect(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], join: Join, microbatch: int) -> Pending:
         """Post receives for ``pieces``; the result waits for all, joins them, and returns the tensor."""
         first, stop = join.own
         own = [piece for piece in pieces if piece.peer == self._rank]
         before, spans = clipped(own[0].spans, join.own) if own else (0, ())
-        # What this rank has already is taken as it is, if it is all that belongs into the buffer.
-        in_place = spans == (join.own,) and join.room == stop - first and not join.writes
-        buffer = self._empty(0 if in_place else join.room)
+        # Rows that this rank has already are the result themselves if nothing else belongs into the buffer.
+        is_in_place = spans == (join.own,) and join.room == stop - first and not join.writes
+        buffer = self._empty(0 if is_in_place else join.room)
         arriving = []
         for piece in pieces:
             if piece.peer != self._rank:
@@ -167,10 +167,10 @@ class Boundary:
                     unpack(rows, places, buffer)
             if not own:
                 return join(buffer)
-            kept = box.kept.pop(microbatch)[before : before + count(spans)]
-            if in_place:
-                return join(kept)
-            unpack(kept, shifted(spans, first), buffer)
+            own_rows = box.in_place.pop(microbatch)[before : before + count(spans)]
+            if is_in_place:
+                return join(own_rows)
+            unpack(own_rows, shifted(spans, first), buffer)
             return join(buffer)
 
         return Pending(take)

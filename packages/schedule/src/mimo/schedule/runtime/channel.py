@@ -1,4 +1,4 @@
-"""Channels: one ordered line of messages for each edge and direction."""
+"""Channels: an ordered stream of messages for each edge and direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executor: does one rank's actions of a plan, in order; autograd, buffers and messages are its alone."""
+"""The executor: does one rank's actions of a plan, in order; it alone handles autograd, buffers and messages."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import attrs
 import torch
 from torch import Tensor
 
-from mimo.schedule.plan import Action, Half, Plan
+from mimo.schedule.plan import Action, Plan, PlanPhase
 from mimo.schedule.routes import Route
 from mimo.schedule.runtime.boundary import Boundary, Pending
 from mimo.schedule.runtime.program import StageProgram
-from mimo.schedule.runtime.progress import Progress, Untold
+from mimo.schedule.runtime.progress import NullProgress, Progress
 from mimo.schedule.runtime.record import Moment, Record
-from mimo.schedule.runtime.saved import Kept, joined, split
+from mimo.schedule.runtime.saved import SavedPass, joined, split
 from mimo.topology import Edge, ModuleGraph, StageId
 
 RouteOf = Callable[[str, int], Route]
-_Message = tuple[str, int]
+_MessageKey = tuple[str, int]
 """By edge and microbatch."""
-_Pass = tuple[StageId, tuple[int, ...]]
+_PassKey = tuple[StageId, tuple[int, ...]]
 
 
 @attrs.frozen(kw_only=True)
-class _Wiring:
+class _StageWiring:
     """What does not change from step to step."""
 
     programs: Mapping[StageId, StageProgram]
@@ -40,14 +40,14 @@ class _Wiring:
 
 
 class Executor:
-    """Runs plans over one graph on one rank. Rows that a step makes for the next one are kept here in between.
+    """Runs plans over one graph on one rank. It saves the rows that a step makes for the next one.
 
     Args:
         graph: the graph for which the plans were made.
         rank: this rank.
         programs: what each of this rank's stages does.
         boundaries: by edge name, for the edges that touch this rank.
-        progress: is told what is done.
+        progress: receives what is done.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Executor:
         progress: Progress | None = None,
     ) -> None:
         self._rank = rank
-        self._progress = progress or Untold()
-        self._made_ahead: dict[_Message, Tensor] = {}
-        self._wiring = _Wiring(
+        self._progress = progress or NullProgress()
+        self._made_ahead: dict[_MessageKey, Tensor] = {}
+        self._wiring = _StageWiring(
             programs=programs,
             boundaries=boundaries,
             edges={edge.name: edge for edge in graph.edges},
@@ -73,26 +73,26 @@ class Executor:
         )
 
     def run(
-        self, plan: Plan, route: RouteOf, record: Record | None = None, *, half: Half = "both"
+        self, plan: Plan, route: RouteOf, record: Record | None = None, *, phase: PlanPhase = "both"
     ) -> Mapping[str, float]:
         """Do this rank's actions of one step.
 
-        Where modules prefetch, ``half`` is "next" before the first step, with that one as the next, and "this" in the
+        Where modules prefetch, ``phase`` is "next" before the first step, with that one as the next, and "this" in the
         last. "both" and "this" use up what was made for them; "next" begins anew.
 
         Args:
             plan: made for this executor's graph.
             route: this rank's route for an edge and a microbatch; the next step's count on from this one's.
-            record: takes down when each action was done.
-            half: what is done.
+            record: receives when each action was done.
+            phase: which part of the plan is done.
 
         Returns:
             Seconds spent in each module's computations, waiting for their inputs included.
         """
         began = time.perf_counter()
-        actions = plan.half(half).actions_of(self._rank)
-        step = _Step(self._wiring, route, actions, made_before={} if half == "next" else self._made_ahead)
-        self._made_ahead = {}  # so that what was sent is let go of
+        actions = plan.phase(phase).actions_of(self._rank)
+        step = _StepRun(self._wiring, route, actions, made_before={} if phase == "next" else self._made_ahead)
+        self._made_ahead = {}  # so that rows are freed once they are sent
         seconds: dict[str, float] = {}
         for action in actions:
             self._progress.begin(action)
@@ -110,21 +110,21 @@ class Executor:
         return seconds
 
 
-class _Step:
-    """One run of a plan: what is on its way, and what waits for its backward."""
+class _StepRun:
+    """One run of a plan: what is on its way, and which passes wait for their backward."""
 
     def __init__(
-        self, wiring: _Wiring, route: RouteOf, actions: Iterable[Action], *, made_before: dict[_Message, Tensor]
+        self, wiring: _StageWiring, route: RouteOf, actions: Iterable[Action], *, made_before: dict[_MessageKey, Tensor]
     ) -> None:
         self._wiring = wiring
         self._route = route
         self._to_add = Counter(action.stage_id for action in actions if action.kind in ("backward", "weight-gradient"))
-        self._arriving: dict[_Message, Pending] = {}
-        self._arriving_gradients: dict[_Message, Pending] = {}
+        self._arriving: dict[_MessageKey, Pending] = {}
+        self._arriving_gradients: dict[_MessageKey, Pending] = {}
         self._leaving = made_before
-        self._leaving_gradients: dict[_Message, Tensor] = {}
-        self._kept: dict[_Pass, Kept] = {}
-        self._later: dict[_Pass, Callable[[], None]] = {}
+        self._leaving_gradients: dict[_MessageKey, Tensor] = {}
+        self._saved: dict[_PassKey, SavedPass] = {}
+        self._deferred: dict[_PassKey, Callable[[], None]] = {}
 
     def do(self, action: Action) -> Moment:
         """Do one action."""
@@ -138,21 +138,21 @@ class _Step:
             case "backward":
                 gradients = self._gradients(*done)
                 ready = time.perf_counter()
-                with self._adding(action.stage_id, None):
+                with self._accumulation(action.stage_id, None):
                     self._backward(*done, gradients)
             case "input-gradient":
                 gradients = self._gradients(*done)
                 ready = time.perf_counter()
                 if self._wiring.trains[action.stage_id]:
-                    with program.weights_later() as self._later[done]:
+                    with program.defer_weight_grads() as self._deferred[done]:
                         self._backward(*done, gradients)
                 else:
                     self._backward(*done, gradients)
             case "weight-gradient":
                 if self._wiring.trains[action.stage_id]:
-                    put_off = self._later.pop(done)
-                    with self._adding(action.stage_id, put_off):
-                        put_off()
+                    deferred = self._deferred.pop(done)
+                    with self._accumulation(action.stage_id, deferred):
+                        deferred()
             case "send" | "receive":
                 self._messages(action)
                 ready = time.perf_counter()
@@ -160,24 +160,28 @@ class _Step:
                 (program.reduce_tied if action.edge else program.reduce_gradients)()
         return Moment(action=action, began=began, ready=ready, ended=time.perf_counter())
 
-    def end(self, microbatches: int) -> dict[_Message, Tensor]:
+    def end(self, microbatches: int) -> dict[_MessageKey, Tensor]:
         """Return what was made for the next step, by its own microbatches, of which this step had as many as given.
 
         That nothing else is left over is asserted: the plan was proved to use all that it makes.
         """
-        ahead = {(edge, at - microbatches): rows for (edge, at), rows in self._leaving.items() if at >= microbatches}
-        self._leaving = {(edge, at): rows for (edge, at), rows in self._leaving.items() if at < microbatches}
-        assert not self._kept, f"passes without a backward: {list(self._kept)}"
-        assert not self._later, f"weight gradients put off and never computed: {list(self._later)}"
+        ahead = {
+            (edge, microbatch - microbatches): rows
+            for (edge, microbatch), rows in self._leaving.items()
+            if microbatch >= microbatches
+        }
+        self._leaving = {key: rows for key, rows in self._leaving.items() if key[1] < microbatches}
+        assert not self._saved, f"passes without a backward: {list(self._saved)}"
+        assert not self._deferred, f"weight gradients deferred and never computed: {list(self._deferred)}"
         rest = (self._arriving, self._arriving_gradients, self._leaving, self._leaving_gradients)
-        assert not any(rest), [list(found) for found in rest]
+        assert not any(rest), [list(messages) for messages in rest]
         return ahead
 
-    def _adding(self, stage: StageId, put_off: Callable[[], None] | None) -> AbstractContextManager[None]:
+    def _accumulation(self, stage: StageId, deferred: Callable[[], None] | None) -> AbstractContextManager[None]:
         if not self._wiring.trains[stage]:
             return nullcontext()
         self._to_add[stage] -= 1
-        return self._wiring.programs[stage].adding(put_off, last=not self._to_add[stage])
+        return self._wiring.programs[stage].on_grad_accumulation(deferred, last=not self._to_add[stage])
 
     def _messages(self, action: Action) -> None:
         assert action.edge is not None
@@ -212,24 +216,24 @@ class _Step:
         }
 
     def _forward(self, stage: StageId, microbatches: tuple[int, ...], inputs: dict[str, Tensor]) -> None:
-        kept, backward = Kept(), self._wiring.backward[stage]
+        saved, backward = SavedPass(), self._wiring.backward[stage]
         program = self._wiring.programs[stage]
-        with torch.set_grad_enabled(backward), program.computing("forward"):
+        with torch.set_grad_enabled(backward), program.on_compute("forward"):
             for edge in self._wiring.inputs[stage]:
                 if edge.gradient:
-                    inputs[edge.name] = kept.enter(edge.name, inputs[edge.name])
+                    inputs[edge.name] = saved.enter(edge.name, inputs[edge.name])
             outputs = program.forward(microbatches, inputs)
         if backward:
-            kept.leave(outputs)
-            self._kept[stage, microbatches] = kept
+            saved.leave(outputs)
+            self._saved[stage, microbatches] = saved
         for edge in self._wiring.outputs[stage]:
             counts = [self._route(edge.name, microbatch).held for microbatch in microbatches]
             for microbatch, rows in zip(microbatches, split(outputs[edge.name].detach(), counts), strict=True):
                 self._leaving[edge.name, microbatch] = rows
 
     def _backward(self, stage: StageId, microbatches: tuple[int, ...], gradients: Mapping[str, Tensor]) -> None:
-        kept = self._kept.pop((stage, microbatches))
-        with self._wiring.programs[stage].computing("backward"):
+        kept = self._saved.pop((stage, microbatches))
+        with self._wiring.programs[stage].on_compute("backward"):
             kept.backward(gradients)
         for edge in self._wiring.inputs[stage]:
             if edge.gradient:

@@ -15,12 +15,12 @@ from mimo.schedule.routes import Span, count
 from mimo.topology.collectives import all_gather_single
 
 Parts = tuple[tuple[Span, ...], ...]
-"""Rows of the tensor that each rank brings."""
+"""Rows of the tensor that each rank contributes."""
 
 
 @attrs.frozen
 class Join:
-    """What a rank got is the tensor: nothing must be put together.
+    """The buffer of a rank is the tensor itself: nothing is gathered.
 
     Args:
         own: rows of the tensor for which this rank's buffer has room.
@@ -41,7 +41,7 @@ class Join:
 
 @attrs.frozen
 class SliceJoin(Join):
-    """Each rank brings one slice; one after the other they are the tensor, ``bounds[i] .. bounds[i + 1]`` of rank i."""
+    """Each rank has one slice; one after the other they are the tensor, ``bounds[i] .. bounds[i + 1]`` of rank i."""
 
     bounds: Sequence[int]
     group: dist.ProcessGroup
@@ -58,7 +58,7 @@ class SliceJoin(Join):
 
 @attrs.frozen
 class SpanJoin(Join):
-    """Each rank brings any spans of the tensor; the rest of it they all have."""
+    """Each rank has some spans of the tensor; the rest is on all ranks."""
 
     parts: Parts
     group: dist.ProcessGroup
@@ -80,7 +80,7 @@ class SpanJoin(Join):
 
 
 def join_of(parts: Parts, rows: int, group: dist.ProcessGroup | None) -> Join:
-    """Return how a tensor of ``rows`` rows is put together, of which each rank of ``group`` brings its part."""
+    """Return the join of a tensor of ``rows`` rows to which each rank of ``group`` contributes its part."""
     if not parts:
         return Join((0, rows), rows)
     assert group is not None

@@ -1,4 +1,4 @@
-"""The timeline of a step that was run, out of what the ranks took down; and for what each of them waited."""
+"""The timeline of a measured step, from the records of the ranks, with the cause of each wait."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from mimo.schedule.runtime.record import Moment
 from mimo.topology import ModuleGraph, StageId
 
 _MESSAGES = ("send", "receive")
-_Work = tuple[bool, StageId, int]
+_WorkKey = tuple[bool, StageId, int]
 """Whether it is a backward that others wait for, else a forward; of which stage and microbatch."""
 
 
 def measured(name: str, graph: ModuleGraph, ranks: Sequence[int], moments: Mapping[int, Sequence[Moment]]) -> Timeline:
-    """Return the timeline of a step as its ranks took it down.
+    """Return the timeline of a step from what its ranks recorded.
 
-    A computation begins when all that it waited for is there. What a rank did not do before that is waiting: for the
-    module that gave its rows or gradients if that was at work after the rank was done with its own last action, and
-    otherwise for the transfer, where the sending of earlier results counts too.
+    A computation begins when all its inputs are there. The gap before it is waiting: for the module that made its rows
+    or gradients, if that module still worked when the rank had ended its last action, and otherwise for the transfer,
+    which includes sending earlier results.
 
     Args:
         name: of the timeline.
@@ -26,7 +26,7 @@ def measured(name: str, graph: ModuleGraph, ranks: Sequence[int], moments: Mappi
         ranks: all of the world, ascending.
         moments: by rank, on one clock; the first of all is the beginning of the step.
     """
-    ends: dict[_Work, float] = {}
+    ends: dict[_WorkKey, float] = {}
     for done in moments.values():
         for moment in done:
             for work in _gives(moment.action):
@@ -36,15 +36,15 @@ def measured(name: str, graph: ModuleGraph, ranks: Sequence[int], moments: Mappi
     return Timeline(name=name, ranks=tuple(ranks), bars=tuple(bars))
 
 
-def _gives(action: Action) -> Iterator[_Work]:
-    """Yield what others may wait for."""
+def _gives(action: Action) -> Iterator[_WorkKey]:
+    """Yield the results of an action that others may wait for."""
     if action.kind in ("forward", "backward", "input-gradient"):
         for microbatch in action.microbatches:
             yield action.kind != "forward", action.stage_id, microbatch
 
 
-def _takes(graph: ModuleGraph, action: Action) -> Iterator[_Work]:
-    """Yield what an action waits for."""
+def _takes(graph: ModuleGraph, action: Action) -> Iterator[_WorkKey]:
+    """Yield the results that an action waits for."""
     if action.kind == "forward":
         stages = [edge.source for edge in graph.inputs(action.stage_id)]
     elif action.kind in ("backward", "input-gradient"):
@@ -57,7 +57,7 @@ def _takes(graph: ModuleGraph, action: Action) -> Iterator[_Work]:
 
 
 def _bars(
-    graph: ModuleGraph, rank: int, moments: Sequence[Moment], ends: Mapping[_Work, float], zero: float
+    graph: ModuleGraph, rank: int, moments: Sequence[Moment], ends: Mapping[_WorkKey, float], zero: float
 ) -> Iterator[Bar]:
     free, cause = zero, "warm-up"
     for moment in moments:

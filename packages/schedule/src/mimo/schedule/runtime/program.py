@@ -1,4 +1,4 @@
-"""What the executor asks of a pipeline stage. The trainer adapts the model and the optimizer to it."""
+"""What a pipeline stage implements for the executor. The trainer adapts the model and the optimizer to it."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class StageProgram(Protocol):
             Rows by the name of the edge, in the same order, and `LOSS`, the sum over the microbatches.
         """
 
-    def computing(self, phase: Literal["forward", "backward"]) -> AbstractContextManager[None]:
-        """Return the context of a forward, or of a backward but for what of it is put off.
+    def on_compute(self, phase: Literal["forward", "backward"]) -> AbstractContextManager[None]:
+        """Return the context in which a forward runs, or a backward without its deferred weight gradients.
 
         It is entered and left whether or not there is anything to compute, on the ranks of a stage in the same order.
         """
 
-    def weights_later(self) -> AbstractContextManager[Callable[[], None]]:
-        """Put off weight gradients.
+    def defer_weight_grads(self) -> AbstractContextManager[Callable[[], None]]:
+        """Return a context in which backwards defer their weight gradients.
 
-        A backward within the context computes the gradients of the inputs, and of the weights only what can't be put
-        off. Calling what the context gives, once and after it, computes the rest and adds it up. It must need no other
-        rank for that.
+        A backward within the context computes the gradients of the inputs, and of the weights only what can't be
+        deferred. The context gives a function; calling it once, after the context, computes the rest and adds it up. It
+        must need no other rank for that.
         """
 
-    def adding(self, put_off: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of a backward that adds to the stage's gradients, or of the part of it that was put off.
+    def on_grad_accumulation(self, deferred: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context in which a backward, or its deferred part, adds to the stage's gradients.
 
         Args:
-            put_off: what `weights_later` has given, about to be called; None for a whole backward.
-            last: whether nothing is added to them in this step after it.
+            deferred: what `defer_weight_grads` gave, about to be called; None for a whole backward.
+            last: whether it is the last in this step to add to them.
         """
 
     def reduce_gradients(self) -> None:
         """Sum the stage's gradients over the ranks that share its parameters."""
 
     def reduce_tied(self) -> None:
-        """Add up the gradients of parameters that another stage holds too."""
+        """Sum the gradients of parameters that another stage holds too."""

@@ -1,4 +1,4 @@
-"""What a rank says of itself while it runs a plan, so that somebody can tell where it was when all stands still."""
+"""The protocol by which the executor reports its progress, so that a hang report can say where each rank stopped."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from mimo.schedule.plan import Action
 
 
 class Progress(Protocol):
-    """Is told of each action, and of each wait for another rank. It is told often, so it should do next to nothing."""
+    """Receives each action and each wait for another rank. Calls are frequent, so they should do next to nothing."""
 
     def begin(self, action: Action | None) -> None:
-        """Take note of the action that begins; None: all are done."""
+        """Record the action that begins; None: all are done."""
 
     def wait(self, edge: str, peer: int) -> None:
-        """Take note that rows of an edge are awaited from another rank, or that it takes those sent to it."""
+        """Record that this rank waits for another one to send rows of an edge, or to receive them."""
 
-    def go_on(self) -> None:
-        """Take note that they have come, or have been taken."""
+    def resume(self) -> None:
+        """Record that the wait is over."""
 
 
-class Untold:
-    """A `Progress` for runs that nobody watches."""
+class NullProgress:
+    """A `Progress` that records nothing."""
 
     def begin(self, action: Action | None) -> None:
         """Ignore it."""
@@ -29,5 +29,5 @@ class Untold:
     def wait(self, edge: str, peer: int) -> None:
         """Ignore it."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Ignore it."""

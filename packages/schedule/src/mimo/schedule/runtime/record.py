@@ -13,7 +13,7 @@ from mimo.schedule.plan import Action
 class Moment:
     """One action as it was done; times are seconds of this process's `time.perf_counter`.
 
-    On an accelerator they are the host's times, which runs ahead of its device: nothing is waited for only to be timed.
+    On an accelerator they are the host's times, which runs ahead of its device: timing waits for nothing.
 
     Args:
         action: what.
@@ -32,7 +32,7 @@ class Moment:
 
 @attrs.define
 class Record:
-    """Takes down a step: give a new one to `Executor.run`, and read it afterwards.
+    """The record of one step: pass a new one to `Executor.run`, and read it afterwards.
 
     Attributes:
         moments: one for each action of the rank's list, in its order.
@@ -47,8 +47,8 @@ class Record:
     @property
     def seconds_by_module(self) -> Mapping[str, float]:
         """Seconds of each module's computations, waiting for their inputs left out."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for moment in self.moments:
             if moment.action.kind not in ("send", "receive", "reduce"):
-                found[moment.action.module] = found.get(moment.action.module, 0.0) + moment.ended - moment.ready
-        return found
+                seconds[moment.action.module] = seconds.get(moment.action.module, 0.0) + moment.ended - moment.ready
+        return seconds

@@ -1,7 +1,7 @@
-"""What is kept of a pass between its forward and its backward, and no more: the graph's ends, not their tensors.
+"""What is saved of a pass between its forward and its backward: the ends of its autograd graph, not their tensors.
 
-Autograd keeps what it needs of a stage's inputs and outputs. Beyond that nothing holds them here, so that a message
-that has left, or rows that were received and are not read again, give their storage back before the backward comes.
+Autograd saves what it needs of a stage's inputs and outputs. Nothing here holds them beyond that, so that the storage
+of a sent message, or of received rows that are not read again, is freed before the backward.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def split(rows: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
         first += count
 
 
-class _Door(torch.autograd.Function):
-    """Lets rows into a graph, and their gradient out. A leaf would do so too, and hold the rows for the gradient."""
+class _GraphEntry(torch.autograd.Function):
+    """Takes rows into a graph and gives their gradient out. A leaf would do so too, but would hold the rows."""
 
     @staticmethod
     def forward(ctx: Any, knob: Tensor, rows: Tensor, out: list[Tensor]) -> Tensor:  # noqa: ARG004 - makes it differentiable
@@ -46,48 +46,48 @@ class _Door(torch.autograd.Function):
 
 
 @attrs.frozen
-class _Entered:
-    """Rows that went into a graph: where their gradient comes out, and their likeness without their storage."""
+class _SavedInput:
+    """Rows that went into a graph: where their gradient comes out, and an empty tensor of their dtype and device."""
 
     out: list[Tensor]
     shape: torch.Size
-    nothing: Tensor
+    empty: Tensor
 
     @property
     def gradient(self) -> Tensor:
         """The gradient, which is zero where no output depends on the rows."""
-        return self.out.pop() if self.out else self.nothing.new_zeros(self.shape)
+        return self.out.pop() if self.out else self.empty.new_zeros(self.shape)
 
 
 @attrs.define
-class Kept:
-    """The ends of one pass's graph."""
+class SavedPass:
+    """The ends of the autograd graph of one pass."""
 
-    entered: dict[str, _Entered] = attrs.field(factory=dict)
-    left: dict[str, GradientEdge] = attrs.field(factory=dict)
+    inputs: dict[str, _SavedInput] = attrs.field(factory=dict)
+    outputs: dict[str, GradientEdge] = attrs.field(factory=dict)
 
     def enter(self, edge: str, rows: Tensor) -> Tensor:
-        """Return rows that came along an edge as the graph's own, to be given to the stage."""
+        """Return the rows of an edge as an input of the graph, to pass to the stage."""
         out: list[Tensor] = []
-        self.entered[edge] = _Entered(out, rows.shape, rows.new_empty(0))
+        self.inputs[edge] = _SavedInput(out, rows.shape, rows.new_empty(0))
         knob = rows.new_empty(0).requires_grad_()
-        return cast("Tensor", _Door.apply(knob, rows, out))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _GraphEntry.apply(knob, rows, out))  # type: ignore[no-untyped-call]
 
     def leave(self, outputs: Mapping[str, Tensor]) -> None:
-        """Note where the outputs are in the graph.
+        """Save where the outputs are in the graph.
 
-        One without a graph is left out: a microbatch without a trained part in it, such as an empty lane of a
-        stranger's encoder.
+        An output without a graph is left out: no trained part was used for it, as on an empty lane of a third-party
+        encoder.
         """
-        self.left = {port: get_gradient_edge(output) for port, output in outputs.items() if output.requires_grad}
+        self.outputs = {port: get_gradient_edge(output) for port, output in outputs.items() if output.requires_grad}
 
     def backward(self, gradients: Mapping[str, Tensor]) -> None:
-        """Run the graph backward from the outputs that have gradients, and from the loss, and let go of it."""
-        roots = {port: end for port, end in self.left.items() if port in gradients or port == LOSS}
-        self.left = {}
+        """Run the graph backward from the outputs that have gradients, and from the loss, and free it."""
+        roots = {port: end for port, end in self.outputs.items() if port in gradients or port == LOSS}
+        self.outputs = {}
         if roots:
             torch.autograd.backward(tuple(roots.values()), [gradients.get(port) for port in roots])
 
     def gradient(self, edge: str) -> Tensor:
-        """Return the gradient of what entered along an edge, once."""
-        return self.entered.pop(edge).gradient
+        """Return the gradient of what inputs along an edge, once."""
+        return self.inputs.pop(edge).gradient

@@ -13,7 +13,7 @@ import attrs
 from mimo.hooks import hookimpl
 from mimo.schedule.plan import Costs, Plan, ScheduleSpec
 from mimo.schedule.schedules.named import OrderOf, Pipeline, planned
-from mimo.schedule.schedules.orders import Step, in_groups, one_after_one
+from mimo.schedule.schedules.orders import PassIndex, in_groups, one_after_one
 from mimo.topology import ModuleGraph
 
 
@@ -35,7 +35,7 @@ def generate(graph: ModuleGraph, microbatches: int, config: GPipe, _costs: Costs
 def _order(pipeline: Pipeline) -> OrderOf:
     passes = pipeline.passes
 
-    def order_of(place: int) -> Iterable[Step]:
+    def order_of(place: int) -> Iterable[PassIndex]:
         stages = pipeline.module.stages_at(place)
         forwards, backwards = (in_groups(found, passes, passes) for found in (stages, stages[::-1]))
         return one_after_one(forwards, backwards, warm=len(forwards))
@@ -46,4 +46,4 @@ def _order(pipeline: Pipeline) -> OrderOf:
 @hookimpl
 def mimo_register_schedules() -> list[ScheduleSpec]:
     """Register ``gpipe``."""
-    return [ScheduleSpec(name="gpipe", config=GPipe, generate=generate, weighs=False)]
+    return [ScheduleSpec(name="gpipe", config=GPipe, generate=generate, uses_costs=False)]

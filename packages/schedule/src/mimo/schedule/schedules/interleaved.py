@@ -15,7 +15,7 @@ from mimo.hooks import ConfigError, hookimpl
 from mimo.schedule.plan import Costs, Plan, ScheduleSpec
 from mimo.schedule.schedules.demands import demand_microbatches, longest_pipeline, passes_text, trains
 from mimo.schedule.schedules.named import OrderOf, Pipeline, planned
-from mimo.schedule.schedules.orders import Step, in_groups, one_after_one
+from mimo.schedule.schedules.orders import PassIndex, in_groups, one_after_one
 from mimo.topology import ModuleGraph
 
 
@@ -59,7 +59,7 @@ def _order(pipeline: Pipeline) -> OrderOf | None:
     ranks = pipeline.module.grid.pp
     fill = (pipeline.module.chunks - 1) * ranks + (_more(pipeline) if pipeline.lead else 0)
 
-    def order_of(place: int) -> Iterable[Step]:
+    def order_of(place: int) -> Iterable[PassIndex]:
         forwards, backwards = _turns(pipeline, place)
         return one_after_one(forwards, backwards, warm=fill + 2 * (ranks - place) - 1)
 
@@ -93,4 +93,4 @@ def _more(pipeline: Pipeline) -> int:
 @hookimpl
 def mimo_register_schedules() -> list[ScheduleSpec]:
     """Register ``interleaved``."""
-    return [ScheduleSpec(name="interleaved", config=Interleaved, generate=generate, weighs=False)]
+    return [ScheduleSpec(name="interleaved", config=Interleaved, generate=generate, uses_costs=False)]

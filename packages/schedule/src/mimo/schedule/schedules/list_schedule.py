@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 
 from mimo.schedule.plan import ActionKind, Timed
-from mimo.schedule.schedules.list_state import Edge, Part, Pass, Stage, begin_stages
+from mimo.schedule.schedules.list_state import EdgeState, Pass, StagePart, StageState, begin_stages
 from mimo.topology import ModuleGraph, StageId
 
 Key = tuple[int, ...]
@@ -21,7 +21,7 @@ _UNITS: Mapping[ActionKind, int] = {"forward": 1, "backward": 2, "input-gradient
 
 
 @attrs.frozen
-class Line:
+class PipelineRank:
     """The ranks at one place along a module's pipeline, which hold a stage of each of its chunks."""
 
     module: str
@@ -34,7 +34,7 @@ def units(wanted: Pass) -> float:
 
 
 @attrs.frozen(kw_only=True)
-class Rules:
+class ListRules:
     """What makes one list schedule another.
 
     Args:
@@ -48,13 +48,13 @@ class Rules:
     """
 
     priority: Callable[[Pass], Key]
-    orders: Mapping[Line, Sequence[Pass]] = attrs.field(factory=dict)
+    orders: Mapping[PipelineRank, Sequence[Pass]] = attrs.field(factory=dict)
     bounds: Mapping[StageId, int] = attrs.field(factory=dict)
     seconds: Callable[[Pass], float] = units
     latency: Callable[[str], float] = lambda _edge: 0
 
 
-def list_schedule(graph: ModuleGraph, microbatches: int, rules: Rules) -> list[Timed]:
+def list_schedule(graph: ModuleGraph, microbatches: int, rules: ListRules) -> list[Timed]:
     """Return every computation of a step with its times, in the order of their starts.
 
     Actors that meet inside a computation (tensor ranks, say) do it together, others that hold the same stage each at
@@ -66,7 +66,7 @@ def list_schedule(graph: ModuleGraph, microbatches: int, rules: Rules) -> list[T
         microbatches: of the step.
         rules: what goes first and how far ahead. That orders and bounds leave a way through the step is an assertion.
     """
-    run = _Run(graph, microbatches, rules)
+    run = _ListScheduler(graph, microbatches, rules)
     placed = run.run()
     for stage in run.stages.values():
         for part in stage.parts:
@@ -75,13 +75,13 @@ def list_schedule(graph: ModuleGraph, microbatches: int, rules: Rules) -> list[T
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Row:
+class _PipelineActors:
     """A line on actors that compute together: its stages there, and the rest of its order if that is fixed."""
 
     number: int
     actors: tuple[int, ...]
     order: Sequence[Pass] | None
-    parts: dict[StageId, Part] = attrs.field(factory=dict)
+    parts: dict[StageId, StagePart] = attrs.field(factory=dict)
     begun: int = 0
 
     def candidates(self) -> Iterator[Pass]:
@@ -99,36 +99,36 @@ class _Row:
 class _Arrival:
     """A message on its way."""
 
-    edge: Edge
+    edge: EdgeState
     is_gradient: bool
     count: int
 
 
-class _Run:
+class _ListScheduler:
     """The step while it is placed."""
 
-    def __init__(self, graph: ModuleGraph, microbatches: int, rules: Rules) -> None:
+    def __init__(self, graph: ModuleGraph, microbatches: int, rules: ListRules) -> None:
         self._rules = rules
         in_two = {one.stage for order in rules.orders.values() for one in order if one.kind == "weight-gradient"}
         self.stages = begin_stages(graph, microbatches, split=in_two, bounds=rules.bounds)
-        self._rows: list[_Row] = []
-        self._rows_of: dict[StageId, list[_Row]] = {}
-        self._held: list[list[_Row]] = [[] for _ in graph.actors]
+        self._rows: list[_PipelineActors] = []
+        self._rows_of: dict[StageId, list[_PipelineActors]] = {}
+        self._held: list[list[_PipelineActors]] = [[] for _ in graph.actors]
         self._gather_rows(graph)
         self._busy = [False] * len(graph.actors)
-        self._claims: list[tuple[Key, _Row] | None] = [None] * len(graph.actors)
-        self._events: list[tuple[float, int, tuple[_Row, Pass] | _Arrival]] = []
+        self._claims: list[tuple[Key, _PipelineActors] | None] = [None] * len(graph.actors)
+        self._events: list[tuple[float, int, tuple[_PipelineActors, Pass] | _Arrival]] = []
         self._now: float = 0
         self._counted = 0
 
     def _gather_rows(self, graph: ModuleGraph) -> None:
-        found: dict[tuple[Line, tuple[int, ...]], _Row] = {}
+        found: dict[tuple[PipelineRank, tuple[int, ...]], _PipelineActors] = {}
         for stage in self.stages.values():
-            line = Line(stage.id.module, graph.by_name[stage.id.module].pipeline_rank(stage.id.stage))
+            line = PipelineRank(stage.id.module, graph.by_name[stage.id.module].pipeline_rank(stage.id.stage))
             for part in stage.parts:
                 row = found.get((line, part.actors))
                 if row is None:
-                    row = _Row(number=len(found), actors=part.actors, order=self._rules.orders.get(line))
+                    row = _PipelineActors(number=len(found), actors=part.actors, order=self._rules.orders.get(line))
                     found[line, part.actors] = row
                 row.parts[stage.id] = part
                 self._rows_of.setdefault(stage.id, []).append(row)
@@ -171,7 +171,7 @@ class _Run:
                     actors=row.actors,
                 )
 
-    def _take(self, key: Key, row: _Row) -> bool:
+    def _take(self, key: Key, row: _PipelineActors) -> bool:
         """Make a row's actors busy if all are free and nobody before it claims one; else claim those that are free."""
         if len(row.actors) == 1:
             actor = row.actors[0]
@@ -186,13 +186,13 @@ class _Run:
             self._claims[actor] = None if takes else (key, row)
         return takes
 
-    def _is_open(self, actor: int, key: Key, row: _Row) -> bool:
+    def _is_open(self, actor: int, key: Key, row: _PipelineActors) -> bool:
         if self._busy[actor]:
             return False
         claim = self._claims[actor]
         return claim is None or claim[1] is row or key < claim[0]
 
-    def _end(self, row: _Row, ended: Pass, touched: set[int]) -> None:
+    def _end(self, row: _PipelineActors, ended: Pass, touched: set[int]) -> None:
         for actor in row.actors:
             self._busy[actor] = False
             touched.update(other.number for other in self._held[actor])
@@ -225,9 +225,9 @@ class _Run:
             edge.rows = message.count
             self._touch(edge.target, touched)
 
-    def _touch(self, stage: Stage, touched: set[int]) -> None:
+    def _touch(self, stage: StageState, touched: set[int]) -> None:
         touched.update(row.number for row in self._rows_of[stage.id])
 
-    def _push(self, time: float, event: tuple[_Row, Pass] | _Arrival) -> None:
+    def _push(self, time: float, event: tuple[_PipelineActors, Pass] | _Arrival) -> None:
         self._counted += 1
         heapq.heappush(self._events, (time, self._counted, event))

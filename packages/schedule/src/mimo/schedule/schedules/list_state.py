@@ -20,7 +20,7 @@ class Pass:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Count:
+class PassCount:
     """Of how many microbatches a computation has ended on every part of its stage.
 
     Args:
@@ -43,7 +43,7 @@ class Count:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Edge:
+class EdgeState:
     """An edge while the schedule is made; counts are of microbatches, which go along it in order.
 
     Args:
@@ -55,15 +55,15 @@ class Edge:
     """
 
     name: str
-    source: Stage
-    target: Stage
+    source: StageState
+    target: StageState
     gradient: bool
     rows: int = 0
     gradients: int = 0
 
 
 @attrs.define(kw_only=True, eq=False)
-class Stage:
+class StageState:
     """A stage while the schedule is made.
 
     Args:
@@ -83,11 +83,11 @@ class Stage:
     backward: bool
     split: bool
     bound: int | None
-    forward: Count
-    gradient: Count
-    inputs: list[Edge] = attrs.field(factory=list)
-    outputs: list[Edge] = attrs.field(factory=list)
-    parts: list[Part] = attrs.field(factory=list)
+    forward: PassCount
+    gradient: PassCount
+    inputs: list[EdgeState] = attrs.field(factory=list)
+    outputs: list[EdgeState] = attrs.field(factory=list)
+    parts: list[StagePart] = attrs.field(factory=list)
 
     def is_ready(self, wanted: Pass) -> bool:
         """Tell whether all that the next pass of a kind waits for from other stages is there."""
@@ -100,7 +100,7 @@ class Stage:
 
 
 @attrs.define(kw_only=True, eq=False)
-class Part:
+class StagePart:
     """A stage on actors that compute it together. Its passes go in order, so counts say which have begun.
 
     Args:
@@ -111,7 +111,7 @@ class Part:
         forwards, backwards, weights: passes begun; a backward in two parts counts with its first.
     """
 
-    stage: Stage
+    stage: StageState
     actors: tuple[int, ...]
     paced: bool = False
     forwards: int = 0
@@ -173,7 +173,7 @@ class Part:
 
 def begin_stages(
     graph: ModuleGraph, microbatches: int, *, split: Collection[StageId], bounds: Mapping[StageId, int]
-) -> Mapping[StageId, Stage]:
+) -> Mapping[StageId, StageState]:
     """Return every stage of a graph before the step has begun, joined by its edges."""
     wiring = Wiring(graph=graph)
     passes = {module.name: wiring.passes(module.name, microbatches) for module in graph.modules}
@@ -181,21 +181,21 @@ def begin_stages(
     stages = {}
     for name in graph.stages:
         meetings = wiring.meetings[name]
-        stage = stages[name] = Stage(
+        stage = stages[name] = StageState(
             id=name,
             passes=passes[name.module],
             prefetch=graph.by_name[name.module].prefetch,
             backward=name in wiring.backward,
             split=name in split,
             bound=bounds.get(name),
-            forward=Count(parts=len(meetings), microbatches=passes[name.module][0][0]),
-            gradient=Count(parts=len(meetings)),
+            forward=PassCount(parts=len(meetings), microbatches=passes[name.module][0][0]),
+            gradient=PassCount(parts=len(meetings)),
         )
-        stage.parts += [Part(stage=stage, actors=found, paced=all(idle[it] for it in found)) for found in meetings]
+        stage.parts += [StagePart(stage=stage, actors=found, paced=all(idle[it] for it in found)) for found in meetings]
     for edge in graph.edges:
         source, target = stages[edge.source], stages[edge.target]
         rows = source.passes[0][0] if source.prefetch and not target.prefetch else 0
-        joint = Edge(name=edge.name, source=source, target=target, gradient=edge.gradient, rows=rows)
+        joint = EdgeState(name=edge.name, source=source, target=target, gradient=edge.gradient, rows=rows)
         source.outputs.append(joint)
         target.inputs.append(joint)
     return stages

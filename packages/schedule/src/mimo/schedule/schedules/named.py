@@ -14,9 +14,9 @@ import attrs
 from mimo.hooks import ConfigError
 from mimo.schedule.plan import Plan, Wiring, assemble, stages_to_sink
 from mimo.schedule.schedules.demands import trains
-from mimo.schedule.schedules.list_schedule import Line, Rules, list_schedule, units
+from mimo.schedule.schedules.list_schedule import ListRules, PipelineRank, list_schedule, units
 from mimo.schedule.schedules.list_state import Pass
-from mimo.schedule.schedules.orders import Step
+from mimo.schedule.schedules.orders import PassIndex
 from mimo.topology import Module, ModuleGraph, StageId
 
 
@@ -38,7 +38,7 @@ class Pipeline:
 _PROJECTOR = 1 / 16
 """What a pass of a projector takes of the time of one of its tower."""
 
-OrderOf = Callable[[int], Iterable[Step]]
+OrderOf = Callable[[int], Iterable[PassIndex]]
 """Of a place along a pipeline the order of its ranks, as if all its stages trained."""
 MakeOrder = Callable[[Pipeline], OrderOf | None]
 
@@ -61,7 +61,7 @@ def unordered(_pipeline: Pipeline) -> None:
     """Leave the order of a module to bounds."""
 
 
-def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered) -> Rules:
+def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered) -> ListRules:
     """Return the rules by which the modules that ``make`` has orders for keep to them, and others to bounds.
 
     The bound of a stage is the number of stages on the longest path from it to a sink, itself included, where every
@@ -70,7 +70,7 @@ def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered)
     """
     wiring = Wiring(graph=graph)
     ahead: dict[StageId, int] = {}
-    orders: dict[Line, Sequence[Pass]] = {}
+    orders: dict[PipelineRank, Sequence[Pass]] = {}
     for name in reversed(graph.order):
         module = graph.by_name[name]
         each, passes = module.batch_factor, module.passes(microbatches)
@@ -80,14 +80,14 @@ def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered)
             runs_backward = any(StageId(name, at) in wiring.backward for at in module.stages_at(place))
             if order_of is not None and runs_backward:
                 steps = list(order_of(place))
-                orders[Line(name, place)] = [
+                orders[PipelineRank(name, place)] = [
                     Pass(step.kind, StageId(name, step.stage), passes[step.number])
                     for step in _trimmed(module, steps, wiring)
                 ]
                 ahead |= {StageId(name, at): each * _ahead(steps, at) for at in module.stages_at(place)}
         for at in reversed(range(module.stages)):
             lead = ahead.setdefault(StageId(name, at), each * (1 + -(-lead // each)))
-    return Rules(priority=soonest_free(graph), orders=orders, bounds=ahead, seconds=_seconds(graph))
+    return ListRules(priority=soonest_free(graph), orders=orders, bounds=ahead, seconds=_seconds(graph))
 
 
 def _seconds(graph: ModuleGraph) -> Callable[[Pass], float]:
@@ -111,7 +111,7 @@ def _lead(graph: ModuleGraph, module: Module, ahead: Mapping[StageId, int]) -> i
     )
 
 
-def _ahead(steps: Sequence[Step], stage: int) -> int:
+def _ahead(steps: Sequence[PassIndex], stage: int) -> int:
     """Return how many passes a stage is ahead, at most, of its next (input) gradient when that is about to begin."""
     forwards = backwards = most = 0
     for step in steps:
@@ -124,7 +124,7 @@ def _ahead(steps: Sequence[Step], stage: int) -> int:
     return most
 
 
-def _trimmed(module: Module, steps: Sequence[Step], wiring: Wiring) -> Iterator[Step]:
+def _trimmed(module: Module, steps: Sequence[PassIndex], wiring: Wiring) -> Iterator[PassIndex]:
     """Yield the steps of an order without what their stages have not to do, with backwards whole where that serves.
 
     It does where nothing trains, so that there is no weight gradient; and where nobody waits for the input gradients
@@ -143,7 +143,7 @@ def _trimmed(module: Module, steps: Sequence[Step], wiring: Wiring) -> Iterator[
                 yield step._replace(kind="backward")
 
 
-def _is_whole(stage: StageId, steps: Sequence[Step], wiring: Wiring) -> bool:
+def _is_whole(stage: StageId, steps: Sequence[PassIndex], wiring: Wiring) -> bool:
     if any(edge.gradient for edge in wiring.inputs[stage]):
         return False
     behind = zip(steps, (*steps[1:], None), strict=True)

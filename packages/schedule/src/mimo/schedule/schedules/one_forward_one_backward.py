@@ -33,4 +33,4 @@ def generate(graph: ModuleGraph, microbatches: int, config: OneForwardOneBackwar
 @hookimpl
 def mimo_register_schedules() -> list[ScheduleSpec]:
     """Register ``1f1b``."""
-    return [ScheduleSpec(name="1f1b", config=OneForwardOneBackward, generate=generate, weighs=False)]
+    return [ScheduleSpec(name="1f1b", config=OneForwardOneBackward, generate=generate, uses_costs=False)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mimo.schedule.plan import ActionKind
 
 
-class Step(NamedTuple):
+class PassIndex(NamedTuple):
     """A pass of one of a module's stages, by numbers."""
 
     kind: ActionKind
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 def one_after_one(
     forwards: Sequence[tuple[int, int]], backwards: Sequence[tuple[int, int]], *, warm: int, lag: int | None = None
-) -> Iterator[Step]:
+) -> Iterator[PassIndex]:
     """Yield ``warm`` forwards, then a backward and a forward in turn, then the backwards that are left.
 
     Args:
@@ -34,16 +34,16 @@ def one_after_one(
             whole.
     """
     for at in forwards[:warm]:
-        yield Step("forward", *at)
+        yield PassIndex("forward", *at)
     for done, at in enumerate(backwards):
-        yield Step("backward" if lag is None else "input-gradient", *at)
+        yield PassIndex("backward" if lag is None else "input-gradient", *at)
         if lag is not None and done >= lag:
-            yield Step("weight-gradient", *backwards[done - lag])
+            yield PassIndex("weight-gradient", *backwards[done - lag])
         if warm + done < len(forwards):
-            yield Step("forward", *forwards[warm + done])
+            yield PassIndex("forward", *forwards[warm + done])
     if lag:
         for at in backwards[-lag:]:
-            yield Step("weight-gradient", *at)
+            yield PassIndex("weight-gradient", *at)
 
 
 def in_groups(stages: Sequence[int], passes: int, group: int) -> list[tuple[int, int]]:
@@ -60,7 +60,7 @@ def in_groups(stages: Sequence[int], passes: int, group: int) -> list[tuple[int,
     ]
 
 
-def to_and_fro(stages: tuple[int, int], passes: int, *, ranks: int, place: int) -> Iterator[Step]:
+def to_and_fro(stages: tuple[int, int], passes: int, *, ranks: int, place: int) -> Iterator[PassIndex]:
     """Yield the order of a rank with two chunks in a V, without a bubble where all kinds take the same time.
 
     Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 6, and "Pipeline Parallelism with Controllable Memory"
@@ -91,4 +91,4 @@ def to_and_fro(stages: tuple[int, int], passes: int, *, ranks: int, place: int) 
         number = counts[kind, stage]
         counts[kind, stage] += 1
         if number < passes:
-            yield Step(kind, stage, number)
+            yield PassIndex(kind, stage, number)

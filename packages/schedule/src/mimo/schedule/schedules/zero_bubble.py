@@ -17,7 +17,7 @@ from mimo.hooks import ConfigError, hookimpl
 from mimo.schedule.plan import Costs, Plan, ScheduleSpec
 from mimo.schedule.schedules.demands import demand_microbatches, longest_pipeline, passes_text, trains
 from mimo.schedule.schedules.named import MakeOrder, OrderOf, Pipeline, planned
-from mimo.schedule.schedules.orders import Step, one_after_one, to_and_fro
+from mimo.schedule.schedules.orders import PassIndex, one_after_one, to_and_fro
 from mimo.topology import ModuleGraph, Placement
 
 Form = Literal["h1", "h2", "v"]
@@ -101,7 +101,7 @@ def _along_h(pipeline: Pipeline, *, pace: int) -> OrderOf | None:
         return None
     ahead = lead + pace if lead else 1
 
-    def order_of(place: int) -> Iterable[Step]:
+    def order_of(place: int) -> Iterable[PassIndex]:
         numbers = [(place, number) for number in range(pipeline.passes)]
         warm = pace * (ranks - 1 - place) + ahead
         return one_after_one(numbers, numbers, warm=warm, lag=pace * place)
@@ -116,7 +116,7 @@ def _in_a_v(pipeline: Pipeline) -> OrderOf | None:
         return None
     assert module.placement == "v", module.name
 
-    def order_of(place: int) -> Iterable[Step]:
+    def order_of(place: int) -> Iterable[PassIndex]:
         down, up = module.stages_at(place)
         return to_and_fro((down, up), pipeline.passes, ranks=module.grid.pp, place=place)
 
@@ -130,5 +130,5 @@ _ORDERS: Mapping[Form, MakeOrder] = {"h1": partial(_along_h, pace=1), "h2": part
 def mimo_register_schedules() -> list[ScheduleSpec]:
     """Register ``zero-bubble``."""
     return [
-        ScheduleSpec(name="zero-bubble", config=ZeroBubble, generate=generate, placement=placement, weighs=False),
+        ScheduleSpec(name="zero-bubble", config=ZeroBubble, generate=generate, placement=placement, uses_costs=False),
     ]

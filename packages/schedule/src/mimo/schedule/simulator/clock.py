@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from mimo.schedule.checker import Keeping
+from mimo.schedule.checker import ActivationMemory
 from mimo.schedule.plan import COMPUTATIONS, Action, Bar
 
 WARM_UP, DRAIN, TRANSFER, PEERS = "warm-up", "drain", "transfer", "peers"
@@ -32,7 +32,7 @@ class Clock:
 
     ranks: tuple[int, ...]
     actions: tuple[Action, ...]
-    keeping: Keeping | None
+    keeping: ActivationMemory | None
     position: int = 0
     now: float = 0
     waits: dict[str, float] = attrs.field(factory=dict)
@@ -45,7 +45,7 @@ class Clock:
     last: float = 0
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...], actions: tuple[Action, ...], keeping: Keeping | None) -> Clock:
+    def of(cls, ranks: tuple[int, ...], actions: tuple[Action, ...], keeping: ActivationMemory | None) -> Clock:
         """Return the clock of an actor before its first action, with what it keeps from the step before."""
         begins = {} if keeping is None else keeping.begins
         kept: list[tuple[float, str, int]] = [(0, module, peak.bytes) for module, peak in begins.items() if peak.bytes]
@@ -97,7 +97,7 @@ class Clock:
 
 
 @attrs.frozen
-class Way:
+class Direction:
     """One way along an edge.
 
     Args:
@@ -128,7 +128,7 @@ class Message:
         lines: those at whose head it stands unposted.
     """
 
-    way: Way
+    way: Direction
     unposted: int
     unsent: int
     posted: float = 0
@@ -136,11 +136,11 @@ class Message:
     start: float = 0
     finish: float = 0
     sleepers: tuple[int, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[SendQueue, ...] = ()
 
 
 @attrs.define(eq=False)
-class Line:
+class SendQueue:
     """What an actor sends on one edge and way, in order: what has left has arrived at ``free``, the rest waits.
 
     With each message that waits stand its send and when that was reached.

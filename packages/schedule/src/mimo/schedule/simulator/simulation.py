@@ -10,7 +10,7 @@ import attrs
 from mimo.schedule.plan import Timeline, Transfer
 from mimo.schedule.simulator.clock import Clock
 
-_Memory = tuple[tuple[float, Mapping[str, int]], ...]
+_MemoryCurve = tuple[tuple[float, Mapping[str, int]], ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -45,7 +45,7 @@ class Simulation:
         """Return what clocks at the end of their lists tell."""
         spans = [(clock.last - clock.first, clock.computed) for clock in clocks if clock.first is not None]
         longest, computed = max(spans, key=lambda span: (span[0], span[0] - span[1]), default=(0, 0))
-        memory: dict[int, _Memory] = {}
+        memory: dict[int, _MemoryCurve] = {}
         peaks: dict[int, Mapping[str, int]] = {}
         totals: dict[int, int] = {}
         for clock in clocks:
@@ -71,7 +71,7 @@ class Simulation:
         )
 
 
-def _memory(clock: Clock) -> tuple[_Memory, Mapping[str, int], int]:
+def _memory(clock: Clock) -> tuple[_MemoryCurve, Mapping[str, int], int]:
     """Return an actor's memory over time, and its peaks, by module and in all."""
     moments: list[tuple[float, Mapping[str, int]]] = []
     now = {action.module: 0 for action in clock.actions}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 
 from mimo.hooks import PlanError
-from mimo.schedule.checker import Keeping, stage_facts
+from mimo.schedule.checker import ActivationMemory, stage_facts
 from mimo.schedule.plan import Action, Costs, Plan, Transfer, place_text
-from mimo.schedule.simulator.clock import PEERS, TRANSFER, Clock, Line, Meeting, Message
-from mimo.schedule.simulator.shared import Shared
+from mimo.schedule.simulator.clock import PEERS, TRANSFER, Clock, Meeting, Message, SendQueue
+from mimo.schedule.simulator.cost_lookup import CostLookup
 from mimo.schedule.simulator.simulation import Simulation
 from mimo.topology import ModuleGraph
 
@@ -36,12 +36,12 @@ def simulate(plan: Plan, graph: ModuleGraph, costs: Costs, name: str = "simulate
     Raises:
         PlanError: the plan comes to a halt.
     """
-    run = _Run(plan, graph, costs)
+    run = _SimulatorRun(plan, graph, costs)
     run.run()
     return Simulation.of(name, graph.ranks, run.clocks, run.transfers)
 
 
-class _Run:
+class _SimulatorRun:
     """The lists while they run."""
 
     def __init__(self, plan: Plan, graph: ModuleGraph, costs: Costs) -> None:
@@ -52,15 +52,15 @@ class _Run:
             Clock.of(
                 actor.ranks,
                 lists[actor.ranks],
-                Keeping(facts, lists[actor.ranks], plan.microbatches) if kept else None,
+                ActivationMemory(facts, lists[actor.ranks], plan.microbatches) if kept else None,
             )
             for actor in graph.actors
         ]
         self.transfers: list[Transfer] = []
-        self._shared = Shared(graph, costs)
+        self._shared = CostLookup(graph, costs)
         self._overlaps = costs.overlaps
         self._messages: dict[tuple[str, bool, int], Message] = {}
-        self._lines: dict[tuple[str, bool, int], Line] = {}
+        self._lines: dict[tuple[str, bool, int], SendQueue] = {}
         self._meetings: dict[tuple[object, ...], tuple[Meeting, list[int]]] = {}
         self._awake = deque(range(len(self.clocks)))
 
@@ -124,7 +124,7 @@ class _Run:
         elif self._overlaps:
             line = self._lines.get((edge, gradient, number))
             if line is None:
-                line = self._lines[edge, gradient, number] = Line(clock)
+                line = self._lines[edge, gradient, number] = SendQueue(clock)
             line.waiting.append((message, action, clock.now))
             if len(line.waiting) == 1:
                 self._drain(line)
@@ -139,7 +139,7 @@ class _Run:
             self._arrive(message, clock, action, (sent, start))
         return True
 
-    def _drain(self, line: Line) -> None:
+    def _drain(self, line: SendQueue) -> None:
         """Let messages leave, up to the first that somebody has not posted."""
         while line.waiting:
             message, action, sent = line.waiting[0]

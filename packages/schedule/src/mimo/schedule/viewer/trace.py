@@ -17,7 +17,7 @@ from mimo.schedule.viewer.rows import Row, rows_of
 
 _MICROSECONDS = 1e6
 
-Event = Mapping[str, Any]
+TraceEvent = Mapping[str, Any]
 
 
 def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
@@ -32,23 +32,23 @@ def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _events(timeline: Timeline, process: int) -> Iterator[Event]:
-    yield _told(process, 0, "process_name", name=timeline.name)
-    yield _told(process, 0, "process_sort_index", sort_index=process)
+def _events(timeline: Timeline, process: int) -> Iterator[TraceEvent]:
+    yield _metadata(process, 0, "process_name", name=timeline.name)
+    yield _metadata(process, 0, "process_sort_index", sort_index=process)
     for thread, row in enumerate(rows_of(timeline)):
-        yield _told(process, thread, "thread_name", name=row.name)
-        yield _told(process, thread, "thread_sort_index", sort_index=thread)
+        yield _metadata(process, thread, "thread_name", name=row.name)
+        yield _metadata(process, thread, "thread_sort_index", sort_index=thread)
         for bar in row.bars:
             yield _bar(bar, process, thread)
         yield from _memory(row, process)
     yield from _messages(timeline, process)
 
 
-def _told(process: int, thread: int, what: str, **args: Any) -> Event:
+def _metadata(process: int, thread: int, what: str, **args: Any) -> TraceEvent:
     return {"ph": "M", "pid": process, "tid": thread, "ts": 0, "name": what, "args": args}
 
 
-def _bar(bar: Bar, process: int, thread: int) -> Event:
+def _bar(bar: Bar, process: int, thread: int) -> TraceEvent:
     action = bar.action
     args: dict[str, Any] = {"stage": action.stage, "microbatches": list(action.microbatches)}
     if action.edge is not None:
@@ -67,7 +67,7 @@ def _bar(bar: Bar, process: int, thread: int) -> Event:
     }
 
 
-def _memory(row: Row, process: int) -> Iterator[Event]:
+def _memory(row: Row, process: int) -> Iterator[TraceEvent]:
     for moment, kept in row.memory:
         yield {
             "ph": "C",
@@ -79,7 +79,7 @@ def _memory(row: Row, process: int) -> Iterator[Event]:
         }
 
 
-def _messages(timeline: Timeline, process: int) -> Iterator[Event]:
+def _messages(timeline: Timeline, process: int) -> Iterator[TraceEvent]:
     for number, transfer in enumerate(timeline.transfers):
         action = transfer.action
         about = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mimo.schedule.plan import Action, Costs, Wiring
-from mimo.schedule.simulator.clock import Way
+from mimo.schedule.simulator.clock import Direction
 from mimo.topology import ModuleGraph
 
 
-class Shared:
+class CostLookup:
     """Ends of edges, who meets whom, and seconds; actors are numbered as in ``graph.actors``.
 
     Args:
@@ -22,7 +22,7 @@ class Shared:
         self._targets, self._feeding = self._wiring.targets, self._wiring.feeding
         self._members: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
-        self._ways: dict[tuple[str, bool, int], Way] = {}
+        self._ways: dict[tuple[str, bool, int], Direction] = {}
 
     def is_target(self, edge: str, message: Action) -> bool:
         """Tell whether a send or receive is at the target of its edge."""
@@ -32,14 +32,14 @@ class Shared:
         """Return the edges whose messages a computation needs, and whether they are gradients."""
         return self._feeding.get((computation.kind, computation.module, computation.stage), ())
 
-    def way(self, edge: str, *, gradient: bool, microbatches: int) -> Way:
+    def way(self, edge: str, *, gradient: bool, microbatches: int) -> Direction:
         """Return how a message of so many microbatches goes along an edge, or as gradients back."""
         key = (edge, gradient, microbatches)
         way = self._ways.get(key)
         if way is None:
             found, holders = self._wiring.edges[edge], self._wiring.holders
             source, target = (found.target, found.source) if gradient else (found.source, found.target)
-            way = self._ways[key] = Way(
+            way = self._ways[key] = Direction(
                 seconds=self._costs.message(self._graph, found, microbatches),
                 source=source.module,
                 target=target.module,
