@@ -6,14 +6,11 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pool import Pool
-from ranks import fork_ranks
 
-if TYPE_CHECKING:
-    from oracle import Oracle
+from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -36,29 +33,3 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a file system needs root")
     yield folder
     system.umount2(bytes(folder), _DETACH)
-
-
-@pytest.fixture(scope="session")
-def truths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder of this run for all processes that test: of what they compare with."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "truths"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def pool(truths: Path) -> Iterator[Pool]:
-    """For the integration tests, all of whose functions can be pickled: one process forks the ranks of them all."""
-    from jobs import prepare  # needs all packages
-
-    with Pool(prepare, truths) as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
-def oracle(pool: Pool, truths: Path) -> Oracle:
-    """For the integration tests."""
-    from oracle import Oracle
-
-    return Oracle(pool, truths)

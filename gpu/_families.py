@@ -19,13 +19,13 @@ from _compare import DOUBLE, LAW, Apart, apart, missed
 from _models import GROUPS, models
 from jobs import CPU, prepare
 from oracle import Oracle, run_layout
-from pool import Pool
 from tables import Table
 from tables import alone as on_one_rank
 from torch import Tensor
 from truth import Truth, run_plain
 
 from mimo.model import _rotary
+from mimo.testing import Pool
 from mimo.trainer._place import Place
 
 

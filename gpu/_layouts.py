@@ -21,7 +21,6 @@ from _compare import Apart, apart, missed
 from _staged import MEETING
 from jobs import prepare
 from oracle import Oracle, Outcome, read_outcome, run_layout, write_outcome
-from pool import Pool
 from tables import EVEN_EPS, Table, scheduled, table, world_of
 from tables import alone as on_one_rank
 from test_oracle import CLEAR_SEEDS, EXPERTS, LAYOUTS, SLICED, TIED, on
@@ -30,6 +29,7 @@ from test_oracle_mamba import SEED
 from test_oracle_mixed import settings_of as mixed
 from truth import Truth, run_plain
 
+from mimo.testing import Pool
 from mimo.trainer._launch import launch, start_method
 from mimo.trainer._place import Place
 from mimo.trainer._watch import Terms

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import attrs
-from processes import Ended, mimo, start
+from commands import be_mimo, start
+
+from mimo.testing import Ended
 
 
 @attrs.frozen(kw_only=True)
@@ -45,13 +47,13 @@ def command(words: Sequence[str | Path], blow: Blow | None = None) -> Ended:
         words: of the command line.
         blow: what becomes of it.
     """
-    with start(*words, call=mimo if blow is None else partial(_be_struck, blow)) as started:
+    with start(*words, call=be_mimo if blow is None else partial(_be_struck, blow)) as started:
         return started.wait()
 
 
 def _be_struck(blow: Blow, *words: str) -> NoReturn:
     _prepare(blow)
-    mimo(*words)
+    be_mimo(*words)
 
 
 def _prepare(blow: Blow) -> None:

@@ -12,10 +12,10 @@ import pytest
 from commands import SCRIPT, TORCHRUN, here, losses, mimo, read_metrics, succeed
 from house import ROOT
 from PIL import Image
-from processes import Ended
 
 from mimo.data import SplitName
 from mimo.schedule import Plan
+from mimo.testing import Ended
 from mimo_dataset_spoken_digits._clips import clips_of
 
 STEPS = 20

@@ -11,8 +11,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import DIGITS, install, losses, mimo, read_metrics, succeed
-from processes import Ended, start
+from commands import DIGITS, install, losses, mimo, read_metrics, start, succeed
+
+from mimo.testing import Ended
 
 ENDLESS = "run.steps=1000000"
 PATIENT = "run.timeout=5"

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import TEXT, losses, mimo, places, write_lines
-from processes import SECONDS, Started, start
+from commands import TEXT, losses, mimo, places, start, write_lines
+
+from mimo.testing import SECONDS, Started
 
 ENDLESS = ("train", "text.toml", "run.steps=1000000", "logging.interval=1", "checkpoint.interval=1000000")
 RESUMED = (*ENDLESS, "checkpoint.load=latest")
@@ -92,7 +93,7 @@ def test_a_job_that_another_one_keeps_out_ends_on_all_ranks_and_writes_nothing(f
         (folder / "run" / "attempt.json").write_text("somebody else's")
         ended = join(folder, lambda _first: None, *RESUMED, SLURM_JOB_ID="8")
         assert [one.process.exitcode for one in ended] == [2, 2]
-        told = [bytes(one.told[one.err]).decode() for one in ended]
+        told = [bytes(one.printed[one.err]).decode() for one in ended]
         assert told[0].startswith(f"mimo: rank 0: {HELD}{holder.pid} on ")
         assert told[1] == ""
         assert snapshot(folder / "run") == before
@@ -107,7 +108,7 @@ def test_a_requeued_job_waits_for_its_old_one(folder: Path) -> None:
         first.wait_for(" 2/1000000  loss")
 
         def stop_the_old(new: Started) -> None:
-            while b"waits up to 60 s for process " not in new.told[new.err]:
+            while b"waits up to 60 s for process " not in new.printed[new.err]:
                 assert new._listen(time.monotonic() + SECONDS)
             assert json.loads((folder / "run" / "run.lock").read_text())["pid"] == first.pid
             first.process.terminate()
@@ -115,5 +116,5 @@ def test_a_requeued_job_waits_for_its_old_one(folder: Path) -> None:
 
         ended = join(folder, stop_the_old, *RESUMED[:2], "run.steps=3", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
     assert [one.process.exitcode for one in ended] == [0, 0]
-    printed = bytes(ended[0].told[ended[0].out]).decode()
+    printed = bytes(ended[0].printed[ended[0].out]).decode()
     assert re.search(r"text: (nothing left to train, step \d+ of 3 was loaded|step \d+ to \d+)", printed), printed

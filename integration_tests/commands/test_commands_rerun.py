@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from commands import losses, mimo
-from processes import Ended
+
+from mimo.testing import Ended
 
 WORDS = (
     "train",

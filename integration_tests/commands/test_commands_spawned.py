@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from commands import start
 from PIL import Image
-from processes import Ended, script, start
+
+from mimo.testing import Ended, script
 
 PROGRAM = """
 import sys

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import TEXT, install, losses, mimo, places, torchrun
-from processes import start
+from commands import TEXT, install, losses, mimo, places, start, torchrun
 
 FAILS_TWICE = """
 import os, signal

@@ -16,7 +16,6 @@ import transformers
 from commands import here
 from jobs import CPU, find, make_job
 from PIL import Image
-from pool import Pool
 from published import llama_config
 from tables import Table, table
 from test_hf_families import NEMOTRON
@@ -28,6 +27,7 @@ from test_oracle_mamba import CONFIG as HYBRID
 from mimo.hooks import ConfigError, Kind
 from mimo.model import LANGUAGE_MODELS
 from mimo.model.runtime import Remembering
+from mimo.testing import Pool
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._resolve import resolve

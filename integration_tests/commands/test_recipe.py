@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from commands import here, mimo
 from house import ROOT
-from pool import Pool
 from resuming import check_going_on
 from tables import Table
+
+from mimo.testing import Pool
 
 RECIPE = ROOT / "examples" / "nemotron-moe-vlm-20l.toml"
 NARROW: dict[str, dict[str, Any]] = {

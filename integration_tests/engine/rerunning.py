@@ -15,13 +15,13 @@ import attrs
 import torch
 import torch.distributed as dist
 from jobs import CPU, find
-from pool import Pool
 from tables import Table, world_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo.hooks import Kind, RestartNeededError, ResultRejectedError, StepInfo
 from mimo.model import ENCODERS
+from mimo.testing import Pool
 from mimo.trainer._config import make_settings
 from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine

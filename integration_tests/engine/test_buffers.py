@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pool import Pool
-from ranks import RanksError
 from resuming import go_on, go_on_and_save
 from tables import Table, table
 from test_oracle import on
+
+from mimo.testing import Pool, RanksError
 
 
 def settings(directory: Path, plugin: str, lanes: int, load: str = "none") -> Table:

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import pytest
 from jobs import CPU, make_job
-from pool import Pool
 from tables import Table, alone, table
 
 from mimo.hooks import EvaluationInfo, StepInfo
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 EXPERTS = {"experts": 4, "expert_intermediate": 16, "dense_layers": 1, "balance_loss": 0.1, "z_loss": 0.1}

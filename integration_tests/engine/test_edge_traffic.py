@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from jobs import CPU, make_job
-from pool import Pool
 from rich.console import Console
 from tables import Table, table
 
 from mimo.hooks import EdgeTraffic
+from mimo.testing import Pool
 from mimo.trainer._edge_traffic import expect_traffic
 from mimo.trainer._engine import Engine
 from mimo.trainer._show import show_job

@@ -9,13 +9,13 @@ import attrs
 import pytest
 import torch
 from jobs import CPU, find, make_job
-from pool import Pool
 from resuming import run_and_save
 from tables import table
 from torch import Tensor, nn
 
 from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree
 from mimo.model import ENCODERS, EncoderSpec
+from mimo.testing import Pool
 from mimo.trainer._config import make_settings
 from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine

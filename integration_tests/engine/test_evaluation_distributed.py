@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 import pytest
 from jobs import make_job
-from pool import Pool
 from resuming import check_trajectory, evaluation_loss, run_and_evaluate, run_steps
 from tables import world_of
 from test_oracle import SP, Modules, on
 from test_resume import settings_of
 
 from mimo.hooks import ConfigError
+from mimo.testing import Pool
 
 LAYOUTS: dict[str, Modules] = {
     "dp4": {"vision": on(0, 3), "language": on(0, 3)},

@@ -10,11 +10,11 @@ import attrs
 import numpy as np
 import pytest
 from jobs import CPU, make_job
-from pool import Pool
 from tables import Table, alone, table
 
 from mimo.data import NO_LABEL, StepSampler
 from mimo.hooks import Flops
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 WIDTH, LAYERS, INNER = 24, 3, 37

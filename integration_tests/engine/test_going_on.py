@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pool import Pool
-from ranks import RanksError
 from resuming import WentOn, begin, go_on, go_on_and_save, same_bits, train_from
 from tables import RATE, Table, table
 from test_oracle import on
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from mimo.checkpoint import reshard
 from mimo.hooks import StateTree
+from mimo.testing import Pool, RanksError
 from mimo.trainer._saving import save_step
 
 SAVED = 3

@@ -17,7 +17,6 @@ import pytest
 from cases import in_turn
 from house import ROOT
 from jobs import CPU, make_job
-from pool import Pool
 from rich.console import Console
 from tables import Table, scheduled, table, world_of
 from test_oracle import SIGMOID, SOFTMAX, SP, Modules, on
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
+from mimo.testing import Pool
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._estimate import Memory, estimate_memory

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pool import Pool
-from ranks import RanksError
 from rerunning import Ended, events, run, with_rerun
 from tables import Table, scheduled, table
+
+from mimo.testing import Pool, RanksError
 
 STEP = 4
 SPIKES: Mapping[str, Any] = {"spike_factor": 3.0, "spike_steps": 2}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from flipping import Bits, Flip, run_clean, run_with_a_number, run_with_flips, settings_of, spots
 from jobs import make_job
-from pool import Pool
 from rerunning import events
 from tables import world_of
 
+from mimo.testing import Pool
 from mimo.topology import StageId
 
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

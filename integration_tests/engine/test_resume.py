@@ -8,10 +8,11 @@ from typing import Any
 
 import attrs
 import pytest
-from pool import Pool
 from resuming import check_going_on, run_and_save, run_steps
 from tables import RATE, Table, table
 from test_oracle import SP, Modules, features_of, on
+
+from mimo.testing import Pool
 
 LAYOUTS: dict[str, Modules] = {
     "alone": {"vision": on(0, 0), "language": on(0, 0)},

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import pytest
 from jobs import CPU, make_job
-from pool import Pool
 from tables import Table, table
 from test_oracle import on
 
 from mimo.hooks import PlanError
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 

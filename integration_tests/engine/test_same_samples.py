@@ -11,12 +11,12 @@ import attrs
 import pytest
 import torch
 from jobs import CPU, make_job
-from pool import Pool
 from synthetic import HELD_OUT
 from tables import table
 
 from mimo.data import Dataset
 from mimo.hooks import DataError
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 from mimo.trainer._launch import launch
 from mimo.trainer._place import Place

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from jobs import CPU, make_job
-from pool import Pool
 from tables import table
 
 from mimo.hooks import RunInfo, UserError
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 from mimo.trainer._metrics import Metrics
 from mimo.trainer._progress import Progress

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from commands import TEXT, here, mimo, read_metrics, succeed, write_lines
-from pool import Pool
 from resuming import WentOn, begin, go_on, go_on_and_save, same_bits
 from tables import Table
 from test_going_on import BOTH, all_zero, load, moments_of, run_of, weights_of
 from test_oracle import on
 
 from mimo.checkpoint import read_manifest, verify
+from mimo.testing import Pool
 from mimo.trainer._saving import Saving
 
 ALONE = {"checkpoint": {"optimizer": False}}

@@ -9,10 +9,10 @@ import attrs
 import pytest
 import torch
 from jobs import CPU, make_job
-from pool import Pool
 from tables import table
 
 from mimo.model.runtime import LanguageBatch
+from mimo.testing import Pool
 from mimo.topology import context_spans
 from mimo.trainer._engine import Engine
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from _staged import NAME, StagedGroup, staged_backend
-from pool import Pool
 from torch import Tensor
 
+from mimo.testing import Pool
 from mimo.topology.collectives import all_gather_single, reduce_scatter_single
 
 WORLD = 3

@@ -13,6 +13,7 @@ ARROWS = {
     "optimizer": ("hooks", "topology"),
     "checkpoint": ("hooks",),
     "data": ("hooks", "topology"),
+    "testing": ("hooks",),
     "planner": ("hooks", "topology", "schedule"),
     "trainer": ("hooks", "topology", "schedule", "model", "optimizer", "checkpoint", "data", "planner"),
 }

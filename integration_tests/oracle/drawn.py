@@ -13,13 +13,12 @@ from tempfile import TemporaryDirectory
 from drawing import draw
 from jobs import make_job, prepare
 from oracle import Oracle, differences
-from pool import Pool
-from ranks import RanksError
 from tables import AXES_KEYS, Table, alone
 from test_oracle_lora import drawn, run_adapted, run_plainly
 from truth import Truth, run_plain
 
 from mimo.hooks import ConfigError
+from mimo.testing import Pool, RanksError
 from mimo.trainer._parameter_names import check_patterns_of
 
 SEEDS = 3

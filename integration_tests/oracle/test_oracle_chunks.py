@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from cases import in_turn
 from oracle import Oracle
-from pool import Pool
 from resuming import check_going_on
 from tables import RATE, Table, table
 from test_oracle import Modules, on
+
+from mimo.testing import Pool
 
 LAYOUTS: dict[str, Modules] = {
     "language pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2, chunks=2)},

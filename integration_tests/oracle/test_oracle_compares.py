@@ -12,9 +12,10 @@ import attrs
 import numpy as np
 import torch
 from oracle import Oracle, Piece, compare
-from pool import Pool
 from tables import table
 from truth import Truth
+
+from mimo.testing import Pool
 
 TRUE = torch.arange(12.0).view(3, 4)
 

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from devices import BRANCHES, meet_at_first_use, run_as_on_devices
 from older_torch import NAMES, run_without_names
 from oracle import Oracle
-from pool import Pool
 from tables import Table, scheduled, table
 from test_oracle import CLEAR_SEEDS, SP, Modules, on
 from test_oracle_distributed import CHOSEN, Way, distributed
 from test_oracle_schedules import Case
+
+from mimo.testing import Pool
 
 FULL, SUMS = Way("full"), Way("gradients", among=2)
 FEW: dict[str, tuple[Modules, dict[str, Any], Way]] = {

@@ -13,7 +13,6 @@ import torch
 from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
-from pool import Pool as Workers
 from resuming import check_going_on, check_trajectory, run_and_evaluate, run_steps, same_bits
 from tables import Table, scheduled, table, world_of
 from test_oracle import SP, Modules, on
@@ -21,6 +20,7 @@ from test_resume import settings_of
 from torch.distributed.tensor import DTensor
 
 from mimo.hooks import ConfigError
+from mimo.testing import Pool as Workers
 from mimo.trainer._engine import Engine
 from mimo_optimizer_hybrid._memory import Pool
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer

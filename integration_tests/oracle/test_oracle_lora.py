@@ -11,7 +11,6 @@ import pytest
 from cases import in_turn
 from jobs import make_job
 from oracle import GAP, Oracle, Outcome, differences, run_layout
-from pool import Pool
 from tables import EVEN_EPS, Table, alone, scheduled, table, world_of
 from test_oracle import SOFTMAX, SP, Modules, on
 from test_oracle_mamba import CONFIG as HYBRID
@@ -22,6 +21,7 @@ from truth import Truth, run_plain
 from mimo.hooks import ConfigError
 from mimo.model import lora_linear
 from mimo.model.runtime import LowRank
+from mimo.testing import Pool
 
 VISION: Mapping[str, Any] = {"rank": 2, "alpha": 3.0, "targets": ["layers.*", "projector.*"]}
 LANGUAGE: Mapping[str, Any] = {"rank": 3, "alpha": 6.0, "targets": ["*.attention.*", "layers.[12].mlp.*", "head"]}

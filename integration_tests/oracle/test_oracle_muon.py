@@ -17,13 +17,13 @@ import torch
 from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Piece, worst
-from pool import Pool
 from resuming import assemble, check_going_on, run_steps, same_bits
 from tables import RATE, STEPS, Table, alone, table, world_of
 from test_oracle import CLEAR_SEEDS, SP, Modules, on
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 SAME_GRADIENTS = 1e-5

@@ -11,7 +11,6 @@ import pytest
 from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
-from pool import Pool
 from resuming import check_trajectory, run_and_save, run_steps
 from tables import Table, alone, scheduled, table, world_of
 from test_memory_estimate import PLUGINS
@@ -20,6 +19,7 @@ from test_oracle import SP, Modules, on
 from test_oracle_mamba import CONFIG as HYBRID
 from test_resume import settings_of as saving
 
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 SEED = 85

@@ -10,12 +10,12 @@ import pytest
 from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
-from pool import Pool
 from resuming import check_trajectory, run_and_save, run_steps
 from tables import Table, scheduled, table
 from test_oracle import CLEAR_SEEDS, SP, Modules, on
 
 from mimo.hooks import StepInfo
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 CLIP = 0.05

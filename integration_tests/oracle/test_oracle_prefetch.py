@@ -13,7 +13,6 @@ import pytest
 from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
-from pool import Pool
 from resuming import check_going_on, check_trajectory, run_and_evaluate, run_steps
 from tables import SCHEDULES, Table, scheduled, table, world_of
 from test_oracle import SP, Modules, on
@@ -21,6 +20,7 @@ from test_same_samples import Longer, Swapped, Unreadable
 
 from mimo.hooks import DataError
 from mimo.schedule.runtime import Record
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 
 LAYOUTS: dict[str, Modules] = {

@@ -11,7 +11,6 @@ import pytest
 from devices import run_as_on_devices
 from jobs import CPU, make_job
 from oracle import Oracle
-from pool import Pool
 from rerunning import events, with_rerun
 from rerunning import run as run_again
 from resuming import Found, check_going_on, check_trajectory, run_and_evaluate, run_steps
@@ -22,6 +21,7 @@ from test_oracle_prefetch import LAYOUTS as AHEAD
 from test_oracle_prefetch import run_counted, run_torn
 from test_rerun import STEP, check_same, settings_of
 
+from mimo.testing import Pool
 from mimo.trainer._engine import Engine
 from mimo.trainer._estimate import estimate_memory
 

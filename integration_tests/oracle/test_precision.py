@@ -16,7 +16,6 @@ import torch
 from cases import in_turn
 from jobs import CPU, find, make_job
 from oracle import Piece
-from pool import Pool
 from resuming import assemble, begin
 from tables import STEPS, Table, alone, table, world_of
 from test_oracle import SP, Modules, on
@@ -26,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from mimo.checkpoint import read_manifest
 from mimo.hooks import Kind, StepInfo
 from mimo.model import ENCODERS, EncoderSpec
+from mimo.testing import Pool
 from mimo.trainer._config import make_settings
 from mimo.trainer._engine import Engine
 from mimo.trainer._generate import generate

@@ -11,9 +11,9 @@ import published
 from commands import here, mimo
 from house import ROOT
 from PIL import Image
-from processes import Ended
 from published import logits_of
 
+from mimo.testing import Ended
 from mimo.trainer._hf_parts import installed_readers
 
 PAGE = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")

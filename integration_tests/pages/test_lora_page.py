@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from commands import here, mimo, succeed
 from house import ROOT
-from processes import Ended
 from published import TOKENS, adapted_logits_of, llama, logits_of
 
 from mimo.checkpoint import latest, read_manifest
+from mimo.testing import Ended
 
 PAGE = (ROOT / "docs" / "lora.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

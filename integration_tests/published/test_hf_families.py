@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import parity
 import pytest
 import transformers
 from commands import here
-from parity import tensors_of
 from published import publish
 
+from mimo.testing import comparison
+from mimo.testing.comparison import tensors_of
 from mimo.trainer._hf_parts import Reader, installed_readers
 
 SIZES = {"hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -34,7 +34,7 @@ WHISPER = {
 }
 STATES = {"hidden_size": 24, "vocab_size": 40, "n_groups": 2, "pad_token_id": 0}
 MAMBA = {**STATES, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 8, "state_size": 4}
-NEMOTRON = {**STATES, **parity.NEMOTRON}
+NEMOTRON = {**STATES, **comparison.NEMOTRON}
 RADIO = {
     **SIZES,
     "mlp_ratio": 2.0,

@@ -12,8 +12,6 @@ import published
 import pytest
 import torch
 from commands import here
-from parity import tensors_of
-from pool import Pool
 from published import TOKENS, VOCABULARY, logits_of, same_tensors
 from resuming import go_on, go_on_and_save, same_bits
 from tables import table
@@ -22,6 +20,8 @@ from test_oracle import on
 from mimo.checkpoint import latest, load, read_manifest, reshard
 from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import LanguageBatch
+from mimo.testing import Pool
+from mimo.testing.comparison import tensors_of
 
 TRAINED: Mapping[str, Any] = {
     "vocabulary": VOCABULARY,

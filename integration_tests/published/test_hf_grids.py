@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 from commands import here
-from parity import tensors_of
 from published import TOKENS, VOCABULARY, publish
+
+from mimo.testing.comparison import tensors_of
 
 TEXT = {
     "hidden_size": 24,

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import published
-from parity import tensors_of
-from pool import Pool
 from published import logits_of, same_tensors
 from resuming import go_on_and_save
 from tables import table
@@ -16,6 +14,9 @@ from test_hf_families import NEMOTRON
 from test_hf_folders import checkpoint, config_file
 from test_oracle import on
 from transformers import NemotronHConfig, NemotronHForCausalLM
+
+from mimo.testing import Pool
+from mimo.testing.comparison import tensors_of
 
 
 def test_it_begins_new_and_is_left_out(tmp_path: Path, pool: Pool) -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 import transformers
 from commands import here
-from parity import tensors_of
 from published import publish
 from safetensors.torch import save_file
 
 from mimo.checkpoint import read_manifest
+from mimo.testing.comparison import tensors_of
 
 SIZES = {"hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": 40, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}

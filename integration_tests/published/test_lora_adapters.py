@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from commands import here
-from pool import Pool
 from published import TOKENS, adapted_logits_of, logits_of, publish
 from resuming import go_on_and_save
 from tables import table
@@ -23,6 +22,7 @@ from transformers import AutoConfig, NemotronHConfig, NemotronHForCausalLM
 
 from mimo.model import DecoderConfig, LanguageModelSpec, Stage, place
 from mimo.model.runtime import linears
+from mimo.testing import Pool
 
 LORA = {"rank": 3, "alpha": 12.0, "targets": ["layers.0.mixer.[gis]*", "layers.[23].*", "layers.1.mixer.shared.*"]}
 """Of what a Mamba layer reads its inputs by, three of five."""

@@ -12,8 +12,6 @@ import pytest
 import torch
 from commands import here
 from jobs import CPU, find, make_job
-from parity import tensors_of
-from pool import Pool
 from published import TOKENS, VOCABULARY, logits_of
 from resuming import check_trajectory, go_on, go_on_and_save, run_and_save, run_steps, same_bits
 from tables import Table, table
@@ -24,6 +22,8 @@ from mimo.checkpoint import latest, load, read_manifest, reshard
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, DecoderConfig, Stage, lora_linear
 from mimo.model.runtime import LanguageBatch
+from mimo.testing import Pool
+from mimo.testing.comparison import tensors_of
 from mimo.trainer._base import links_of, load_links
 from mimo.trainer._checkpoint_settings import settings_of
 from mimo.trainer._continuity import check_source

@@ -7,14 +7,15 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from house import ROOT
-from processes import COLUMNS, Ended, free_port, start
 
+from mimo.testing import COLUMNS, Ended, Started, free_port, processes
 from mimo.trainer._cli import run
 
 SCRIPT = Path(sys.executable).with_name("mimo")
@@ -55,6 +56,33 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 """
 """Settings of a small model that reads text alone, on one process; all its steps are saved."""
 
+_PRELOAD = (
+    "mimo.trainer._train",
+    "mimo.trainer._tasks",
+    "mimo.trainer._pictures",
+    "matplotlib.figure",
+    "sklearn.datasets",
+    *processes.PRELOAD,
+    "commands",
+)
+
+
+def be_mimo(*words: str) -> NoReturn:
+    """Be ``mimo`` with these words."""
+    sys.exit(run(words))
+
+
+def start(
+    *words: str | Path,
+    program: Sequence[str | Path] = (),
+    cwd: Path = ROOT,
+    environ: Mapping[str, str] | None = None,
+    path: Path | None = None,
+    call: Callable[..., object] = be_mimo,
+) -> AbstractContextManager[Started]:
+    """Start ``mimo`` with these words; see `mimo.testing.start`."""
+    return processes.start(*words, program=program, cwd=cwd, environ=environ, path=path, call=call, preload=_PRELOAD)
+
 
 def mimo(
     *words: str | Path,
@@ -63,7 +91,7 @@ def mimo(
     environ: Mapping[str, str] | None = None,
     path: Path | None = None,
 ) -> Ended:
-    """Run ``mimo`` with these words; see `processes.start`."""
+    """Run ``mimo`` with these words; see `start`."""
     with start(*words, program=program, cwd=cwd, environ=environ, path=path) as started:
         return started.wait()
 

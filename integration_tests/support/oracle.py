@@ -17,8 +17,6 @@ import attrs
 import numpy as np
 import torch
 from jobs import CPU, make_job
-from once import made_once
-from pool import Pool
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from tables import RATE, STEPS, Table, alone, world_of
@@ -28,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from truth import Truth, read_truth, run_plain, write_truth
 
+from mimo.testing import Pool, made_once
 from mimo.trainer._engine import Engine
 
 GAP = 1e-5

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parity import tensors_of
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +20,8 @@ from transformers import (
     SiglipVisionConfig,
     SiglipVisionModel,
 )
+
+from mimo.testing.comparison import tensors_of
 
 VOCABULARY = 40
 TOKENS = torch.arange(11) * 7 % VOCABULARY

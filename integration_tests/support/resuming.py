@@ -10,12 +10,12 @@ import attrs
 import torch
 from jobs import CPU, find, make_job
 from oracle import Piece, compare
-from pool import Pool
 from tables import RATE, world_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mimo.hooks import Generators, Stateful, StateTree
+from mimo.testing import Pool
 from mimo.trainer._config import make_settings
 from mimo.trainer._continuity import check_source
 from mimo.trainer._engine import Engine

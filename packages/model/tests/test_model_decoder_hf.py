@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from parity import check_gradients, draw, put_gradients, saved
 from torch import Tensor
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.models.mistral import MistralConfig, MistralForCausalLM
@@ -26,6 +25,7 @@ from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.decoder.hf import DECODER_HF
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
 from mimo.model.spec.hf import HfFamily
+from mimo.testing.comparison import check_gradients, draw, put_gradients, saved
 
 LENGTHS = (9, 1, 17, 4)
 SMALL: Mapping[str, Any] = {

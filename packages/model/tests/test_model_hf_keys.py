@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from parity import NEMOTRON, draw, saved
 from torch import Tensor
 
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import DECODER, HYBRID, HfFamily, LanguageModelSpec, Stage
 from mimo.model.runtime import LanguageBatch, read_hf
+from mimo.testing.comparison import NEMOTRON, draw, saved
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 TOKENS = torch.arange(19) * 7 % 31

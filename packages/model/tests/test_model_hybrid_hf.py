@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import parity
 import pytest
 import torch
-from parity import check_gradients, draw, put_gradients, saved
 from torch import Tensor, nn
 from transformers.models.mamba2 import Mamba2Config, Mamba2ForCausalLM
 from transformers.models.nemotron_h import NemotronHConfig, NemotronHForCausalLM
@@ -21,6 +19,8 @@ from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HYBRID, HfFamily, HybridConfig, Stage
 from mimo.model.hybrid.hf import HYBRID_HF
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
+from mimo.testing import comparison
+from mimo.testing.comparison import check_gradients, draw, put_gradients, saved
 
 LENGTHS = (9, 1, 17, 4)
 SHARED: Mapping[str, Any] = {
@@ -33,8 +33,8 @@ SHARED: Mapping[str, Any] = {
 }
 NEMOTRON: Mapping[str, Any] = {
     **SHARED,
-    **parity.NEMOTRON,
-    "layers_block_type": [*parity.NEMOTRON["layers_block_type"], "linear_attention"],
+    **comparison.NEMOTRON,
+    "layers_block_type": [*comparison.NEMOTRON["layers_block_type"], "linear_attention"],
     "time_step_min": 0.2,  # as short as several of the steps below, so that it matters
     "routed_scaling_factor": 2.5,
     "attn_implementation": "eager",

@@ -15,10 +15,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from processes import Started, free_port, script
 
+from mimo.testing import Started, free_port, processes, script
 from mimo.trainer._launch import _processes, start_method
 from mimo.trainer._meeting import Meeting
 from mimo.trainer._place import Place

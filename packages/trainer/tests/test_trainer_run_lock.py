@@ -17,10 +17,10 @@ from pathlib import Path
 
 import attrs
 import pytest
-from processes import script
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its types don't say so
 
 from mimo.hooks import ConfigError
+from mimo.testing import script
 from mimo.trainer import _run_lock, _worker
 from mimo.trainer._begin import written_into
 from mimo.trainer._fault import Fault, FaultBoard

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from parity import check_gradients, check_rows, draw, put_gradients, saved
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
@@ -21,6 +20,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import ProjectorConfig
 from mimo.model.runtime import read_hf, write_hf
+from mimo.testing.comparison import check_gradients, check_rows, draw, put_gradients, saved
 from mimo_encoder_audio import WHISPER, WhisperConfig
 from mimo_encoder_audio._config import Silence, own_rows
 

@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from parity import check_gradients, check_rows, draw, put_gradients, saved, tensors_of
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import RadioConfig as TheirConfig
@@ -21,6 +20,7 @@ from transformers.models.nemotron_h_omni.modeling_nemotron_h_omni import Nemotro
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import ProjectorConfig
 from mimo.model.runtime import read_hf, write_hf
+from mimo.testing.comparison import check_gradients, check_rows, draw, put_gradients, saved, tensors_of
 from mimo_encoder_radio import RADIO, RadioConfig
 
 SMALL = {

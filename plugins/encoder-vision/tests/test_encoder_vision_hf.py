@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from parity import check_gradients, check_rows, draw, put_gradients
 from torch import Tensor
 from transformers import (
     CLIPVisionConfig,
@@ -22,6 +21,7 @@ from transformers import (
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import EncoderSpec, HfFamily, ProjectorConfig
 from mimo.model.runtime import read_hf, write_hf
+from mimo.testing.comparison import check_gradients, check_rows, draw, put_gradients
 from mimo_encoder_vision import CLIP, SIGLIP, VisionConfig
 
 SMALL: dict[str, Any] = {

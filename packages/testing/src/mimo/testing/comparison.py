@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 NEAR = 1e-4
@@ -42,13 +41,15 @@ def draw(tensors: Iterable[Tensor], *, seed: int = 1) -> None:
 
 @torch.no_grad()
 def put_gradients(tensors: Iterable[Tensor]) -> None:
-    """Put each gradient in its parameter's place, so that it is told by the same names; NaN where nothing trains it."""
+    """Put each gradient in its parameter's place, so that it goes by the same names; NaN where nothing trains it."""
     for tensor in tensors:
-        tensor.copy_(torch.full_like(tensor, torch.nan) if tensor.grad is None else tensor.grad)
+        tensor.copy_(torch.full_like(tensor, nan) if tensor.grad is None else tensor.grad)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a published folder."""
+    from safetensors.torch import load_file  # comes with `transformers`, which not every test needs
+
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 

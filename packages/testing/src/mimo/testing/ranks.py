@@ -78,11 +78,11 @@ def results_of(answers: Mapping[int, tuple[bool, Any]], world: int) -> list[Any]
     Raises:
         RanksError: not all are results.
     """
-    told = dict.fromkeys(range(world), (False, "no result")) | dict(answers)
-    wrong = [f"\nrank {rank}:\n{text}" for rank, (fine, text) in sorted(told.items()) if not fine]
+    by_rank = dict.fromkeys(range(world), (False, "no result")) | dict(answers)
+    wrong = [f"\nrank {rank}:\n{text}" for rank, (fine, text) in sorted(by_rank.items()) if not fine]
     if wrong:
         raise RanksError("".join(wrong))
-    return [told[rank][1] for rank in range(world)]
+    return [by_rank[rank][1] for rank in range(world)]
 
 
 def _collect(

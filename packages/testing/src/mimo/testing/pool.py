@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from once import made_once
-from ranks import answers_of, import_all, results_of
+from mimo.testing.once import made_once
+from mimo.testing.ranks import answers_of, import_all, results_of
 
 _ENDS_SECONDS = 5
 _FORK = multiprocessing.get_context("fork")
@@ -49,9 +49,9 @@ def _run(world: int, task: bytes, parent: Connection) -> dict[int, tuple[bool, A
     except Exception:  # noqa: BLE001  # whatever it is, the parent shows it
         return dict.fromkeys(range(world), (False, traceback.format_exc()))
     answers = answers_of(world, _result_and_imports, (parent, function, args), stop=[parent])
-    for rank, (fine, told) in answers.items():
+    for rank, (fine, answer) in answers.items():
         if fine:
-            result, imported = told
+            result, imported = answer
             answers[rank] = (True, result)
             for name in imported:
                 with suppress(ImportError):  # not a module that can be imported by itself
@@ -61,7 +61,7 @@ def _run(world: int, task: bytes, parent: Connection) -> dict[int, tuple[bool, A
 
 def _result_and_imports(rank: int, parent: Connection, function: Callable[..., object], args: Any) -> Any:
     """Return the pickled result of one rank, and the modules that it had to import."""
-    parent.close()  # so that it tells of the end of who forked us, and not of ours
+    parent.close()  # so that it shows the end of the process that forked us, not of ours
     known = set(sys.modules)
     result = function(rank, *args)
     return pickle.dumps(result), [name for name in sys.modules if name not in known]
@@ -121,7 +121,7 @@ class Pool:
         Args:
             world: number of processes.
             function: leaves nothing behind.
-            args: of which `repr` tells all.
+            args: equal where their `repr` is.
         """
         key = repr((world, function.__module__, function.__qualname__, args))
         if key not in self._known:

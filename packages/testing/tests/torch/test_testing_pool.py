@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from pool import Pool
-from ranks import RanksError
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from mimo.testing import Pool, RanksError
 
 
 @pytest.fixture

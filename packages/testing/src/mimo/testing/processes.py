@@ -17,30 +17,21 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from runpy import run_path
-from typing import NoReturn
-
-import attrs
-from house import ROOT
 
 SECONDS = 200
 """Longest that one command may take."""
 COLUMNS = "160"
 """Width that commands print for."""
 
-_IMPORTED = (
-    "mimo.trainer._train",
-    "mimo.trainer._tasks",
-    "mimo.trainer._pictures",
-    "matplotlib.figure",
-    "sklearn.datasets",
-    "torch._dynamo",
-    "processes",
-)
+PRELOAD = ("torch._dynamo", "mimo.testing.processes")
+"""Modules that a forked program finds imported, if they are there."""
+_REFUSED = 2
 _PORTS = range(20_000, 32_000)  # below those that systems choose where a program asks for any
 _MARK = "MIMO_TEST_COMMAND"
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -48,14 +39,14 @@ _CHUNK = 1 << 16
 
 
 def free_port() -> int:
-    """Return a port to be told before anybody listens there; no other process is given it by its system meanwhile."""
+    """Return a port to be named before anybody listens there; no system gives it to another process meanwhile."""
     while True:
         port = random.choice(_PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
 
-@attrs.frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ended:
     """How a command ended."""
 
@@ -66,8 +57,8 @@ class Ended:
     def refused(self, *texts: str) -> bool:
         """Tell whether it was refused before launch: code 2, one line on stderr that begins so and holds the rest."""
         begins, *others = texts
-        told = self.err.startswith(f"mimo: {begins}") and all(text in self.err for text in others)
-        return self.code == 2 and not self.out and self.err.count("\n") == 1 and told
+        says_so = self.err.startswith(f"mimo: {begins}") and all(text in self.err for text in others)
+        return self.code == _REFUSED and not self.out and self.err.count("\n") == 1 and says_so
 
     @property
     def printed(self) -> str:
@@ -76,15 +67,15 @@ class Ended:
         return self.out
 
 
-@attrs.frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Started:
-    """A command that runs, and what it has told so far by the pipe that it came through."""
+    """A command that runs, and what it has printed so far, by stream."""
 
     process: BaseProcess
     mark: str
     out: Connection
     err: Connection
-    told: Mapping[Connection, bytearray]
+    printed: Mapping[Connection, bytearray]
 
     @property
     def pid(self) -> int:
@@ -101,12 +92,14 @@ class Started:
         assert self.process.exitcode is not None, self._so_far()
         left = self.living()
         assert not left, f"{len(left)} processes were left behind by a command that ended with:\n{self._so_far()}"
-        return Ended(code=self.process.exitcode, out=self.told[self.out].decode(), err=self.told[self.err].decode())
+        return Ended(
+            code=self.process.exitcode, out=self.printed[self.out].decode(), err=self.printed[self.err].decode()
+        )
 
     def wait_for(self, text: str) -> None:
         """Return when the command has printed a line with this text."""
         deadline = time.monotonic() + SECONDS
-        while text not in self.told[self.out].decode(errors="replace").rpartition("\n")[0]:
+        while text not in self.printed[self.out].decode(errors="replace").rpartition("\n")[0]:
             assert self._listen(deadline), f"ended without {text!r}: {self._so_far()}"
 
     def workers(self) -> list[int]:
@@ -127,27 +120,20 @@ class Started:
         return found
 
     def _listen(self, deadline: float) -> bool:
-        """Take what the command tells next; return False when nobody is left to tell anything."""
-        pipes = [pipe for pipe in self.told if not pipe.closed]
+        """Read what the command prints next; return False when nobody is left to print anything."""
+        pipes = [pipe for pipe in self.printed if not pipe.closed]
         ready = connection.wait(pipes, deadline - time.monotonic()) if pipes else []
         assert ready or not pipes, f"no end after {SECONDS} s: {self._so_far()}"
         for pipe in pipes:
             if pipe in ready:
                 chunk = os.read(pipe.fileno(), _CHUNK)
-                self.told[pipe].extend(chunk)
+                self.printed[pipe].extend(chunk)
                 if not chunk:
                     pipe.close()
         return bool(pipes)
 
     def _so_far(self) -> str:
-        return "\n".join(told.decode(errors="replace") for told in self.told.values())
-
-
-def mimo(*words: str) -> NoReturn:
-    """Be ``mimo`` with these words."""
-    from mimo.trainer._cli import run
-
-    sys.exit(run(words))
+        return "\n".join(text.decode(errors="replace") for text in self.printed.values())
 
 
 def script(path: str, *_words: str) -> None:
@@ -159,20 +145,22 @@ def script(path: str, *_words: str) -> None:
 def start(
     *words: str | Path,
     program: Sequence[str | Path] = (),
-    cwd: Path = ROOT,
+    cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
     path: Path | None = None,
-    call: Callable[..., object] = mimo,
+    call: Callable[..., object] = script,
+    preload: Sequence[str] = PRELOAD,
 ) -> Iterator[Started]:
     """Start a command as the head of a session; end whatever is left of it at the end.
 
     Args:
         words: of the command line.
         program: what to execute with these words; without one, a process is forked.
-        cwd: where it runs.
+        cwd: where it runs; by default where this process does.
         environ: more environment variables.
         path: one more folder to import from.
         call: what a forked process calls with these words. It must be picklable.
+        preload: modules that programs of this process find imported; of the first call that forks one.
     """
     mark = uuid.uuid4().hex
     ours = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
@@ -180,14 +168,14 @@ def start(
     if path is not None:
         ours["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
+    context.set_forkserver_preload(list(preload))
     (out, its_out), (err, its_err) = context.Pipe(duplex=False), context.Pipe(duplex=False)
     then = (_execute, *map(str, program)) if program else (_call, call, path)
-    process = context.Process(target=_begin, args=(its_out, its_err, cwd, ours, *then, *map(str, words)))
+    process = context.Process(target=_begin, args=(its_out, its_err, cwd or Path.cwd(), ours, *then, *map(str, words)))
     with out, err:
         with its_out, its_err:
             process.start()
-        started = Started(process=process, mark=mark, out=out, err=err, told={out: bytearray(), err: bytearray()})
+        started = Started(process=process, mark=mark, out=out, err=err, printed={out: bytearray(), err: bytearray()})
         try:
             yield started
         finally:

@@ -1,0 +1,40 @@
+"""What integration tests share: one pool of ranks a process, and the results that all of them compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mimo.testing import Pool
+
+if TYPE_CHECKING:
+    from oracle import Oracle  # what is imported here all tests wait for, those of the house too
+
+
+@pytest.fixture(scope="session")
+def truths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of this run for all processes that test, with the results that they compare with."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if hasattr(request.config, "workerinput") else own) / "truths"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pool(truths: Path) -> Iterator[Pool]:
+    """One process that forks the ranks of all tests of this one, whose functions can all be pickled."""
+    from jobs import prepare
+
+    with Pool(prepare, truths) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def oracle(pool: Pool, truths: Path) -> Oracle:
+    """The plain results to compare with."""
+    from oracle import Oracle
+
+    return Oracle(pool, truths)
