@@ -1,6 +1,6 @@
 """What is run on the whole repository. Every fact about a package is read from its pyproject.toml.
 
-``tests`` proves that each package and plugin works with its declared closure alone; the other sessions install all.
+``tests`` proves that each package and plugin works with what it declares alone; the other sessions install all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 PROGRAMS = ("integration_tests", "benchmarks", "gpu")
 """Folders of programs that import what lies beside them."""
+TEST_TOOLS = "mimo-testing"
+"""The member that any tests may use; it brings nothing else along."""
 SIDE_BY_SIDE = ("--numprocesses", str(1 + (os.cpu_count() or 1)), "--dist", "worksteal")
 """Tests run on all cores, and whoever has none left takes some of another's.
 
@@ -163,13 +165,18 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     """
     member = MEMBERS[name]
     members = closure({name: frozenset((extra,) if extra else ())})
-    with_torch = needs(members, "torch")
-    install(session, members, "test-torch" if with_torch else "test", tested=() if extra else (name,))
+    brings_more = bool(member.testing) and not extra  # `transformers` and `ortools` need numpy
+    installed = {TEST_TOOLS: frozenset[str](), **members}
+    install(session, installed, "test", tested=() if extra else (name,))
     guard = [
         "from importlib import metadata, util",
         "ours = sorted({d.name for d in metadata.distributions() if d.name.startswith('mimo-')})",
-        f"assert ours == {sorted(members)!r}, f'not the declared closure: {{ours}}'",
-        "" if with_torch else "assert util.find_spec('torch') is None, 'torch came with a package that declares none'",
+        f"assert ours == {sorted(installed)!r}, f'not the declared closure: {{ours}}'",
+        *(
+            f"assert util.find_spec('{module}') is None, '{module} came with a package that declares none'"
+            for module in ("torch", *(() if brings_more else ("numpy",)))
+            if not needs(members, module)
+        ),
     ]
     session.run("python", "-c", "\n".join(guard))
     folder = member.folder / "tests"
