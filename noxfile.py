@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -156,6 +157,21 @@ def variants() -> list[Any]:
     ]
 
 
+def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) -> str:
+    """Return a program that fails where an environment holds other members, or modules that none of them declares."""
+    lines = [
+        "from importlib import metadata, util",
+        "ours = sorted({d.name for d in metadata.distributions() if d.name.startswith('mimo-')})",
+        f"assert ours == {sorted(members)!r}, f'not the declared closure: {{ours}}'",
+        *(
+            f"assert util.find_spec('{module}') is None, '{module} came with a package that declares none'"
+            for module in absent
+            if not needs(members, module)
+        ),
+    ]
+    return "\n".join(lines)
+
+
 @nox.session
 @nox.parametrize(("name", "extra"), variants())
 def tests(session: nox.Session, name: str, extra: str | None) -> None:
@@ -168,17 +184,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     brings_more = bool(member.testing) and not extra  # `transformers` and `ortools` need numpy
     installed = {TEST_TOOLS: frozenset[str](), **members}
     install(session, installed, "test", tested=() if extra else (name,))
-    guard = [
-        "from importlib import metadata, util",
-        "ours = sorted({d.name for d in metadata.distributions() if d.name.startswith('mimo-')})",
-        f"assert ours == {sorted(installed)!r}, f'not the declared closure: {{ours}}'",
-        *(
-            f"assert util.find_spec('{module}') is None, '{module} came with a package that declares none'"
-            for module in ("torch", *(() if brings_more else ("numpy",)))
-            if not needs(members, module)
-        ),
-    ]
-    session.run("python", "-c", "\n".join(guard))
+    session.run("python", "-c", guard_of(installed, absent=("torch",) if brings_more else ("torch", "numpy")))
     folder = member.folder / "tests"
     how = [*SIDE_BY_SIDE, *session.posargs]
     tested = [folder / extra] if extra else [folder, *(f"--ignore={folder / extra}" for extra in member.extras)]
@@ -210,6 +216,34 @@ def run_beside_tests(session: nox.Session, program: str) -> None:
     """Run a program of the integration tests, which imports what lies beside any of them."""
     folders = os.pathsep.join(str(folder) for folder in sorted(ROOT.glob("integration_tests/*/")))
     session.run("python", f"integration_tests/{program}", *session.posargs, env={"PYTHONPATH": folders})
+
+
+ALONE = ("hooks", "schedule", "checkpoint", "trainer")
+"""Packages that are installed as their READMEs say by `install_alone`; the others differ in nothing but names."""
+
+
+@nox.session(name="install", venv_backend="venv", default=False)
+@nox.parametrize("package", ALONE)
+def install_alone(session: nox.Session, package: str) -> None:
+    """Install a package in a fresh environment by the line of its README, with plain pip, and run its first program."""
+    member = MEMBERS[f"mimo-{package}"]
+    readme = (member.folder / "README.md").read_text(encoding="utf-8")
+    command, *_ = re.findall(r"^```sh\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
+    session.chdir(ROOT)
+    session.run(*shlex.split(command.replace("\\\n", "")))
+    members = closure({member.name: frozenset()})
+    session.run("python", "-m", "pip", "check")
+    session.run("python", "-c", guard_of(members, absent=("torch",)))
+    session.chdir(session.create_tmp())
+    if package == "trainer":
+        (settings, *_) = re.findall(r"^```toml\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
+        Path("text.toml").write_text(settings, encoding="utf-8")
+        Path("train.jsonl").write_text('{"text": "to be or not to be"}\n' * 8, encoding="utf-8")
+        session.run("mimo", "check", "text.toml")
+        session.run("mimo", "train", "text.toml", "run.steps=2", "run.directory=run", env={"OMP_NUM_THREADS": "1"})
+    else:
+        program, *_ = re.findall(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
+        session.run("python", "-c", program)
 
 
 @nox.session(default=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -215,3 +216,16 @@ def test_spoken_by_espeak(split: SplitName, tmp_path: Path) -> None:
     assert len({dataset.raw(sample, 0).read_bytes() for sample in range(len(dataset))}) == len(dataset)
     assert min(frames / rate for frames, rate in dataset.sizes.values()) > 0.4
     assert len(json.loads((tmp_path / split / "index.json").read_text())) == len(dataset)
+
+
+def test_spoken_readme_program(
+    spoken: tuple[Path, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts the held-out clips, here those that another speaker has made."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "spoken-digits").symlink_to(spoken[0])
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {})  # noqa: S102 - the README is ours
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print.*  # (.*)$", program, re.MULTILINE)

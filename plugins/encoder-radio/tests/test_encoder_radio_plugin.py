@@ -275,3 +275,11 @@ def test_the_formula_counts_the_products() -> None:
         stages = [RADIO.flops(config, 24, Stage(index, 2), "none", sizes) for index in range(2)]
         assert [list(stage) for stage in stages] == [["encoder"], ["encoder", "projector"]]
         assert sum(stage["encoder"].forward for stage in stages) == found["encoder"].forward
+
+
+def test_readme_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """An image becomes the rows that it says."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {})  # noqa: S102 - the README is ours
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print.*  # (.*)$", program, re.MULTILINE)

@@ -18,7 +18,7 @@ from mimo.topology import Grid
 
 def _check_readme(_rank: int, dtype: torch.dtype) -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(r"```python\n([^`]*COLOUR.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {"__name__": "colour"}
     exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - the README is ours
     (spec,) = names["mimo_register_encoders"]()
@@ -46,3 +46,11 @@ def _check_readme(_rank: int, dtype: torch.dtype) -> None:
 def test_readme_encoder(run_ranks: Callable[..., list[Any]], dtype: torch.dtype) -> None:
     """What an author copies gives one row for each image, learns, and takes no image too."""
     run_ranks(1, _check_readme, dtype)
+
+
+def test_readme_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """Images of two sizes become the rows that it says."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (program, _) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {})  # noqa: S102 - the README is ours
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print.*  # (.*)$", program, re.MULTILINE)

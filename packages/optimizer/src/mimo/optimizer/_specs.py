@@ -43,7 +43,8 @@ class ModuleParameters:
         grid: the module's grid; its name is the module's.
         rank: this process.
         parameters: DTensors on the module's tensor mesh, or its expert mesh, by full name, in the same order on every
-            rank that holds the same stages. In fp32, whatever the layers compute in.
+            rank that holds the same stages; plain ones will do where that mesh has one rank. In fp32, whatever the
+            layers compute in.
         frozen: the others, likewise.
         modules: the stages that hold them.
         stages: their numbers.

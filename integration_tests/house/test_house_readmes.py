@@ -1,0 +1,116 @@
+"""Each package is useful alone: its README says how to install it from a clone, and shows public names only."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from house import ROOT, Room, rooms
+from packaging.requirements import Requirement
+
+ROOMS = {room.name: room for room in rooms()}
+COMMAND = ["python", "-m", "pip", "install", "-c", "constraints.txt"]
+
+
+def readme(room: Room) -> str:
+    """Return the page of a package."""
+    return (room.folder / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def closure(name: str, own: frozenset[str] = frozenset()) -> Mapping[str, frozenset[str]]:
+    """Return the packages of this repository that one with some extras needs, itself included, each with its extras."""
+    extras: dict[str, frozenset[str]] = {}
+    open_ends = [(name, own)]
+    while open_ends:
+        needed, wanted = open_ends.pop()
+        if needed in extras and wanted <= extras[needed]:
+            continue
+        extras[needed] = extras.get(needed, frozenset()) | wanted
+        project = ROOMS[needed].project
+        lines = [*project.get("dependencies", ())]
+        lines += [line for extra in extras[needed] for line in project["optional-dependencies"][extra]]
+        requirements = map(Requirement, lines)
+        open_ends += [(one.name, frozenset(one.extras)) for one in requirements if one.name in ROOMS]
+    return extras
+
+
+def folders(name: str, own: frozenset[str] = frozenset()) -> list[str]:
+    """Return what pip is to install for a package with some extras: its own folder, then those that it needs."""
+    needed = closure(name, own)
+    ordered = [name, *sorted(needed.keys() - {name})]
+    suffixes = {one: f"[{','.join(sorted(extras))}]" if extras else "" for one, extras in needed.items()}
+    return [f"{ROOMS[one].folder.relative_to(ROOT)}{suffixes[one]}" for one in ordered]
+
+
+def imported_names(program: str) -> Iterator[tuple[str, str]]:
+    """Yield module and name of what a program imports of this repository; the name is empty for a module alone."""
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if is_ours(alias.name))
+        elif isinstance(node, ast.ImportFrom) and node.module and is_ours(node.module):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is of a package or plugin here."""
+    return module.split(".", maxsplit=1)[0] in {"mimo", *(room.package for room in ROOMS.values())}
+
+
+def is_public(module: str, name: str) -> bool:
+    """Whether a module, and a name in it, are offered to everybody."""
+    if any(part.startswith("_") for part in module.split(".")):
+        return False
+    found = import_module(module)
+    return not name or name in getattr(found, "__all__", vars(found))
+
+
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_house_readme_opens_with_how_to_install(name: str) -> None:
+    """The first block is one pip command that names the folder of each package that is needed, and no other.
+
+    The package itself may come with extras, where its first program needs them.
+    """
+    page = readme(ROOMS[name])
+    first = re.search(r"^```(\w*)\n", page, flags=re.MULTILINE)
+    assert first is not None, f"{name}: no block"
+    assert first[1] == "sh", f"{name}: the first block is {first[1]!r}, not the command that installs it"
+    words = shlex.split(blocks(page, "sh")[0].replace("\\\n", ""))
+    extras = re.findall(r"\w+", words[len(COMMAND)].partition("[")[2])
+    wanted = folders(name, frozenset(extras))
+    line = " ".join([*COMMAND, *(f'"{word}"' if "[" in word else word for word in wanted)])
+    assert words == [*COMMAND, *wanted], f"write: {line}"
+
+
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_house_readme_shows_public_names_only(name: str) -> None:
+    """What a reader copies is there for everybody, and stays."""
+    programs = blocks(readme(ROOMS[name]), "python")
+    used = {pair for program in programs for pair in imported_names(program)}
+    assert sorted(pair for pair in used if not is_public(*pair)) == []
+
+
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_house_readme_programs_are_tested(name: str) -> None:
+    """A test of the package reads the page, to run what it prints."""
+    tests = (ROOMS[name].folder / "tests").rglob("test_*.py")
+    assert any("README.md" in path.read_text(encoding="utf-8") for path in tests), f"no test reads {name}'s README"
+
+
+def test_house_readme_guards_can_fail(tmp_path: Path) -> None:
+    """A closure follows extras, and private modules and names that a module does not offer are seen."""
+    assert folders("mimo-topology") == ["packages/topology", "packages/hooks"]
+    assert "packages/topology[torch]" in folders("mimo-optimizer")
+    program = "import mimo.hooks\nfrom mimo.data import _jsonl\nfrom mimo.data._jsonl import open_jsonl\nimport torch\n"
+    names = list(imported_names(program))
+    assert names == [("mimo.hooks", ""), ("mimo.data", "_jsonl"), ("mimo.data._jsonl", "open_jsonl")]
+    assert [is_public(*pair) for pair in names] == [True, False, False]
