@@ -11,12 +11,12 @@ import attrs
 
 from mimo.data import DATASETS, DatasetSpec, SplitName, Tokenizer
 from mimo.hooks import ItemInfo, Kind
-from mimo.trainer._config import make_settings
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._route_cache import RouteCache
-from mimo.trainer._step_data import Microbatch
+from mimo.trainer.batch.route_cache import RouteCache
+from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
 
 SAMPLES = 64
 ROWS = 256

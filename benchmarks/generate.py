@@ -26,9 +26,9 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import local, read_hf
-from mimo.trainer._config import make_settings
-from mimo.trainer._resolve import resolve
+from mimo.trainer.config.toml import make_settings
 from mimo.trainer.generation import Engine, generate, prompt_of
+from mimo.trainer.resolving.resolve import resolve
 
 VOCABULARY = 8192
 KNOWN = 257  # ids of the byte tokenizer, its end among them

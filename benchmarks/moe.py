@@ -21,10 +21,10 @@ import torch.distributed as dist
 from _forked import in_ranks
 from _text import WORDS, find
 
-from mimo.trainer._config import make_settings
-from mimo.trainer._engine import Engine
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.trainer import Engine
 
 WARM_UP = 3
 STEPS = 2

@@ -37,8 +37,8 @@ from mimo.model.runtime import Deferral, Linear
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check, pipeline_route
 from mimo.schedule.runtime import LOSS, Boundary, Executor, open_channels
 from mimo.topology import Grid, Module, ModuleGraph, StageId
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._structure import structure
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.structure import structure
 
 STAGES = 4
 MICROBATCHES = 8

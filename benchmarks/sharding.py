@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mimo.schedule.runtime import Record
-from mimo.trainer._config import make_settings
-from mimo.trainer._engine import Engine
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.trainer import Engine
 
 MODES = ("optimizer", "gradients", "full")
 WAYS = {

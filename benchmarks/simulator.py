@@ -26,21 +26,21 @@ from _tiled import WORDS, find
 from torch import Tensor
 from typing_extensions import override
 
+from mimo.launch import ProcessInfo
 from mimo.model.runtime import Deferral, Part, WeightsLater
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import Tally
 from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
-from mimo.trainer._assembly import Assembly
-from mimo.trainer._config import make_settings
-from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place
-from mimo.trainer._profiling import measure_job, samples
-from mimo.trainer._programs import Program
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._step_data import StepData
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.run.profiling import measure_job, samples
+from mimo.trainer.step.build import Assembly
+from mimo.trainer.step.programs import Program
+from mimo.trainer.step.trainer import Engine
 
 WARM_UP = 3
 PROFILES = {"compute": 3, "sleep": 1}
@@ -288,7 +288,7 @@ def stretched(costs: Costs) -> Costs:
 def prepare(case: Case, rank: int) -> tuple[Engine, Costs]:
     """Return what runs a case, and what it costs."""
     job = case.job()
-    place = Place(rank=rank, world=job.world, local_rank=rank, device="cpu")
+    place = ProcessInfo(rank=rank, world=job.world, local_rank=rank, device="cpu")
     measured = measure_job(job, place).costs(job.settings.run.micro_batch).trained(job.graph)
     if case.ran == "compute":
         return Engine(job, rank=rank, device=torch.device("cpu")), measured

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but torch's own types don't say so
 
-from mimo.trainer._place import Place
-from mimo.trainer._world import join_world
+from mimo.launch import ProcessInfo
+from mimo.launch.runtime import join_world
 
 _TIMEOUT = timedelta(minutes=1)
 """Shorter than any test's limit, so that a hang is told by whoever waits."""
@@ -125,7 +125,7 @@ class noting:  # noqa: N801  # reads as a function; a class tells mypy that it s
 
 
 @contextmanager
-def alone(case: Case) -> Iterator[Place]:
+def alone(case: Case) -> Iterator[ProcessInfo]:
     """Be the one rank of a process group, as `mimo train` makes it, in plain arithmetic: see `plain_arithmetic`.
 
     Yields:
@@ -134,7 +134,7 @@ def alone(case: Case) -> Iterator[Place]:
     if case.is_cuda:
         torch.cuda.set_device(case.device)
     plain_arithmetic()
-    place = Place(rank=0, world=1, local_rank=0, device=str(case.device))
+    place = ProcessInfo(rank=0, world=1, local_rank=0, device=str(case.device))
     place = join_world(place, HashStore(), timeout=_TIMEOUT)
     try:
         yield place

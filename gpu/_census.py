@@ -25,8 +25,8 @@ from test_oracle_mamba import CONFIG as HYBRID
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place
+from mimo.launch import ProcessInfo
+from mimo.trainer.step.trainer import Engine
 
 STEPS, TINY_STEPS, BEFORE = 10, 2, 2
 _NEEDLE = "called a synchronizing CUDA operation"
@@ -148,7 +148,7 @@ def test(case: Case) -> Found:
     return Found(figures=figures, wrong=wrong)
 
 
-def _count(case: Case, settings: Table, steps: int, place: Place) -> Counter[str]:
+def _count(case: Case, settings: Table, steps: int, place: ProcessInfo) -> Counter[str]:
     settings["run"]["steps"] = BEFORE + steps
     engine = Engine(make_job(settings), rank=0, device=case.device, objects=place.objects)
     for step in range(1, BEFORE + 1):

@@ -24,9 +24,9 @@ from tables import alone as on_one_rank
 from torch import Tensor
 from truth import Truth, run_plain
 
+from mimo.launch import ProcessInfo
 from mimo.model import _rotary
 from mimo.testing import Pool
-from mimo.trainer._place import Place
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def test(case: Case) -> Found:
     )
 
 
-def _in_single(case: Case, settings: Table, pool: Pool, place: Place) -> Apart:
+def _in_single(case: Case, settings: Table, pool: Pool, place: ProcessInfo) -> Apart:
     oracle = Oracle(pool, case.folder)
     clear = oracle.clear(settings)
     truth, outcome = oracle.truth(clear), run_layout(0, clear, device=case.device, objects=place.objects)
@@ -74,7 +74,7 @@ def _in_single(case: Case, settings: Table, pool: Pool, place: Place) -> Apart:
     return apart(truth, [outcome], bounds=LAW, nudged=nudged)
 
 
-def _in_double(case: Case, settings: Table, pool: Pool, _place: Place) -> Apart:
+def _in_double(case: Case, settings: Table, pool: Pool, _place: ProcessInfo) -> Apart:
     plain = on_one_rank(settings)
     (truth,) = pool.run(1, run_double, plain)
     return apart(truth, run_double(0, plain, case.device), bounds=DOUBLE)

@@ -27,11 +27,11 @@ from tables import Table, table
 from test_oracle import on
 
 from mimo.hooks import StepInfo
-from mimo.trainer._engine import Engine
-from mimo.trainer._launch import launch, start_method
-from mimo.trainer._place import Place
-from mimo.trainer._train import train
-from mimo.trainer._watch import Terms
+from mimo.launch import ProcessInfo
+from mimo.launch.runtime import Terms, launch, start_method
+from mimo.trainer.resume.attempt import note_failure
+from mimo.trainer.run.train import train
+from mimo.trainer.step.trainer import Engine
 
 STEPS, STRUCK, SAVED = 5, 3, 2
 RANK, WORLD = 1, 4
@@ -57,7 +57,7 @@ def strike(how: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP if how == "is-stopped" else signal.SIGKILL)
 
 
-def train_struck(settings: Table, how: str, place: Place) -> None:
+def train_struck(settings: Table, how: str, place: ProcessInfo) -> None:
     """Train as a rank of `mimo train`; one rank is struck before a step, none where ``how`` is empty."""
     plain_arithmetic()
     step = Engine.train
@@ -84,7 +84,7 @@ def begin(case: Case, settings: Table, how: str) -> tuple[int, str, float]:
     device, begun = case.kind, time.monotonic()
     directory = Path(settings["run"]["directory"])
     directory.mkdir(exist_ok=True)
-    terms = Terms(timeout=settings["run"]["timeout"], stops=True, directory=directory)
+    terms = Terms(timeout=settings["run"]["timeout"], stops=True, on_failure=partial(note_failure, directory))
     with _stderr_in(case.folder / LOG):
         code = launch(
             partial(train_struck, settings, how),

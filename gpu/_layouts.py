@@ -29,10 +29,9 @@ from test_oracle_mamba import SEED
 from test_oracle_mixed import settings_of as mixed
 from truth import Truth, run_plain
 
+from mimo.launch import ProcessInfo
+from mimo.launch.runtime import Terms, launch, start_method
 from mimo.testing import Pool
-from mimo.trainer._launch import launch, start_method
-from mimo.trainer._place import Place
-from mimo.trainer._watch import Terms
 
 FULL = {"plugin": "distributed", "shard": "full"}
 OFFLOADED = {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}
@@ -99,7 +98,7 @@ def layouts() -> Mapping[int, Mapping[str, Table]]:
     return MappingProxyType(found)
 
 
-def run_in_turn(settings: Mapping[int, Table], folder: Path, place: Place) -> None:
+def run_in_turn(settings: Mapping[int, Table], folder: Path, place: ProcessInfo) -> None:
     """Go through numbered layouts as one rank, and leave what each came to in a file."""
     plain_arithmetic()
     # Groups of a layout stay until the end, and each of gloo has about eleven files.

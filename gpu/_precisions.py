@@ -13,8 +13,8 @@ from tables import Table, table
 from test_oracle import on
 from test_precision import Ran, in_precision, train
 
-from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place
+from mimo.launch import ProcessInfo
+from mimo.trainer.step.trainer import Engine
 
 STEPS, TINY_STEPS = 50, 6
 MEAN, WORST, EVALUATION = 0.01, 0.05, 0.02
@@ -37,7 +37,7 @@ def test(case: Case) -> Found:
     return _compare(case, single, half)
 
 
-def _trained(case: Case, settings: Table, steps: int, place: Place) -> Ran:
+def _trained(case: Case, settings: Table, steps: int, place: ProcessInfo) -> Ran:
     return train(Engine(make_job(settings), rank=0, device=case.device, objects=place.objects), 1, steps)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from mimo.trainer._meeting import Meeting
+from mimo.launch.runtime import Meeting
 
 NAME = "staged"
 _AT_ONCE = timedelta(0)
@@ -219,7 +219,7 @@ def make_group(store: Store, rank: int, size: int, timeout: timedelta) -> Staged
 
 
 def staged_backend(_device: str) -> str:
-    """Register the backend in this process and name it; see `mimo.trainer._meeting.Meeting`."""
+    """Register the backend in this process and name it; see `mimo.launch.start.rendezvous.Meeting`."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, make_group, devices=["cpu", "cuda"])
     return NAME

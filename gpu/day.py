@@ -193,7 +193,7 @@ def environ_of(site: Path, digits: Path) -> dict[str, str]:
 
 def check_imports(environ: Mapping[str, str]) -> str:
     """Return why tests could not even import the command, empty if they can."""
-    words = [sys.executable, "-c", "import mimo.trainer._cli"]
+    words = [sys.executable, "-c", "import mimo.trainer.commands.main"]
     said = subprocess.run(words, cwd=ROOT, env=dict(environ), capture_output=True, text=True, check=False)  # noqa: S603  # our own program
     return "" if said.returncode == 0 else said.stderr.strip() or f"it ended with code {said.returncode}"
 

@@ -19,7 +19,7 @@ import tomli_w
 from fuzzing import Case, Checked, bases, check_forked, draw, faults
 from tables import Table
 
-from mimo.trainer._cli import run
+from mimo.trainer.commands.main import run
 
 
 def check_sound(folder: Path, tables: Mapping[str, Table]) -> Mapping[str, Checked]:

@@ -29,13 +29,13 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
-from mimo.trainer._cli import run
-from mimo.trainer._config import read_table
-from mimo.trainer._fields import own_keys
-from mimo.trainer._init import EXAMPLE
-from mimo.trainer._plain_values import join_path
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._settings import ModuleSettings, Settings
+from mimo.trainer.commands.main import run
+from mimo.trainer.config.fields import own_keys
+from mimo.trainer.config.plain_values import join_path
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.settings import ModuleSettings, Settings
+from mimo.trainer.config.template import EXAMPLE
+from mimo.trainer.config.toml import read_table
 
 REFUSED_SECONDS, REFUSED_BYTES = 2.0, 100 << 20
 """What a refusal may take beyond a sound check of the same file."""

@@ -58,7 +58,8 @@ def _be_struck(blow: Blow, *words: str) -> NoReturn:
 
 def _prepare(blow: Blow) -> None:
     """Patch what the rank will call; it inherits this."""
-    from mimo.trainer import _train, _worker
+    from mimo.launch.start import worker as _worker
+    from mimo.trainer.run import train as _train
 
     match blow.when:
         case "write":

@@ -9,7 +9,7 @@ import pytest
 from commands import TEXT, here, install, mimo
 from house import ROOT
 
-from mimo.trainer import _tasks
+from mimo.trainer.run import tasks as _tasks
 
 EXAMPLE = "examples/digits.toml"
 

@@ -12,8 +12,8 @@ from mimo.testing import Ended, script
 
 PROGRAM = """
 import sys
-from mimo.trainer import _tasks
-from mimo.trainer._cli import run
+from mimo.trainer.run import tasks as _tasks
+from mimo.trainer.commands.main import run
 
 if __name__ == "__main__":  # what follows is the launcher's alone: the interpreters that it starts know nothing of it
     _tasks.start_method = lambda device: "spawn"

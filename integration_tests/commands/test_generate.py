@@ -28,10 +28,10 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import LANGUAGE_MODELS
 from mimo.model.runtime import Remembering
 from mimo.testing import Pool
-from mimo.trainer._config import make_settings
-from mimo.trainer._engine import Engine
-from mimo.trainer._resolve import resolve
+from mimo.trainer.config.toml import make_settings
 from mimo.trainer.generation import Sampling, generate, open_checkpoint, prompt_of
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.trainer import Engine
 
 TEXT = "w1 <image> w3 w4 <image> w5"
 TOKENS = 24

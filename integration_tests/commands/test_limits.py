@@ -17,12 +17,12 @@ from mimo.hooks import ConfigError, Kind, PluginEntry, survey
 from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
-from mimo.trainer._config import make_settings, read_settings, read_table
-from mimo.trainer._fields import parse_ranks
-from mimo.trainer._job_size import count_actions
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import resolve
-from mimo.trainer._structure import structure
+from mimo.topology import parse_ranks
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.structure import structure
+from mimo.trainer.config.toml import make_settings, read_settings, read_table
+from mimo.trainer.resolving.job_size import count_actions
+from mimo.trainer.resolving.resolve import resolve
 
 ENDLESS = {"budget", "shard_lanes"}
 """Fields that any number may be: bytes of memory that nothing is made of, and a divisor of the lanes that there are."""

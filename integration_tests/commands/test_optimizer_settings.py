@@ -12,11 +12,11 @@ import tomli_w
 
 from mimo.hooks import ConfigError, Kind
 from mimo.optimizer import OPTIMIZERS, AdamWConfig, LearningRate
-from mimo.trainer._cli import run
-from mimo.trainer._config import make_settings
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
+from mimo.trainer.commands.main import run
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
 
 S = TypeVar("S")
 SETTINGS = """

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.trainer._config import make_settings
-from mimo.trainer._init import EXAMPLE
-from mimo.trainer._resolve import resolve
+from mimo.trainer.config.template import EXAMPLE
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resolving.resolve import resolve
 
 INJECT = {"step": 3, "module": "vision", "rank": 1}
 

@@ -20,14 +20,14 @@ from rerunning import with_rerun
 from tables import Table, table
 from torch import Tensor
 
+from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
-from mimo.trainer._continuity import check_source
-from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place
-from mimo.trainer._rerun import RerunStateMachine
-from mimo.trainer._resuming import resume
-from mimo.trainer._saving import save_step
-from mimo.trainer._source import find_source, share_source
+from mimo.trainer.rerun.machine import RerunStateMachine
+from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.load import resume
+from mimo.trainer.resume.resume_point import find_source, share_source
+from mimo.trainer.resume.save import save_step
+from mimo.trainer.step.trainer import Engine
 
 QUIET_STEPS = 6
 """Before the first flip, so that passes have a past."""
@@ -157,7 +157,7 @@ def run_clean(rank: int, settings: Table, first: int, last: int) -> float:
 
 def _begin(rank: int, settings: Table) -> tuple[Engine, RerunStateMachine]:
     job = make_job(settings)
-    machine = RerunStateMachine(job, Place(rank=rank, world=job.world, local_rank=rank))
+    machine = RerunStateMachine(job, ProcessInfo(rank=rank, world=job.world, local_rank=rank))
     return Engine(job, rank=rank, device=CPU, machine=machine), machine
 
 

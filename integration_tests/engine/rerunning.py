@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo.hooks import Kind, RestartNeededError, ResultRejectedError, StepInfo
+from mimo.launch import ProcessInfo
 from mimo.model import ENCODERS
 from mimo.testing import Pool
-from mimo.trainer._config import make_settings
-from mimo.trainer._continuity import check_source
-from mimo.trainer._engine import Engine
-from mimo.trainer._place import Place
-from mimo.trainer._rerun import RERUN_FILE, RerunStateMachine
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resuming import resume
-from mimo.trainer._saving import save_step
-from mimo.trainer._source import find_source, share_source
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.rerun.machine import RERUN_FILE, RerunStateMachine
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.load import resume
+from mimo.trainer.resume.resume_point import find_source, share_source
+from mimo.trainer.resume.save import save_step
+from mimo.trainer.step.trainer import Engine
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +64,7 @@ def attempt(rank: int, settings: Table, changed: bool = False) -> Ended:  # noqa
     if changed:
         assert job.train is not None
         job = attrs.evolve(job, train=_Changed(job.train))
-    machine = RerunStateMachine(job, Place(rank=rank, world=job.world, local_rank=rank))
+    machine = RerunStateMachine(job, ProcessInfo(rank=rank, world=job.world, local_rank=rank))
     engine = Engine(job, rank=rank, device=CPU, machine=machine)
     source = share_source(find_source(job.settings))
     if source is not None:

@@ -14,9 +14,9 @@ from test_oracle import on
 
 from mimo.checkpoint import Manifest, OwnedEntry
 from mimo.hooks import ConfigError
-from mimo.trainer._continuity import check_source, differences, optimizer_settings
-from mimo.trainer._settings import LoadSettings
-from mimo.trainer._source import Source
+from mimo.trainer.config.settings import LoadSettings
+from mimo.trainer.resume.compatibility import check_source, differences, optimizer_settings
+from mimo.trainer.resume.resume_point import Source
 
 BOTH = {"vision": on(0, 0), "language": on(0, 0)}
 FOLDER = Path("run/checkpoints/step_00000003")

@@ -13,9 +13,9 @@ from tables import Table, table
 
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
-from mimo.trainer._edge_traffic import expect_traffic
-from mimo.trainer._engine import Engine
-from mimo.trainer._show import show_job
+from mimo.trainer.commands.show import show_job
+from mimo.trainer.step.traffic import expect_traffic
+from mimo.trainer.step.trainer import Engine
 
 WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

@@ -14,19 +14,19 @@ from tables import table
 from torch import Tensor, nn
 
 from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree
+from mimo.launch import ProcessInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
-from mimo.trainer._config import make_settings
-from mimo.trainer._continuity import check_source
-from mimo.trainer._engine import Engine
-from mimo.trainer._generate import generate
-from mimo.trainer._place import Place
-from mimo.trainer._prompt import prompt_of
-from mimo.trainer._resolve import resolve
-from mimo.trainer._saving import save_step
-from mimo.trainer._settings import LoadSettings
-from mimo.trainer._source import Source, step_folder
-from mimo.trainer._tasks import evaluate_checkpoint
+from mimo.trainer.config.settings import LoadSettings
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.decoding.decode import generate
+from mimo.trainer.decoding.prompt import prompt_of
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.resume_point import Source, step_folder
+from mimo.trainer.resume.save import save_step
+from mimo.trainer.run.tasks import evaluate_checkpoint
+from mimo.trainer.step.trainer import Engine
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
@@ -103,7 +103,7 @@ def run_without_held_out(_rank: int, directory: str) -> None:
     """Evaluate where nothing is held out."""
     job = attrs.evolve(make_job(table(ALONE)), evaluation=None)
     with pytest.raises(ConfigError, match=r"data: expected held-out samples, got none\. For jsonl data, give"):
-        evaluate_checkpoint(step_folder(Path(directory)), job, Place(rank=0, world=1, local_rank=0))
+        evaluate_checkpoint(step_folder(Path(directory)), job, ProcessInfo(rank=0, world=1, local_rank=0))
 
 
 def run_long_prompt(_rank: int) -> None:

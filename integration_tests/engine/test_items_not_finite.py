@@ -18,9 +18,9 @@ from test_oracle_audio import CONFIGS as WHISPER
 
 from mimo.hooks import ConfigError, DataError
 from mimo.model import EncoderSpec
-from mimo.trainer._prompt import prepared_item, prompt_of
-from mimo.trainer._resolved import Job
-from mimo.trainer._step_data import Microbatch
+from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.decoding.prompt import prepared_item, prompt_of
+from mimo.trainer.job.job import Job
 
 
 @pytest.fixture

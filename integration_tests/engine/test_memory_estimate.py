@@ -25,11 +25,11 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from mimo.testing import Pool
-from mimo.trainer._config import make_settings
-from mimo.trainer._engine import Engine
-from mimo.trainer._estimate import Memory, estimate_memory
-from mimo.trainer._resolve import resolve
-from mimo.trainer._show_memory import show_memory
+from mimo.trainer.commands.show_memory import show_memory
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.memory import Memory, estimate_memory
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.trainer import Engine
 from mimo_optimizer_distributed._fsdp import Group
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 

@@ -15,24 +15,24 @@ import torch
 from torch import nn
 
 from mimo.hooks import CheckpointError, Common, RestartNeededError, RunInfo, StepInfo
+from mimo.launch import ProcessInfo
+from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import Agreed, Proposed
 from mimo.topology import StageId
-from mimo.trainer._config import make_settings
-from mimo.trainer._device_identity import device_identity
-from mimo.trainer._init import EXAMPLE
-from mimo.trainer._place import Place
-from mimo.trainer._rerun import RERUN_FILE, RerunStateMachine
-from mimo.trainer._rerun_evidence import POWER, Bounds, Deed, Injector, Witness
-from mimo.trainer._rerun_passes import PASSES
-from mimo.trainer._rerun_runs import Order, Where, apart
-from mimo.trainer._rerun_settings import InjectSettings, RerunSettings
-from mimo.trainer._rerun_waiting import Waiting
-from mimo.trainer._rerunner import Rerunner
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
+from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
+from mimo.trainer.config.template import EXAMPLE
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.rerun.comparison import Order, Where, apart
+from mimo.trainer.rerun.driver import Rerunner
+from mimo.trainer.rerun.machine import RERUN_FILE, RerunStateMachine
+from mimo.trainer.rerun.passes import PASSES
+from mimo.trainer.rerun.pending import Waiting
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.probe import POWER, Bounds, Deed, Injector, Witness
 
 CPU = torch.device("cpu")
-ALONE = Place(rank=0, world=1, local_rank=0)
+ALONE = ProcessInfo(rank=0, world=1, local_rank=0)
 
 
 def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: Any) -> Job:
@@ -411,7 +411,7 @@ def test_bounds_are_the_largest_of_late() -> None:
 
 def test_devices_have_names_of_their_own() -> None:
     """Of a CPU the host and which of its processes it is; settings may give another, or one for each rank."""
-    places = [Place(rank=rank, world=2, local_rank=rank) for rank in (0, 1)]
+    places = [ProcessInfo(rank=rank, world=2, local_rank=rank) for rank in (0, 1)]
     first, second = (device_identity(place, "") for place in places)
     assert first.startswith("cpu ")
     assert first != second

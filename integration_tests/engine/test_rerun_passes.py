@@ -15,12 +15,12 @@ from tables import table
 
 from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError, Common, StateTree
+from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
-from mimo.trainer._place import Place
-from mimo.trainer._rerun import RerunStateMachine
-from mimo.trainer._rerun_evidence import POWER, Deed, Injector, Witness, norm_of
-from mimo.trainer._rerun_passes import PassHistory, computations, read_past
-from mimo.trainer._rerun_settings import InjectSettings, RerunSettings
+from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
+from mimo.trainer.rerun.machine import RerunStateMachine
+from mimo.trainer.rerun.passes import PassHistory, computations, read_past
+from mimo.trainer.step.probe import POWER, Deed, Injector, Witness, norm_of
 
 STAGE = StageId("vision", 0)
 FORWARD = Deed(kind="forward", module="vision", stage=0)
@@ -196,7 +196,7 @@ def test_the_past_goes_through_a_checkpoint() -> None:
 def machine() -> RerunStateMachine:
     """Return a machine that judges."""
     job = make_job({**table(ONE), "rerun": {"mode": "validate"}})
-    return RerunStateMachine(job, Place(rank=0, world=1, local_rank=0))
+    return RerunStateMachine(job, ProcessInfo(rank=0, world=1, local_rank=0))
 
 
 def with_passes(passes: object) -> StateTree:

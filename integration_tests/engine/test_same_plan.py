@@ -10,7 +10,7 @@ from test_oracle import on
 
 from mimo.hooks import PlanError
 from mimo.testing import Pool
-from mimo.trainer._engine import Engine
+from mimo.trainer.step.trainer import Engine
 
 
 def run_with_other_plan(rank: int, settings: Table, which: str) -> str:

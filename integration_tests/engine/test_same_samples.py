@@ -16,10 +16,10 @@ from tables import table
 
 from mimo.data import Dataset
 from mimo.hooks import DataError
+from mimo.launch import ProcessInfo
+from mimo.launch.runtime import launch
 from mimo.testing import Pool
-from mimo.trainer._engine import Engine
-from mimo.trainer._launch import launch
-from mimo.trainer._place import Place
+from mimo.trainer.step.trainer import Engine
 
 MODULES = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 1, "pp": 3}}
 BOTH = (
@@ -177,7 +177,7 @@ def test_evaluation_counts_samples_first(length: int, pool: Pool) -> None:
     pool.run(4, run_short_evaluation, length)
 
 
-def train_swapped(place: Place) -> None:
+def train_swapped(place: ProcessInfo) -> None:
     """Train two steps as one rank of a launched run, of which rank 2 differs at the second."""
     torch.set_num_threads(1)
     engine = swapped(place.rank, step=2, wrong=2)

@@ -13,19 +13,19 @@ from jobs import CPU, make_job
 from tables import table
 
 from mimo.hooks import RunInfo, UserError
+from mimo.launch import Heartbeat
 from mimo.testing import Pool
-from mimo.trainer._engine import Engine
-from mimo.trainer._metrics import Metrics
-from mimo.trainer._progress import Progress
-from mimo.trainer._resuming import resume
-from mimo.trainer._saving import Saving
-from mimo.trainer._settings import LoadSettings
-from mimo.trainer._source import Source, step_folder
+from mimo.trainer.config.settings import LoadSettings
+from mimo.trainer.report.metrics import Metrics
+from mimo.trainer.resume.load import resume
+from mimo.trainer.resume.resume_point import Source, step_folder
+from mimo.trainer.resume.save import Saving
+from mimo.trainer.step.trainer import Engine
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
 
-def make_engine(directory: str, progress: Progress | None = None, **checkpoint: Any) -> Engine:
+def make_engine(directory: str, progress: Heartbeat | None = None, **checkpoint: Any) -> Engine:
     """Make a small model on one rank, with settings of ``[checkpoint]``."""
     settings = table(ALONE)
     settings["run"]["directory"] = directory
@@ -81,7 +81,7 @@ def test_a_checkpoint_that_is_left_out_is_told(tmp_path: Path, pool: Pool) -> No
 
 def run_and_count(_rank: int, directory: str) -> list[int]:
     """Save and load, and return how often each said that it goes on."""
-    progress, found = Progress(), []
+    progress, found = Heartbeat(), []
     engine = make_engine(directory, progress)
     saving = Saving(engine, [], lambda *_: None)
     before = progress.changes

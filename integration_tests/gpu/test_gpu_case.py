@@ -17,7 +17,7 @@ from _case import Case, Found, alone, name_of, noting
 from _compare import Apart
 from tables import Table
 
-from mimo.trainer._place import Place
+from mimo.launch import ProcessInfo
 
 
 def case_of(folder: Path, **options: str) -> Case:
@@ -111,7 +111,7 @@ def test_the_one_rank_gets_the_group_of_what_lies_on_no_device(tmp_path: Path, m
     """That of the world that it has joined."""
     joined: Any = object()
     monkeypatch.setattr(
-        "_case.join_world", lambda *_args, **_keys: Place(rank=0, world=1, local_rank=0, objects=joined)
+        "_case.join_world", lambda *_args, **_keys: ProcessInfo(rank=0, world=1, local_rank=0, objects=joined)
     )
     monkeypatch.setattr("_case.dist.destroy_process_group", lambda: None)
     monkeypatch.setattr("_case.plain_arithmetic", lambda: None)

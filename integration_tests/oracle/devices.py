@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from mimo.model.runtime import _axis, _calls, _context, _rowwise
 from mimo.schedule.runtime import channel
 from mimo.topology import meshes
-from mimo.trainer._engine import Engine
+from mimo.trainer.step.trainer import Engine
 from mimo_optimizer_distributed import _scatter
 
 BRANCHES: Mapping[Any, Mapping[str, Any]] = {

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo.hooks import ConfigError
 from mimo.testing import Pool as Workers
-from mimo.trainer._engine import Engine
+from mimo.trainer.step.trainer import Engine
 from mimo_optimizer_hybrid._memory import Pool
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 

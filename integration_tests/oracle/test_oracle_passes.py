@@ -13,8 +13,8 @@ from tables import SAMPLES, table
 from test_oracle import SP, Modules, on
 
 from mimo.schedule import Route
-from mimo.trainer._route_cache import RouteCache
-from mimo.trainer._step_data import StepData
+from mimo.trainer.batch.route_cache import RouteCache
+from mimo.trainer.batch.step_data import StepData
 
 MICROBATCHES = 4
 PASSES: dict[str, Modules] = {

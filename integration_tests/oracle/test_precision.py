@@ -26,13 +26,13 @@ from mimo.checkpoint import read_manifest
 from mimo.hooks import Kind, StepInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
-from mimo.trainer._config import make_settings
-from mimo.trainer._engine import Engine
-from mimo.trainer._generate import generate
-from mimo.trainer._prompt import prompt_of
-from mimo.trainer._resolve import resolve
-from mimo.trainer._saving import save_step
-from mimo.trainer._source import step_folder
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.decoding.decode import generate
+from mimo.trainer.decoding.prompt import prompt_of
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.resume_point import step_folder
+from mimo.trainer.resume.save import save_step
+from mimo.trainer.step.trainer import Engine
 
 SHARDS = ("optimizer", "gradients", "full")
 NEAR = 1e-2

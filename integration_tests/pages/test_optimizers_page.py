@@ -12,9 +12,9 @@ from jobs import find
 from tables import table
 from test_oracle import on
 
-from mimo.trainer._config import make_settings
-from mimo.trainer._parameter_names import check_patterns_of
-from mimo.trainer._resolve import resolve
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.parameter_names import check_patterns_of
+from mimo.trainer.resolving.resolve import resolve
 
 PAGE = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
 BLOCKS = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]

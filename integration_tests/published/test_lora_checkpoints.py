@@ -24,12 +24,12 @@ from mimo.model import DECODER, DecoderConfig, Stage, lora_linear
 from mimo.model.runtime import LanguageBatch
 from mimo.testing import Pool
 from mimo.testing.comparison import tensors_of
-from mimo.trainer._base import links_of, load_links
-from mimo.trainer._checkpoint_settings import settings_of
-from mimo.trainer._continuity import check_source
-from mimo.trainer._engine import Engine
-from mimo.trainer._resolve import resolve
-from mimo.trainer._source import find_source
+from mimo.trainer.resolving.checkpoint_settings import settings_of
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.chain import links_of, load_links
+from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.resume_point import find_source
+from mimo.trainer.step.trainer import Engine
 
 DECODERS: Mapping[str, Any] = {
     "vocabulary": VOCABULARY,

@@ -16,7 +16,7 @@ from unittest import mock
 from house import ROOT
 
 from mimo.testing import COLUMNS, Ended, Started, free_port, processes
-from mimo.trainer._cli import run
+from mimo.trainer.commands.main import run
 
 SCRIPT = Path(sys.executable).with_name("mimo")
 """The ``mimo`` command of this environment, to be executed where its start is what is tested."""
@@ -57,9 +57,9 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 """Settings of a small model that reads text alone, on one process; all its steps are saved."""
 
 _PRELOAD = (
-    "mimo.trainer._train",
-    "mimo.trainer._tasks",
-    "mimo.trainer._pictures",
+    "mimo.trainer.run.train",
+    "mimo.trainer.run.tasks",
+    "mimo.trainer.report.pictures",
     "matplotlib.figure",
     "sklearn.datasets",
     *processes.PRELOAD,

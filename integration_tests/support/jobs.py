@@ -16,10 +16,10 @@ from mimo.data import DATASETS
 from mimo.hooks import Kind, Registry, discover
 from mimo.model import ENCODERS
 from mimo.schedule import SCHEDULES
-from mimo.trainer._config import make_settings
-from mimo.trainer._plugins import KINDS
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
+from mimo.trainer.config.plugin_kinds import KINDS
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
 
 CPU = torch.device("cpu")
 

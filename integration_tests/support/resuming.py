@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor
 
 from mimo.hooks import Generators, Stateful, StateTree
 from mimo.testing import Pool
-from mimo.trainer._config import make_settings
-from mimo.trainer._continuity import check_source
-from mimo.trainer._engine import Engine
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resuming import resume
-from mimo.trainer._saving import save_step
-from mimo.trainer._source import find_source, share_source
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.load import resume
+from mimo.trainer.resume.resume_point import find_source, share_source
+from mimo.trainer.resume.save import save_step
+from mimo.trainer.step.trainer import Engine
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Piece]]
 

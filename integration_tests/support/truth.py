@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor
 from mimo.data import StepSampler
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import Choices, Router, build_part, local
-from mimo.trainer import _assembly
-from mimo.trainer._engine import Engine
-from mimo.trainer._programs import language_batch
-from mimo.trainer._step_data import StepData
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.step import build as _assembly
+from mimo.trainer.step.programs import language_batch
+from mimo.trainer.step.trainer import Engine
 
 
 @attrs.frozen(kw_only=True)

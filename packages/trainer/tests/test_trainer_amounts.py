@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from mimo.model import Work
-from mimo.trainer._amounts import Amounts, amounts
-from mimo.trainer._config import make_settings
-from mimo.trainer._costs import works
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._show_work import show_amounts
-from mimo.trainer._typical import Typical
+from mimo.trainer.commands.show_work import show_amounts
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.module_stats import Amounts, amounts
+from mimo.trainer.cost.sample_stats import Typical
+from mimo.trainer.cost.step_cost import works
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
 
 
 def _job(folder: Path, **language: Any) -> Job:

@@ -13,7 +13,7 @@ import torch
 
 from mimo.checkpoint import diff, save
 from mimo.hooks import Common, Owned
-from mimo.trainer._cli import run
+from mimo.trainer.commands.main import run
 
 ABOUT: dict[str, Any] = {
     "config": {"run": {"steps": 9, "name": "x"}, "modules": {"language": {"tp": 2}}, "data": {}},

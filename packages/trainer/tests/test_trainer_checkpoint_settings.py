@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mimo.trainer._checkpoint_settings import on_one_process
-from mimo.trainer._config import make_settings
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resolving.checkpoint_settings import on_one_process
 
 CONFIG: dict[str, Any] = {
     "run": {"name": "r", "steps": 2, "global_batch": 8, "micro_batch": 2, "world": 6, "evaluation_batch": 0},

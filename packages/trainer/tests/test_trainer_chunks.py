@@ -10,11 +10,11 @@ import pytest
 
 from mimo.hooks import Kind
 from mimo.schedule import SCHEDULES
-from mimo.trainer._cli import run
-from mimo.trainer._config import read_settings
-from mimo.trainer._estimate import estimate_memory
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import resolve
+from mimo.trainer.commands.main import run
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import read_settings
+from mimo.trainer.cost.memory import estimate_memory
+from mimo.trainer.resolving.resolve import resolve
 
 SETTINGS = """
 [run]

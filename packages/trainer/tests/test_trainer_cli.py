@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo.trainer._cli import run
+from mimo.trainer.commands.main import run
 
 SETTINGS = """
 [run]
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> str:
 def test_help_and_version_answer_without_torch() -> None:
     """Importing torch takes seconds; the command's help must not wait for it."""
     program = (
-        "import sys; from mimo.trainer._cli import run; code = run(['--help']) or run(['--version'])\n"
+        "import sys; from mimo.trainer.commands.main import run; code = run(['--help']) or run(['--version'])\n"
         "heavy = {'torch', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
@@ -156,7 +156,7 @@ def test_ctrl_c_before_launch_ends_with_130(monkeypatch: pytest.MonkeyPatch, fil
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mimo.trainer._config.read_settings", interrupted)
+    monkeypatch.setattr("mimo.trainer.config.toml.read_settings", interrupted)
     assert run(["check", file]) == 130
 
 
@@ -168,7 +168,7 @@ def test_a_bug_shows_its_traceback_and_ends_with_3(
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("mimo.trainer._config.read_settings", broken)
+    monkeypatch.setattr("mimo.trainer.config.toml.read_settings", broken)
     assert run(["check", file]) == 3
     assert "Traceback" in capsys.readouterr().err
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.trainer._config import make_settings, parse_value, read_settings, write_config
-from mimo.trainer._fields import Ranks, parse_ranks, show_ranks
-from mimo.trainer._structure import unstructure
+from mimo.topology import Ranks, parse_ranks, show_ranks
+from mimo.trainer.config.structure import unstructure
+from mimo.trainer.config.toml import make_settings, parse_value, read_settings, write_config
 
 TABLE: dict[str, Any] = {
     "run": {"name": "r", "steps": 2, "global_batch": 4},

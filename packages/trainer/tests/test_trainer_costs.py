@@ -15,14 +15,14 @@ from mimo.model import DECODER, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES, Costs, Link, Seconds
 from mimo.topology import StageId
-from mimo.trainer._config import make_settings
-from mimo.trainer._costs import ACCELERATOR, PROCESSOR, formula_costs, job_costs
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._profile import VERSION, EdgeTimes, Line, PassTimes, Profile, StageTimes, digest, fitting, machine
-from mimo.trainer._profiling import fit, sizes, split_backwards
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._structure import unstructure
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.structure import unstructure
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.profile import VERSION, EdgeTimes, Line, PassTimes, Profile, StageTimes, digest, fitting, machine
+from mimo.trainer.cost.step_cost import ACCELERATOR, PROCESSOR, formula_costs, job_costs
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.run.profiling import fit, sizes, split_backwards
 
 FIRST, LAST = StageId("language", 0), StageId("language", 1)
 

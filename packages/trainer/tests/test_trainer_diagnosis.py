@@ -14,14 +14,16 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its own types don't say so
 
 from mimo.hooks import DataError
+from mimo.launch import Heartbeat, Status
+from mimo.launch.faults.hang_report import show_silent, show_standstill, show_waits
+from mimo.launch.process.heartbeat import _ranks_of
+from mimo.launch.runtime import is_consequence
 from mimo.schedule import Action
-from mimo.trainer._diagnosis import show_silent, show_standstill, show_waits
-from mimo.trainer._fault import is_consequence
-from mimo.trainer._lookout import Lookout
-from mimo.trainer._progress import Mark, Progress, _ranks_of
-from mimo.trainer._step_data import StepData
+from mimo.trainer.batch.lookahead import Lookout
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.step.plan_progress import PlanProgress
 
-RECEIVED = Mark(
+RECEIVED = Status(
     doing="step 3",
     part="forward of language stage 0",
     waits=True,
@@ -29,42 +31,43 @@ RECEIVED = Mark(
     through="edge vision->language",
     seconds=5.04,
 )
-GATHERS = Mark(doing="step 3", part="forward of language stage 0", waits=True, peers=(2, 3), seconds=61)
-SLEEPS = Mark(doing="step 3", where="sleeper, line 7", seconds=5.5)
+GATHERS = Status(doing="step 3", part="forward of language stage 0", waits=True, peers=(2, 3), seconds=61)
+SLEEPS = Status(doing="step 3", where="sleeper, line 7", seconds=5.5)
 
 
-def at(progress: Progress, *, rank: int = 0) -> Mark:
+def at(progress: Heartbeat, *, rank: int = 0) -> Status:
     """Return what others are told of a progress."""
-    return Mark.of(progress, rank=rank, seconds=5, roll=1)
+    return Status.of(progress, rank=rank, seconds=5, roll=1)
 
 
 def test_a_mark_tells_module_stage_microbatches_and_the_peer_of_an_edge() -> None:
     """As the executor and the boundary noted them last; a wait that is over is forgotten."""
-    progress = Progress()
+    progress = Heartbeat()
     progress.enter("step 3")
-    progress.begin(Action(kind="input-gradient", module="vision", stage=1, microbatches=(2, 3)))
-    progress.wait("vision->language", 5)
+    plan = PlanProgress(progress, lambda _stage: (1,))
+    plan.begin(Action(kind="input-gradient", module="vision", stage=1, microbatches=(2, 3)))
+    plan.wait("vision->language", 5)
     assert at(progress).told(0) == (
         "in step 3, backward of vision stage 1, microbatches 2-3, for rank 5 (edge vision->language)"
     )
-    progress.resume()
+    plan.resume()
     assert not at(progress).waits
-    progress.begin(None)
+    plan.begin(None)
     assert (at(progress).place, progress.changes) == ("step 3", 5)
 
 
 def test_a_reduction_waits_for_the_other_ranks_of_its_stage() -> None:
     """All that share its parameters are among them; a rank that is alone waits for nobody."""
-    progress = Progress(stage_ranks=lambda _stage: (1, 2, 4))
-    progress.begin(Action(kind="reduce", module="vision", stage=0))
+    progress, action = Heartbeat(), Action(kind="reduce", module="vision", stage=0)
+    PlanProgress(progress, lambda _stage: (1, 2, 4)).begin(action)
     assert at(progress, rank=2).told(2) == "in sum of gradients of vision stage 0, for ranks 1,4"
-    progress.stage_ranks = lambda _stage: (2,)
+    PlanProgress(progress, lambda _stage: (2,)).begin(action)
     assert not at(progress, rank=2).waits
 
 
 def test_what_is_done_within_something_is_told_until_it_is_done() -> None:
     """And then what it was done within."""
-    progress = Progress()
+    progress = Heartbeat()
     progress.enter("step 3")
     with progress.within("step 3, reading the samples of step 4"):
         assert at(progress).place == "step 3, reading the samples of step 4"
@@ -73,7 +76,7 @@ def test_what_is_done_within_something_is_told_until_it_is_done() -> None:
 
 def test_the_reading_of_samples_is_told_where_it_happens() -> None:
     """Samples are read as their digest is computed; also where they can't be."""
-    progress, seen = Progress(doing="step 3"), list[str]()
+    progress, seen = Heartbeat(doing="step 3"), list[str]()
 
     def digest(_data: StepData) -> None:
         seen.append(progress.doing)
@@ -105,14 +108,14 @@ def test_a_group_that_is_being_destroyed_has_no_ranks() -> None:
 def test_a_mark_outside_of_collectives_tells_the_line(run_ranks: Callable[..., list[Any]]) -> None:
     """Ours, and not one of torch; in a collective its ranks."""
 
-    def entry(rank: int) -> tuple[Mark, Mark | None]:
+    def entry(rank: int) -> tuple[Status, Status | None]:
         torch.ones(2).sum()
-        outside, seen = at(Progress()), []
+        outside, seen = at(Heartbeat()), []
         pair = dist.new_group([0, 1])
 
         def look() -> None:
             until = time.monotonic() + 60
-            while not (found := at(Progress())).waits and time.monotonic() < until:
+            while not (found := at(Heartbeat())).waits and time.monotonic() < until:
                 time.sleep(0.01)
             seen.append(found)
             dist.distributed_c10d._get_default_store().set("seen", "")
@@ -130,7 +133,7 @@ def test_a_mark_outside_of_collectives_tells_the_line(run_ranks: Callable[..., l
     ((outside, inside), _) = run_ranks(2, entry)
     assert inside is not None
     assert (outside.waits, outside.through) == (False, "")
-    assert outside.where.startswith("mimo.trainer._progress, line ")
+    assert outside.where.startswith("mimo.launch.process.heartbeat, line ")
     assert (inside.waits, inside.peers, inside.through) == (True, (0, 1), "all_reduce")
     assert "test_trainer_diagnosis, line " in inside.where
 
@@ -143,8 +146,8 @@ def test_each_rank_that_waits_has_a_line_and_those_alike_share_one() -> None:
         2: GATHERS,
         3: GATHERS,
         7: RECEIVED,
-        8: Mark(waits=True),
-        9: Mark(doing="step 3", waits=True, left=True),
+        8: Status(waits=True),
+        9: Status(doing="step 3", waits=True, left=True),
     }
     assert show_waits(marks).splitlines() == [
         "ranks 1,7 waited 5.0 s in step 3, forward of language stage 0, for rank 0 (edge vision->language)",
@@ -155,7 +158,7 @@ def test_each_rank_that_waits_has_a_line_and_those_alike_share_one() -> None:
 
 def test_a_thousand_ranks_are_told_in_few_lines() -> None:
     """The rest is counted by name."""
-    marks = {rank: Mark(doing=f"step {rank}", waits=True) for rank in range(1000)}
+    marks = {rank: Status(doing=f"step {rank}", waits=True) for rank in range(1000)}
     lines = show_waits(marks).splitlines()
     assert len(lines) == 17
     assert lines[-1] == "ranks 16-999 waited too"

@@ -15,11 +15,10 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.trainer import _tasks
-from mimo.trainer._gpus import Gpus, choose_device, find_gpus
-from mimo.trainer._launch import _prefix
-from mimo.trainer._place import is_joining, local_world, place_in, with_slurm
-from mimo.trainer._slurm import nodes, tasks_of_node
+from mimo.launch import Gpus, choose_device, find_gpus, is_joining, local_world, place_in, with_slurm
+from mimo.launch.process.slurm import nodes, tasks_of_node
+from mimo.launch.start.launcher import _prefix
+from mimo.trainer.run import tasks as _tasks
 
 Environ = dict[str, str]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mimo.trainer._cli import run
+from mimo.trainer.commands.main import run
 
 SETTINGS = """
 [run]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mimo.trainer._fitting import Fit, fit
-from mimo.trainer._renaming import Renaming
-from mimo.trainer._settings import LoadSettings
+from mimo.trainer.config.settings import LoadSettings
+from mimo.trainer.resume.match_keys import Fit, fit
+from mimo.trainer.resume.renaming import Renaming
 
 ADAM = ("exp_avg", "exp_avg_sq", "step")
 BOOKKEEPING = {"progress.step", "progress.seed", "settings.language"}

@@ -13,13 +13,13 @@ import torch
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, LANGUAGE_MODELS
 from mimo.optimizer import Precision
-from mimo.trainer._config import make_settings
-from mimo.trainer._flops import FlopsReport
-from mimo.trainer._peak import known_peak, peak_of
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._step_data import StepData
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.peak import known_peak, peak_of
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.mfu import FlopsReport
 
 CPU = torch.device("cpu")
 HIDDEN, LAYERS, INNER, VOCABULARY = 16, 4, 24, 300

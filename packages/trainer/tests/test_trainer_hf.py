@@ -17,12 +17,12 @@ from mimo.checkpoint import Stream, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
 from mimo.model.runtime import write_hf
-from mimo.trainer._hf_commands import _line
-from mimo.trainer._hf_export import _set_aside
-from mimo.trainer._hf_import import left_whole, prepare
-from mimo.trainer._hf_parts import HfPart, Reader, find_parts, installed_readers, readers_of, split_word
-from mimo.trainer._hf_report import left_names
-from mimo.trainer._hf_streams import our_streams, their_streams
+from mimo.trainer.commands.hf import _line
+from mimo.trainer.convert.export_hf import _set_aside
+from mimo.trainer.convert.import_hf import left_whole, prepare
+from mimo.trainer.convert.import_report import left_names
+from mimo.trainer.convert.published_parts import HfPart, Reader, find_parts, installed_readers, readers_of, split_word
+from mimo.trainer.convert.streams import our_streams, their_streams
 
 SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
 TABLE = (

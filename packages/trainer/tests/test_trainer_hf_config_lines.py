@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mimo.trainer._hf_config_lines import line_of
+from mimo.trainer.convert.config_lines import line_of
 
 TEXT = json.dumps(
     {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mimo.model import DECODER
-from mimo.trainer._hf_parts import find_parts, readers_of
+from mimo.trainer.convert.published_parts import find_parts, readers_of
 
 TEXT = {
     "vocab_size": 7,

@@ -10,11 +10,11 @@ import pytest
 
 from mimo.hooks import ConfigError, Kind
 from mimo.model import Lora
-from mimo.trainer._config import make_settings
-from mimo.trainer._fields import own_keys
-from mimo.trainer._init import example_text, one_line
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._settings import ModuleSettings, Settings
+from mimo.trainer.config.fields import own_keys
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.settings import ModuleSettings, Settings
+from mimo.trainer.config.template import example_text, one_line
+from mimo.trainer.config.toml import make_settings
 
 S = TypeVar("S")
 

@@ -17,20 +17,21 @@ from typing import Any
 
 import pytest
 
+from mimo.launch import ProcessInfo
+from mimo.launch.runtime import Meeting, Terms, start_method
+from mimo.launch.start.launcher import _processes
 from mimo.testing import Started, free_port, processes, script
-from mimo.trainer._launch import _processes, start_method
-from mimo.trainer._meeting import Meeting
-from mimo.trainer._place import Place
-from mimo.trainer._watch import Terms
 
 HEAD = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from mimo.hooks import ConfigError, DataError, UserError
-from mimo.trainer import _fault
-from mimo.trainer._launch import launch
-from mimo.trainer._watch import Terms, Watch
+from mimo.launch.faults import fault as _fault
+from functools import partial
+from mimo.launch.runtime import launch
+from mimo.launch.runtime import Terms, Watchdog
+from mimo.trainer.resume.attempt import note_failure
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
@@ -48,7 +49,7 @@ def entry(place):
 """
 TAIL = """
 if __name__ == "__main__":
-    terms = Terms(directory=Path({directory!r}), timeout={timeout}, stops={stops})
+    terms = Terms(on_failure=partial(note_failure, Path({directory!r})), timeout={timeout}, stops={stops})
     sys.exit(launch(entry, world={world}, method={method!r}, terms=terms))
 """
 BLOCKED = """
@@ -145,7 +146,7 @@ def test_one_ranks_data_error_ends_all_with_3_and_is_shown_once_without_tracebac
 def test_text_that_nobody_reads_on_ends_all_ranks_without_a_word(tmp_path: Path) -> None:
     """As other tools end after `| head`, while the others wait in a collective."""
     body = """
-    from mimo.trainer._console import show_text
+    from mimo.trainer.report.console import show_text
     together()
     if place.rank == 0:
         reads, writes = os.pipe()
@@ -257,7 +258,7 @@ def test_each_process_has_a_gpu_of_its_own() -> None:
         processes = _processes(print, 2, "cuda", start_method("cuda"), Terms(), reads, (listener, writes))
     arguments = [vars(process)["_args"] for process in processes]
     assert [place for _, place, *_ in arguments] == [
-        Place(rank=rank, world=2, local_rank=rank, device=f"cuda:{rank}") for rank in (0, 1)
+        ProcessInfo(rank=rank, world=2, local_rank=rank, device=f"cuda:{rank}") for rank in (0, 1)
     ]
     assert [inherited for *_, inherited in arguments] == [(), ()]
 
@@ -279,7 +280,7 @@ def device(name, local_rank):
     return name
 
 if __name__ == "__main__":
-    from mimo.trainer._meeting import Meeting
+    from mimo.launch.runtime import Meeting
     sys.exit(launch(entry, world=2, meeting=Meeting(device=device, backend=backend)))
 """
     )
@@ -382,7 +383,7 @@ def test_a_run_whose_terminal_is_closed_ends_by_itself(tmp_path: Path) -> None:
     master, slave = os.openpty()
     told = tmp_path / "told"
     body = f"""
-    from mimo.trainer._console import Progress
+    from mimo.trainer.report.console import Progress
     console = Progress()
     together()
     while not place.progress.stops:
@@ -458,9 +459,9 @@ def test_tasks_of_srun_meet_without_being_told_where(tmp_path: Path) -> None:
 def test_joined_ranks_name_one_that_died(tmp_path: Path) -> None:
     """Where no launcher of ours sees it: who loses a connection asks all, and one doesn't answer."""
     body = """
-    told, put_up = threading.Event(), Watch._put_up
+    told, put_up = threading.Event(), Watchdog._put_up
     place.progress.enter("the test")
-    Watch._put_up = lambda watch: (put_up(watch), told.set())
+    Watchdog._put_up = lambda watch: (put_up(watch), told.set())
     together()
     if place.rank == 2:
         assert told.wait(60)
@@ -522,7 +523,7 @@ def refuse(watch):
         raise RuntimeError("can't start new thread")
     threading.Thread.start(watch)
 
-Watch.start = refuse
+Watchdog.start = refuse
 """
     code, _, err = launched(tmp_path, body)
     assert code == 3
@@ -626,11 +627,11 @@ if __name__ == "__main__":
 """
     with start(tmp_path, body, world=2) as started:
         started.wait_for("ready")
-        if "to be skipped" in started.told[started.out].decode():
+        if "to be skipped" in started.printed[started.out].decode():
             pytest.skip("no namespace for another name of the host can be made here")
-        while started.told[started.out].count(b"ready") < 2:
+        while started.printed[started.out].count(b"ready") < 2:
             started._listen(time.monotonic() + 60)  # until the other rank is there too
-        assert started.told[started.out].decode() == f"ready {own_address()}\n" * 2
+        assert started.printed[started.out].decode() == f"ready {own_address()}\n" * 2
         found = listening([started.pid, *started.workers()])
     assert found <= {"127.0.0.1", "::ffff:127.0.0.1"}, found
     assert "127.0.0.1" in found
@@ -678,12 +679,12 @@ def test_a_rank_that_fails_while_others_are_late_keeps_its_reason(tmp_path: Path
     together()
 
 if os.environ["RANK"] == "1":
-    import mimo.trainer._worker
+    import mimo.launch.start.worker
 
     def fail(place):
         raise ConfigError("run.seed", expected="luck", got="none")
 
-    mimo.trainer._worker._prepare = fail
+    mimo.launch.start.worker._prepare = fail
 if os.environ["RANK"] == "2":
     while not Path({str(reason)!r}).exists():
         time.sleep(0.01)

@@ -29,10 +29,12 @@ from mimo.hooks import (
     StepInfo,
     lifecycle,
 )
-from mimo.trainer import _metrics, _run_end, _run_lock
-from mimo.trainer._console import Progress, show_seconds, show_text
-from mimo.trainer._metrics import Metrics, read_lines
-from mimo.trainer._pictures import Pictures, caption_grid, loss_curve
+from mimo.launch.process import run_lock as _run_lock
+from mimo.trainer.report import metrics as _metrics
+from mimo.trainer.report.console import Progress, show_seconds, show_text
+from mimo.trainer.report.metrics import Metrics, read_lines
+from mimo.trainer.report.pictures import Pictures, caption_grid, loss_curve
+from mimo.trainer.run import end as _run_end
 
 STEP = StepInfo(
     step=1,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec
-from mimo.trainer._measured import measured
+from mimo.trainer.job.measured_dataset import measured
 
 
 @attrs.frozen

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from mimo.hooks import ConfigError, Kind
+from mimo.launch import ranks_of_machine
 from mimo.optimizer import OPTIMIZERS
 from mimo.optimizer.estimates import (
     Estimates,
@@ -24,15 +25,14 @@ from mimo.optimizer.estimates import (
     replicated,
 )
 from mimo.topology import StageId
-from mimo.trainer._cli import run
-from mimo.trainer._config import make_settings, read_settings
-from mimo.trainer._costs import ACCELERATOR, formula_costs
-from mimo.trainer._estimate import Memory, estimate_memory
-from mimo.trainer._place import ranks_of_machine
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._show_memory import show_memory, show_on_device
+from mimo.trainer.commands.main import run
+from mimo.trainer.commands.show_memory import show_memory, show_on_device
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings, read_settings
+from mimo.trainer.cost.memory import Memory, estimate_memory
+from mimo.trainer.cost.step_cost import ACCELERATOR, formula_costs
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
 
 HIDDEN, VOCABULARY = 8, 300
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from mimo.checkpoint import Stream, read_manifest, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import DECODER, HfTensor, lora_linear, lora_names
-from mimo.trainer._base import keep_base, links_of
-from mimo.trainer._hf_adapter import write_adapter
-from mimo.trainer._merge import open_merged
+from mimo.trainer.convert.adapter import write_adapter
+from mimo.trainer.convert.merge import open_merged
+from mimo.trainer.resume.chain import keep_base, links_of
 
 LORA = {"rank": 2, "alpha": 5.0, "targets": ["*"]}
 SHAPES: Mapping[str, tuple[int, ...]] = {

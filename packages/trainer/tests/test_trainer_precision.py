@@ -14,17 +14,17 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.optimizer import OPTIMIZERS
 from mimo.optimizer.runtime import LossScale
-from mimo.trainer import _precision
-from mimo.trainer._config import make_settings
-from mimo.trainer._costs import formula_costs
-from mimo.trainer._edge_traffic import expect_traffic
-from mimo.trainer._estimate import estimate_memory
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._precision import make_scaling
-from mimo.trainer._profile import fitting
-from mimo.trainer._resolve import resolve
-from mimo.trainer._resolved import Job
-from mimo.trainer._settings import RunSettings
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.settings import RunSettings
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.memory import estimate_memory
+from mimo.trainer.cost.profile import fitting
+from mimo.trainer.cost.step_cost import formula_costs
+from mimo.trainer.job import precision as _precision
+from mimo.trainer.job.job import Job
+from mimo.trainer.job.precision import make_scaling
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step.traffic import expect_traffic
 
 
 @attrs.frozen(kw_only=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from mimo.hooks import ConfigError, ResultRejectedError
-from mimo.trainer._attempt import note_end
-from mimo.trainer._begin import enter_directory, resolve_run
-from mimo.trainer._config import make_settings
-from mimo.trainer._preflight import check_directory, check_logging, check_world, holds_run
-from mimo.trainer._run_lock import check_unlocked, take_lock
-from mimo.trainer._settings import Settings
+from mimo.launch import check_unlocked, take_lock
+from mimo.trainer.config.settings import Settings
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resume.attempt import note_end
+from mimo.trainer.resume.directory import check_directory, check_logging, check_world, holds_run
+from mimo.trainer.run.begin import enter_directory, resolve_run
 
 
 def settings(directory: Path, load: str = "none") -> Settings:

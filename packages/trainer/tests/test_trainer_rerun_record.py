@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mimo.hooks import CheckpointError, ItemInfo, RunError
-from mimo.trainer._kept_samples import KeptSamples
-from mimo.trainer._rerun_evidence import Deed
-from mimo.trainer._rerun_record import RankRecord
+from mimo.trainer.batch.saved_samples import KeptSamples
+from mimo.trainer.rerun.record import RankRecord
+from mimo.trainer.step.probe import Deed
 
 DEED = Deed(kind="forward", module="vision", stage=1, microbatches=(0, 1))
 

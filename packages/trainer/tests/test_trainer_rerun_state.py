@@ -12,7 +12,7 @@ import pytest
 
 from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError
-from mimo.trainer._rerun_state import check_devices, check_state, record_bytes
+from mimo.trainer.rerun.state import check_devices, check_state, record_bytes
 
 WAITING: Mapping[str, Any] = {
     "step": 3,

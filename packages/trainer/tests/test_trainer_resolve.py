@@ -14,10 +14,10 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import ENCODERS, EncoderSpec, EncoderStages, Stage, TensorSupport
 from mimo.schedule import SCHEDULES
 from mimo.topology import StageId
-from mimo.trainer._config import make_settings
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._resolve import Purpose, resolve
-from mimo.trainer._resolved import Job
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import Purpose, resolve
 
 S = TypeVar("S")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimo.schedule import Route
-from mimo.trainer._route_cache import RouteCache
+from mimo.trainer.batch.route_cache import RouteCache
 
 
 def test_routes_of_the_same_layout_are_found_once() -> None:

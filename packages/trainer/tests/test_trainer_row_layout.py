@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mimo.topology import Grid
-from mimo.trainer._row_layout import encoder_cut, held_part, held_rows
+from mimo.trainer.batch.row_layout import encoder_cut, held_part, held_rows
 
 
 @pytest.mark.parametrize("total", [0, 1, 5, 12, 13])

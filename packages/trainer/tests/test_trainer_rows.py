@@ -13,7 +13,7 @@ from mimo.data import PlacedItem
 from mimo.hooks import ItemInfo, PluginError, RunError
 from mimo.model import DECODER, Told
 from mimo.model.runtime import Ledger
-from mimo.trainer._programs import LanguageProgram, on_device, take_rows
+from mimo.trainer.step.programs import LanguageProgram, on_device, take_rows
 
 JOB: Any = SimpleNamespace(hidden=4)
 EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(name="tiles"))

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -20,13 +21,13 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its types don't say so
 
 from mimo.hooks import ConfigError
+from mimo.launch import ProcessInfo, check_unlocked, take_lock
+from mimo.launch.process import run_lock as _run_lock
+from mimo.launch.runtime import Fault, FaultStore, Terms
+from mimo.launch.start import worker as _worker
 from mimo.testing import script
-from mimo.trainer import _run_lock, _worker
-from mimo.trainer._begin import written_into
-from mimo.trainer._fault import Fault, FaultBoard
-from mimo.trainer._place import Place
-from mimo.trainer._run_lock import check_unlocked, take_lock
-from mimo.trainer._watch import Terms
+from mimo.trainer.resume.attempt import note_failure
+from mimo.trainer.run.begin import written_into
 
 INFINITE = b'{"host": "a", "pid": Infinity, "since": "b"}'
 HELD = r"^run\.directory: expected a folder into which no other run writes, got "
@@ -262,12 +263,16 @@ def test_no_rank_writes_why_it_failed_before_rank_0_holds_the_directory(
         raise SystemExit(code)
 
     monkeypatch.setattr(_worker, "end", end)
-    board, fault = FaultBoard(HashStore()), Fault(rank=1, code=3, text="why", explained=True)
+    board, fault = FaultStore(HashStore()), Fault(rank=1, code=3, text="why", explained=True)
     for is_held in (False, True):
         if is_held:
             board.open_directory()
         worker = _worker._Worker(
-            Place(rank=1, world=2, local_rank=1), board, Terms(directory=tmp_path), shows=False, hosts=False
+            ProcessInfo(rank=1, world=2, local_rank=1),
+            board,
+            Terms(on_failure=partial(note_failure, tmp_path)),
+            shows=False,
+            hosts=False,
         )
         with pytest.raises(SystemExit, match="3"):
             worker.tell(fault)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mimo.hooks import ConfigError, RunError
-from mimo.trainer._sampling import Sampling
+from mimo.trainer.decoding.sampling import Sampling
 
 SHARES = (0.1, 0.4, 0.0, 0.2, 0.05, 0.25)
 """Probabilities of six ids at temperature 1, of sum 1."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mimo.trainer._cli import run
-from mimo.trainer._simulate_command import show_seconds
+from mimo.trainer.commands.main import run
+from mimo.trainer.commands.simulate import show_seconds
 
 SETTINGS = """
 [run]
@@ -94,7 +94,7 @@ def test_simulate_refuses_what_it_cannot_read_or_write(
 def test_simulate_needs_no_torch(file: str, tmp_path: Path) -> None:
     """A plan for many GPUs can be looked at at once, on a laptop."""
     program = (
-        "import sys; from mimo.trainer._cli import run\n"
+        "import sys; from mimo.trainer.commands.main import run\n"
         f"code = run(['simulate', {file!r}, '--out', {str(tmp_path)!r}])\n"
         "sys.exit('torch was imported' if 'torch' in sys.modules else code)"
     )

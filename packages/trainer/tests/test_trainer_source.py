@@ -12,13 +12,13 @@ import torch
 from mimo.checkpoint import save
 from mimo.hooks import CheckpointError, Common, ConfigError
 from mimo.model import DECODER
-from mimo.trainer._attempt import Attempt, last_attempt, note_begin
-from mimo.trainer._config import make_settings, override_key, write_config
-from mimo.trainer._preflight import check_directory
-from mimo.trainer._resolve_load import check_load
-from mimo.trainer._settings import LoadSettings, Settings
-from mimo.trainer._source import Source, find_source, step_folder
-from mimo.trainer._structure import unstructure
+from mimo.trainer.config.settings import LoadSettings, Settings
+from mimo.trainer.config.structure import unstructure
+from mimo.trainer.config.toml import make_settings, override_key, write_config
+from mimo.trainer.resolving.load import check_load
+from mimo.trainer.resume.attempt import Attempt, last_attempt, note_begin
+from mimo.trainer.resume.directory import check_directory
+from mimo.trainer.resume.resume_point import Source, find_source, step_folder
 
 
 def settings(directory: Path, load: str = "none", **keys: Any) -> Settings:

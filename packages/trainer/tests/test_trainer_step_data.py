@@ -16,8 +16,8 @@ from torch import Tensor
 from mimo.data import DATASETS, TOKENIZERS, Dataset, SampleLayout, lay_out
 from mimo.hooks import DataError
 from mimo.model import EncoderSpec
-from mimo.trainer._plugins import find_installed
-from mimo.trainer._step_data import Microbatch
+from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.config.plugin_kinds import find_installed
 
 
 @attrs.frozen(kw_only=True)

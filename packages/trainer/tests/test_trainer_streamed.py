@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mimo.data import TOKENIZERS, Tokenizer
 from mimo.hooks import discover
-from mimo.trainer._streamed import StreamedText
+from mimo.trainer.decoding.detokenise import StreamedText
 
 TEXT = "zwölf Boxkämpfer — 😀 e\u0301 jagen  Eva. 北京"
 

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError, PluginError
-from mimo.trainer._structure import structure, unstructure
+from mimo.trainer.config.structure import structure, unstructure
 
 
 class Colour(enum.Enum):

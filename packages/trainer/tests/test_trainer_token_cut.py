@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mimo.data import PlacedItem, SampleLayout, pack
 from mimo.hooks import ItemInfo
-from mimo.trainer._token_cut import TokenCut
+from mimo.trainer.batch.token_shards import TokenCut
 
 
 def draw_layout(choice: random.Random, sample: int) -> SampleLayout:

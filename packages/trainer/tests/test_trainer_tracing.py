@@ -6,8 +6,8 @@ import attrs
 
 from mimo.schedule import Action, ActionKind, Bar, Costs, Seconds, StageCost, Timeline
 from mimo.topology import Grid, Module, ModuleGraph, StageId
-from mimo.trainer import _tracing
-from mimo.trainer._tracing import is_traced, mean_costs
+from mimo.trainer.step import tracing as _tracing
+from mimo.trainer.step.tracing import is_traced, mean_costs
 
 
 def test_traced_steps_are_powers_of_two_and_the_last() -> None:

@@ -9,7 +9,7 @@ import attrs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mimo.hooks import EvaluationInfo, Flops, RunInfo, StepInfo, lifecycle
-from mimo.trainer._tensorboard import TensorBoard
+from mimo.trainer.report.tensorboard import TensorBoard
 
 
 def write(directory: Path, *, first_step: int = 1, rank: int = 0, wanted: bool = True) -> None:

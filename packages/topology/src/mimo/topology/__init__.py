@@ -14,12 +14,14 @@ from mimo.topology._groups import (
     tied_pairs,
 )
 from mimo.topology._ownership import Ownership, count_microbatches
+from mimo.topology._ranks import MAX_RANKS, Ranks, parse_ranks, show_ranks
 
 __all__ = [
     "AXES",
     "DATA",
     "DATA_AXES",
     "EXPERT_AXES",
+    "MAX_RANKS",
     "REPLICA",
     "ROW_AXES",
     "Actor",
@@ -33,6 +35,7 @@ __all__ = [
     "Ownership",
     "Placement",
     "RankRole",
+    "Ranks",
     "Recompute",
     "StageId",
     "context_spans",
@@ -40,5 +43,7 @@ __all__ = [
     "gather_groups",
     "gradient_groups",
     "needed_groups",
+    "parse_ranks",
+    "show_ranks",
     "tied_pairs",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mimo.trainer._cli import main
+from mimo.trainer.commands.main import main
 
 if __name__ == "__main__":
     main()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from mimo.trainer._checkpoint_settings import settings_of
-from mimo.trainer._engine import Engine
-from mimo.trainer._generate import generate
-from mimo.trainer._inference import load_model
-from mimo.trainer._place import Place
-from mimo.trainer._prompt import Prompt, prompt_of
-from mimo.trainer._resolve import resolve
-from mimo.trainer._sampling import Sampling
-from mimo.trainer._source import step_folder
-from mimo.trainer._streamed import StreamedText
+from mimo.launch import ProcessInfo
+from mimo.trainer.decoding.decode import generate
+from mimo.trainer.decoding.detokenise import StreamedText
+from mimo.trainer.decoding.prompt import Prompt, prompt_of
+from mimo.trainer.decoding.sampling import Sampling
+from mimo.trainer.resolving.checkpoint_settings import settings_of
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.resume_point import step_folder
+from mimo.trainer.run.inference import load_model
+from mimo.trainer.step.trainer import Engine
 
 __all__ = ["Engine", "Prompt", "Sampling", "StreamedText", "generate", "open_checkpoint", "prompt_of"]
 
@@ -37,4 +37,4 @@ def open_checkpoint(
     """
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, overrides, "generate", tp=tp), purpose="generate")
-    return load_model(job, Place(rank=rank, world=tp, local_rank=rank, device=device), folder)
+    return load_model(job, ProcessInfo(rank=rank, world=tp, local_rank=rank, device=device), folder)

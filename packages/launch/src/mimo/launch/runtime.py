@@ -1,0 +1,25 @@
+"""Starting the processes of a run, or joining those that torchrun or Slurm started; the watchdog, and faults."""
+
+from mimo.launch.faults.fault import Fault, FaultStore, OnFailure, is_consequence
+from mimo.launch.faults.store import connect
+from mimo.launch.faults.watchdog import Terms, Watchdog
+from mimo.launch.start.device_identity import device_identity
+from mimo.launch.start.launcher import check_open_files, launch, start_method
+from mimo.launch.start.rendezvous import Meeting
+from mimo.launch.start.world import join_world
+
+__all__ = [
+    "Fault",
+    "FaultStore",
+    "Meeting",
+    "OnFailure",
+    "Terms",
+    "Watchdog",
+    "check_open_files",
+    "connect",
+    "device_identity",
+    "is_consequence",
+    "join_world",
+    "launch",
+    "start_method",
+]

@@ -1,0 +1,54 @@
+"""Which process this is, how many threads it takes, and how the signal is called that ended another."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.launch import ProcessInfo, place_in
+from mimo.launch.runtime import Fault, launch
+from mimo.launch.start.worker import threads_for
+
+
+def test_a_rank_that_is_no_number_is_refused() -> None:
+    """The variable is named."""
+    with pytest.raises(ConfigError, match="environment variable RANK: expected a whole number, got 'one'"):
+        place_in({"RANK": "one", "WORLD_SIZE": "2"}, "cpu")
+
+
+def test_a_port_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is opened."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "a"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(ConfigError, match="environment variable MASTER_PORT: expected a whole number, got 'a'"):
+        launch(print, world=1)
+
+
+def test_a_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one may be that follows from the ids of a job."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        text = f"MASTER_PORT: expected a port that is free on the machine of rank 0, got {port}, which is in use"
+        with pytest.raises(ConfigError, match=text):
+            launch(print, world=2)
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    """As those for real time are."""
+    assert Fault.of_exit(2, -35).text == "rank 2 was ended by signal 35."
+
+
+def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise() -> None:
+    """Each rank gets at least one thread."""
+    cores = len(os.sched_getaffinity(0))
+    place = ProcessInfo(rank=0, world=2 * cores, local_rank=0)
+    assert threads_for(place, {}) == 1
+    assert threads_for(ProcessInfo(rank=0, world=1, local_rank=0), {}) == cores
+    assert threads_for(place, {"OMP_NUM_THREADS": "3"}) is None

@@ -1,0 +1,108 @@
+"""The samples of steps to come: cut and compared before they are needed, and what is wrong with them kept until then.
+
+A digest rides on a step's one message to all. What is compared in a step is the next one's samples; or those of the one
+after it, where the next one's are encoded meanwhile and must have been compared before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from mimo.hooks import UserError
+from mimo.launch import Heartbeat
+from mimo.optimizer.runtime import WORDS, Agreed, Tally
+from mimo.trainer.batch.step_data import StepData
+
+Digest = tuple[int, ...] | None
+_UNREADABLE = (0,) * WORDS
+"""The digest of samples that can't be read, so that other ranks learn of it."""
+
+
+@attrs.frozen(kw_only=True)
+class Coming:
+    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here."""
+
+    step: int
+    data: StepData
+    digest: Digest
+    alike: bool = True
+    fault: UserError | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is known that would end the step as it begins; told alike by all ranks that hold modules."""
+        return self.alike and self.fault is None
+
+
+class Lookout:
+    """Looks at steps to come on one rank; call it on every rank of the world.
+
+    Args:
+        cut: of a step returns its samples.
+        digest: of samples returns what is compared; None where it doesn't matter. A `UserError` is kept.
+        agree: compares digests with all ranks.
+        reach: by how many steps it is ahead: 2 where the next step must be known to begin this one.
+        last: step of the run.
+        progress: where it says that samples are read.
+    """
+
+    def __init__(
+        self,
+        *,
+        cut: Callable[[int], StepData],
+        digest: Callable[[StepData], Digest],
+        agree: Callable[[Tally], Agreed],
+        reach: int,
+        last: int,
+        progress: Heartbeat,
+    ) -> None:
+        self._cut = cut
+        self._digest = digest
+        self._agree = agree
+        self._reach = reach
+        self._last = last
+        self._progress = progress
+        self._coming: list[Coming] = []
+        self._compares = False
+
+    def of(self, step: int) -> tuple[Coming, Coming | None]:
+        """Return ``step``, and if it is within reach and in the run the one after; what is unknown is compared now."""
+        known = [coming for coming in self._coming if coming.step >= step]
+        self._coming = known if known and known[0].step == step else []
+        while len(self._coming) < self._reach and (not self._coming or self._coming[-1].step < self._last):
+            coming = self._look(step + len(self._coming))
+            self._coming.append(attrs.evolve(coming, alike=self._agree(Tally(digest=coming.digest)).alike))
+        return self._coming[0], self._coming[1] if self._reach > 1 and len(self._coming) > 1 else None
+
+    def further(self, step: int) -> Digest:
+        """Look at one step more as ``step`` is done, and return what is to be compared; tell `settle` the result."""
+        self._compares = step + self._reach <= self._last
+        if not self._compares:
+            return None
+        self._coming.append(self._look(step + self._reach))
+        return self._coming[-1].digest
+
+    @property
+    def compared(self) -> Digest:
+        """What `further` has returned, while its result is not known."""
+        return self._coming[-1].digest if self._compares else None
+
+    def settle(self, *, alike: bool) -> None:
+        """Note whether the digests of what `further` looked at were the same."""
+        if self._compares:
+            self._coming[-1] = attrs.evolve(self._coming[-1], alike=alike)
+        self._compares = False
+
+    def blame(self, step: int, fault: UserError) -> None:
+        """Note why a step will have to end as it begins."""
+        self._coming = [attrs.evolve(it, fault=it.fault or fault) if it.step == step else it for it in self._coming]
+
+    def _look(self, step: int) -> Coming:
+        with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
+            data = self._cut(step)
+            try:
+                return Coming(step=step, data=data, digest=self._digest(data))
+            except UserError as fault:  # told when its step begins: this one is not lost for it
+                return Coming(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)

@@ -1,0 +1,269 @@
+"""The samples of one step: where every token, row and item of each microbatch lies, and the routes that follow.
+
+Everything here is computed from token ids and headers, alike on every rank; items are decoded by encoder ranks only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property, partial
+
+import attrs
+from torch import Tensor
+
+from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, pack
+from mimo.hooks import DataError, ItemInfo
+from mimo.model import EncoderSpec
+from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
+from mimo.topology import Edge, Ownership, StageId
+from mimo.trainer.batch.finite_items import finite_item
+from mimo.trainer.batch.route_cache import RouteCache, Routes
+from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
+from mimo.trainer.batch.saved_samples import KeptSamples
+from mimo.trainer.batch.token_shards import TokenCut
+from mimo.trainer.job.job import Job, JobModule
+
+
+class Microbatch:
+    """One microbatch of a job: the layouts of its samples, and who owns them.
+
+    Args:
+        job: the whole.
+        dataset: has the samples.
+        samples: their numbers.
+        routes: remembers the routes of microbatches of the same layout, of this job's alone.
+        kept: has what encoders are given, or keeps it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        samples: Sequence[int],
+        routes: RouteCache | None = None,
+        kept: KeptSamples | None = None,
+    ) -> None:
+        self._job = job
+        self._kept = kept
+        self._dataset = dataset
+        self._samples = tuple(samples)
+        self._cache = RouteCache(1) if routes is None else routes
+        self._packed: dict[tuple[int, int], Packed] = {}
+        self._owners: dict[int, Ownership] = {}
+        self._token_cuts: dict[int, TokenCut] = {}
+        self._passes: dict[str, tuple[Microbatch, ...]] = {}
+        self._known: dict[str, Routes] = {}
+
+    def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
+        """Tell which microbatches, this among them, one pass of a module serves; without being told, this one alone."""
+        self._passes[module] = microbatches
+
+    @cached_property
+    def layouts(self) -> tuple[SampleLayout, ...]:
+        """The layout of every sample, in order."""
+        return tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
+
+    def owners(self, module: JobModule) -> Ownership:
+        """Return which lane of ``module`` owns which sample."""
+        lanes = module.grid.dp
+        if lanes not in self._owners:
+            self._owners[lanes] = Ownership.even(len(self._samples), lanes)
+        return self._owners[lanes]
+
+    def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
+        """Return the items that a lane of an encoder reads, in order."""
+        return tuple(
+            item
+            for position in self.owners(module).span(lane)
+            for item in self.layouts[position].items
+            if item.info.modality == module.modality
+        )
+
+    def prepare(self, module: JobModule, lane: int) -> list[Mapping[str, Tensor]]:
+        """Decode the items that a lane of an encoder reads.
+
+        Raises:
+            DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
+        """
+        items = self.items(module, lane)
+        if self._kept is None:
+            return [self._prepare_item(module, item.info) for item in items]
+        return [
+            self._kept.item(
+                (module.name, item.info.sample, item.info.index), partial(self._prepare_item, module, item.info)
+            )
+            for item in items
+        ]
+
+    def _prepare_item(self, module: JobModule, info: ItemInfo) -> Mapping[str, Tensor]:
+        assert isinstance(module.spec, EncoderSpec)
+        raw = self._dataset.raw(info.sample, info.index)
+        try:
+            size = tuple(module.spec.measure(raw))
+            if size == tuple(info.size):
+                return finite_item(module.spec.prepare(module.config, raw))
+        except (ValueError, TypeError, OSError) as error:
+            raise DataError(
+                self._dataset.where(info.sample),
+                expected=f"an item that the {module.spec.name} encoder can read",
+                got=f"{info.modality} {info.index} of size {info.size}: {error}",
+            ) from error
+        raise DataError(
+            self._dataset.where(info.sample),
+            expected=f"{info.modality} {info.index} of size {info.size}, as it was when its rows were counted",
+            got=f"one of size {size}",
+            fix="Leave files as they are while a run reads them; if nobody changed it, let the dataset's infos() "
+            "tell what the encoder's measure() does.",
+        )
+
+    def packed(self, lane: int, context_rank: int = 0) -> Packed:
+        """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""
+        if (lane, context_rank) not in self._packed:
+            language = self._job.language
+            layouts = [self.layouts[position] for position in self.owners(language).span(lane)]
+            self._packed[lane, context_rank] = pack(
+                layouts,
+                multiple=language.grid.tp if language.sequence_parallel else 1,
+                context_size=language.grid.cp,
+                context_rank=context_rank,
+                next_tokens=self._job.next_tokens,
+            )
+        return self._packed[lane, context_rank]
+
+    def route(self, edge: Edge, rank: int) -> Route:
+        """Return what ``rank`` sends and receives on ``edge``."""
+        if edge.name not in self._known:
+            self._known[edge.name] = self._cache.of(self._key(self._job.module(edge.source.module)))
+        routes, key = self._known[edge.name], (edge.name, rank)
+        if key not in routes:
+            routes[key] = self._pipeline(edge, rank) if self._job.is_inside(edge) else self._boundary(edge, rank)
+        return routes[key]
+
+    def _key(self, source: JobModule) -> Hashable:
+        """Return what the routes from a module follow from: for slices of a pass, that is all its microbatches."""
+        if not is_sliced(source):
+            return self._shape
+        whole, index = self._pass(source)
+        return self._shape if len(whole) == 1 else (index, *(microbatch._shape for microbatch in whole))  # noqa: SLF001 - its own class's
+
+    @cached_property
+    def _shape(self) -> Hashable:
+        """What routes depend on: lengths, sizes and places alone, not what the samples say."""
+        return tuple(
+            (
+                len(layout.tokens),
+                *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
+            )
+            for layout in self.layouts
+        )
+
+    def _pass(self, module: JobModule) -> tuple[tuple[Microbatch, ...], int]:
+        """Return the microbatches of the pass that serves this one, and which of them it is."""
+        whole = self._passes.get(module.name, (self,))
+        return whole, whole.index(self)
+
+    @cached_property
+    def _rows(self) -> defaultdict[str, list[int]]:
+        """Rows of each sample, by modality."""
+        found: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(self.layouts))
+        for position, layout in enumerate(self.layouts):
+            for item in layout.items:
+                found[item.info.modality][position] += item.rows
+        return found
+
+    def _pipeline(self, edge: Edge, rank: int) -> Route:
+        module = self._job.module(edge.source.module)
+        place = module.grid.coordinates(rank)
+        if module is self._job.language:
+            tokens = len(self.packed(place.dp, place.cp).tokens)
+            rows = tokens // (module.grid.tp if module.sequence_parallel else 1)
+        else:
+            whole, index = self._pass(module)
+            count = partial(self._job.message_rows, edge)
+            counts = [sum(count(item.info.size) for item in one.items(module, place.dp)) for one in whole]
+            rows = held_part(module, place, counts, index)
+        source, target = (self._pipeline_rank(stage) for stage in (edge.source, edge.target))
+        return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
+
+    def _boundary(self, edge: Edge, rank: int) -> Route:
+        modality = self._job.module(edge.source.module).modality
+        source, target = (self._end(end, modality) for end in (edge.source, edge.target))
+        return boundary_route(rank=rank, source=source, target=target, rows=self._rows[modality])
+
+    def _end(self, stage: StageId, modality: str) -> End:
+        """Return where the rows of each sample of a modality lie in a stage."""
+        module = self._job.module(stage.module)
+        grid, owners = module.grid, self.owners(module)
+
+        def cut(lane: int) -> Cut:
+            if module is self._job.language:
+                layouts = [self.layouts[position] for position in owners.span(lane)]
+                return self._token_cut(lane).rows(layouts, modality)
+            whole, index = self._pass(module)
+            return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
+
+        return End(
+            grid=grid,
+            stage=self._pipeline_rank(stage),
+            owners=owners,
+            sequence_parallel=module.sequence_parallel,
+            cut=cut if grid.cp > 1 or module.sequence_parallel else None,
+        )
+
+    def _pipeline_rank(self, stage: StageId) -> int:
+        """Return the place of a stage along its module's grid."""
+        built = self._job.built(stage)
+        return self._job.model_graph.by_name[built.module].pipeline_rank(built.stage)
+
+    def _lane_rows(self, module: JobModule, lane: int) -> int:
+        """Return how many rows a lane of an encoder makes."""
+        rows = self._rows[module.modality]
+        return sum(rows[position] for position in self.owners(module).span(lane))
+
+    def _token_cut(self, lane: int) -> TokenCut:
+        """Return how the tokens of a language lane lie in its ranks."""
+        if lane not in self._token_cuts:
+            language = self._job.language
+            self._token_cuts[lane] = TokenCut.of(
+                [len(self.layouts[position].tokens) for position in self.owners(language).span(lane)],
+                context=language.grid.cp,
+                slices=language.grid.tp if language.sequence_parallel else 1,
+            )
+        return self._token_cuts[lane]
+
+
+@attrs.frozen(kw_only=True)
+class StepData:
+    """The microbatches of one step or of one evaluation batch."""
+
+    microbatches: tuple[Microbatch, ...]
+    samples: int
+
+    @classmethod
+    def cut(
+        cls,
+        job: Job,
+        dataset: Dataset,
+        samples: Sequence[int],
+        *,
+        microbatches: int,
+        routes: RouteCache | None = None,
+        kept: KeptSamples | None = None,
+    ) -> StepData:
+        """Cut ``samples`` into ``microbatches`` of what the language lanes take at once; the last ones may be short.
+
+        Routes are remembered in ``routes``, for this step and later ones, and what encoders are given in ``kept``.
+        """
+        each = job.settings.run.micro_batch * job.language.grid.dp
+        assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
+        cut = tuple(
+            Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes, kept)
+            for index in range(microbatches)
+        )
+        for module in job.model_graph.modules:
+            for served in module.passes(microbatches):
+                whole = tuple(cut[index] for index in served)
+                for microbatch in whole[1:] and whole:
+                    microbatch.pass_with(module.name, whole)
+        return cls(samples=len(samples), microbatches=cut)

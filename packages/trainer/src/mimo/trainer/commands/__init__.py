@@ -1,0 +1,1 @@
+"""The `mimo` command, and what it prints."""

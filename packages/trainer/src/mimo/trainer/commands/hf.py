@@ -1,0 +1,207 @@
+"""``mimo checkpoint import-hf`` and ``export-hf``: weights from published folders, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from mimo.hooks import ConfigError, plain_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mimo.trainer.convert.published_parts import HfPart
+    from mimo.trainer.job.job import Job
+
+_SHARD_BYTES = 5_000_000_000
+
+
+def import_hf(
+    *folders: str,
+    out: Annotated[Path | None, Parameter(show_default=False)] = None,
+    config: Annotated[Path | None, Parameter(show_default=False)] = None,
+    ignore: Annotated[tuple[str, ...], Parameter(show_default=False, negative="")] = (),
+) -> None:
+    """Read Hugging Face folders of safetensors: print the settings that they mean, and write a checkpoint.
+
+    Args:
+        folders: vision=DIR to read one module from a folder, or DIR for all of it, which installed plugins must know.
+        out: folder for the checkpoint; mimo train FILE --finetune then begins with its weights. Without it, settings
+            are printed and nothing is written.
+        config: settings of a run, which must mean the same models as the folders.
+        ignore: a key of config.json that drops at random, such as attention_dropout, to be set aside; may be repeated.
+    """
+    if not folders:
+        raise ConfigError("folders", expected="at least one, as DIR or module=DIR", got="none")
+    job = None if config is None else _job(config)
+    parts = _parts(folders, job, ignore)
+
+    from mimo.trainer.convert.import_hf import prepare, write
+    from mimo.trainer.convert.import_report import show, show_left
+
+    # Before anything is printed: settings of what can't be read help nobody.
+    reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
+    if job is None:
+        import tomli_w
+
+        print(tomli_w.dumps({"modules": {part.name: part.table for part in parts}}), end="")
+    for line in [*map(show, reads), *show_left(reads)]:
+        print(_line(f"# {line}" if job is None else line))
+    if out is not None:
+        from mimo.trainer.run.begin import written_into
+
+        saved = {part.name: part.table for part in parts}
+        whole: Any = {"modules": saved} if job is None else _only(job, saved)
+        with written_into(out):
+            folder = write(reads, out, config=whole)
+        print(f"# {folder}" if job is None else folder)
+
+
+def export_hf(
+    checkpoint: Path,
+    out: Path,
+    /,
+    *,
+    module: str = "language",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    shard_bytes: Annotated[int | None, Parameter(show_default=False)] = None,
+    beside: Annotated[Path | None, Parameter(show_default=False)] = None,
+    model_type: Annotated[str, Parameter(show_default=False)] = "",
+    adapter: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Write a module of a checkpoint, LoRA added to its weights, as a folder that `transformers` loads.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        out: the new folder.
+        module: which module.
+        dtype: of the weights; checkpoints hold them in float32.
+        shard_bytes: most bytes of weights in a file, unless a single tensor is larger; left out, 5,000,000,000.
+        beside: folder to copy tokenizer files and the like from; left out, the one that the module was imported from.
+        model_type: of the family to write; left out, the one that it was imported from, or the first that fits.
+        adapter: write what LoRA has learned instead, as a folder that `peft` loads.
+    """
+    import torch
+
+    from mimo.trainer.convert.export_hf import export
+    from mimo.trainer.resume.resume_point import step_folder
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if shard_bytes is not None and shard_bytes < 1:
+        raise ConfigError("--shard-bytes", expected="at least 1", got=repr(shard_bytes))
+    if beside is not None and not beside.is_dir():
+        raise ConfigError("--beside", expected="a folder", got=repr(str(beside)))
+    if adapter and beside is not None:
+        raise ConfigError("--beside", expected="nothing, as --adapter copies no files", got=repr(str(beside)))
+    if adapter and shard_bytes is not None:
+        raise ConfigError("--shard-bytes", expected="nothing, as --adapter writes one file", got=repr(shard_bytes))
+    done = export(
+        step_folder(checkpoint),
+        out,
+        module=module,
+        dtype=dtypes[dtype],
+        shard_bytes=_SHARD_BYTES if shard_bytes is None else shard_bytes,
+        beside=beside,
+        model_type=model_type,
+        adapter=adapter,
+    )
+    if adapter:
+        print(
+            _line(f"{done.folder}: LoRA of {module} for {done.family.architecture}, {done.tensors} tensors of {dtype}")
+        )
+        return
+    print(_line(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}"))
+    if done.family.told:
+        print(f"note: {done.family.told}")
+    if done.left:
+        print(_line(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}"))
+    print(f"copied: {', '.join(done.copied)}" if done.copied else "no tokenizer files: --beside DIR copies them")
+
+
+def _line(text: str) -> str:
+    """Return a text that may hold names of others, on one line and with nothing in it that a terminal obeys."""
+    return plain_text(text).replace("\n", "\\n")
+
+
+def _job(config: Path) -> Job:
+    from mimo.trainer.config.toml import read_settings
+    from mimo.trainer.resolving.resolve import resolve
+
+    return resolve(read_settings(config), purpose="generate")
+
+
+def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...]) -> tuple[HfPart, ...]:
+    """Return the modules that the words of the command name.
+
+    Raises:
+        ConfigError: a module is named twice, or the settings have none of this name; a folder for which no module is
+            named holds a model that can't be read; or nothing is there to be set aside.
+    """
+    from mimo.checkpoint import read_published_json
+    from mimo.trainer.convert.published_parts import CONFIG_NAME, find_parts, installed_readers, readers_of, split_word
+
+    def ignored(module: str) -> tuple[str, ...]:
+        return ignore if job is None else (*ignore, *job.settings.modules[module].ignore)
+
+    found: dict[str, HfPart] = {}
+    for word in folders:
+        name, folder = split_word(word)
+        if not folder.is_dir():
+            raise ConfigError(
+                repr(word), expected="a folder, or module=folder", got="a file" if folder.exists() else "nothing there"
+            )
+        if name and job is not None and name not in job.settings.modules:
+            raise ConfigError(repr(word), expected=f"a module of {', '.join(job.settings.modules)}", got=repr(name))
+        if job is None:
+            readers = installed_readers(name)
+        else:
+            readers = readers_of((module.name, module.spec) for module in job.modules if name in {"", module.name})
+        parts = find_parts(folder, read_published_json(folder / CONFIG_NAME), readers, ignore=ignored)
+        if not name:
+            _check_whole(folder, parts)
+        for part in parts:
+            if part.name in found:
+                raise ConfigError(
+                    repr(word),
+                    expected="each module once",
+                    got=f"{part.name} from {found[part.name].folder} too",
+                    fix="Write module=DIR for each.",
+                )
+            found[part.name] = part
+    _check_ignored(ignore, found.values())
+    return tuple(found.values())
+
+
+def _check_whole(folder: Path, parts: tuple[HfPart, ...]) -> None:
+    """Refuse a folder that is to be read whole and holds a model that is not read."""
+    from mimo.trainer.convert.published_parts import CONFIG_NAME, unread_sections
+
+    if left := unread_sections(parts[0].described, parts):
+        kinds = " and ".join(f"{section} ({kind})" if kind else section for section, kind in left.items())
+        alone = " and ".join(f"{part.name}={folder} reads its {part.reader.family.model_type}" for part in parts)
+        raise ConfigError(
+            str(folder / CONFIG_NAME),
+            expected="models that are all read here, as no module is named",
+            got=f"{kinds} too, which would be left behind",
+            fix=f"Name the module for which a part of it is wanted: {alone}.",
+        )
+
+
+def _check_ignored(ignore: tuple[str, ...], parts: Iterable[HfPart]) -> None:
+    parts = tuple(parts)
+    for key in ignore:
+        if not any(key in part.ignored for part in parts):
+            known = sorted({name for part in parts for name in part.reader.family.dropout})
+            raise ConfigError(
+                "--ignore",
+                expected=f"a key of {', '.join(known) or 'none'}, other than 0 in a config.json of these folders",
+                got=repr(key),
+            )
+
+
+def _only(job: Job, saved: Any) -> Any:
+    """Return a run's settings, of the modules those that are imported."""
+    modules = {name: table for name, table in job.plain["modules"].items() if name in saved}
+    return {**job.plain, "modules": modules}

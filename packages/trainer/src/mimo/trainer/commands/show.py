@@ -1,0 +1,245 @@
+"""What `mimo check` and `mimo plugins` print: settings, grids, memory and plan as tables and text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mimo.hooks import PluginEntry, PluginFailure
+from mimo.schedule import Action, ActorPlan, Plan
+from mimo.topology import AXES, EXPERT_AXES, Module, show_ranks
+from mimo.trainer.commands.show_memory import show_memory, show_on_device
+from mimo.trainer.commands.show_work import show_amounts
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.resume.directory import holds_run
+
+if TYPE_CHECKING:
+    from mimo.trainer.cost.memory import Memory
+    from mimo.trainer.cost.module_stats import Amounts
+    from mimo.trainer.cost.parameter_names import Followers
+    from mimo.trainer.step.traffic import ExpectedTraffic
+
+_LETTERS: Mapping[str, str] = {
+    "forward": "F",
+    "backward": "B",
+    "input-gradient": "I",
+    "weight-gradient": "W",
+    "send": "s",
+    "receive": "r",
+    "reduce": "R",
+}
+LEGEND = (
+    "F forward, B backward, I input gradient, W weight gradient, s send, r receive, each with its microbatch; "
+    "R reduce gradients"
+)
+_PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "prefetch": False, "recompute": "none"}
+"""Settings of modules that are shown where one differs from the default."""
+_WIDE = 160
+
+
+def make_console() -> Console:
+    """Return a console on standard output that cuts nothing off where that is no terminal."""
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(highlight=False, width=_WIDE)
+
+
+class _Console(Console):
+    """One that leaves it to the command how to end when nobody reads on."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise on, where `rich` would exit with 1."""
+        raise  # noqa: PLE0704 -- it is called while that is handled
+
+
+def show_job(
+    console: Console,
+    job: Job,
+    memory: Mapping[int, Memory],
+    traffic: Iterable[ExpectedTraffic] = (),
+    *,
+    followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
+    amounts: Sequence[Amounts] = (),
+    machine: int = 0,
+) -> None:
+    """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
+
+    Args:
+        console: where to.
+        job: which.
+        memory: what each rank will hold.
+        traffic: what ranks send; taken last, as it needs data, which may be unreadable, and the rest does not.
+        followers: what follows which pattern of the optimizer, of each module that has any.
+        amounts: what each part of the model is and does.
+        machine: ranks of a machine; 0 for all.
+    """
+    run = job.settings.run
+    held = " (it holds a run)" if holds_run(job.directory) else ""
+    samples = "none" if job.train is None else f"{len(job.train)}"
+    held_out = "none" if job.evaluation is None else f"{len(job.evaluation)}"
+    lanes = job.language.grid.dp
+    rows = [
+        ("run", f"{run.name}, {run.steps} steps, seed {run.seed}, {run.precision}, in {job.directory}{held}"),
+        ("processes", str(job.world)),
+        ("batch", f"{run.global_batch} samples = {job.microbatches} microbatches x {run.micro_batch} x {lanes} lanes"),
+        ("data", f"{job.settings.data.plugin}, {samples} samples to train on, {held_out} held out"),
+        ("tokenizer", f"{job.settings.tokenizer.plugin}, {job.tokenizer.vocabulary} ids"),
+        ("schedule", job.plan.schedule),
+    ]
+    summary = Table(box=None, show_header=False, pad_edge=False)
+    for row in rows:
+        summary.add_row(*row)
+    console.print(summary)
+    console.print()
+    console.print(_modules(job))
+    console.print()
+    if amounts:
+        console.print(f"parameters, and 10^12 operations of a step of {run.global_batch} samples like the first ones")
+        console.print(show_amounts(amounts))
+        console.print()
+    if followers:
+        console.print(_patterns(job, followers))
+        console.print()
+    console.print(_ranks(job, memory))
+    console.print()
+    for part in show_memory(memory, job.world, machine or job.world):
+        console.print(part)
+        console.print()
+    console.print(f"plan of a step ({LEGEND})", markup=False)
+    for line in show_plan(job.plan):
+        console.print(Text(line, overflow="fold"))
+    if edges := list(traffic):
+        console.print()
+        console.print("rows that ranks send on edges in the first step, and their gradients on the way back")
+        console.print(_traffic(edges))
+
+
+def show_plan(plan: Plan) -> Iterator[str]:
+    """Yield each actor's actions as one line of short words."""
+    for actor in plan.actors:
+        yield f"ranks {show_ranks(actor.ranks)}: {' '.join(_words(actor))}"
+
+
+def show_plugins(rows: Iterable[PluginEntry | PluginFailure]) -> Table:
+    """Return a table of installed plugins, those that cannot be used included."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("group", "name", "registers", "distribution", "version", "hooks"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        if isinstance(row, PluginFailure):
+            table.add_row(row.group, row.name, "", row.distribution, row.version, Text(f"cannot be used: {row.error}"))
+        else:
+            table.add_row(
+                row.group, row.name, ", ".join(row.specs), row.distribution, row.version, ", ".join(row.hooks)
+            )
+    return table
+
+
+def _modules(job: Job) -> Table:
+    experts = any(module.experts for module in job.model_graph.modules)
+    passing = [key for key, usual in _PASSING.items() if any(getattr(it, key) != usual for it in job.modules)]
+    table = Table(box=None, pad_edge=False)
+    spread_axes = EXPERT_AXES[2:] if experts else ()
+    for heading in ("module", "plugin", "ranks", *AXES, *spread_axes, *passing, "frozen", "optimizer"):
+        table.add_column(heading)
+    for module in job.modules:
+        spread = map(str, module.grid.expert_shape[2:]) if job.model_graph.by_name[module.name].experts else ("-", "-")
+        table.add_row(
+            module.name,
+            module.spec.name,
+            show_ranks(module.grid.ranks),
+            *map(str, module.grid.shape),
+            *(spread if experts else ()),
+            *(str(getattr(module, key)) for key in passing),
+            _frozen(module),
+            module.optimizer.spec.name,
+        )
+    return table
+
+
+def _frozen(module: JobModule) -> str:
+    parts = () if isinstance(module.frozen, bool) else sorted(module.frozen)
+    found = "all" if module.frozen is True else ", ".join(parts) or "-"
+    return found if module.lora is None else f"{found} (LoRA of rank {module.lora.rank})"
+
+
+def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("module", "parameters of", "optimizer", "lr", "clip group", "clip"):
+        table.add_column(heading)
+    for heading in ("parameters", "numbers"):
+        table.add_column(heading, justify="right")
+    for name, found in followers.items():
+        rules = job.module(name).optimizer.rules
+        for where, rule in [*((one.where, one.rule) for one in rules.patterns), ("", rules.base)]:
+            if where in found:
+                clip = job.settings.optimizer.clip_of(rule.clip_group)
+                group, most = rule.clip_group or "-", f"{clip:g}" if clip else "-"
+                counts = (f"{found[where].parameters:,}", f"{found[where].numbers:,}")
+                cells = (
+                    name,
+                    where or "no pattern",
+                    rule.spec.name,
+                    f"{rule.learning_rate.lr:g}",
+                    group,
+                    most,
+                    *counts,
+                )
+                table.add_row(*map(Text, cells))
+    return table
+
+
+def _ranks(job: Job, memory: Mapping[int, Memory]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("rank", *(module.name for module in job.modules), "parameters, gradients, optimizer"):
+        table.add_column(heading)
+    for rank in range(job.world):
+        cells = [_place(module, rank) for module in job.model_graph.modules]
+        table.add_row(str(rank), *cells, show_on_device(memory[rank]) if rank in memory else "idle")
+    return table
+
+
+def _place(module: Module, rank: int) -> str:
+    if rank not in module.grid:
+        return "-"
+    place = attrs.asdict(module.grid.coordinates(rank))
+    if module.chunks > 1:
+        place = {"stages" if key == "pp" else key: at for key, at in place.items()}
+        place["stages"] = show_ranks(module.stages_at(module.grid.coordinates(rank).pp))
+    if module.experts:
+        place |= attrs.asdict(module.grid.expert_coordinates(rank))
+    return " ".join(f"{axis} {at}" for axis, at in place.items() if axis != "edp")
+
+
+def _traffic(edges: Iterable[ExpectedTraffic]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("edge", "rank", "rows", "bytes", "rows in place", "gradient rows", "gradient bytes"):
+        table.add_column(heading, justify="left" if heading in {"edge", "rank"} else "right")
+    for expected in edges:
+        name = expected.edge.name
+        columns = attrs.astuple(expected.traffic, recurse=False)
+        for rank, found in enumerate(zip(*columns, strict=True)):
+            if any(found):
+                table.add_row(name, str(rank), *(f"{one:,}" for one in found))
+        table.add_row(name, "all", *(f"{sum(column):,}" for column in columns))
+        if expected.least is not None:
+            table.add_row(name, "least", f"{expected.least:,}")
+    return table
+
+
+def _words(actor: ActorPlan) -> Iterator[str]:
+    several = len({action.stage_id for action in actor.actions}) > 1
+    edges = {action.edge for action in actor.actions if action.edge is not None}
+    return (_word(action, with_stage=several, with_edge=len(edges) > 1) for action in actor.actions)
+
+
+def _word(action: Action, *, with_stage: bool, with_edge: bool) -> str:
+    word = _LETTERS[action.kind] + "+".join(map(str, action.microbatches))
+    if with_stage:
+        word = f"{action.module}.{action.stage}:{word}"
+    return f"{word}({action.edge})" if with_edge and action.edge is not None else word

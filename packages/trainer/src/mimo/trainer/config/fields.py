@@ -1,0 +1,77 @@
+"""How one setting is declared: its default, its comment in `mimo init`, and the validators that settings share.
+
+Validators name the setting alone; whoever structures a table puts the table's path before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from mimo.hooks import ConfigError
+
+Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+COMMENT = "comment"
+REST = "rest"
+
+
+def setting(comment: str, *, default: Any = attrs.NOTHING, validator: Sequence[Validator] = ()) -> Any:
+    """Declare a setting; without a default it is required."""
+    return attrs.field(default=default, validator=list(validator), metadata={COMMENT: comment})
+
+
+def rest(comment: str) -> Any:
+    """Declare the field that takes the keys of a table that belong to its plugin."""
+    return attrs.field(factory=dict, metadata={COMMENT: comment, REST: True})
+
+
+def own_keys(cls: type) -> tuple[str, ...]:
+    """Return the keys of a table that are not its plugin's."""
+    return tuple(field.name for field in attrs.fields(cls) if not field.metadata.get(REST))
+
+
+def rest_field(cls: type) -> str | None:
+    """Return the name of the field that takes the plugin's keys, if the class has one."""
+    return next((field.name for field in attrs.fields(cls) if field.metadata.get(REST)), None)
+
+
+def at_least(least: int) -> Validator:
+    """Return a validator that refuses smaller numbers."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not value >= least:  # so that a NaN is refused too
+            raise ConfigError(attribute.name, expected=f"{least} or more", got=repr(value))
+
+    return check
+
+
+def at_most(most: float) -> Validator:
+    """Return a validator that refuses larger numbers."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not value <= most:
+            raise ConfigError(attribute.name, expected=f"at most {most}", got=repr(value))
+
+    return check
+
+
+def finite(_instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
+    """Refuse an infinite number."""
+    if math.isinf(value):
+        raise ConfigError(attribute.name, expected="a finite number", got=repr(value))
+
+
+def not_empty(_instance: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+    """Refuse empty text."""
+    if not value:
+        raise ConfigError(attribute.name, expected="some text", got="''")
+
+
+def one_folder(_instance: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+    """Refuse text that cannot be the name of one folder."""
+    if not value or value in {".", ".."} or set(value) & set("/\\\0"):
+        raise ConfigError(attribute.name, expected="a name that can be a folder's", got=repr(value))

@@ -1,0 +1,288 @@
+"""Every setting of a run, one class for each section of the file; what a plugin sets is beside them as plain data.
+
+A 0 that is said to follow stays 0 here: `mimo.trainer.resolving.resolve` works out what follows from what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from mimo.hooks import ConfigError
+from mimo.model import MAX_LAYERS, Lora
+from mimo.optimizer import Precision
+from mimo.topology import MAX_RANKS, Ranks
+from mimo.trainer.config.fields import (
+    at_least,
+    at_most,
+    finite,
+    not_empty,
+    one_folder,
+    own_keys,
+    rest,
+    setting,
+)
+from mimo.trainer.config.rerun_settings import RerunSettings
+
+MAX_STEPS = 10**12
+MAX_BATCH = 1 << 18
+"""Of samples of a step."""
+MAX_TOKENS = 1 << 24
+"""Of a sample."""
+MAX_MODULES = 64
+MAX_TIMEOUT = 10**9
+"""Seconds, some thirty years: what no clock of a system overflows by."""
+LANGUAGE = "language"
+"""Name of the module that every model has."""
+
+
+@attrs.frozen(kw_only=True)
+class RunSettings:
+    """What is run, how long, on what, and where its files go."""
+
+    name: str = setting("names the run in messages and its directory", validator=[one_folder])
+    seed: int = setting(
+        "initial weights and the order of samples follow from it alone", default=0, validator=[at_least(0)]
+    )
+    steps: int = setting("updates of the weights", validator=[at_least(1), at_most(MAX_STEPS)])
+    global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1), at_most(MAX_BATCH)])
+    micro_batch: int = setting(
+        "samples of a microbatch for each language lane", default=1, validator=[at_least(1), at_most(MAX_BATCH)]
+    )
+    precision: Precision = setting(  # noqa: RUF009 -- declares a field, as all do
+        "what layers compute in: fp32, bf16 or fp16; weights stay fp32", default="fp32"
+    )
+    loss_scale: float = setting(
+        "what fp16 multiplies the loss by at first; 0: 65536", default=0.0, validator=[at_least(0)]
+    )
+    loss_scale_steps: int = setting(
+        "steps without an overflow after which that doubles; 0: 2000", default=0, validator=[at_least(0)]
+    )
+    peak_tflops: float = setting(
+        "10^12 operations a second that a rank can do at most, for mfu; 0: as known of the GPU, or unknown",
+        default=0.0,
+        validator=[at_least(0), finite],
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto, cpu or cuda; auto: GPUs, where there are any", default="auto"
+    )
+    directory: str = setting("run directory; empty: runs/<name>", default="")
+    world: int = setting(
+        "processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0), at_most(MAX_RANKS)]
+    )
+    timeout: float = setting(
+        "seconds after which a run ends in which no rank goes on",
+        default=600.0,
+        validator=[at_least(1), at_most(MAX_TIMEOUT)],
+    )
+    evaluation_batch: int = setting(
+        "samples of one evaluation batch; 0: global_batch", default=0, validator=[at_least(0), at_most(MAX_BATCH)]
+    )
+    evaluation_interval: int = setting(
+        "steps between evaluations; 0: only at the end", default=0, validator=[at_least(0)]
+    )
+
+
+@attrs.frozen(kw_only=True)
+class DataSettings:
+    """The dataset."""
+
+    plugin: str = setting("dataset plugin; its own keys stand in this table too", validator=[not_empty])
+    max_tokens: int = setting(
+        "longer samples are cut, never inside an item's rows",
+        default=1024,
+        validator=[at_least(1), at_most(MAX_TOKENS)],
+    )
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerSettings:
+    """The tokenizer."""
+
+    plugin: str = setting("tokenizer plugin; its own keys stand in this table too", default="byte")
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+@attrs.frozen(kw_only=True)
+class ModuleSettings:
+    """One module: an encoder with its projector, or the language model."""
+
+    plugin: str = setting(
+        "encoder plugin, or language-model plugin for the module named language", validator=[not_empty]
+    )
+    ranks: Ranks = setting('its ranks: "0-3", "0,2,5-7" or a list')  # noqa: RUF009 -- declares a field, as all do
+    pp: int = setting("pipeline ranks", default=1)
+    dp: int = setting("data lanes; 0: what the ranks leave", default=0, validator=[at_least(0)])
+    cp: int = setting("context ranks, over which the rows of each sample are split", default=1)
+    tp: int = setting("tensor ranks", default=1)
+    ep: int = setting("ranks over which experts are spread, of the same dp x cp x tp", default=1)
+    etp: int = setting("tensor ranks of each expert, likewise", default=1)
+    chunks: int = setting("pipeline stages on each rank", default=1, validator=[at_least(1), at_most(MAX_LAYERS)])
+    sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
+    batch_factor: int = setting("microbatches that one pass of an encoder serves", default=1, validator=[at_least(1)])
+    prefetch: bool = setting(
+        "encode the next step during this one; for an encoder that is frozen, but for its projector", default=False
+    )
+    recompute: Literal["none", "selective", "full"] = setting(
+        "what backward computes again to save memory: none, selective or full", default="none"
+    )
+    frozen: bool | tuple[str, ...] = setting(
+        "what is not trained: true for all, or a list of parts and of patterns of parameters' names", default=()
+    )
+    lora: Lora | None = setting(  # noqa: RUF009 -- declares a field, as all do
+        "linears that are adapted by low-rank products beside them", default=None
+    )
+    ignore: tuple[str, ...] = setting(
+        'keys of a published config.json that import-hf sets aside: ["attention_dropout"]', default=()
+    )
+    modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
+    config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
+    optimizer: Mapping[str, Any] = setting(
+        "keys of [optimizer] that differ for this module", default=attrs.Factory(dict)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerSettings:
+    """The optimizer, its learning rate, and clipping."""
+
+    plugin: str = setting("optimizer plugin; its own keys stand in this table too", default="adamw")
+    lr: float = setting("learning rate", default=1e-3, validator=[at_least(0)])
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting("constant, linear or cosine", default="constant")
+    lr_warmup_steps: int = setting("steps over which it climbs to lr", default=0, validator=[at_least(0)])
+    lr_stable_steps: int = setting("steps at lr before it falls", default=0, validator=[at_least(0)])
+    lr_decay_steps: int = setting("step at which it reaches lr_min; 0: run.steps", default=0, validator=[at_least(0)])
+    lr_min: float = setting("where linear and cosine end", default=0.0, validator=[at_least(0)])
+    clip: float = setting(
+        "largest norm of the gradients of a clip group; 0: off", default=0.0, validator=[at_least(0), finite]
+    )
+    clip_by: Literal["global", "module"] = setting("one clip group over all, or one for each module", default="global")
+    clip_group: str = setting("name of the clip group; of modules and patterns, empty: by clip_by", default="")
+    clip_groups: Mapping[str, float] = setting(
+        "largest norms of clip groups that have their own, by name", default=attrs.Factory(dict)
+    )
+    patterns: Mapping[str, Mapping[str, Any]] = setting(
+        "by pattern of names, keys that differ for the parameters that match", default=attrs.Factory(dict)
+    )
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+    def clip_of(self, group: str) -> float:
+        """Return the largest norm of a clip group; 0 if it has none."""
+        return self.clip_groups.get(group, self.clip)
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleSettings:
+    """The order in which microbatches pass the modules."""
+
+    plugin: str = setting("schedule plugin; its own keys stand in this table too", default="1f1b")
+    profile: str = setting("what `mimo profile` measured, to weigh orders by; empty: a formula", default="")
+    config: Mapping[str, Any] = rest("the plugin's keys")
+
+
+def _beside_keep(instance: CheckpointSettings, attribute: attrs.Attribute[int], value: int) -> None:
+    if value and not instance.keep:
+        raise ConfigError(attribute.name, expected="0 where keep is 0, which keeps all", got=repr(value))
+
+
+def _beside_asynchronous(instance: CheckpointSettings, attribute: attrs.Attribute[str], value: str) -> None:
+    if value == "skip" and not instance.asynchronous:
+        raise ConfigError(
+            attribute.name,
+            expected='"wait" where asynchronous is false, since nothing is written beside training',
+            got=repr(value),
+        )
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointSettings:
+    """When checkpoints are saved, and what is loaded before the first step."""
+
+    interval: int = setting("steps between checkpoints; 0: only at the end", default=0, validator=[at_least(0)])
+    keep: int = setting("newest checkpoints that are kept; 0: all", default=0, validator=[at_least(0)])
+    keep_every: int = setting(
+        "steps that are multiples of it are kept too; 0: none", default=0, validator=[at_least(0), _beside_keep]
+    )
+    asynchronous: bool = setting("write while training goes on, from a copy in host memory", default=True)
+    when_busy: Literal["wait", "skip"] = setting(
+        "wait or skip, when the one before is still being written", default="wait", validator=[_beside_asynchronous]
+    )
+    optimizer: bool = setting(
+        "hold optimizer states too; false: weights alone, and whoever resumes begins these states new", default=True
+    )
+    frozen: bool = setting("hold what is not trained too; false: name the checkpoint that it came from", default=True)
+    assume_constant_structure: bool = setting("plan again only when what is saved has changed", default=True)
+    load: str = setting(
+        "none; latest, to go on with the run in the directory; or a checkpoint's folder",
+        default="none",
+        validator=[not_empty],
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LoadSettings:
+    """What is taken of the checkpoint that a run begins with; what is missing or too much is refused unless named."""
+
+    finetune: str = setting("a checkpoint or run whose weights alone a new run begins with; empty: none", default="")
+    optimizer: bool = setting("optimizer states; false: they begin new", default=True)
+    rng: bool = setting("seed and plugins' generators; false: run.seed, and generators begin new", default=True)
+    schedule: bool = setting("where learning rates are; false: their schedules begin anew", default=True)
+    data: bool = setting("the place in the data; false: the data begin anew", default=True)
+    may_lack: tuple[str, ...] = setting(
+        "patterns of names that the checkpoint may lack, and that keep what they begin with", default=()
+    )
+    may_leave: tuple[str, ...] = setting("patterns of names in the checkpoint that may be left", default=())
+    rename: Mapping[str, str] = setting(
+        "beginnings of names here, and what the checkpoint has instead", default=attrs.Factory(dict)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class LoggingSettings:
+    """What is written beside metrics.jsonl."""
+
+    console: bool = setting("progress on the terminal", default=True)
+    tensorboard: bool = setting("event files in <run directory>/tensorboard", default=False)
+    interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
+    edges: bool = setting("rows and bytes sent on each edge by each rank, in metrics.jsonl", default=False)
+    zero_gradients: bool = setting("numbers of gradients that are exactly zero, in metrics.jsonl", default=False)
+    trace: bool = setting(
+        "what ranks did when, beside the simulation, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",
+        default=False,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The whole file."""
+
+    run: RunSettings
+    data: DataSettings
+    tokenizer: TokenizerSettings = attrs.field(factory=TokenizerSettings)
+    modules: Mapping[str, ModuleSettings]
+    optimizer: OptimizerSettings = attrs.field(factory=OptimizerSettings)
+    schedule: ScheduleSettings = attrs.field(factory=ScheduleSettings)
+    checkpoint: CheckpointSettings = attrs.field(factory=CheckpointSettings)
+    load: LoadSettings = attrs.field(factory=LoadSettings)
+    rerun: RerunSettings = attrs.field(factory=RerunSettings)
+    logging: LoggingSettings = attrs.field(factory=LoggingSettings)
+
+    @property
+    def directory(self) -> str:
+        """The run directory."""
+        return self.run.directory or f"runs/{self.run.name}"
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples of one evaluation batch."""
+        return self.run.evaluation_batch or self.run.global_batch
+
+
+GLOBAL_ONLY = frozenset({"clip", "clip_by", "clip_groups"})
+"""Keys of [optimizer] that no module can have for itself."""
+
+SHARED_OPTIMIZER_KEYS = own_keys(OptimizerSettings)
+"""Keys of [optimizer] that are not the plugin's."""

@@ -1,0 +1,208 @@
+"""A module of a checkpoint as a folder that `transformers` loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from mimo.checkpoint import Manifest, write_safetensors
+from mimo.hooks import CheckpointError, ConfigError
+from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, place, without_absent
+from mimo.trainer.config.plugin_kinds import Find, find_installed
+from mimo.trainer.config.settings import LANGUAGE
+from mimo.trainer.config.structure import structure
+from mimo.trainer.convert.adapter import write_adapter
+from mimo.trainer.convert.import_hf import left_whole
+from mimo.trainer.convert.merge import open_merged
+from mimo.trainer.convert.published_parts import CONFIG_NAME, Spec
+from mimo.trainer.convert.streams import their_streams
+from mimo.trainer.resolving.checkpoint_settings import settings_of
+from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resume.resume_point import IMPORTED
+
+_BESIDE = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
+    *("preprocessor_config.json", "processor_config.json"),
+)
+"""Small files of a published folder that go with weights of any training."""
+
+
+@attrs.frozen(kw_only=True)
+class Exported:
+    """What was written.
+
+    Args:
+        folder: where.
+        family: as which.
+        tensors: how many.
+        copied: names of the files that were copied beside.
+        left: parts of the module that the family has no place for.
+    """
+
+    folder: Path
+    family: HfFamily
+    tensors: int
+    copied: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def export(
+    checkpoint: Path,
+    out: Path,
+    *,
+    module: str,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    beside: Path | None = None,
+    model_type: str = "",
+    adapter: bool = False,
+    find: Find = find_installed,
+) -> Exported:
+    """Write a module's weights in a family's form, LoRA added to them; a few MiB are held at a time.
+
+    Args:
+        checkpoint: a step's folder, saved in any layout.
+        out: the new folder.
+        module: which.
+        dtype: of the weights.
+        shard_bytes: of a file.
+        beside: a folder to copy tokenizer files and the like from; None for the one that the module was imported from,
+            if it is still there.
+        model_type: of the family to write; empty for the one that the module was imported from, or else the first that
+            has a place for all of its settings.
+        adapter: write instead what LoRA has learned, by itself.
+        find: where plugins come from.
+
+    Raises:
+        ConfigError: no family can say what the module's settings are, or has the linears that are adapted.
+        CheckpointError: the checkpoint lacks the module or something of it, or is damaged.
+    """
+    with open_merged(checkpoint) as merged:
+        spec, config = _module(checkpoint, merged.manifest, module, find)
+        known = merged.manifest.common.get(f"{IMPORTED}.{module}")
+        imported = known if isinstance(known, Mapping) else {}
+        family, described = _family(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
+        _, table = place(family, family.tensors(config), ())
+        if adapter:
+            count = write_adapter(
+                merged,
+                out,
+                module=module,
+                spec=spec,
+                table=without_absent(table, lambda _entry: False),
+                linears=table if family.adaptable is None else family.adaptable(config),
+                dtype=dtype,
+            )
+            return Exported(folder=out, family=family, tensors=2 * count, copied=(), left=())
+        held = {
+            name.removeprefix(f"{module}."): entry.shape
+            for name, entry in merged.tensors.items()
+            if name.startswith(f"{module}.")
+        }
+        table = without_absent(table, lambda entry: entry.ours in held)
+        left = _left(checkpoint, held, [entry.ours for entry in table], family, module)
+        streams = their_streams(table, held, merged, file_shapes(table, held), before=f"{module}.", dtype=dtype)
+        about = {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
+            "dtype": str(dtype).removeprefix("torch."),
+            **described,
+            **_set_aside(imported, family),
+            **(family.beside(config) if any(entry.optional for entry in table) else {}),
+        }
+        files = _files_of(beside or (Path(imported["folder"]) if imported else None))
+        write_safetensors(
+            out,
+            streams,
+            texts={CONFIG_NAME: json.dumps(about, indent=2, sort_keys=True, allow_nan=False) + "\n"},
+            copied=files,
+            shard_bytes=shard_bytes,
+        )
+    return Exported(
+        folder=out, family=family, tensors=len(streams), copied=tuple(file.name for file in files), left=left
+    )
+
+
+def _module(checkpoint: Path, manifest: Manifest, name: str, find: Find) -> tuple[Spec, Any]:
+    """Return the plugin and settings with which a module was saved."""
+    tables = manifest.config.get("modules", {})
+    if name not in tables or name not in manifest.topology:
+        known = ", ".join(sorted(set(tables) & set(manifest.topology))) or "none"
+        raise CheckpointError(
+            str(checkpoint),
+            expected=f"a checkpoint with the module {name!r}",
+            got=f"one with {known}",
+            fix="Name another one by --module.",
+        )
+    where, table = f"modules.{name}", tables[name]
+    spec: Spec
+    if name == LANGUAGE:
+        spec = find(LANGUAGE_MODELS, table["plugin"], f"{where}.plugin")
+    else:
+        spec = find(ENCODERS, table["plugin"], f"{where}.plugin")
+    config: Any = structure(table["config"], spec.config, f"{where}.config")
+    if isinstance(spec, LanguageModelSpec) and not spec.vocabulary(config):  # it is the tokenizer's
+        config = resolve(settings_of(checkpoint, (), "generate"), purpose="generate", find=find).language.config
+    return spec, config
+
+
+def _family(spec: Spec, config: Any, module: str, *, asked: str, known: str) -> tuple[HfFamily, Mapping[str, Any]]:
+    """Return the first family that has a place for all settings, and its ``config.json``."""
+    families = [family for family in spec.hf if asked in {"", family.model_type}]
+    if asked and not families:
+        raise ConfigError(
+            "--model-type",
+            expected=f"one that {spec.name!r} knows: {', '.join(family.model_type for family in spec.hf) or 'none'}",
+            got=repr(asked),
+        )
+    refusals = []
+    for family in sorted(families, key=lambda family: family.model_type != known):
+        try:
+            return family, family.describe(config)
+        except ConfigError as error:
+            refusals.append(f"{family.model_type}: {error}")
+    raise ConfigError(
+        f"modules.{module}.config",
+        expected="settings of a published family",
+        got=f"none of {len(refusals)} that can say them:{''.join(f'{chr(10)}  {line}' for line in refusals)}\n"
+        if refusals
+        else f"a module of {spec.name!r}, which knows no family",
+    )
+
+
+def _set_aside(imported: Mapping[str, Any], family: HfFamily) -> Mapping[str, Any]:
+    """Return the family's dropouts that the module was imported without; of a forged checkpoint nothing else."""
+    ignored = imported.get("ignored")
+    if imported.get("model_type") != family.model_type or not isinstance(ignored, Mapping):
+        return {}
+    return {key: ignored[key] for key in family.dropout if key in ignored}
+
+
+def _left(
+    checkpoint: Path, held: Mapping[str, Any], named: Sequence[str], family: HfFamily, module: str
+) -> tuple[str, ...]:
+    """Return the parts that the table has no place for, after all that it has were found."""
+    missing = [path for path in named if path not in held]
+    left, torn = left_whole([path for path in held if path not in set(named)], named)
+    if missing or torn:
+        lines = [f"{module}.{path}: missing" for path in missing]
+        lines += [f"{module}.{path}: {family.model_type} has no place for it" for path in torn]
+        raise CheckpointError(
+            str(checkpoint),
+            expected=f"a module {module} that is a {family.model_type} model",
+            got=f"{len(lines)} tensors that do not fit:{''.join(f'{chr(10)}  {line}' for line in lines[:8])}\n",
+        )
+    return left
+
+
+def _files_of(folder: Path | None) -> list[Path]:
+    """Return the small files of a published folder, none of one that isn't there."""
+    if folder is None or not folder.is_dir():
+        return []
+    return [folder / name for name in _BESIDE if (folder / name).is_file()]

@@ -1,0 +1,60 @@
+"""What `mimo checkpoint import-hf` says of published folders: what is read of them, and what is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from mimo.checkpoint import open_published
+from mimo.trainer.convert.import_hf import Read, shorten
+from mimo.trainer.convert.published_parts import unread_sections
+
+
+def show(read: Read) -> str:
+    """Return in a line what is read of a folder."""
+    section = f" ({read.part.section})" if read.part.section else ""
+    family, spec = read.part.reader.family, read.part.reader.spec
+    return (
+        f"{read.part.name}: {family.model_type} from {read.part.folder}{section} for {spec.name}, "
+        f"{len(read.streams)} tensors, {' and '.join(read.dtypes)} there and float32 here"
+        + (f"; not in it: {', '.join(read.fresh)}" if read.fresh else "")
+        + "".join(f"; set aside: {key} = {value}" for key, value in read.part.ignored.items())
+    )
+
+
+def show_left(reads: Iterable[Read]) -> Iterator[str]:
+    """Yield for each folder, in a line, what of it is not read: models that it describes, and tensors."""
+    by_folder: dict[Path, list[Read]] = {}
+    for read in reads:
+        by_folder.setdefault(read.part.folder, []).append(read)
+    for folder, own in by_folder.items():
+        read_names = frozenset[str]().union(*(read.names for read in own))
+        tensors = left_names(open_published(folder).tensors, read_names)
+        sections = unread_sections(own[0].part.described, [read.part for read in own])
+        left = [
+            *(f"{section} ({kind or 'of no model_type'})" for section, kind in sections.items()),
+            *(f"{name} ({count} tensor{'' if count == 1 else 's'})" for name, count in tensors.items()),
+        ]
+        if left:
+            yield f"left behind in {folder}: {', '.join(shorten(left))}"
+
+
+def left_names(names: Iterable[str], read: Collection[str]) -> dict[str, int]:
+    """Return the names that are not read, as prefixes that nothing read has, with how many have each.
+
+    Numbers of layers are put together as ``*`` where nothing of that name is read.
+    """
+    used = {parts[:end] for parts in map(_without_numbers, read) for end in range(len(parts) + 1)}
+    found: dict[str, int] = {}
+    for name in names:
+        if name in read:
+            continue
+        parts = _without_numbers(name)
+        end = next((end for end in range(1, len(parts) + 1) if parts[:end] not in used), None)
+        shown = name if end is None else ".".join((*parts[:end], *(["*"] if end < len(parts) else [])))
+        found[shown] = found.get(shown, 0) + 1
+    return found
+
+
+def _without_numbers(name: str) -> tuple[str, ...]:
+    return tuple("*" if part.isdigit() else part for part in name.split("."))

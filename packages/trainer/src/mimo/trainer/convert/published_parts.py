@@ -1,0 +1,207 @@
+"""What published Hugging Face folders hold that installed plugins can read: by their ``config.json``, free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
+
+from mimo.hooks import ConfigError, discover
+from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, HfFamily, LanguageModelSpec
+from mimo.trainer.config.settings import LANGUAGE
+from mimo.trainer.config.structure import structure, unstructure
+
+CONFIG_NAME = "config.json"
+TIED = "tie_word_embeddings"
+_OF_MODELS = frozenset({"text_config", "llm_config", "vision_config", "audio_config", "speech_config", "video_config"})
+"""Sections that describe a model also where they don't say of which family."""
+
+Spec: TypeAlias = EncoderSpec | LanguageModelSpec
+
+
+@attrs.frozen(kw_only=True)
+class Reader:
+    """A plugin that can read a family, and the module for which it does."""
+
+    module: str
+    spec: Spec
+    family: HfFamily
+
+
+@attrs.frozen(kw_only=True)
+class HfPart:
+    """A module that a published folder holds.
+
+    Args:
+        folder: that holds it.
+        section: of ``config.json`` that describes it, empty for all of it.
+        reader: what reads it.
+        config: the plugin's, as the folder says.
+        given: the settings that the folder decides.
+        described: all of its ``config.json``.
+        ignored: keys of that which were set aside, with their values.
+    """
+
+    folder: Path
+    section: str
+    reader: Reader
+    config: Any
+    given: Mapping[str, Any]
+    described: Mapping[str, Any] = attrs.field(factory=dict)
+    ignored: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The module's."""
+        return self.reader.module
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        """The module's settings as a file has them."""
+        plain = unstructure(self.config)
+        ignored = {"ignore": list(self.ignored)} if self.ignored else {}
+        return {"plugin": self.reader.spec.name, **ignored, "config": {key: plain[key] for key in self.given}}
+
+
+def split_word(word: str) -> tuple[str, Path]:
+    """Return of ``module=folder`` both, and of a folder alone an empty name and the folder."""
+    name, equals, folder = word.partition("=")
+    return (name, Path(folder)) if equals and not Path(word).exists() else ("", Path(word))
+
+
+def readers_of(modules: Iterable[tuple[str, Spec]]) -> tuple[Reader, ...]:
+    """Return all that the plugins of these modules can read."""
+    return tuple(Reader(module=name, spec=spec, family=family) for name, spec in modules for family in spec.hf)
+
+
+def installed_readers(name: str) -> tuple[Reader, ...]:
+    """Return all that installed plugins can read, for the module ``name``; without one, encoders have their plugin's.
+
+    Only the language model has a name that is fixed.
+    """
+    found: list[tuple[str, Spec]] = []
+    if name in {"", LANGUAGE}:
+        found += [(LANGUAGE, spec) for spec in discover(LANGUAGE_MODELS).values()]
+    if name != LANGUAGE:
+        found += [(name or spec.name, spec) for spec in discover(ENCODERS).values()]
+    return readers_of(found)
+
+
+def find_parts(
+    folder: Path,
+    described: Mapping[str, Any],
+    readers: Sequence[Reader],
+    *,
+    ignore: Callable[[str], Collection[str]] = lambda _module: (),
+) -> tuple[HfPart, ...]:
+    """Return the modules that a folder holds.
+
+    Args:
+        folder: of the files.
+        described: its ``config.json``.
+        readers: that may read it.
+        ignore: of a module, the keys of ``config.json`` that are set aside, as far as its family can.
+
+    Raises:
+        ConfigError: there is nothing that a reader could read, or a module could be several things; or a setting of the
+            folder is one that ours can't do.
+    """
+    where = str(folder / CONFIG_NAME)
+    sections = dict(_sections(described))
+    if any(one.get("quantization_config") is not None for one in [described, *(one for _, one in sections.values())]):
+        raise ConfigError(
+            where, expected="weights in a floating type", got="a quantization_config", fix="Fetch the full weights."
+        )
+    found: dict[str, list[tuple[str, Reader]]] = {}
+    for section, (model_type, _) in sections.items():
+        for reader in readers:
+            if reader.family.model_type == model_type:
+                found.setdefault(reader.module, []).append((section, reader))
+    if not found:
+        known = sorted({f"{reader.family.model_type} ({reader.spec.name})" for reader in readers})
+        raise ConfigError(
+            f"{where} model_type",
+            expected=f"a family that can be read here: {', '.join(known) or 'there is none'}",
+            got=", ".join(repr(kind) + (f" in {section}" if section else "") for section, (kind, _) in sections.items())
+            or "none",
+            fix="`mimo plugins` lists what is installed.",
+        )
+    for module, several in found.items():
+        several[:] = [
+            one for one in several if one[0]
+        ] or several  # a section says more closely what it is than the whole
+        if len(several) > 1:
+            plugins = ", ".join(f"{reader.spec.name} of {section or 'all of it'}" for section, reader in several)
+            raise ConfigError(
+                where,
+                expected=f"one thing that can be modules.{module}",
+                got=plugins,
+                fix="Give --config FILE, which names the module's plugin.",
+            )
+    return tuple(_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items())
+
+
+def unread_sections(described: Mapping[str, Any], parts: Iterable[HfPart]) -> dict[str, str]:
+    """Return the sections of a ``config.json`` that describe a model of which no part is, each with its family."""
+    read = {part.section for part in parts}
+    found = {}
+    for section, one in described.items():
+        kind = one.get("model_type", "") if isinstance(one, Mapping) else ""
+        is_model = isinstance(one, Mapping) and (section in _OF_MODELS or (kind and isinstance(kind, str)))
+        if is_model and section not in read:
+            found[section] = str(kind)
+    return found
+
+
+def _part(
+    folder: Path, described: Mapping[str, Any], section: str, reader: Reader, *, ignore: Collection[str]
+) -> HfPart:
+    where = folder / CONFIG_NAME
+    said = _keys(described, section)
+    ignored = {key: said[key] for key in reader.family.dropout if key in ignore and said.get(key)}
+    try:
+        given = dict(reader.family.settings({key: value for key, value in said.items() if key not in ignored}))
+        config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
+    except ConfigError as error:
+        raise ConfigError(
+            f"{where.parent}/{error.where}" if error.where.startswith(CONFIG_NAME) else f"{where}: {error.where}",
+            expected=error.expected,
+            got=error.got,
+            fix=error.fix,
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            str(where),
+            expected=f"the settings of a {reader.family.model_type} model",
+            got=f"others ({type(error).__name__}: {error})",
+        ) from error
+    return HfPart(
+        folder=folder,
+        section=section,
+        reader=reader,
+        config=config,
+        given=given,
+        described=described,
+        ignored=ignored,
+    )
+
+
+def _keys(described: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return the keys of a section; of a composed model either place may tie the embeddings, as in transformers."""
+    if not section:
+        return described
+    tied = {TIED: True} if described.get(TIED) else {}
+    return {**described[section], **tied}
+
+
+def _sections(described: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
+    """Yield all of a ``config.json``, and its sections that have a ``model_type`` of their own.
+
+    One that is called as the whole is but a part of it: so does Qwen2-VL's vision in folders of transformers 4.
+    """
+    for section, one in [("", described), *described.items()]:
+        kind = one.get("model_type") if isinstance(one, Mapping) else None
+        if isinstance(kind, str) and not (section and kind == described.get("model_type")):
+            yield section, (kind, one)

@@ -1,0 +1,1 @@
+"""What a job costs: time, arithmetic and memory of a step, from shapes, formulas or a profile."""

@@ -1,0 +1,232 @@
+"""What each rank will hold of parameters, gradients and optimizer state, from shapes alone; nothing is allocated.
+
+The shapes are this file's. What becomes of them, laid out over data lanes and stepped, the optimizer plugins tell
+(`mimo.optimizer.estimates`); they are asked as `mimo.optimizer.runtime.ModuleOptimizer` asks for the real things.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+import attrs
+import torch
+from torch import nn
+
+from mimo.model import LanguageModelSpec, Stage
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, trained_paths
+from mimo.model.runtime import build_stage as build_plain
+from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
+from mimo.optimizer.runtime import layers
+from mimo.schedule import in_flight
+from mimo.topology import DATA_AXES, StageId
+from mimo.trainer.cost.sample_stats import Typical
+from mimo.trainer.cost.step_cost import rows_ahead
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.precision import NUMBER_BYTES
+
+
+@attrs.frozen(kw_only=True)
+class Memory:
+    """Bytes that a rank holds beside activations and messages on their way, the most at one time of each kind.
+
+    Rows that are made a step ahead are held from step to step, and so are here.
+
+    Args:
+        weights: parameters in fp32, or its pieces of them.
+        gathered: what layers compute with, where that is not these.
+        gradients: of all that trains.
+        state: of optimizers, on the device.
+        ahead: rows of encoders made for the next step, and of this step's those not yet used: about as many bytes, as
+            samples differ.
+        host: of optimizers, in host memory.
+        at_most: whether the run decides what of the state lies where.
+    """
+
+    weights: int = 0
+    gathered: int = 0
+    gradients: int = 0
+    state: int = 0
+    ahead: int = 0
+    host: int = 0
+    at_most: bool = False
+
+    @property
+    def device(self) -> int:
+        """All that lies on the device."""
+        return self.weights + self.gathered + self.gradients + self.state + self.ahead
+
+    def __add__(self, other: Memory) -> Memory:
+        """Return what both take."""
+        return Memory(
+            weights=self.weights + other.weights,
+            gathered=self.gathered + other.gathered,
+            gradients=self.gradients + other.gradients,
+            state=self.state + other.state,
+            ahead=self.ahead + other.ahead,
+            host=self.host + other.host,
+            at_most=self.at_most or other.at_most,
+        )
+
+
+def estimate_memory(job: Job) -> Mapping[int, Memory]:
+    """Return what each rank that holds a module will hold; where ``run.device`` is ``auto``, as on an accelerator."""
+    shapes, ahead = _Shapes(job), _made_ahead(job)
+    return {rank: _of_rank(job, rank, shapes) + Memory(ahead=ahead.get(rank, 0)) for rank in job.graph.ranks}
+
+
+def _made_ahead(job: Job) -> Mapping[int, int]:
+    """Return the most bytes by rank of rows that are made a step ahead, of samples like the first ones."""
+    found: dict[int, int] = {}
+    if not any(module.prefetch for module in job.graph.modules):
+        return found
+    typical, kept = Typical.of(job), in_flight(job.plan)
+    for stage in job.graph.stages:
+        if each := rows_ahead(job, stage, typical):
+            for rank in job.graph.stage_ranks(stage):
+                found[rank] = found.get(rank, 0) + round(each * kept[stage])
+    return found
+
+
+def build_stage(module: JobModule, stage: Stage, hidden: int) -> nn.Module:
+    """Return one stage of a module at full shapes, on the device of the caller's context, without what LoRA adds."""
+    return build_plain(module.spec, module.config, stage, hidden)
+
+
+_Part: TypeAlias = frozenset[int]
+"""The stages of a module that hold a parameter: what several share is laid out by itself."""
+
+
+def _of_rank(job: Job, rank: int, shapes: _Shapes) -> Memory:
+    names = [module.name for module in job.modules if rank in module.grid]
+    found = [_laid(job, rank, name, shapes) for name in names]
+    laid = [one for module in found for one in module.values()]
+    computing = [
+        [one for stages, one in module.items() if stage in stages]
+        for module in found
+        for stage in frozenset[int]().union(*module)
+    ]  # one stage at a time
+    # Of a backward in two parts, what the first has added waits for the second, and other stages compute meanwhile.
+    splits = any(action.kind == "input-gradient" for action in job.plan.actions_of(rank))
+    gathered = max((sum(one.gathered_inside for one in some) for some in computing), default=0)
+    at_once = [laid] if splits else computing
+    gradients = max((sum(one.gradients_inside for one in some) for some in at_once), default=0)
+    memory = Memory(
+        weights=sum(one.weights for one in laid),
+        gathered=gathered + sum(one.gathered for one in laid),
+        gradients=gradients + sum(one.gradients for one in laid),
+    )
+    for name, module in zip(names, found, strict=True):
+        memory += _state(job, name, [piece for one in module.values() for piece in one.pieces])
+    return memory
+
+
+def _laid(job: Job, rank: int, name: str, shapes: _Shapes) -> Mapping[_Part, LaidBytes]:
+    """Return how the parameters of a module lie on a rank, by the stages that hold them."""
+    module, cut = job.module(name), job.model_graph.by_name[name]
+    held = cut.stages_at(module.grid.coordinates(rank).pp)
+    part = PartShapes(
+        parameters=(),
+        lanes=_lanes(module.grid.group_of(rank, DATA_AXES), rank, cut.shard_lanes),
+        expert_lanes=_lanes(module.grid.group_of(rank, ("edp",)), rank, cut.shard_lanes),
+        number_bytes=NUMBER_BYTES[job.settings.run.precision],
+    )
+    choice = module.optimizer
+    return {
+        stages: choice.spec.estimates.laid(attrs.evolve(part, parameters=own), choice.config)
+        for stages, own in _parts({stage: shapes.of(rank, module, stage) for stage in held}).items()
+    }
+
+
+def _state(job: Job, name: str, pieces: Iterable[ParameterShape]) -> Memory:
+    """Return what the optimizers of a module hold, one for each rule that any of its parameters follows."""
+    by_name, found = {piece.name: piece for piece in pieces}, Memory()
+    for rule, names in job.module(name).optimizer.rules.split(by_name):
+        stepped = SteppedShapes(
+            pieces=tuple(by_name[one] for one in names), on_accelerator=job.settings.run.device != "cpu"
+        )
+        state = rule.spec.estimates.state(stepped, rule.config)
+        found += Memory(state=state.device, host=state.host, at_most=state.at_most)
+    return found
+
+
+def _parts(stages: Mapping[int, Iterable[ParameterShape]]) -> Mapping[_Part, tuple[ParameterShape, ...]]:
+    """Return the parameters of a rank's stages by the stages that hold them; what several share is of no layer."""
+    holders: dict[str, _Part] = {}
+    for stage, own in stages.items():
+        for one in own:
+            holders[one.name] = holders.get(one.name, frozenset()) | {stage}
+    parts: dict[_Part, dict[str, ParameterShape]] = {}
+    for own in stages.values():
+        for one in own:
+            held_by = holders[one.name]
+            parts.setdefault(held_by, {})[one.name] = attrs.evolve(one, layer=None) if len(held_by) > 1 else one
+    return {held_by: tuple(own.values()) for held_by, own in parts.items()}
+
+
+def _lanes(group: tuple[int, ...], rank: int, shard_lanes: int) -> Lanes:
+    """Return how a group of data lanes is divided, by `mimo.topology.Module.shard_lanes`; experts may have fewer."""
+    size = math.gcd(len(group), shard_lanes)
+    return Lanes(size=size, index=group.index(rank) % size, copies=len(group) // size)
+
+
+class _Shapes:
+    """The parameters of stages as ranks hold them; ranks that hold the same pieces share the work."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._found: dict[tuple[object, ...], tuple[ParameterShape, ...]] = {}
+
+    def of(self, rank: int, module: JobModule, stage: int) -> tuple[ParameterShape, ...]:
+        """Return those of a stage on a rank, in order."""
+        place, experts = module.grid.coordinates(rank), ExpertAxis.of(module.grid, rank)
+        key = (module.name, stage, place.tp, experts.ep_rank, experts.etp_rank)
+        if key not in self._found:
+            axis = TensorAxis(rank=place.tp, size=module.grid.tp, sequence_parallel=module.sequence_parallel)
+            self._found[key] = tuple(self._make(module, stage, axis, experts))
+        return self._found[key]
+
+    def _make(self, module: JobModule, stage: int, axis: TensorAxis, experts: ExpertAxis) -> Iterator[ParameterShape]:
+        spec, cut = module.spec, self._job.model_graph.by_name[module.name]
+        built = self._build(module, stage)
+        others = [other for other in cut.tied_stages if other != stage] if stage in cut.tied_stages else []
+        tied = {path for other in others for path, _ in self._build(module, other).named_parameters()}
+        splits = {} if spec.tensor is None else dict(spec.tensor.plan(built, axis))
+        changes = isinstance(spec, LanguageModelSpec) and spec.experts is not None
+        if isinstance(spec, LanguageModelSpec) and spec.experts is not None:
+            splits |= spec.experts.plan(built, experts)
+        splits = attach_lora(built, module.lora, splits)
+        trained = trained_paths(spec, built, frozen=module.frozen, lora=module.lora)
+        numbers = _layer_numbers(built)
+        for path, parameter in built.named_parameters():
+            split = splits.get(path, Split())
+            floating, learns = parameter.is_floating_point(), parameter.requires_grad
+            cuts = 1 if split.dim is None else experts.etp if split.experts else axis.size
+            yield ParameterShape(
+                name=f"{module.name}.{path}",
+                shape=tuple(split.piece(parameter, experts if split.experts else axis).shape),
+                ranks=cuts * (experts.ep if split.experts else 1),
+                total=parameter.numel(),
+                trained=cut.trains[stage] and path in trained,
+                number_bytes=torch.float32.itemsize if floating else parameter.element_size(),
+                floating=floating,
+                layer=numbers[parameter],
+                experts=split.experts,
+                tied=path in tied,
+                whole=changes and not learns,
+            )
+
+    def _build(self, module: JobModule, stage: int) -> nn.Module:
+        with torch.device("meta"):
+            return build_stage(module, self._job.stage(StageId(module.name, stage)), self._job.hidden)
+
+
+def _layer_numbers(stage: nn.Module) -> Mapping[nn.Parameter, int | None]:
+    """Return the number of the layer that alone holds each parameter of a stage; None for none or several."""
+    layer_of = {part: number for number, layer in enumerate(layers(stage)) for part in layer.modules()}
+    holders: dict[nn.Parameter, set[int | None]] = {}
+    for part in stage.modules():
+        for parameter in part.parameters(recurse=False):
+            holders.setdefault(parameter, set()).add(layer_of.get(part))
+    return {parameter: numbers.pop() if len(numbers) == 1 else None for parameter, numbers in holders.items()}

@@ -1,0 +1,1 @@
+"""Generation: from a prompt to text, token by token."""

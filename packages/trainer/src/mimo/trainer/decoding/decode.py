@@ -1,0 +1,162 @@
+"""Writing on from a prompt, token by token, on one process or over tensor ranks.
+
+The prompt is read once; after it each token is one row more, where the language model remembers what it has read
+(`mimo.model.runtime.Remembering`), and otherwise the whole text again. Every rank chooses each token itself, of the
+same logits.
+Shapes: V ids of the tokenizer, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from mimo.data import NO_LABEL, SampleLayout, pack
+from mimo.hooks import ConfigError
+from mimo.model.runtime import LanguageBatch, Remembering
+from mimo.trainer.decoding.detokenise import StreamedText
+from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item
+from mimo.trainer.decoding.sampling import Sampling
+from mimo.trainer.job.precision import compute_dtype
+from mimo.trainer.step.programs import LanguageProgram, Program, language_batch, on_device, take_rows
+from mimo.trainer.step.trainer import Engine
+
+_GREEDY = Sampling()
+
+
+@torch.no_grad()
+def generate(
+    engine: Engine,
+    prompt: Prompt,
+    *,
+    max_tokens: int,
+    sampling: Sampling = _GREEDY,
+    told: Callable[[str], None] = lambda _piece: None,
+    remembers: bool = True,
+) -> str:
+    """Return what the model writes after ``prompt``, until the end or ``max_tokens``; each rank must call it.
+
+    The prompt has at most ``data.max_tokens`` tokens. What is written may be longer, as far as positions go that are
+    computed, not learned; the model has seen none so far from the beginning while it trained.
+
+    Args:
+        engine: on whose every rank each module is whole, or split by ``tp`` alone.
+        prompt: what to go on from.
+        max_tokens: most tokens to write.
+        sampling: how each is chosen.
+        told: is told each piece of text when it is known; together they are what is returned.
+        remembers: whether to use what the language model remembers, if it does; without it the same is written, slower.
+
+    Raises:
+        ConfigError: the engine is laid out otherwise, the prompt does not fit, or an item is broken.
+        RunError: the model gives what is no number.
+    """
+    job = engine.job
+    layout = lay_out_prompt(job, prompt)
+    language = _program(engine, job.language.name)
+    assert isinstance(language, LanguageProgram)
+    engine.optimizer.gather()
+    rows = {module.name: _encode(engine, module.name, prompt, layout) for module in job.encoders}
+    reading = _Reading(language, layout, rows)
+    if remembers and isinstance(language.part.module, Remembering):
+        reading.memory = language.part.module.remember()
+    text, written, pieces = StreamedText(job.tokenizer), list[int](), list[str]()
+    while len(written) < max_tokens:
+        engine.heartbeat()
+        logits = reading.read(written)[: job.tokenizer.vocabulary]  # rows of the head beyond it are no tokens
+        token = sampling.choose(logits.cpu().numpy(), len(layout.tokens) + len(written))
+        if token == job.tokenizer.end:
+            break
+        written.append(token)
+        pieces.append(text.add(token))
+        if pieces[-1]:
+            told(pieces[-1])
+    pieces.append(text.end())
+    if pieces[-1]:
+        told(pieces[-1])
+    return "".join(pieces)
+
+
+@attrs.define
+class _Reading:
+    """A sample as the language model reads it, further and further.
+
+    Args:
+        program: the language model on this rank.
+        layout: of the prompt.
+        rows: what the encoders made of its items, by module.
+        memory: of the language model; None where it reads the whole text each time.
+    """
+
+    program: LanguageProgram
+    layout: SampleLayout
+    rows: Mapping[str, Tensor]
+    memory: object = None
+
+    def read(self, written: Sequence[int]) -> Tensor:
+        """Return the logits [V] of what comes after the prompt and these tokens, the last of which is new."""
+        if self.memory is None or not written:
+            batch, rows = self._whole(written), self.rows
+        else:
+            batch, rows = self._last(written), {}
+        with self.program.on_compute("forward"):
+            hidden = self.program.part.language(batch, rows, None)
+            return self.program.logits(hidden[-1:])[0]
+
+    def _whole(self, written: Sequence[int]) -> LanguageBatch:
+        tokens = np.concatenate([self.layout.tokens, np.asarray(written, dtype=np.int64)])
+        layout = attrs.evolve(self.layout, tokens=tokens, labels=np.full(len(tokens), NO_LABEL, dtype=np.int64))
+        batch = language_batch(pack([layout]), self.program.job, self.program.device, trains=False)
+        return attrs.evolve(batch, memory=self.memory)
+
+    def _last(self, written: Sequence[int]) -> LanguageBatch:
+        def one(value: int) -> Tensor:
+            return torch.tensor([value], device=self.program.device)
+
+        places = self.layout.grid_positions
+        number = None if places is None else one(int(places.max()) + len(written))
+        return LanguageBatch(
+            tokens=one(written[-1]),
+            labels=one(NO_LABEL),
+            positions=one(len(self.layout.tokens) + len(written) - 1),
+            grid_positions=None if number is None else number.expand(1, 3),
+            lengths=(1,),
+            placeholders={},
+            samples=one(0),
+            label_tokens=(0,),
+            labelled=one(0)[:0],
+            memory=self.memory,
+        )
+
+
+def _program(engine: Engine, name: str) -> Program:
+    """Return this rank's share of a module.
+
+    Raises:
+        ConfigError: it is split by more than ``tp``, or lies elsewhere.
+    """
+    module = engine.job.module(name)
+    found = [program for program in engine.programs if program.module.name == name]
+    if len(found) == 1 and found[0].part.stage.count == module.grid.cp == 1 and not module.sequence_parallel:
+        return found[0]
+    raise ConfigError(
+        f"modules.{name}",
+        expected="a module that is whole on each rank that generates, or split by tp alone",
+        got=f"ranks {list(module.grid.ranks)} with pp = {module.grid.pp}, cp = {module.grid.cp}, "
+        f"chunks = {module.chunks}, sequence_parallel = {str(module.sequence_parallel).lower()}",
+        fix="Load the checkpoint in another layout.",
+    )
+
+
+def _encode(engine: Engine, name: str, prompt: Prompt, layout: SampleLayout) -> Tensor:
+    """Return an encoder's rows of the prompt; each of its lanes makes all of them."""
+    job, program = engine.job, _program(engine, name)
+    items = [item for item in layout.items if item.info.modality == program.module.modality]
+    given = [on_device(prepared_item(program.module, prompt, item.info), job, engine.device) for item in items]
+    with program.on_compute("forward"):
+        found = program.part.encode(given, [item.info.size for item in items])
+    return take_rows(job, program.module, items, found).to(compute_dtype(job.settings.run.precision))

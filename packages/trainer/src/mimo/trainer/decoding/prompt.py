@@ -1,0 +1,160 @@
+"""What generation goes on from: a text with placeholders, and an item for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mimo.data import SampleLayout, Tokenizer
+from mimo.hooks import ConfigError, DataError, ItemInfo, UserError
+from mimo.model import EncoderSpec
+from mimo.trainer.batch.finite_items import finite_item
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.measured_dataset import decoded
+
+_FLAGS = ("image", "audio")
+"""Modalities that have an option of their own."""
+
+
+def flag(modality: str) -> str:
+    """Return the option by which `mimo generate` takes items of a modality."""
+    return f"--{modality}" if modality in _FLAGS else f"--item {modality}=FILE"
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """One unfinished sample: a text with placeholders, and raw items for them by modality; a `mimo.data.Dataset`."""
+
+    tokenizer: Tokenizer
+    text: str
+    items: Sequence[tuple[ItemInfo, Any]]
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def tokens(self, _sample: int) -> Sequence[int]:
+        """Return the text's ids, open at the end."""
+        try:
+            return self.tokenizer.encode(self.text)
+        except ValueError as error:
+            raise ConfigError("--text", expected="text that the tokenizer can write", got=str(error)) from error
+
+    def infos(self, _sample: int) -> Sequence[ItemInfo]:
+        """Return the items."""
+        return [info for info, _ in self.items]
+
+    def raw(self, _sample: int, index: int) -> Any:
+        """Return an item."""
+        return self.items[index][1]
+
+    def where(self, _sample: int) -> str:
+        """Name the prompt in messages."""
+        return "the prompt"
+
+
+def prompt_of(job: Job, text: str, raws: Mapping[str, Sequence[Any]] | None = None) -> Prompt:
+    """Return a prompt of ``text`` and raw items; an empty text is one placeholder for each item.
+
+    Args:
+        job: whose model is to go on.
+        text: with a placeholder ``<modality>`` for each item, in any order.
+        raws: for each modality its items in the order of their placeholders: what the datasets of its encoder give,
+            or the path of a file.
+
+    Raises:
+        ConfigError: no encoder reads a modality, or not this item.
+    """
+    items: list[tuple[ItemInfo, Any]] = []
+    marks = []
+    for modality, given in (raws or {}).items():
+        encoder = _encoder(job, modality)
+        for raw in given:
+            size, read = _read(encoder, raw)
+            items.append((ItemInfo(sample=0, index=len(items), modality=modality, size=size), read))
+            marks.append(f"<{modality}>")
+    return Prompt(tokenizer=job.tokenizer, text=text or "".join(marks), items=items)
+
+
+def lay_out_prompt(job: Job, prompt: Prompt) -> SampleLayout:
+    """Return where every token and item of a prompt lies.
+
+    Raises:
+        ConfigError: it is empty or too long, or its placeholders are not those of its items.
+    """
+    _check_placeholders(job, prompt)
+    try:
+        layout = job.lay_out(prompt, 0)
+    except DataError as error:
+        raise ConfigError(error.where, expected=error.expected, got=error.got, fix=error.fix) from error
+    limit = job.settings.data.max_tokens
+    if layout.truncated:
+        raise ConfigError(
+            "the prompt",
+            expected=f"at most data.max_tokens = {limit} tokens, rows of items included",
+            got="more",
+            fix="Shorten it; what is written after it may be longer.",
+        )
+    if not len(layout.tokens):
+        raise ConfigError("the prompt", expected="at least one token", got="none", fix="Give a text or an item.")
+    return layout
+
+
+def _check_placeholders(job: Job, prompt: Prompt) -> None:
+    ids = list(prompt.tokens(0))
+    for module in job.encoders:
+        marks = ids.count(job.tokenizer.placeholder(module.modality))
+        items = sum(info.modality == module.modality for info in prompt.infos(0))
+        if marks != items:
+            raise ConfigError(
+                "the prompt",
+                expected=f"one <{module.modality}> in the text for each item of {flag(module.modality)}",
+                got=f"{marks} for {items} item{'' if items == 1 else 's'}",
+                fix="Write it where the item belongs, in the order in which they are given.",
+            )
+
+
+def prepared_item(module: JobModule, prompt: Prompt, info: ItemInfo) -> Mapping[str, Any]:
+    """Return what an encoder computes on of an item.
+
+    Raises:
+        ConfigError: it is broken behind its header.
+    """
+    assert isinstance(module.spec, EncoderSpec)
+    try:
+        return finite_item(module.spec.prepare(module.config, prompt.raw(0, info.index)))
+    except (ValueError, TypeError, OSError) as error:
+        raise _unreadable(module, error) from error
+
+
+def _encoder(job: Job, modality: str) -> JobModule:
+    for module in job.encoders:
+        if module.modality == modality:
+            return module
+    known = [flag(module.modality) for module in job.encoders]
+    raise ConfigError(
+        flag(modality),
+        expected="a model that reads it",
+        got=f"no encoder of {modality!r}",
+        fix=f"This one takes {' and '.join(known)}." if known else "This one reads text alone.",
+    )
+
+
+def _read(module: JobModule, raw: Any) -> tuple[tuple[int, ...], Any]:
+    """Return an item's size, and the item as datasets give it."""
+    assert isinstance(module.spec, EncoderSpec)
+    try:
+        read = decoded(module.spec, raw)
+        return tuple(module.spec.measure(read)), read
+    except (ValueError, TypeError, OSError) as error:
+        raise _unreadable(module, error) from error
+
+
+def _unreadable(module: JobModule, error: Exception) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    return ConfigError(
+        flag(module.modality), expected=f"what encoder {module.spec.name!r} can read", got=f"something else: {error}"
+    )

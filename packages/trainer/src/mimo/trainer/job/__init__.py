@@ -1,0 +1,1 @@
+"""What settings resolve to: a `Job`, complete and checked. Free of torch."""

@@ -1,0 +1,243 @@
+"""What settings resolve to: a `Job`, complete and proved, free of torch. Every rank holds the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mimo.data import Dataset, SampleLayout, Tokenizer, lay_out
+from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
+from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
+from mimo.schedule import Plan
+from mimo.topology import Edge, Grid, ModuleGraph, Recompute, StageId
+from mimo.trainer.config.settings import LANGUAGE, OptimizerSettings, Settings
+from mimo.trainer.config.structure import unstructure
+
+
+@attrs.frozen(kw_only=True)
+class OptimizerChoice:
+    """One module's optimizer: the plugin, its own settings, and what all optimizers share, the module's merged in.
+
+    Args:
+        spec: the plugin.
+        config: its settings.
+        settings: what all optimizers share.
+        learning_rate: of each step.
+        clip_group: parameters of one group share one norm.
+        patterns: what other parameters follow; the first that matches counts.
+    """
+
+    spec: OptimizerSpec
+    config: Any
+    settings: OptimizerSettings
+    learning_rate: LearningRate
+    clip_group: str = ""
+    patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def rules(self) -> Rules:
+        """How each parameter is stepped."""
+        base = Rule(spec=self.spec, config=self.config, learning_rate=self.learning_rate, clip_group=self.clip_group)
+        return Rules(base=base, patterns=self.patterns)
+
+
+@attrs.frozen(kw_only=True)
+class PartShare:
+    """What of a part of a stage is trained.
+
+    Args:
+        trained: of the part's own numbers, from 0 to 1.
+        added: numbers that LoRA adds.
+        operands: numbers of each row that what it adds reads.
+    """
+
+    trained: float
+    added: int = 0
+    operands: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class JobModule:
+    """One module of the model.
+
+    Args:
+        name: as in ``[modules.<name>]``.
+        spec: the plugin's.
+        config: the plugin's settings.
+        grid: its ranks.
+        chunks: stages on each rank.
+        sequence_parallel: whether rows are split over the tensor ranks between layers.
+        batch_factor: microbatches that one pass serves.
+        prefetch: whether its next step is encoded during this one.
+        recompute: what its backward computes again.
+        frozen: what is not trained, True for the whole module.
+        lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
+        modality: what it reads; empty for the language model.
+        optimizer: how it is stepped.
+        divided: whether it is divided at its seam: the tower works ahead, the projector, its last stage, does not.
+        trains: for each stage whether it holds anything that is trained; `mimo.trainer.resolving.resolve` finds out.
+        shares: for each stage what of its parts is trained, where that does not follow from the parts' names.
+    """
+
+    name: str
+    spec: EncoderSpec | LanguageModelSpec
+    config: Any
+    grid: Grid
+    chunks: int
+    sequence_parallel: bool
+    batch_factor: int
+    prefetch: bool
+    recompute: Recompute
+    frozen: Frozen
+    lora: Lora | None
+    modality: str
+    optimizer: OptimizerChoice
+    divided: bool = False
+    trains: tuple[bool, ...] = ()
+    shares: tuple[Mapping[str, PartShare], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """All that a process needs to know to begin.
+
+    Args:
+        settings: as written, with defaults.
+        modules: in the order of the file.
+        model_graph: the modules' grids, edges, and what trains, as the model is built.
+        graph: the same as plans are made for it, where an encoder with a seam may be two: see `ModuleGraph.divided`.
+        microbatches: of a step.
+        plan: of a step.
+        evaluation_graph, evaluation_microbatches, evaluation_plan: the same of an evaluation, where nothing trains.
+        tokenizer: with a placeholder for each modality.
+        train: samples to train on; None where no data is asked for.
+        evaluation: held-out samples, if the data has any.
+        world: number of processes.
+    """
+
+    settings: Settings
+    modules: tuple[JobModule, ...]
+    model_graph: ModuleGraph
+    graph: ModuleGraph
+    microbatches: int
+    plan: Plan
+    evaluation_graph: ModuleGraph
+    evaluation_microbatches: int
+    evaluation_plan: Plan
+    tokenizer: Tokenizer
+    train: Dataset | None
+    evaluation: Dataset | None
+    world: int
+    plain: Mapping[str, Any]
+    """The resolved settings as plain data, those that plugins add included; reads back as a file does."""
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return Path(self.settings.directory)
+
+    def module(self, name: str) -> JobModule:
+        """Return the module of this name; of one that is divided, the names of both its parts in ``graph`` are."""
+        name = self.graph.by_name[name].projector_of or name
+        return next(module for module in self.modules if module.name == name)
+
+    def built(self, stage: StageId) -> StageId:
+        """Return which stage of the model a stage of the plans is."""
+        owner = self.graph.by_name[stage.module].projector_of
+        return StageId(owner, self.model_graph.by_name[owner].stages - 1) if owner else stage
+
+    def stage(self, built: StageId) -> Stage:
+        """Return a stage of the model as plugins know it."""
+        module = self.model_graph.by_name[built.module]
+        return Stage(built.stage, module.stages, module.seam)
+
+    def stages_of(self, module: str) -> tuple[StageId, ...]:
+        """Return the stages of a module as plans name them."""
+        return tuple(stage for stage in self.graph.stages if self.built(stage).module == module)
+
+    def is_inside(self, edge: Edge) -> bool:
+        """Tell whether both ends of an edge are stages of one module."""
+        return self.built(edge.source).module == self.built(edge.target).module
+
+    @property
+    def language(self) -> JobModule:
+        """The language model."""
+        return self.module(LANGUAGE)
+
+    @property
+    def encoders(self) -> tuple[JobModule, ...]:
+        """Everything but the language model."""
+        return tuple(module for module in self.modules if module.name != LANGUAGE)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the language model's rows, which encoders deliver."""
+        spec = self.language.spec
+        assert isinstance(spec, LanguageModelSpec), spec
+        return spec.hidden(self.language.config)
+
+    @property
+    def next_tokens(self) -> int:
+        """How many labels beyond its own each row of the language model is trained on."""
+        spec = self.language.spec
+        assert isinstance(spec, LanguageModelSpec), spec
+        return spec.next_tokens(self.language.config)
+
+    def width(self, edge: Edge) -> int:
+        """Return the columns of the rows that travel on an edge."""
+        source = self.module(edge.source.module)
+        if not self.is_inside(edge) or not isinstance(source.spec, EncoderSpec):
+            return self.hidden
+        across = source.spec.seam if edge.is_boundary else source.spec.stages
+        assert across is not None
+        return across.width(source.config)
+
+    def message_rows(self, edge: Edge, size: tuple[int, ...]) -> int:
+        """Return the rows that one item of this size sends on an edge inside an encoder."""
+        source = self.module(edge.source.module)
+        assert isinstance(source.spec, EncoderSpec), source.name
+        if edge.is_boundary:
+            assert source.spec.seam is not None
+            return source.spec.seam.rows(source.config, size)
+        assert source.spec.stages is not None
+        return source.spec.stages.message_rows(source.config, size)
+
+    def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
+        """Return where every token and item of a sample lies; see `mimo.data.lay_out`."""
+        specs = [
+            (each.modality, each.spec, each.config) for each in self.encoders if isinstance(each.spec, EncoderSpec)
+        ]
+        return lay_out(
+            dataset,
+            sample,
+            tokenizer=self.tokenizer,
+            rows={modality: partial(spec.rows, config) for modality, spec, config in specs},
+            max_tokens=self.settings.data.max_tokens,
+            grids={modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
+        )
+
+    def edge_ranks(self, edge: Edge) -> tuple[int, ...]:
+        """Return the ranks at either end of an edge, ascending."""
+        ends = (self.graph.stage_ranks(stage) for stage in (edge.source, edge.target))
+        return tuple(sorted({rank for ranks in ends for rank in ranks}))
+
+
+def plain_settings(settings: Settings, modules: Sequence[JobModule], tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings as plain data with the defaults of plugins filled in.
+
+    Args:
+        settings: as written.
+        modules: their plugin configs, as the user wrote them, replace the ``config`` tables.
+        tables: configs of the plugins whose keys stand in a section of their own, by section.
+    """
+    plain = dict(unstructure(settings))
+    for section, config in tables.items():
+        plain[section] = {**plain[section], **unstructure(config)}
+    plain["modules"] = {
+        module.name: {**plain["modules"][module.name], "config": unstructure(module.config)} for module in modules
+    }
+    return plain

@@ -1,0 +1,88 @@
+"""What layers compute in: how wide its numbers are, which optimizers hold to it, and fp16's loss scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mimo.hooks import ConfigError, discover
+from mimo.optimizer import LOSS_SCALES, OPTIMIZERS, Precision
+from mimo.trainer.config.settings import RunSettings, Settings
+from mimo.trainer.job.job import JobModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from mimo.optimizer.runtime import LossScale
+
+NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2})
+"""Of one number that layers compute with, and that travels between stages."""
+
+_SCALE, _SCALE_STEPS = 2.0**16, 2000
+
+
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """Return what layers compute in and rows travel in."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def check_precision(settings: Settings, modules: Sequence[JobModule]) -> None:
+    """Refuse a precision that some module's optimizer has no weights for, and a loss scale that nothing would use.
+
+    Raises:
+        ConfigError: naming ``run.precision`` or ``run.loss_scale``.
+    """
+    run = settings.run
+    lacking = [module for module in modules if run.precision not in module.optimizer.spec.precisions]
+    if lacking:
+        usable = [one for one in NUMBER_BYTES if all(one in module.optimizer.spec.precisions for module in modules)]
+        specs = discover(OPTIMIZERS, where="run.precision").items()
+        able = sorted(repr(name) for name, spec in specs if run.precision in spec.precisions)
+        optimizers = " and ".join(f"{module.name} ({module.optimizer.spec.name!r})" for module in lacking)
+        keys = dict.fromkeys(_plugin_key(module.name, settings) for module in lacking)
+        raise ConfigError(
+            "run.precision",
+            expected=f"{' or '.join(map(repr, usable))}, as the optimizer of {optimizers} allows nothing else",
+            got=repr(run.precision),
+            fix=f"Set {' and '.join(keys)} to one that allows it: {' or '.join(able)}."
+            if able
+            else "None that is installed allows it.",
+        )
+    _check_scale(run)
+
+
+def _plugin_key(name: str, settings: Settings) -> str:
+    """Return the path of the key that says which plugin a module has."""
+    return f"modules.{name}.optimizer.plugin" if "plugin" in settings.modules[name].optimizer else "optimizer.plugin"
+
+
+def _check_scale(run: RunSettings) -> None:
+    for key, value in (("loss_scale", run.loss_scale), ("loss_scale_steps", run.loss_scale_steps)):
+        if value and run.precision != "fp16":
+            raise ConfigError(
+                f"run.{key}",
+                expected=f"0, as only fp16 scales its loss and run.precision is {run.precision!r}",
+                got=repr(value),
+                fix="Leave it out.",
+            )
+    least, most = LOSS_SCALES
+    if run.loss_scale and not least <= run.loss_scale <= most:
+        raise ConfigError(
+            "run.loss_scale",
+            expected=f"0, or a number from 2^{math.log2(least):.0f} to 2^{math.log2(most):.0f}",
+            got=repr(run.loss_scale),
+            fix="Leave it out: steps find the right one.",
+        )
+
+
+def make_scaling(run: RunSettings) -> LossScale | None:
+    """Return the loss scale as it is before the first step; None where the precision needs none."""
+    from mimo.optimizer.runtime import LossScale
+
+    if run.precision != "fp16":
+        return None
+    return LossScale(scale=run.loss_scale or _SCALE, growth_steps=run.loss_scale_steps or _SCALE_STEPS)

@@ -1,0 +1,158 @@
+"""Pictures of a run: the loss curve, which the lifecycle plugin ``pictures`` draws, and what the model wrote.
+
+Figures are made without matplotlib's global state, so that drawing changes nothing for anybody else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mimo.hooks import RunInfo, hookimpl
+from mimo.trainer.config.names import LOSS_PICTURE, METRICS_FILE
+from mimo.trainer.report.metrics import read_lines
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+CAPTIONS_PICTURE = "captions.png"
+
+_TRAINING, _EVALUATION, _WRONG = "#2b5d8a", "#c44e1a", "#b3261e"
+_CHARACTERS_A_LINE = 22
+
+
+class Pictures:
+    """Draws on rank 0 when the run has ended, from all that metrics.jsonl holds; without matplotlib it says so."""
+
+    @hookimpl
+    def mimo_run_end(self, run: RunInfo) -> None:
+        """Draw the loss curve."""
+        path = run.directory / METRICS_FILE
+        if run.rank != 0 or not path.exists():
+            return
+        if not can_draw():
+            print(f"{run.name}: no pictures are drawn, as matplotlib is not installed")
+            return
+        losses = [
+            line for line in read_lines(path) if "loss" in line
+        ]  # others tell of saves that failed or were left out
+        steps = [line for line in losses if not line.get("evaluation")]
+        if steps:
+            loss_curve(
+                run.directory / LOSS_PICTURE,
+                [line["step"] for line in steps],
+                [_number(line["loss"]) for line in steps],
+                [(line["step"], _number(line["loss"])) for line in losses if line.get("evaluation")],
+            )
+
+
+def can_draw() -> bool:
+    """Tell whether there is what draws; on a machine that only trains it may be left out."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def loss_curve(
+    path: Path, steps: Sequence[int], losses: Sequence[float], evaluations: Sequence[tuple[int, float]]
+) -> None:
+    """Draw the loss of each step, and of each evaluation as a point.
+
+    Args:
+        path: a PNG file to write.
+        steps: counted from 1.
+        losses: per label token; those that are not finite are left out.
+        evaluations: pairs of step and loss on held-out samples.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shown = [(step, loss) for step, loss in zip(steps, losses, strict=True) if math.isfinite(loss)]
+    axes.plot(
+        [step for step, _ in shown], [loss for _, loss in shown], color=_TRAINING, linewidth=1.2, label="training"
+    )
+    if evaluations:
+        axes.plot(
+            [step for step, _ in evaluations],
+            [loss for _, loss in evaluations],
+            color=_EVALUATION,
+            marker="o",
+            markersize=7,
+            linestyle="--" if len(evaluations) > 1 else "none",
+            label="held-out",
+        )
+    if shown and min(loss for _, loss in shown) > 0:
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss per label token")
+    axes.grid(visible=True, which="both", linewidth=0.4, alpha=0.5)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def caption_grid(
+    path: Path, images: Sequence[Image.Image], captions: Sequence[str], right: Sequence[bool], *, columns: int = 6
+) -> None:
+    """Draw images with what the model wrote below each; wrong captions are red, framed and marked with a cross.
+
+    Args:
+        path: a PNG file to write.
+        images: at least one; of any sizes.
+        captions: one for each image.
+        right: for each, whether the caption is exactly right.
+        columns: images in a row, at most.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    lines = max(_wrap(caption).count("\n") for caption in captions) + 1
+    figure = Figure(figsize=(1.75 * columns, (1.75 + 0.2 * lines) * rows + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{sum(right)} of {len(right)} exactly right", fontsize=11)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes, shown in itertools.zip_longest(grid.flat, zip(images, captions, right, strict=True)):
+        axes.set_xticks([])
+        axes.set_yticks([])
+        if shown is None:
+            axes.set_axis_off()
+            continue
+        image, caption, is_right = shown
+        # The axes frame a square, so that images of other shapes stand centred in one of the same size.
+        axes.imshow(image.convert("RGB"), interpolation="nearest")
+        axes.set_box_aspect(1)
+        side = max(image.size)
+        axes.set_xlim((image.width - side) / 2 - 0.5, (image.width + side) / 2 - 0.5)
+        axes.set_ylim((image.height + side) / 2 - 0.5, (image.height - side) / 2 - 0.5)
+        axes.set_xlabel(
+            _wrap(caption if is_right else f"\N{MULTIPLICATION SIGN} {caption or '(nothing)'}"),
+            fontsize=9,
+            color="black" if is_right else _WRONG,
+        )
+        for spine in axes.spines.values():
+            spine.set_color("#cccccc" if is_right else _WRONG)
+            spine.set_linewidth(0.8 if is_right else 2.5)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
+        figure.savefig(path, dpi=120)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _wrap(text: str) -> str:
+    """Return text in lines that fit below an image; what the font cannot mean as markup is shown as it is."""
+    shown = "".join(one if one.isprintable() or one.isspace() else "·" for one in text)
+    lines = textwrap.wrap(shown, _CHARACTERS_A_LINE, max_lines=3, placeholder=" …")
+    return "\n".join(lines).replace("$", r"\$")

@@ -1,0 +1,153 @@
+"""Runs of one step: how far they are apart, and where they part first. Ranks talk where said, in no healthy step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from mimo.optimizer.runtime import Proposed
+from mimo.schedule import Costs, simulate
+from mimo.topology.collectives import all_gather_json
+from mimo.trainer.job.job import Job
+from mimo.trainer.rerun.passes import Anomaly
+from mimo.trainer.step.probe import Deed
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """What one run of a step came to.
+
+    Args:
+        values: loss, gradient norm, and norms by module, the same on all ranks.
+        evidence: what this rank saw of its computations.
+        reason: why it can't be right; empty if it can.
+        passes: the passes for which alone it can't be; None where loss or gradient norm say so too.
+    """
+
+    values: Mapping[str, float]
+    evidence: Mapping[Deed, float]
+    reason: str
+    passes: Anomaly | None = None
+
+    @classmethod
+    def of(cls, proposed: Proposed, evidence: Mapping[Deed, float], verdict: str | Anomaly) -> Run:
+        """Return the run that came to what is proposed, with why it can't be right."""
+        values = {"loss": proposed.loss, "grad_norm": proposed.norm}
+        values |= {f"norms.{name}": norm for name, norm in proposed.norms.items()}
+        if isinstance(verdict, Anomaly):
+            return cls(values=values, evidence=evidence, reason=verdict.reason, passes=verdict)
+        return cls(values=values, evidence=evidence, reason=verdict)
+
+
+def apart(one: float, other: float) -> float:
+    """Return the relative difference of two numbers, infinite where they differ and not both are finite."""
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other))
+
+
+def parting(one: Run, other: Run) -> dict[Deed, float]:
+    """Return how far apart this rank's deeds are in two runs."""
+    deeds = dict.fromkeys([*one.evidence, *other.evidence])
+    return {deed: apart(one.evidence.get(deed, 0.0), other.evidence.get(deed, 0.0)) for deed in deeds}
+
+
+def differences(one: Run, other: Run, modules: Iterable[str]) -> dict[str, float]:
+    """Return how far apart two runs are, as far as this rank sees: values, and the passes of each module."""
+    found = {name: apart(value, other.values[name]) for name, value in one.values.items()}
+    passes = parting(one, other)
+    for module in modules:
+        found[f"passes.{module}"] = max((off for deed, off in passes.items() if deed.module == module), default=0.0)
+    return found
+
+
+def difference(one: Run, other: Run, device: torch.device) -> float:
+    """Return the largest relative difference of two runs, on all ranks. Collective."""
+    values = [apart(value, other.values[name]) for name, value in one.values.items()]
+    largest = torch.tensor(max(*values, *parting(one, other).values()), dtype=torch.float64, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
+
+
+@attrs.frozen(kw_only=True)
+class Where:
+    """Where two runs part first, or a run goes wrong first: one deed, and the ranks that share it."""
+
+    deed: Deed | None
+    ranks: tuple[int, ...]
+
+
+@attrs.frozen
+class Order:
+    """When each deed comes in a step, whoever does it; found when it is first asked for.
+
+    Each rank has its own list and no clock is common to them, so that the plan is played through with each pass taking
+    one unit: what depends on something begins after it.
+
+    Args:
+        job: the whole.
+        rank: this one.
+        objects: see `Place`.
+    """
+
+    job: Job
+    rank: int
+    objects: dist.ProcessGroup | None
+
+    @cached_property
+    def _starts(self) -> Mapping[tuple[bool, str, int, tuple[int, ...]], float]:
+        """By whether it is a backward, module, stage and microbatches; what is made ahead is before everything."""
+        plan = self.job.plan
+        played = simulate(plan, self.job.graph, Costs.even(self.job.graph))
+        found = {}
+        for bar in played.timeline.bars:
+            action = bar.action
+            if self.rank in bar.ranks and action.kind in ("forward", "backward", "input-gradient"):
+                ahead = plan.is_ahead(action)
+                served = tuple(one - plan.microbatches * ahead for one in action.microbatches)
+                key = (action.kind != "forward", *self.job.built(action.stage_id), served)
+                found[key] = bar.start - played.seconds * ahead
+        return found
+
+    def _place(self, deed: Deed) -> list[Any]:
+        """Return what sorts a deed among those of all ranks: gradients of parameters have been touched by no other."""
+        names = [module.name for module in self.job.modules]
+        rest = [names.index(deed.module), deed.stage, list(deed.microbatches)]
+        if deed.kind in ("tied", "gradients"):
+            return [1 if deed.kind == "tied" else 2, 0.0, 0, *rest]
+        start = self._starts[deed.kind == "backward", deed.module, deed.stage, deed.microbatches]
+        return [0, start, int(deed.kind == "loss"), *rest]
+
+    def first(self, deeds: Iterable[Deed]) -> Where:
+        """Return the earliest of the deeds that ranks name, and who names it. Collective."""
+        mine = min(deeds, key=self._place, default=None)
+        told = all_gather_json(None if mine is None else [self._place(mine), plain_deed(mine)], self.objects)
+        named = [one for one in told if one is not None]
+        if not named:
+            return Where(deed=None, ranks=())
+        _, plain = min(named, key=lambda one: one[0])
+        ranks = tuple(rank for rank, one in enumerate(told) if one is not None and one[1] == plain)
+        return Where(deed=read_deed(plain), ranks=ranks)
+
+
+def plain_deed(deed: Deed) -> dict[str, Any]:
+    """Return a computation as JSON."""
+    return {**attrs.asdict(deed), "microbatches": list(deed.microbatches)}
+
+
+def read_deed(plain: Mapping[str, Any]) -> Deed:
+    """Return what `plain_deed` made JSON of."""
+    return Deed(**{**plain, "microbatches": tuple(plain["microbatches"])})
+
+
+def wrong(run: Run, bound: Callable[[Deed], float]) -> list[Deed]:
+    """Return this rank's deeds that are not finite, or above their bound."""
+    return [deed for deed, norm in run.evidence.items() if not norm <= bound(deed) or not math.isfinite(norm)]

@@ -1,0 +1,89 @@
+"""A step that waits for a restart: what all ranks know of it, as plain data of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mimo.trainer.job.job import Job
+from mimo.trainer.rerun.comparison import plain_deed, read_deed
+from mimo.trainer.step.probe import Deed
+
+
+@attrs.frozen(kw_only=True)
+class Waiting:
+    """What all ranks know of a step that came to the same result twice, which can't be right.
+
+    Args:
+        step: which.
+        layout: `layout_of` the job; ranks elsewhere hold other parts of it.
+        reason: why the result can't be right.
+        tolerance: relative difference of two runs that is no fault.
+        ranks: those whose device may be at fault.
+        deed: what went wrong first, where it could be told.
+        devices: of each rank, those that have come to the result, the first one first.
+        values: of the result, by name; texts, as JSON knows no numbers that are not finite.
+    """
+
+    step: int
+    layout: str
+    reason: str
+    tolerance: float
+    ranks: tuple[int, ...]
+    deed: Deed | None
+    devices: tuple[tuple[str, ...], ...]
+    values: Mapping[str, str]
+
+    @property
+    def first_devices(self) -> tuple[str, ...]:
+        """The devices on which the result was first seen, by rank."""
+        return tuple(known[0] for known in self.devices)
+
+    def is_settled_on(self, devices: Sequence[str]) -> bool:
+        """Tell whether the same result on these devices, by rank, clears all on which a suspect was at first.
+
+        Suspects that have only swapped devices may have the bad one among them still.
+        """
+        first = self.first_devices
+        return {first[rank] for rank in self.ranks}.isdisjoint(devices[rank] for rank in self.ranks)
+
+    def on(self, devices: Sequence[str]) -> Waiting:
+        """Return it with the devices that have come to the result now, by rank."""
+        known = tuple(tuple(dict.fromkeys([*old, new])) for old, new in zip(self.devices, devices, strict=True))
+        return attrs.evolve(self, devices=known)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {
+            **{key: getattr(self, key) for key in ("step", "layout", "reason", "tolerance")},
+            "ranks": list(self.ranks),
+            "deed": None if self.deed is None else plain_deed(self.deed),
+            "devices": [list(known) for known in self.devices],
+            "values": dict(self.values),
+        }
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> Waiting:
+        """Return what `plain` gave."""
+        return cls(
+            **{
+                **plain,
+                "ranks": tuple(plain["ranks"]),
+                "deed": None if plain["deed"] is None else read_deed(plain["deed"]),
+                "devices": tuple(map(tuple, plain["devices"])),
+            }
+        )
+
+
+def layout_of(job: Job) -> str:
+    """Return what stands for how a job is laid out: who computes what of which samples."""
+    found = hashlib.blake2b(digest_size=8)
+    found.update(job.plan.to_json().encode())
+    for module in job.modules:
+        found.update(f"{module.name} {module.grid} {module.sequence_parallel};".encode())
+    run = job.settings.run
+    found.update(f"{job.world} {run.global_batch} {run.micro_batch} {run.precision}".encode())
+    return found.hexdigest()

@@ -1,0 +1,63 @@
+"""Settings that a checkpoint carries, laid out anew on one process, as evaluation and generation use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mimo.checkpoint import read_manifest
+from mimo.hooks import CheckpointError
+from mimo.trainer.config.settings import LANGUAGE, Settings
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resolving.resolve import Purpose
+
+_LAYOUT = (
+    *("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel"),
+    *("chunks", "batch_factor", "prefetch", "recompute"),
+)
+
+
+def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *, tp: int = 1) -> Settings:
+    """Return the settings that a checkpoint was saved with, on one process unless ``tp`` or overrides say otherwise.
+
+    Args:
+        step_folder: the checkpoint.
+        overrides: settings that differ, as key=value.
+        purpose: what for.
+        tp: processes that share the language model's tensors, and each encode all items.
+
+    Raises:
+        CheckpointError: the manifest is damaged, or no run has settings in it, as of weights that were imported alone.
+        ConfigError: an override is wrong.
+    """
+    config = read_manifest(step_folder).config
+    if "run" not in config:
+        raise CheckpointError(
+            str(step_folder),
+            expected="a checkpoint with the settings of a run",
+            got="one of weights alone",
+            fix="Import them with --config FILE, or begin a run with them: mimo train FILE --finetune.",
+        )
+    table = on_one_process(config, purpose)
+    if tp != 1:
+        ranks = f"0-{tp - 1}"
+        modules = {name: {**module, "ranks": ranks} for name, module in table["modules"].items()}
+        modules[LANGUAGE] = {**modules[LANGUAGE], "tp": tp}
+        table = {**table, "modules": modules}
+    return make_settings(table, overrides)
+
+
+def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, Any]:
+    """Return a resolved config with every module whole on rank 0; generation has batches of one sample.
+
+    The schedule goes with the layout that it was chosen for: it may ask for stages and microbatches that aren't there.
+    """
+    run = {**table["run"], "world": 0}
+    if purpose == "generate":
+        run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1}
+    modules = {
+        name: {**{key: value for key, value in module.items() if key not in _LAYOUT}, "ranks": "0"}
+        for name, module in table["modules"].items()
+    }
+    return {**table, "run": run, "modules": modules, "schedule": {}, "checkpoint": {}, "load": {}, "rerun": {}}

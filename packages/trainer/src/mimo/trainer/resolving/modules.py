@@ -1,0 +1,242 @@
+"""One ``[modules.<name>]`` table: its plugin, grid, frozen parts and optimizer, each checked against the others."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from mimo.hooks import ConfigError
+from mimo.model import (
+    ENCODERS,
+    LANGUAGE_MODELS,
+    EncoderSpec,
+    Frozen,
+    LanguageModelSpec,
+    Stage,
+    check_module,
+    check_training,
+    named_by_parts,
+    stage_trains,
+)
+from mimo.topology import Grid
+from mimo.trainer.config.plugin_kinds import Find
+from mimo.trainer.config.settings import LANGUAGE, ModuleSettings, Settings
+from mimo.trainer.config.structure import structure
+from mimo.trainer.job.job import JobModule
+from mimo.trainer.resolving.optimizer import refuse_keys_of_frozen, resolve_module_optimizer
+
+RESERVED_NAMES = frozenset(
+    {
+        "base",
+        "checkpoint",
+        "data",
+        "imported",
+        "logging",
+        "loss_scale",
+        "model",
+        "optimizer",
+        "progress",
+        "rerun",
+        "run",
+        "schedule",
+    }
+    | {"settings", "tokenizer"}
+    | {"drain", "peers", "transfer", "unknown"}
+)
+"""Names that a module cannot have, since checkpoints, metrics and causes of waiting use them for something else."""
+
+
+def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
+    """Return one module as its table describes it.
+
+    Raises:
+        ConfigError: the table is wrong, by the path of the key.
+    """
+    where, table = f"modules.{name}", settings.modules[name]
+    _check_name(name)
+    spec: EncoderSpec | LanguageModelSpec
+    if name == LANGUAGE:
+        spec = find(LANGUAGE_MODELS, table.plugin, f"{where}.plugin")
+        if table.modality:
+            raise ConfigError(
+                f"{where}.modality", expected="nothing, as only encoders read one", got=repr(table.modality)
+            )
+        if table.batch_factor != 1:
+            raise ConfigError(
+                f"{where}.batch_factor",
+                expected="1, as only passes of encoders serve several microbatches",
+                got=repr(table.batch_factor),
+                fix="Set run.micro_batch to change what the language model takes at once.",
+            )
+        if table.prefetch:
+            raise ConfigError(
+                f"{where}.prefetch",
+                expected="false, as only an encoder's next step can be encoded during this one",
+                got="true",
+                fix="Leave it out.",
+            )
+    else:
+        spec = find(ENCODERS, table.plugin, f"{where}.plugin")
+    module = JobModule(
+        name=name,
+        spec=spec,
+        config=structure(table.config, spec.config, f"{where}.config"),
+        grid=_grid(name, table),
+        chunks=table.chunks,
+        sequence_parallel=table.sequence_parallel,
+        batch_factor=table.batch_factor,
+        prefetch=table.prefetch,
+        recompute=table.recompute,
+        frozen=_frozen(table),
+        lora=table.lora,
+        modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
+        optimizer=resolve_module_optimizer(name, settings, find),
+    )
+    check_module(
+        spec,
+        module.config,
+        grid=module.grid,
+        sequence_parallel=module.sequence_parallel,
+        chunks=module.chunks,
+        recompute=module.recompute,
+    )
+    _check_encoder(module)
+    _check_ignored(where, spec, table)
+    return module
+
+
+def _check_ignored(where: str, spec: EncoderSpec | LanguageModelSpec, table: ModuleSettings) -> None:
+    """Refuse keys that no published family of a plugin lets anyone set aside."""
+    known = sorted({key for family in spec.hf for key in family.dropout})
+    for key in table.ignore:
+        if key not in known:
+            raise ConfigError(
+                f"{where}.ignore",
+                expected=f"keys that drop at random, of what {spec.name!r} reads: {', '.join(known) or 'none'}",
+                got=repr(key),
+            )
+
+
+def with_training(module: JobModule, settings: Settings, *, hidden: int, ahead: bool = False) -> JobModule:
+    """Return a module that knows which of its stages hold anything that is trained, and whether it is divided.
+
+    Args:
+        module: of `resolve_module`.
+        settings: the whole file.
+        hidden: width of the language model's rows.
+        ahead: whether it is to work a step ahead, and is divided at its seam if anything of it trains.
+
+    Raises:
+        ConfigError: what is frozen or adapted is nothing that it has, its own optimizer has nothing to do, or what is
+            to work ahead trains.
+    """
+    spec, config, frozen, lora = module.spec, module.config, module.frozen, module.lora
+    check_training(spec, config, name=module.name, hidden=hidden, frozen=frozen, lora=lora)
+    module = _with_stages(module, hidden=hidden, divided=False)
+    if not any(module.trains):
+        refuse_keys_of_frozen(module.name, settings.modules[module.name].optimizer, module.optimizer.spec)
+    elif ahead:
+        module = _divided(module, hidden=hidden)
+    return module
+
+
+def _with_stages(module: JobModule, *, hidden: int, divided: bool) -> JobModule:
+    """Return a module, divided at its seam or not, that knows what its stages train."""
+    spec, config, frozen, lora = module.spec, module.config, module.frozen, module.lora
+    count = module.grid.pp * module.chunks + divided
+    stages = (Stage(index, count, divided) for index in range(count))
+    if named_by_parts(spec, frozen=frozen, lora=lora):
+        trains = tuple(stage_trains(spec, config, stage=stage, frozen=frozen) for stage in stages)
+        return attrs.evolve(module, divided=divided, trains=trains)
+    from mimo.trainer.cost.trained_shares import part_shares  # it builds the module, with torch
+
+    shares = tuple(part_shares(module, stage, hidden=hidden) for stage in stages)
+    trains = tuple(any(one.trained or one.added for one in parts.values()) for parts in shares)
+    return attrs.evolve(module, divided=divided, trains=trains, shares=shares)
+
+
+def _divided(module: JobModule, *, hidden: int) -> JobModule:
+    """Return a module of which something trains as its tower, which works a step ahead, and its projector.
+
+    Raises:
+        ConfigError: its plugin has no seam, or something of the tower trains.
+    """
+    spec, where = module.spec, f"modules.{module.name}.prefetch"
+    assert isinstance(spec, EncoderSpec), module.name
+    if spec.seam is None:
+        raise ConfigError(
+            where,
+            expected=f"a module of which nothing is trained, since encoder {spec.name!r} has no seam between a tower "
+            "that works ahead and a projector that trains",
+            got="one that trains",
+            fix="Freeze all of it (frozen = true), leave prefetch out, or give the plugin a seam: see "
+            "docs/write-an-encoder.md.",
+        )
+    behind = ", ".join(map(repr, sorted(spec.seam.parts)))
+    divided = _with_stages(module, hidden=hidden, divided=True)
+    if any(divided.trains[:-1]):
+        raise ConfigError(
+            where,
+            expected=f"a tower of which nothing is trained, as it is encoded before the step that would change it; "
+            f"what may train is behind it: {behind}",
+            got=_trained_of_tower(divided),
+            fix=f"Freeze that too, by modules.{module.name}.frozen, or leave prefetch out.",
+        )
+    return divided
+
+
+def _trained_of_tower(module: JobModule) -> str:
+    """Return in words what trains of a tower."""
+    assert isinstance(module.spec, EncoderSpec)
+    assert module.spec.seam is not None
+    shares = module.shares[:-1]
+    whole = {part for stage in shares for part, share in stage.items() if share.trained}
+    added = {part for stage in shares for part, share in stage.items() if share.added}
+    if not shares and not isinstance(module.frozen, bool):
+        whole = set(module.spec.parts) - module.spec.seam.parts - module.frozen
+    if not shares and module.frozen is False:
+        whole = set(module.spec.parts) - module.spec.seam.parts
+    words = [*map(repr, sorted(whole)), *(f"what LoRA adds to {part!r}" for part in sorted(added))]
+    return f"{' and '.join(words) or 'its parameters'}, which train{'' if len(words) > 1 else 's'}"
+
+
+def _frozen(table: ModuleSettings) -> Frozen:
+    """Return what is not trained; where linears are adapted and nothing is said, all else is not."""
+    if table.lora is not None and table.frozen == ():
+        return True
+    return table.frozen if isinstance(table.frozen, bool) else frozenset(table.frozen)
+
+
+def _check_name(name: str) -> None:
+    if name in RESERVED_NAMES:
+        raise ConfigError(
+            f"modules.{name}", expected="a name that is not taken", got=repr(name), fix="Call the module otherwise."
+        )
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ConfigError(f"modules.{name}", expected="a name of letters, digits and underscores", got=repr(name))
+
+
+def _grid(name: str, table: ModuleSettings) -> Grid:
+    others = table.pp * table.cp * table.tp
+    follows = max(1, len(table.ranks) // others) if others > 0 else 1
+    return Grid(
+        name=name,
+        ranks=table.ranks,
+        pp=table.pp,
+        dp=table.dp or follows,
+        cp=table.cp,
+        tp=table.tp,
+        ep=table.ep,
+        etp=table.etp,
+    )
+
+
+def _check_encoder(module: JobModule) -> None:
+    where = f"modules.{module.name}"
+    if module.name == LANGUAGE:
+        return
+    if not re.fullmatch(r"[A-Za-z]\w*", module.modality, re.ASCII):
+        raise ConfigError(
+            f"{where}.modality", expected="a name of letters, digits and underscores", got=repr(module.modality)
+        )

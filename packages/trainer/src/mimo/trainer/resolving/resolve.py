@@ -1,0 +1,298 @@
+"""From settings to a `Job`: everything that can be wrong before launch is refused here, by the setting's path.
+
+Torch stays out, so that `mimo check` and refusals are quick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from mimo.data import DATASETS, TOKENIZERS, Dataset, LimitedTokenizer, Tokenizer
+from mimo.hooks import ConfigError, UserError
+from mimo.model import EncoderSpec, LanguageModelSpec
+from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
+from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microbatches
+from mimo.trainer.config.fields import own_keys
+from mimo.trainer.config.plugin_kinds import Find, find_installed
+from mimo.trainer.config.rerun_settings import check_rerun
+from mimo.trainer.config.settings import (
+    LANGUAGE,
+    MAX_MODULES,
+    DataSettings,
+    ScheduleSettings,
+    Settings,
+    TokenizerSettings,
+)
+from mimo.trainer.config.structure import structure
+from mimo.trainer.cost.step_cost import job_costs
+from mimo.trainer.job.job import Job, JobModule, plain_settings
+from mimo.trainer.job.measured_dataset import measured
+from mimo.trainer.job.precision import check_precision
+from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_size
+from mimo.trainer.resolving.load import check_load
+from mimo.trainer.resolving.modules import resolve_module, with_training
+from mimo.trainer.resolving.optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
+
+Purpose = Literal["train", "evaluate", "generate"]
+
+
+def resolve(
+    settings: Settings, *, purpose: Purpose = "train", find: Find = find_installed, needs_data: bool = True
+) -> Job:
+    """Return the job that settings describe, its plans proved free of deadlock.
+
+    Args:
+        settings: the whole file.
+        purpose: what for; only training opens the training data, generation opens none.
+        find: where plugins come from.
+        needs_data: whether data that can't be opened are refused; otherwise the job has none.
+
+    Raises:
+        ConfigError: a setting is wrong by itself or beside another one.
+        PluginError: a plugin that is asked for cannot be imported, or breaks its contract.
+        PlanError: the schedule made a plan that could deadlock.
+    """
+    _check_language(settings)
+    check_load(settings)
+    optimizer = resolve_optimizer(settings, find)
+    written = tuple(resolve_module(name, settings, find) for name in settings.modules)
+    check_precision(settings, written)
+    tokenizer, tokenizer_config = _tokenizer(settings, written, find)
+    modules = _with_training(tuple(_with_vocabulary(module, tokenizer) for module in written), settings, purpose)
+    check_clip_groups(settings, [module for module in modules if any(module.trains)])
+    schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
+    schedule_config: Any = structure(
+        settings.schedule.config, schedule.config, "schedule", siblings=own_keys(ScheduleSettings)
+    )
+    model_graph = _graph(modules, purpose, schedule.placement(schedule_config))
+    graph = model_graph.divided()
+    world = _world(settings, model_graph)
+    microbatches = count_microbatches(
+        global_batch=settings.run.global_batch, micro_batch=settings.run.micro_batch, lanes=_lanes(graph)
+    )
+    if purpose == "train":
+        check_rerun(settings, model_graph, microbatches=microbatches, world=world)
+    evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
+    check_microbatches(settings, graph, train=microbatches, evaluation=evaluation_microbatches)
+    data_config, train, evaluation = _data(settings, modules, tokenizer, purpose, find, needs_data=needs_data)
+    job = Job(
+        settings=settings,
+        modules=modules,
+        model_graph=model_graph,
+        graph=graph,
+        microbatches=microbatches,
+        plan=_no_plan(schedule, microbatches),
+        evaluation_graph=graph.without_training(),
+        evaluation_microbatches=evaluation_microbatches,
+        evaluation_plan=_no_plan(schedule, evaluation_microbatches),
+        tokenizer=tokenizer,
+        train=train,
+        evaluation=evaluation,
+        world=world,
+        plain=plain_settings(
+            settings,
+            written,
+            {
+                "data": data_config,
+                "tokenizer": tokenizer_config,
+                "optimizer": optimizer.config if follows_one_plugin(optimizer, written) else {},
+                "schedule": schedule_config,
+            },
+        ),
+    )
+    uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose != "generate")
+    costs = job_costs(job) if uses_costs else Costs.even(graph)
+    evaluation_costs = costs.trained(job.evaluation_graph)
+    return attrs.evolve(
+        job,
+        plan=_plan(schedule, graph, microbatches, schedule_config, costs),
+        evaluation_plan=_plan(
+            schedule, job.evaluation_graph, evaluation_microbatches, schedule_config, evaluation_costs
+        ),
+    )
+
+
+def _check_language(settings: Settings) -> None:
+    if len(settings.modules) > MAX_MODULES:
+        raise ConfigError("modules", expected=f"at most {MAX_MODULES} modules", got=f"{len(settings.modules)}")
+    if LANGUAGE not in settings.modules:
+        raise ConfigError(
+            f"modules.{LANGUAGE}",
+            expected="a language model, which every model has",
+            got=f"only {', '.join(settings.modules)}" if settings.modules else "no module",
+            fix=f"Add a table [modules.{LANGUAGE}].",
+        )
+
+
+def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -> tuple[Tokenizer, Any]:
+    readers: dict[str, str] = {}
+    for module in modules:
+        if module.modality in readers:
+            raise ConfigError(
+                f"modules.{module.name}.modality",
+                expected="a modality that no other module reads",
+                got=f"{module.modality!r}, which {readers[module.modality]} reads",
+                fix="Give one of them another name; the data's placeholders tell them apart.",
+            )
+        readers[module.modality] = module.name
+    modalities = [module.modality for module in modules if module.name != LANGUAGE]
+    spec = find(TOKENIZERS, settings.tokenizer.plugin, "tokenizer.plugin")
+    config: Any = structure(settings.tokenizer.config, spec.config, "tokenizer", siblings=own_keys(TokenizerSettings))
+    tokenizer = spec.build(config, modalities)
+    check_tokenizer_size(tokenizer)
+    for modality in modalities:
+        tokenizer.placeholder(modality)  # refused here rather than by the first sample
+    return tokenizer, config
+
+
+def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
+    """Return the language model with the tokenizer's vocabulary where it names none; other modules as they are."""
+    if not isinstance(module.spec, LanguageModelSpec):
+        return module
+    vocabulary = module.spec.vocabulary(module.config)
+    if vocabulary == 0:
+        return attrs.evolve(module, config=attrs.evolve(module.config, vocabulary=tokenizer.vocabulary))
+    if vocabulary < tokenizer.vocabulary:
+        raise ConfigError(
+            f"modules.{module.name}.config.vocabulary",
+            expected=f"at least the tokenizer's {tokenizer.vocabulary} ids",
+            got=repr(vocabulary),
+            fix="Set it to 0 to take the tokenizer's.",
+        )
+    return module
+
+
+def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: Purpose) -> tuple[JobModule, ...]:
+    language = next(module for module in modules if module.name == LANGUAGE)
+    assert isinstance(language.spec, LanguageModelSpec)
+    hidden = language.spec.hidden(language.config)
+    return tuple(
+        with_training(module, settings, hidden=hidden, ahead=module.prefetch and purpose == "train")
+        for module in modules
+    )
+
+
+def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placement) -> ModuleGraph:
+    graph = ModuleGraph(
+        modules=tuple(
+            Module(
+                grid=module.grid,
+                trains=module.trains,
+                tied=isinstance(module.spec, LanguageModelSpec) and module.spec.tied(module.config),
+                experts=isinstance(module.spec, LanguageModelSpec)
+                and module.spec.experts is not None
+                and module.spec.experts.count(module.config) > 0,
+                chunks=module.chunks,
+                placement=placement,
+                batch_factor=module.batch_factor,
+                prefetch=module.prefetch and purpose == "train" and not module.divided,
+                seam=module.divided,
+                recompute=module.recompute,
+                gathers=module.optimizer.spec.rendezvous(module.optimizer.config),
+                shard_lanes=_shard_lanes(module, purpose),
+                overlaps=module.optimizer.spec.overlaps(module.optimizer.config),
+            )
+            for module in modules
+        ),
+        arrows=tuple((module.name, LANGUAGE) for module in modules if module.name != LANGUAGE),
+    )
+    if purpose == "train" and not any(trains for module in graph.modules for trains in module.trains):
+        raise ConfigError(
+            "modules",
+            expected="at least one part that is trained",
+            got="every module frozen",
+            fix="Take something out of modules.<name>.frozen.",
+        )
+    for module in graph.modules:
+        backward = any(graph.runs_backward(StageId(module.name, stage)) for stage in range(module.stages))
+        if module.recompute != "none" and not backward:
+            raise ConfigError(
+                f"modules.{module.name}.recompute",
+                expected="none, as nothing in it is trained, nor anything that feeds it: there is no backward",
+                got=repr(module.recompute),
+                fix="Leave it out.",
+            )
+    return graph
+
+
+def _shard_lanes(module: JobModule, purpose: Purpose) -> int:
+    """Return over how many lanes copies are spread: where nothing trains, as many of the training's as these allow."""
+    wanted = module.optimizer.spec.shard_lanes(module.optimizer.config)
+    return wanted if purpose == "train" else math.gcd(module.grid.dp * module.grid.cp, wanted)
+
+
+def _world(settings: Settings, graph: ModuleGraph) -> int:
+    highest, world = max(graph.ranks), settings.run.world
+    if world and world <= highest:
+        name = next(module.name for module in graph.modules if highest in module.grid.ranks)
+        raise ConfigError(
+            "run.world",
+            expected=f"{highest + 1} or more, as modules.{name}.ranks names rank {highest}",
+            got=repr(world),
+            fix="Leave it out to have it follow from the ranks.",
+        )
+    return world or highest + 1
+
+
+def _lanes(graph: ModuleGraph) -> int:
+    return graph.by_name[LANGUAGE].grid.dp
+
+
+def _evaluation_microbatches(settings: Settings, lanes: int) -> int:
+    batch = settings.evaluation_batch
+    try:
+        return count_microbatches(global_batch=batch, micro_batch=settings.run.micro_batch, lanes=lanes)
+    except ConfigError as error:
+        raise ConfigError("run.evaluation_batch", expected=error.expected, got=error.got) from None
+
+
+def _data(
+    settings: Settings,
+    modules: Sequence[JobModule],
+    tokenizer: Tokenizer,
+    purpose: Purpose,
+    find: Find,
+    *,
+    needs_data: bool,
+) -> tuple[Any, Dataset | None, Dataset | None]:
+    spec = find(DATASETS, settings.data.plugin, "data.plugin")
+    config: Any = structure(settings.data.config, spec.config, "data", siblings=own_keys(DataSettings))
+    limited = LimitedTokenizer(
+        inner=tokenizer,
+        max_tokens=settings.data.max_tokens,
+        modalities=tuple(module.modality for module in modules if module.name != LANGUAGE),
+    )
+    handed = limited if spec.encodes_samples else tokenizer
+    try:
+        train = spec.open(config, handed, "train") if purpose == "train" else None
+        evaluation = spec.open(config, handed, "evaluation") if purpose != "generate" else None
+    except (UserError, OSError):
+        if needs_data:
+            raise
+        return config, None, None
+    if purpose == "train" and (train is None or not len(train)):
+        raise ConfigError("data", expected="samples to train on", got="none", fix="Check the keys of [data].")
+    if evaluation is None and (purpose == "evaluate" or (purpose == "train" and settings.run.evaluation_interval)):
+        raise ConfigError(
+            "data",
+            expected="held-out samples to evaluate on",
+            got="none",
+            fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
+        )
+    encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
+    return config, measured(train, encoders), measured(evaluation, encoders)
+
+
+def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:
+    """Return a plan that does nothing, for a job whose costs are still to be told."""
+    return Plan(schedule=spec.name, microbatches=microbatches, actors=())
+
+
+def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, config: Any, costs: Costs) -> Plan:
+    plan = spec.generate(graph, microbatches, config, costs)
+    check(plan, graph)
+    return plan

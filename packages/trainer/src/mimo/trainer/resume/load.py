@@ -1,0 +1,116 @@
+"""Beginning with a checkpoint: what a run takes back from it, and what it tells about that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mimo.hooks import Generators, Stateful, StateTree
+from mimo.topology.collectives import all_gather_json
+from mimo.trainer.resume.chain import all_names, find_base, keep_base, links_of, load_links
+from mimo.trainer.resume.compatibility import SETTINGS, differences, refuse
+from mimo.trainer.resume.match_keys import fit
+from mimo.trainer.resume.renaming import Renaming
+from mimo.trainer.resume.resume_point import IMPORTED, Source
+from mimo.trainer.resume.run_state import BUFFERS, PROGRESS, other_state
+from mimo.trainer.step.trainer import Engine
+
+
+def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
+    """Take back what `mimo.trainer.resume.save.save_step` saved, in this layout or another, this precision or another.
+
+    Collective over all ranks. What begins new has been made so: parameters by the seed, states by their optimizers,
+    the rest by its plugins.
+
+    Returns:
+        Which checkpoint was loaded, what of the run began new, what was left, and which settings differ.
+
+    Raises:
+        ConfigError: an optimizer has no use for the states that the checkpoint has.
+        CheckpointError: anything is missing, unexpected or misshapen, or damaged.
+    """
+    take, parts = source.take, list(parts)
+    tree: dict[str, StateTree] = dict(engine.model_state())
+    taken: list[Stateful] = []
+    if not source.finetunes:
+        taken = [part for part in parts if take.rng or not isinstance(part, Generators)]
+        others = other_state(engine, taken, 0)
+        tree |= {name: others[name] for name in others.keys() - {BUFFERS, IMPORTED, PROGRESS, SETTINGS}}
+        if take.optimizer:
+            tree["optimizer"] = engine.optimizer.state()
+    links = links_of(source.folder)
+    names = all_gather_json(sorted(_names(tree)), engine.objects)
+    found = fit(
+        {name for each in names for name in each},
+        all_names(links),
+        modules=[module.name for module in engine.job.modules],
+        saved=source.manifest.topology,
+        take=take,
+        finetunes=source.finetunes,
+        untaken=[part.name for part in parts if part not in taken],
+        trained=source.trained([module.spec for module in engine.job.modules]),
+        fresh=source.fresh,
+        adapted=[module.name for module in engine.job.modules if module.lora is not None],
+    )
+    refuse(list(found.problems), str(source.folder))
+    loaded = load_links(
+        links,
+        tree,
+        rename=found.rename,
+        may_lack=found.may_lack,
+        refuse_left=True,
+        may_leave=found.may_leave,
+        told=engine.heartbeat,
+        group=engine.objects,
+    )
+    if "optimizer" in loaded.tree:
+        engine.optimizer.load(loaded.tree["optimizer"])
+    for part in taken:
+        if part.name in found.found:  # on every rank alike: it may be collective
+            part.load(loaded.tree[part.name])
+    engine.base = find_base(engine.constants(), links, engine.job.settings, group=engine.objects)
+    engine.imported = dict(_imported(engine, source))
+    engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
+    new = [*found.new, *_begun_anew(source, parts)]
+    return "; ".join(
+        [
+            f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
+            *(f"{what}: {', '.join(told)}" for what, told in (("new", new), ("left", found.left)) if told),
+            *(f"{told}" for told in differences(engine.job, source)),
+            *(keep_base(engine.base, links, engine.job.directory) if engine.rank == 0 else ()),
+        ]
+    )
+
+
+def _imported(engine: Engine, source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the modules that the checkpoint has from published folders; all of them is in what the run saves."""
+    there = Renaming(source.take.rename).there
+    for module in engine.job.modules:
+        if (about := source.imported.get(there(module.name))) is not None:
+            yield module.name, {**about, "fresh": []}
+
+
+def _begun_anew(source: Source, parts: Iterable[Stateful]) -> Iterator[str]:
+    """Yield what settings say is not taken, in words."""
+    take = source.take
+    if source.finetunes:
+        return
+    if not take.optimizer and not source.has_optimizer:
+        yield "optimizer states (moments, step counts, loss scale), as checkpoint.optimizer = false saved none"
+    elif not take.optimizer:
+        yield "optimizer states"
+    if not take.schedule:
+        yield "learning-rate schedules"
+    if not take.data:
+        yield "place in the data"
+    if not take.rng:
+        yield from ("order of samples", *(part.name for part in parts if isinstance(part, Generators)))
+
+
+def _names(tree: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the names of all leaves, keys joined with dots."""
+    for key, branch in tree.items():
+        if isinstance(branch, Mapping):
+            yield from _names(branch, f"{before}{key}.")
+        else:
+            yield f"{before}{key}"

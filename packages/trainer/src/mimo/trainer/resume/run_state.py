@@ -1,0 +1,65 @@
+"""What a checkpoint of a run holds beside modules and optimizers, under names that nothing else may have."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
+from mimo.trainer.resume.chain import BASE
+from mimo.trainer.resume.compatibility import SETTINGS, optimizer_settings
+from mimo.trainer.resume.resume_point import IMPORTED
+from mimo.trainer.step.trainer import Engine
+
+PROGRESS = "progress"
+"""First key of where a run is."""
+BUFFERS = "buffers"
+"""First key of digests of modules' buffers: a checkpoint holds one of each, so that all ranks must have the same."""
+
+
+def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
+    """Return what a checkpoint holds beside modules and optimizers.
+
+    The place in the data and in the learning rates' schedules follows from the step, the seed, and where both began.
+    What each module's optimizer follows is its ranks' to tell, so that a run that goes on can tell what has changed.
+
+    Raises:
+        PluginError: a part has a name that is taken, or that holds a dot.
+    """
+    job = engine.job
+    assert job.train is not None
+    taken = {"optimizer", BASE, IMPORTED, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
+    progress = {
+        "step": step,
+        "seed": job.settings.run.seed,
+        "global_batch": job.settings.run.global_batch,
+        "samples": len(job.train),
+        "data_begun": engine.data_begun,
+        "schedule_begun": engine.optimizer.schedule_begun,
+    }
+    others: dict[str, StateTree] = {
+        PROGRESS: {key: Common(value) for key, value in progress.items()},
+        SETTINGS: {name: Owned(optimizer_settings(job.module(name)), name) for name in engine.optimizer.modules},
+        IMPORTED: {name: Common(about) for name, about in engine.imported.items()},
+    }
+    others[BUFFERS] = {
+        module: {path: Owned(_digest(buffer), module) for path, buffer in buffers.items()}
+        for module, buffers in engine.buffers().items()
+    }
+    for part in parts:
+        if part.name in taken or "." in part.name:
+            raise PluginError(
+                f"state {part.name!r}",
+                expected="a name without dots that no module and nothing of ours has",
+                got=repr(part.name),
+            )
+        others[part.name] = part.state()
+    return others
+
+
+def _digest(buffer: Tensor) -> str:
+    held = buffer.detach().cpu().contiguous()
+    return hashlib.blake2b(held.flatten().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,1 @@
+"""A run from its first check to its end, and what commands have each rank do."""

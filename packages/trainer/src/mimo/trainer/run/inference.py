@@ -1,0 +1,38 @@
+"""What a checkpoint is used for: evaluation in any layout; `_generate.py` has the writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mimo.hooks import EvaluationInfo
+from mimo.launch import ProcessInfo
+from mimo.model import LanguageModelSpec
+from mimo.trainer.job.job import Job
+from mimo.trainer.resume.chain import links_of, load_links
+from mimo.trainer.step.trainer import Engine
+
+
+def load_model(job: Job, place: ProcessInfo, checkpoint: Path) -> Engine:
+    """Assemble this rank and load the weights, and nothing else, of a step folder.
+
+    It may lack what predicts further tokens, which nothing but training uses.
+    """
+    place.progress.enter("loading the weights")
+    engine = Engine(
+        job, rank=place.rank, device=torch.device(place.device), progress=place.progress, objects=place.objects
+    )
+    assert isinstance(job.language.spec, LanguageModelSpec)
+    further = job.language.spec.parts.get("next_tokens", ())
+    may_lack = [f"{job.language.name}.{prefix}.*" for prefix in further]
+    load_links(links_of(checkpoint), engine.model_state(), rename={}, may_lack=may_lack, group=engine.objects)
+    place.progress.enter("")
+    return engine
+
+
+def evaluate(job: Job, place: ProcessInfo, checkpoint: Path, step: int) -> EvaluationInfo | None:
+    """Evaluate a step folder's weights on the held-out samples; None where the data has none."""
+    engine = load_model(job, place, checkpoint)
+    place.progress.enter("evaluation")
+    return engine.evaluate(step)

@@ -1,0 +1,131 @@
+"""The training loop of one rank: load, step, evaluate, save, and tell the lifecycle plugins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import partial
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from mimo.hooks import RunError, RunInfo, Stateful, lifecycle
+from mimo.launch import ProcessInfo
+from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
+from mimo.trainer.config.toml import write_config
+from mimo.trainer.job.job import Job
+from mimo.trainer.report.captions import save_captions
+from mimo.trainer.rerun.machine import RerunStateMachine
+from mimo.trainer.resume.attempt import last_attempt, note_begin
+from mimo.trainer.resume.chain import find_base
+from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.load import resume
+from mimo.trainer.resume.resume_point import Source, find_source, share_source
+from mimo.trainer.resume.save import Saving
+from mimo.trainer.run.end import end_run, report_failures
+from mimo.trainer.step.trainer import Engine
+
+
+def train(job: Job, place: ProcessInfo) -> None:
+    """Train on this rank, from the first step or from where a checkpoint left, to the last."""
+    progress = place.progress
+    progress.enter("building the model")
+    machine = RerunStateMachine(job, place)
+    engine = Engine(
+        job,
+        rank=place.rank,
+        device=torch.device(place.device),
+        progress=progress,
+        machine=machine,
+        objects=place.objects,
+    )
+    progress.enter("loading")
+    settings = job.settings
+    source = _find(job, place)
+    run = RunInfo(
+        name=settings.run.name,
+        directory=job.directory,
+        rank=place.rank,
+        world=place.world,
+        first_step=1 if source is None else source.first_step,
+        steps=settings.run.steps,
+        config=job.plain,
+    )
+    plugins = lifecycle([machine])
+    parts = plugins.state(run)
+    if source is not None:
+        run = attrs.evolve(run, loaded=_load(engine, machine, parts, source))
+    else:
+        engine.base = find_base(engine.constants(), (), settings, group=place.objects)
+    del source  # its manifest may be large
+    if place.rank == 0:
+        _note_begin(job)
+    dist.barrier(group=place.objects)
+    saving = Saving(engine, parts, partial(plugins.save_failed, run))
+    machine.save = partial(saving.save, now=True, resumes_exactly=True)
+    try:
+        plugins.run_begin(run)
+        for step in range(run.first_step, settings.run.steps + 1):
+            progress.enter(f"step {step}")
+            plugins.step_begin(run, step)
+            plugins.step_end(run, engine.train(step))
+            saving.report(step)
+            last, stops = step == settings.run.steps, engine.stops
+            if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
+                progress.enter(f"evaluation after step {step}")
+                evaluation = engine.evaluate(step)
+                if evaluation is not None:
+                    plugins.evaluated(run, evaluation)
+            if last or stops or _is_due(step, settings.checkpoint.interval):
+                progress.enter(f"saving step {step}")
+                saving.save(step, now=last or stops)
+            if stops:
+                break
+        progress.enter("the end of the run")
+        saving.close()
+        end_run(plugins, run, partial(_draw, engine), group=place.objects)
+    except BaseException as error:
+        report_failures(plugins.fault(run, error))
+        raise
+
+
+def _find(job: Job, place: ProcessInfo) -> Source | None:
+    """Return what a run begins with, as rank 0 sees it."""
+    last = last_attempt(job.directory, os.environ)
+    return share_source(find_source(job.settings, last=last) if place.rank == 0 else None, place.objects)
+
+
+def _load(engine: Engine, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
+    """Take back what a run begins with, and return what is told of it."""
+    check_source(engine.job, source)
+    if not source.finetunes:
+        machine.expect(source.manifest, source.folder)
+    return resume(engine, parts, source)
+
+
+def _note_begin(job: Job) -> None:
+    """Write what the run is, on one rank.
+
+    Raises:
+        RunError: it can't be written.
+    """
+    try:
+        job.directory.mkdir(parents=True, exist_ok=True)
+        note_begin(job.directory, os.environ)
+        write_config(job.plain, job.directory / CONFIG_FILE)
+        (job.directory / PLAN_FILE).write_text(job.plan.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            str(job.directory), expected="settings and plan of the run to be written", got=str(error), fix="Make room."
+        ) from error
+
+
+def _draw(engine: Engine) -> None:
+    """Draw what the model wrote for held-out images, on the rank that knows it."""
+    if engine.judges_first:
+        save_captions(engine.job, engine.written)
+
+
+def _is_due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
