@@ -14,8 +14,9 @@ ARROWS = {
     "checkpoint": ("hooks",),
     "data": ("hooks", "topology"),
     "testing": ("hooks",),
+    "launch": ("hooks", "topology"),
     "planner": ("hooks", "topology", "schedule"),
-    "trainer": ("hooks", "topology", "schedule", "model", "optimizer", "checkpoint", "data", "planner"),
+    "trainer": ("hooks", "topology", "schedule", "model", "optimizer", "checkpoint", "data", "launch", "planner"),
 }
 OWNERS = {
     "mimo.encoders": "model",

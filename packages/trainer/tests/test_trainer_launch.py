@@ -31,7 +31,7 @@ from mimo.launch.faults import fault as _fault
 from functools import partial
 from mimo.launch.runtime import launch
 from mimo.launch.runtime import Terms, Watchdog
-from mimo.trainer.resume.attempt import note_failure
+from mimo.trainer.resume.attempt import forget_failure, note_failure
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
@@ -49,7 +49,8 @@ def entry(place):
 """
 TAIL = """
 if __name__ == "__main__":
-    terms = Terms(on_failure=partial(note_failure, Path({directory!r})), timeout={timeout}, stops={stops})
+    directory = Path({directory!r})
+    terms = Terms(on_failure=partial(note_failure, directory), on_start=partial(forget_failure, directory), timeout={timeout}, stops={stops})
     sys.exit(launch(entry, world={world}, method={method!r}, terms=terms))
 """
 BLOCKED = """
