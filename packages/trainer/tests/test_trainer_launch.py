@@ -50,7 +50,8 @@ def entry(place):
 TAIL = """
 if __name__ == "__main__":
     directory = Path({directory!r})
-    terms = Terms(on_failure=partial(note_failure, directory), on_start=partial(forget_failure, directory), timeout={timeout}, stops={stops})
+    at_end, at_start = partial(note_failure, directory), partial(forget_failure, directory)
+    terms = Terms(on_failure=at_end, on_start=at_start, timeout={timeout}, stops={stops})
     sys.exit(launch(entry, world={world}, method={method!r}, terms=terms))
 """
 BLOCKED = """
