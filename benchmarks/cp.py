@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from mimo.model import DECODER, DecoderConfig, _decoder
+from mimo.model import DECODER, DecoderConfig
+from mimo.model.language import attention
 from mimo.model.runtime import ContextAxis, LanguageBatch, Part, TensorAxis, attend, build_part
 from mimo.topology import Grid, context_spans
 
@@ -54,7 +55,7 @@ class Way:
         if self.batch is None:
             gradients = torch.zeros(sum(parameter.numel() for parameter in parameters))
         else:
-            with patch.object(_decoder, "attend", _ring.ring_attend if self.ring else attend):
+            with patch.object(attention, "attend", _ring.ring_attend if self.ring else attend):
                 hidden = self.part.language(self.batch, {}, None)
                 self.part.language.losses(hidden, self.batch.labels).sum().backward()
             found = [parameter.grad for parameter in parameters if isinstance(parameter.grad, DTensor)]

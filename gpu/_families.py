@@ -25,19 +25,19 @@ from torch import Tensor
 from truth import Truth, run_plain
 
 from mimo.launch import ProcessInfo
-from mimo.model import _rotary
+from mimo.model.language import rotary
 from mimo.testing import Pool
 
 
 @contextmanager
 def same_angles() -> Iterator[None]:
     """Have rotary positions turn by the same angles everywhere, in float64: in float32 their rates differ by device."""
-    rates = _rotary.pair_rates
+    rates = rotary.pair_rates
 
     def widened(config: Any, device: torch.device) -> Tensor:
         return rates(config, CPU).double().to(device)
 
-    with mock.patch.object(_rotary, "pair_rates", widened):
+    with mock.patch.object(rotary, "pair_rates", widened):
         yield
 
 

@@ -17,18 +17,20 @@ from oracle import Outcome, run_layout
 from tables import Table
 from torch.distributed import distributed_c10d
 
-from mimo.model.runtime import _axis, _calls, _context, _rowwise
+from mimo.model.attention import calls
+from mimo.model.layers import norms
+from mimo.model.parallel import context, tensor
 from mimo.schedule.runtime import channel
 from mimo.topology import meshes
 from mimo.trainer.step.trainer import Engine
 from mimo_optimizer_distributed import _scatter
 
 BRANCHES: Mapping[Any, Mapping[str, Any]] = {
-    _axis: {"by_messages": lambda _x: False},
-    _context: {"by_messages": lambda _x: False},
+    tensor: {"by_messages": lambda _x: False},
+    context: {"by_messages": lambda _x: False},
     _scatter: {"_exchanges": lambda _gradient: False},
-    _rowwise: {"_is_faster": lambda _x, _weight: False},
-    _calls: {"_knows_corner_masks": lambda _device: True},
+    norms: {"_is_faster": lambda _x, _weight: False},
+    calls: {"_knows_corner_masks": lambda _device: True},
     meshes: {"connects_late": lambda _backend: True},
     channel: {"connects_late": lambda _backend: True},
 }
