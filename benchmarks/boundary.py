@@ -25,7 +25,7 @@ from _forked import in_ranks
 from _placement import PLACEMENTS, TIMED, Placement
 from torch import Tensor
 
-from mimo.schedule import Piece, boundary_route
+from mimo.schedule import RoutePiece, boundary_route
 from mimo.schedule.runtime import Boundary, Channel
 
 WORLD = 8
@@ -127,7 +127,7 @@ class Mover:
         return rows.chunk(target.tp)[target.coordinates(self.rank).tp]
 
 
-def _span(piece: Piece) -> slice:
+def _span(piece: RoutePiece) -> slice:
     (span,) = piece.spans
     return slice(*span)
 

@@ -22,7 +22,7 @@ def test_a_wider_pass_demands_more_of_its_source() -> None:
     for stage in (StageId("a", 0), StageId("b", 0)):
         assert list(turns[stage].begun) == [0, 3, 3, 3, 4]
         assert list(turns[stage].ended) == [0, 3, 3, 3, 4]
-        assert turns[stage].most == 3
+        assert turns[stage].max_in_flight == 3
 
 
 def test_a_wider_source_waits_for_all_gradients_of_its_pass() -> None:
@@ -38,7 +38,7 @@ def test_demands_add_up_along_a_path_of_passes_that_do_not_divide_each_other() -
     turns = turns_of(_graph({"a": 2, "b": 3}, ("a", "b")), 6)
     assert list(turns[StageId("a", 0)].begun) == [0, 4, 4, 4, 6, 6, 6]
     assert list(turns[StageId("a", 0)].ended) == [0, 2, 2, 2, 6, 6, 6]
-    assert turns[StageId("a", 0)].most == 4
+    assert turns[StageId("a", 0)].max_in_flight == 4
 
 
 def test_turns_keep_every_arrow_and_end_the_step() -> None:

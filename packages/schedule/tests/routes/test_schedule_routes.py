@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mimo.schedule import Cut, End, Piece, Route, Span, boundary_route, pipeline_route
+from mimo.schedule import Cut, End, Route, RoutePiece, Span, boundary_route, pipeline_route
 from mimo.topology import Grid, Ownership
 
 WORLD = 12
@@ -30,7 +30,7 @@ def routes_of(edge: Any) -> dict[int, Route]:
     }
 
 
-def messages(pieces: Iterable[Piece], tensor: list[int]) -> dict[int, list[int]]:
+def messages(pieces: Iterable[RoutePiece], tensor: list[int]) -> dict[int, list[int]]:
     """Return the edge's rows of each piece, in order, by peer."""
     return {piece.peer: [tensor[row] for row in numbers(piece.spans)] for piece in pieces}
 
@@ -88,7 +88,7 @@ def test_schedule_routes_keep_rows_of_the_same_ranks_in_place() -> None:
     grid = Grid(name="both", ranks=range(8), dp=2, cp=2, tp=2)
     end = End(grid=grid, stage=0, owners=Ownership.even(4, 2), cut=lambda _: Cut((0, 1, 3, 4), (0, 1, 0)))
     assert boundary_route(rank=5, source=end, target=end, rows=(2, 2, 0, 4)) == Route(
-        held=2, sends=(Piece(5, ((0, 2),)),), wanted=2, receives=(Piece(5, ((0, 2),)),)
+        held=2, sends=(RoutePiece(5, ((0, 2),)),), wanted=2, receives=(RoutePiece(5, ((0, 2),)),)
     )
 
 
@@ -100,10 +100,10 @@ def test_schedule_routes_slice_in_place_under_sequence_parallelism() -> None:
     target = End(grid=grid, stage=0, owners=owners, sequence_parallel=True, cut=lambda _: Cut((0, 5, 6), (0, 1)))
     assert boundary_route(rank=4, source=source, target=target, rows=(2, 4)) == Route(
         held=6,
-        sends=(Piece(4, ((5, 6),)),),
+        sends=(RoutePiece(4, ((5, 6),)),),
         source_join=(((0, 5),), ((5, 6),)),
         wanted=1,
-        receives=(Piece(4, ((0, 1),)),),
+        receives=(RoutePiece(4, ((0, 1),)),),
     )
 
 
@@ -117,16 +117,16 @@ def test_schedule_routes_send_several_spans_as_one_message() -> None:
         cut=lambda _: Cut((0, 2, 7, 9), (0, 1, 0)),
     )
     route = boundary_route(rank=0, source=source, target=target, rows=(9,))
-    assert route.sends == (Piece(1, ((0, 2), (7, 9))), Piece(2, ((2, 7),)))
+    assert route.sends == (RoutePiece(1, ((0, 2), (7, 9))), RoutePiece(2, ((2, 7),)))
     route = boundary_route(rank=1, source=source, target=target, rows=(9,))
-    assert route.receives == (Piece(0, ((0, 4),)),)
+    assert route.receives == (RoutePiece(0, ((0, 4),)),)
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_schedule_routes_between_stages_go_from_like_to_like(rows: int) -> None:
     """A pipeline's message goes to the rank of the same lane, context and tensor coordinates, if it has rows."""
     grid = Grid(name="language", ranks=range(8), pp=2, cp=2, tp=2)
-    piece = (Piece(6, ((0, rows),)),) if rows else ()
+    piece = (RoutePiece(6, ((0, rows),)),) if rows else ()
     assert pipeline_route(grid, rank=2, source=0, target=1, rows=rows) == Route(held=rows, sends=piece)
-    back = (Piece(2, ((0, rows),)),) if rows else ()
+    back = (RoutePiece(2, ((0, rows),)),) if rows else ()
     assert pipeline_route(grid, rank=6, source=0, target=1, rows=rows) == Route(wanted=rows, receives=back)

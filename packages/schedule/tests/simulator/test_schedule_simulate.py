@@ -27,6 +27,7 @@ from mimo.schedule import (
     peak_activations,
     simulate,
 )
+from mimo.schedule.viewer.rows import rows_of
 from mimo.topology import Edge, Grid, Module, ModuleGraph, StageId
 
 Cases = st.SearchStrategy[Any]
@@ -403,6 +404,9 @@ def test_every_second_of_a_rank_is_accounted_for(data: st.DataObject, cases: Cas
             assert result.work[rank] + sum(idle.values()) == result.seconds
             assert idle.keys() <= {"warm-up", "drain", "transfer", "peers", *modules}
             assert all(seconds > 0 for seconds in idle.values())
+    for row in rows_of(result.timeline):  # what the page shows is what the terminal prints
+        for rank in row.ranks:
+            assert (row.busy, row.idle) == (result.work[rank], result.bubbles[rank])
     assert isinstance(result.seconds, (int, Fraction))
     assert result.timeline.seconds == result.seconds
 

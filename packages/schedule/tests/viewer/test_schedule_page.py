@@ -144,7 +144,7 @@ def test_schedule_page_tells_what_lies_under_the_pointer_and_zooms_by_the_wheel(
     opened = _open(browser, tmp_path / "page.html")
     assert (
         'data-bar="forward of language, stage 3; microbatch 0; starts at 3 s, takes 1 s; after 3 s of warm-up; '
-        '1 MiB kept then (language 1 MiB); rank 3"'
+        '1 MiB saved then (language 1 MiB); rank 3"'
     ) in opened
     assert 'data-wait="warm-up: 3 s; from 0 s to 3 s; rank 3"' in opened
     assert _Page(opened).bars == [1]

@@ -25,7 +25,7 @@ from mimo.schedule.plan import (
     stages_to_sink,
     tied_edge,
 )
-from mimo.schedule.routes import Cut, End, Piece, Route, Span, Traffic, boundary_route, pipeline_route
+from mimo.schedule.routes import Cut, End, Route, RoutePiece, Span, Traffic, boundary_route, pipeline_route
 from mimo.schedule.simulator import Simulation, simulate
 from mimo.schedule.viewer import write_page, write_trace
 
@@ -45,10 +45,10 @@ __all__ = [
     "End",
     "Link",
     "Peak",
-    "Piece",
     "Plan",
     "PlanPhase",
     "Route",
+    "RoutePiece",
     "ScheduleSpec",
     "Seconds",
     "Simulation",

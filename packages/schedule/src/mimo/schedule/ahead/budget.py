@@ -1,9 +1,9 @@
-"""Bytes of activations that actors keep, and which forwards may begin so that a budget never leaves them stuck.
+"""The memory budget of actors: which tasks may begin so that the step can always end within it.
 
 The one idea, from the banker's algorithm (Dijkstra, EWD 123): whatever has begun, the step must be able to end
-microbatch by microbatch (`turns`), keeping no more than the budget. A forward begins early only if that stays
-true. So a budget works if that order alone, from the start, fits into it. That it is refused otherwise is prudence:
-where frozen stages share actors with others, or are made a step ahead, some other order may keep less.
+microbatch by microbatch (`turns`) within the budget. A forward begins early only if that remains true. So a budget
+works if that order, from the start, fits into it. Other budgets are refused although they may work: where frozen stages
+share actors with others, or run a step ahead, some other order may need less.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mimo.topology import StageId
 
 @attrs.define(kw_only=True, eq=False)
 class _StageMemory:
-    """A stage on an actor: what a microbatch keeps, and how many have begun which computation.
+    """A stage on an actor: bytes of a microbatch, and how many microbatches have begun each computation.
 
-    ``freed`` counts those of which nothing is left to do, ``backwards`` those with a weight gradient to do as well.
+    ``freed`` counts microbatches with nothing left to do; ``backwards`` also those that still need a weight gradient.
     """
 
     activations: int
@@ -38,38 +38,38 @@ class _StageMemory:
 
     @property
     def done(self) -> int:
-        """How many microbatches keep nothing any more but what a weight gradient needs."""
+        """How many microbatches hold nothing, or only what a weight gradient needs."""
         return self.backwards if self.backward else self.forwards
 
     @property
     def turn(self) -> int:
-        """The first turn in which something is left to do."""
+        """The first turn that is not finished."""
         turns = bisect_right(self.turns.begun, self.forwards)
         return min(turns, bisect_right(self.turns.ended, self.done)) - 1
 
 
 @attrs.define(kw_only=True, eq=False)
 class _ActorMemory:
-    """What one actor keeps: ``kept`` in all, ``held`` without what waits for nothing but a weight gradient.
+    """Bytes that one actor holds: ``used`` in total, ``held`` without what only a weight gradient still needs.
 
-    ``always`` is kept from the beginning of the step to its end, and is in both.
+    ``always`` is held from the beginning of the step to its end, and is part of both.
     """
 
     always: int = 0
     slots: list[_StageMemory] = attrs.field(factory=list)  # sources before targets
     period: int = 1
-    most: int = 0
-    kept: int = 0
+    turn_peak: int = 0
+    used: int = 0
     held: int = 0
 
     def peak(self, turn: int) -> int:
-        """Return the most bytes kept during a turn, if all before it have been and no more has begun than now."""
+        """Return the peak of a turn, if all turns before it are done and nothing else begins."""
         now = highest = self.always
         for slot in self.slots:
             if slot.backward:
                 ended = max(slot.backwards, slot.turns.ended[turn])
                 now += slot.activations * (max(slot.forwards, slot.turns.begun[turn]) - ended)
-        for slot in self.slots:  # those without backward first: what they feed comes later, and they let go at once
+        for slot in self.slots:  # without backward: these free at once, before their consumers begin
             if not slot.backward:
                 count = slot.turns.begun[turn + 1] - max(slot.forwards, slot.turns.begun[turn])
                 highest = max(highest, now + slot.activations * min(count, slot.factor))
@@ -88,27 +88,27 @@ class _ActorMemory:
         return highest
 
     def fits(self, budget: int) -> bool:
-        """Tell whether the step can end from here, one turn after the other."""
+        """Return whether the step can end from here, one turn after the other."""
         first = min(slot.turn for slot in self.slots)
         last = max(bisect_left(slot.turns.ended, slot.done) for slot in self.slots) + self.period
-        last = min(last, len(self.slots[0].turns.ended) - 1)  # what comes later keeps no more
+        last = min(last, len(self.slots[0].turns.ended) - 1)  # later turns hold no more
         return all(self.peak(turn) <= budget for turn in range(first, last))
 
 
 class MemoryBudget:
-    """What all actors keep while a schedule is made.
+    """The bytes that all actors hold while a schedule is made.
 
     Args:
         tasks: of the step.
-        budget: bytes that each actor may keep at most, 0 for any.
-        limits: for some stages, how many microbatches may be in flight; where turns need more, as many as these.
+        budget: bytes that each actor may hold at most; 0 for no limit.
+        limits: for some stages, how many microbatches may be in flight; turns may need and get more.
     """
 
     def __init__(self, tasks: TaskGraph, budget: int, limits: Mapping[StageId, int] | None = None) -> None:
         self._budget = budget
         graph = tasks.graph
         self._limited = limits is not None
-        self._actors = [_ActorMemory(always=always, kept=always, held=always) for always in tasks.made_ahead]
+        self._actors = [_ActorMemory(always=always, used=always, held=always) for always in tasks.made_ahead]
         self._slots: dict[tuple[StageId, int], _StageMemory] = {}
         turns = turns_of(graph, tasks.microbatches)
         period = min(math.lcm(*(module.batch_factor for module in graph.modules)), tasks.microbatches)
@@ -122,21 +122,21 @@ class MemoryBudget:
                     factor=graph.by_name[stage.module].batch_factor,
                     turns=turns[stage],
                     backward=graph.runs_backward(stage),
-                    limit=max(limit, turns[stage].most),
+                    limit=max(limit, turns[stage].max_in_flight),
                 )
                 self._actors[number].slots.append(slot)
                 self._slots[stage, number] = slot
         for actor in self._actors:
             actor.period = period
-            actor.most = max(map(actor.peak, range(period)))
+            actor.turn_peak = max(map(actor.peak, range(period)))
 
     @property
     def smallest(self) -> int:
-        """The smallest budget with which the step can end in turns, if it has not begun yet."""
-        return max(actor.most for actor in self._actors)
+        """The smallest budget with which a step that has not begun can end in turns."""
+        return max(actor.turn_peak for actor in self._actors)
 
     def allows(self, task: Task) -> bool:
-        """Tell whether a task may begin now."""
+        """Return whether a task may begin now."""
         if task.kind == "forward" and self._limited:
             for number in task.actors:
                 slot = self._slots[task.stage, number]
@@ -145,14 +145,14 @@ class MemoryBudget:
         if not self._budget or not task.takes:
             return True
         actors = [self._actors[number] for number in task.actors]
-        if any(actor.kept + task.takes > self._budget for actor in actors):
+        if any(actor.used + task.takes > self._budget for actor in actors):
             return False
         if task.kind != "forward" or not task.leaves:
             return True
         return all(self._stays_safe(actor, task, number) for actor, number in zip(actors, task.actors, strict=True))
 
     def _stays_safe(self, actor: _ActorMemory, task: Task, number: int) -> bool:
-        if actor.held + task.leaves + actor.most <= self._budget:
+        if actor.held + task.leaves + actor.turn_peak <= self._budget:
             return True
         slot = self._slots[task.stage, number]
         slot.forwards += len(task.microbatches)
@@ -161,13 +161,13 @@ class MemoryBudget:
         return safe
 
     def begin(self, task: Task) -> None:
-        """Note that a task has begun."""
+        """Record that a task has begun."""
         if task.kind == "reduce":
             return
         count, cost = len(task.microbatches), task.takes
         for number in task.actors:
             actor, slot = self._actors[number], self._slots[task.stage, number]
-            actor.kept += cost
+            actor.used += cost
             if task.kind == "forward":
                 slot.forwards += count
                 actor.held += task.leaves
@@ -178,23 +178,23 @@ class MemoryBudget:
                 slot.freed += count
 
     def end(self, task: Task) -> None:
-        """Note that a task has ended."""
+        """Record that a task has ended."""
         change = task.leaves - task.takes
         for number in task.actors:
-            self._actors[number].kept += change
+            self._actors[number].used += change
 
 
 def smallest_budget(tasks: TaskGraph) -> int:
-    """Return the fewest bytes within which every actor can do its part of the step in turns."""
+    """Return the smallest budget within which every actor can do its part of the step in turns."""
     return MemoryBudget(tasks, 0).smallest
 
 
 def within(tasks: TaskGraph, actor: int, order: Sequence[int], budget: int) -> bool:
-    """Tell whether an actor that does these tasks in this order keeps no more than the budget."""
-    kept = tasks.made_ahead[actor]
+    """Return whether an actor that does these tasks in this order stays within the budget."""
+    used = tasks.made_ahead[actor]
     for number in order:
         task = tasks.tasks[number]
-        if kept + task.takes > budget:
+        if used + task.takes > budget:
             return False
-        kept += task.leaves
+        used += task.leaves
     return True

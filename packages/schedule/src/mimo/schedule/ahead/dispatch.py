@@ -1,7 +1,7 @@
-"""Places tasks in time by a rule: as actors become free, each begins the foremost of its tasks that can begin.
+"""Places tasks in time by a rule: when actors become free, each begins the first of its tasks that can begin.
 
-A list schedule (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969) with two additions: a budget may hold a
-task back, and a task that would still run when a foremore one arrives may be put off (``patience``).
+A list schedule (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969) with two additions: the budget may delay
+a task, and so may a task with a lower key that arrives before it would end (``patience``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class PriorityRule:
     """How to choose among tasks.
 
     Args:
-        keys: for each task its place in the order of choice, the lowest first, all different.
-        patience: a task is put off if one with a lower key comes within this share of its time.
-        limits: of some stages, the microbatches in flight, weight gradients that are still to come included; where a
-            step done in turns (`turns`) has more, as many as that.
+        keys: priority of each task, the lowest first, all different.
+        patience: a task is delayed if one with a lower key arrives within this share of its time.
+        limits: for some stages, the microbatches in flight, including those that wait for weight gradients; a step done
+            in turns (`turns`) may have more.
     """
 
     keys: Sequence[int]
@@ -39,7 +39,7 @@ def dispatch(tasks: TaskGraph, rule: PriorityRule, budget: int) -> Placed:
 
 
 class _Dispatch:
-    """The state of the actors as time goes on."""
+    """The state of the actors over time."""
 
     def __init__(self, tasks: TaskGraph, rule: PriorityRule, budget: int) -> None:
         self.tasks, self.all, self.after = tasks, tasks.tasks, tasks.after
@@ -77,7 +77,7 @@ class _Dispatch:
         return self.tasks.placed(self.order)
 
     def _arrive(self, number: int) -> None:
-        """Note that nothing keeps a task any more but its actors and their memory."""
+        """Record that a task waits only for its actors and their memory."""
         for actor in self.all[number].actors:
             insort(self.ready[actor], (self.keys[number], number))
             self.coming[actor].pop(number, None)
@@ -87,7 +87,7 @@ class _Dispatch:
         self.memory.end(task)
         for actor in task.actors:
             self.busy[actor] = False
-            for _, other in self.ready[actor]:  # an actor that is idle may have been waiting for this one
+            for _, other in self.ready[actor]:  # an idle actor may wait for this one
                 if len(self.all[other].actors) > 1:
                     touched.update(self.all[other].actors)
         for later, _ in self.after[number]:
@@ -108,7 +108,7 @@ class _Dispatch:
                     self._start(number, now)
 
     def _choose(self, actor: int, now: float) -> int | None:
-        """Return the foremost task that an idle actor can begin and need not put off."""
+        """Return the first task that an idle actor can begin and need not delay."""
         awaited = [(self.keys[number], when) for number, when in self.coming[actor].items()] if self.patience else []
         for key, number in self.ready[actor]:
             task = self.all[number]

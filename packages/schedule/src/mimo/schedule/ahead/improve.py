@@ -2,8 +2,8 @@
 
 The one idea, from job shops (Nowicki and Smutnicki, "A Fast Taboo Search Algorithm for the Job Shop Problem", 1996):
 when each actor's order is given, every task starts as soon as it can, and the step takes as long as its longest path.
-It can only get shorter if two tasks change places that follow each other on that path because of an actor's order.
-Whether an order keeps to a budget shows in the order alone.
+It can only get shorter by swapping two tasks that follow each other on that path because of an actor's order. The order
+alone decides whether an actor stays within the budget.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mimo.schedule.ahead.budget import within
 from mimo.schedule.ahead.tasks import Placed, TaskGraph
 
 _Orders = list[list[int]]
-"""Of each actor, its tasks in order."""
+"""The tasks of each actor, in order."""
 _PATIENCE = 40
-"""Moves without a shorter step after which the search goes back to the best and shakes it."""
+"""Moves without a shorter step after which the search returns to the best orders and perturbs them."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Times:
-    """When the tasks of given orders start, and of each the one (``-1`` for none) whose end it waits for longest."""
+    """Starts of the tasks in given orders, and for each the task (``-1``: none) whose end it waits for longest."""
 
     starts: list[float]
     order: list[int]
@@ -36,20 +36,20 @@ class _Times:
 
 @attrs.frozen(kw_only=True, eq=False)
 class _Move:
-    """A move: the orders and times after it, and the pairs (was first, was second) that it turns round."""
+    """A move: the orders and times after it, and the pairs (was first, was second) that it swaps."""
 
     orders: _Orders
     times: _Times
-    turned: list[tuple[int, int]]
+    swapped: list[tuple[int, int]]
 
 
 class Improver:
-    """Looks for shorter orders of one step's tasks, with effort counted in tasks placed.
+    """Searches for shorter orders of one step's tasks; effort is counted in tasks placed.
 
     Args:
         tasks: of the step.
-        budget: bytes that each actor may keep, 0 for any.
-        effort: how many tasks may be placed in all.
+        budget: bytes that each actor may hold; 0 for no limit.
+        effort: how many tasks may be placed in total.
     """
 
     def __init__(self, tasks: TaskGraph, budget: int, effort: int) -> None:
@@ -63,7 +63,7 @@ class Improver:
         self._random = random.Random(0)
 
     def improve(self, placed: Placed, enough: float) -> Placed:
-        """Return a placement that ends no later; the search is over when one ends by ``enough``."""
+        """Return a placement that ends no later; the search stops when one ends by ``enough``."""
         orders: _Orders = [[] for _ in self._tasks.graph.actors]
         for number in placed.order:
             for actor in self._actors[number]:
@@ -77,30 +77,30 @@ class Improver:
             idle += 1
             step = self._step(now, orders, best.end, {pair for pair, until in tabu.items() if until >= round_})
             if step is not None:
-                orders, now, turned = step.orders, step.times, step.turned
-                for first, second in turned:
+                orders, now, swapped = step.orders, step.times, step.swapped
+                for first, second in swapped:
                     tabu[second, first] = round_ + 7 + self._random.randrange(6)
                 if now.end < best.end:
                     best, best_orders, idle = now, list(orders), 0
             if step is None or idle >= _PATIENCE:
-                orders, now = self._shaken(best_orders)
+                orders, now = self._perturbed(best_orders)
                 tabu.clear()
                 idle = 0
                 self._left -= len(self._seconds)
         return self._tasks.placed(best.order)
 
     def _step(self, now: _Times, orders: _Orders, best: float, tabu: set[tuple[int, int]]) -> _Move | None:
-        """Return the best move of all, one that turns a pair back only if nothing was as good before."""
-        found: _Move | None = None
+        """Return the best move; one that swaps a pair back only if the result is the best so far."""
+        best_move: _Move | None = None
         for actor, source, target in self._moves(now, orders):
             moved = self._moved(orders, actor, source, target)
             times = None if moved is None else self._place(moved)
-            if moved is None or times is None or (found is not None and times.end >= found.times.end):
+            if moved is None or times is None or (best_move is not None and times.end >= best_move.times.end):
                 continue
-            turned = _turned(orders[actor], source, target)
-            if times.end < best or not tabu.intersection(turned):
-                found = _Move(orders=moved, times=times, turned=turned)
-        return found
+            swapped = _swapped(orders[actor], source, target)
+            if times.end < best or not tabu.intersection(swapped):
+                best_move = _Move(orders=moved, times=times, swapped=swapped)
+        return best_move
 
     def _time(self, orders: _Orders) -> _Times:
         times = self._place(orders)
@@ -175,7 +175,7 @@ class Improver:
                 yield actor, source, target
 
     def _moved(self, orders: _Orders, actor: int, source: int, target: int) -> _Orders | None:
-        """Return the orders after a move, on the other actors of the task too, or None if the budget forbids it."""
+        """Return the orders after a move, on all actors of the task, or None if the budget forbids it."""
         moving = orders[actor][source]
         anchor = orders[actor][target]
         self._left -= len(orders[actor])
@@ -194,8 +194,8 @@ class Improver:
             result[other] = order
         return result
 
-    def _shaken(self, orders: _Orders) -> tuple[_Orders, _Times]:
-        """Return the orders after a few moves along their longest path, taken at random."""
+    def _perturbed(self, orders: _Orders) -> tuple[_Orders, _Times]:
+        """Return the orders after a few random moves along their longest path."""
         now = self._time(orders)
         for _ in range(4):
             moves = list(self._moves(now, orders))
@@ -209,8 +209,8 @@ class Improver:
         return orders, now
 
 
-def _turned(order: list[int], source: int, target: int) -> list[tuple[int, int]]:
-    """Return the pairs (was first, was second) that a move turns round."""
+def _swapped(order: list[int], source: int, target: int) -> list[tuple[int, int]]:
+    """Return the pairs (was first, was second) that a move swaps."""
     moving = order[source]
     if target < source:
         return [(other, moving) for other in order[target:source]]

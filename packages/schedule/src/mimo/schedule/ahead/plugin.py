@@ -1,8 +1,8 @@
-"""The ``ahead`` schedule: encoders run ahead of what they feed and their work fills its gaps, within a budget of bytes.
+"""The ``ahead`` schedule: encoders run ahead of the modules that they feed and fill their gaps, within a memory budget.
 
-Nothing in it knows encoders from language models: tasks of all stages compete for the actors that hold them, each
-backward in two parts where it has weight work, and actors that do not meet inside a stage work on it at times of their
-own. What comes out is the shortest of many placements (`rules`).
+It treats encoders and language models the same: tasks of all stages compete for the actors that hold them, backwards
+with weight gradients are split, and actors without collectives between them work on a stage at their own times. The
+result is the shortest of many placements (`rules`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Ahead:
     """Configuration of the ``ahead`` schedule.
 
     Args:
-        budget: bytes of activations that a rank may keep at once, those of all its modules together; 0 sets no limit.
-            They are counted along the rank's list, where rows of a stage without backward are let go when they are
-            sent. `simulate` counts them until their message has arrived, and so may show more than the budget: by the
-            rows of frozen stages that are on their way at one moment.
+        budget: bytes of activations that a rank may hold at once, of all its modules together; 0 sets no limit.
+            They are counted along the rank's list, where a stage without backward frees its rows when it sends them.
+            `simulate` counts them until the message has arrived, so it may show more than the budget: the rows of
+            frozen stages that are in transit.
     """
 
     budget: int = 0
@@ -38,13 +38,13 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
     """Return a short plan of ``microbatches`` microbatches over ``graph`` within the budget.
 
     Activations count as `peak_activations` counts them: from the start of a forward to the end of its backward, the
-    part that a weight gradient needs to the end of that, and what is recomputed while the first part of a backward
-    runs; where there is no backward, until it is sent. For a module with ``prefetch`` the rows of two steps are
-    reserved throughout, up to twice what is kept at any time.
+    part that a weight gradient needs until its end, and what is recomputed during the first part of a backward; without
+    a backward, until they are sent. For a module with ``prefetch`` the rows of two steps are reserved throughout, up
+    to twice what it holds at any time.
 
     Raises:
         ConfigError: there is no microbatch, or the budget is less than what this schedule reserves for microbatches
-            that go in turn; the text then says how much that is. Another order might do with less.
+            one after the other; the text gives that number. Another order might need less.
     """
     assert isinstance(config, Ahead), config
     if microbatches < 1:
@@ -63,7 +63,7 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
 
 
 def _timed(tasks: TaskGraph, placed: Placed) -> Iterator[Timed]:
-    """Yield the tasks in their order, which serves as time: no two are at one moment."""
+    """Yield the tasks with their index in the order as time, so that no two have the same time."""
     joined = _joined(tasks, placed)
     left_out = {number for numbers in joined.values() for number in numbers}
     for time, number in enumerate(placed.order):
@@ -80,22 +80,22 @@ def _timed(tasks: TaskGraph, placed: Placed) -> Iterator[Timed]:
 
 
 def _joined(tasks: TaskGraph, placed: Placed) -> Mapping[int, Collection[int]]:
-    """Return backwards whose second part follows the first on every actor, with nobody waiting for a gradient."""
+    """Return split backwards whose parts follow each other on every actor, if nobody waits for the input gradient."""
     following: dict[int, dict[int, int]] = {}
     last: dict[int, int] = {}
     for number in placed.order:
         for actor in tasks.tasks[number].actors:
             following.setdefault(last.get(actor, -1), {})[actor] = number
             last[actor] = number
-    found: dict[int, Collection[int]] = {}
+    result: dict[int, Collection[int]] = {}
     for number, task in enumerate(tasks.tasks):
         if task.kind == "input-gradient":
             later = [other for other, _ in tasks.after[number]]
             weights = [other for other in later if tasks.tasks[other].kind == "weight-gradient"]
             waiting = any(tasks.tasks[other].stage != task.stage for other in later)
             if not waiting and set(weights) == set(following.get(number, {}).values()):
-                found[number] = weights
-    return found
+                result[number] = weights
+    return result
 
 
 @hookimpl

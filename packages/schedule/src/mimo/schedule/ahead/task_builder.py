@@ -1,4 +1,4 @@
-"""Makes the task graph of a step from a module graph and what it costs."""
+"""Builds the task graph of a step from a module graph and its costs."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class _Builder:
         self.gradients[stage] = {}
         for actors in self.wiring.meetings[stage]:
             places: list[int] = []
-            # A product of what each has already, unless gradients that it completes are shared out inside it.
+            # Each actor multiplies what it has, unless the gradients are distributed inside the weight gradient.
             together = self.graph.by_name[stage.module].gathers
             weights: dict[tuple[int, ...], list[int]] = {
-                doers: [] for doers in ([actors] if together else [(actor,) for actor in actors])
+                owners: [] for owners in ([actors] if together else [(actor,) for actor in actors])
             }
             for microbatches in self._passes(stage):
                 count = len(microbatches)
@@ -95,11 +95,11 @@ class _Builder:
                 number = self._gradient(stage, microbatches, actors, split=split, before=places[-1:])
                 places += [number] * count
                 if split:
-                    for doers, earlier in weights.items():
-                        earlier.append(self._weights(number, doers, earlier[-1:]))
+                    for owners, earlier in weights.items():
+                        earlier.append(self._weights(number, owners, earlier[-1:]))
             self.gradients[stage][actors] = places
             last += [own[-1] for own in weights.values() if own] or places[-1:]
-        if trains:  # even where it takes no time, all have to meet for it
+        if trains:  # even if it takes no time, all actors have to take part
             task = Task(
                 kind="reduce", stage=stage, microbatches=(), actors=self.wiring.holders[stage], seconds=cost.reduce
             )
@@ -154,11 +154,11 @@ class _Builder:
     def _arrivals(
         self, edge: Edge, senders: Mapping[tuple[int, ...], Sequence[int]], microbatches: Sequence[int]
     ) -> Iterator[tuple[int, float]]:
-        """Yield what sends these microbatches along an edge, with the time until all of a pass have arrived."""
+        """Yield the tasks that send these microbatches along an edge, with the time until the pass has arrived."""
         seconds, first = self.costs.message(self.graph, edge), self.wiring.first(edge.source, self.microbatches)
         for places in senders.values():
             for number in dict.fromkeys(places[microbatch - first] for microbatch in microbatches):
-                yield number, seconds * sum(one <= microbatches[-1] for one in self.tasks[number].microbatches)
+                yield number, seconds * sum(sent <= microbatches[-1] for sent in self.tasks[number].microbatches)
 
     def _add(self, task: Task, before: list[tuple[int, float]]) -> int:
         self.tasks.append(task)

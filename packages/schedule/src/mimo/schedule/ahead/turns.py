@@ -1,7 +1,7 @@
-"""The order in which a step can always be done: microbatch by microbatch, each with all that passes demand of it.
+"""The order in which every step can be done: microbatch by microbatch, each with the passes that it needs.
 
-A microbatch's turn takes every stage's forwards as far as the stages that it feeds need them to do theirs, whose passes
-may serve more microbatches than its own; then every stage's backwards as far as the gradients of those stages allow.
+The turn of a microbatch does the forwards of every stage that its consumers need, whose passes may have more
+microbatches than its own; then the backwards of every stage that the gradients of its consumers allow.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from mimo.topology import ModuleGraph, StageId
 
 @attrs.frozen(kw_only=True, eq=False)
 class Turns:
-    """How far a stage is before the turn of each microbatch, and after the last: whole passes, in microbatches.
+    """The progress of a stage before the turn of each microbatch, and after the last: in microbatches of whole passes.
 
     Args:
-        begun: of how many microbatches it has done the forward.
-        ended: of how many it has done the backward; where it has none, as many.
+        begun: the number of microbatches whose forward is done.
+        ended: the number whose backward is done; equal to ``begun`` if the stage has no backward.
     """
 
     begun: Sequence[int]
     ended: Sequence[int]
 
     @property
-    def most(self) -> int:
-        """The most microbatches that are in flight at once."""
+    def max_in_flight(self) -> int:
+        """The most microbatches in flight at one time."""
         return max(after - before for after, before in zip(self.begun[1:], self.ended[:-1], strict=True))
 
 
 def turns_of(graph: ModuleGraph, microbatches: int) -> Mapping[StageId, Turns]:
-    """Return how far each stage is when a step is done in turns; rows for the next step are waited for by nobody."""
+    """Return the progress of each stage when a step is done in turns; nobody waits for rows of the next step."""
     numbers = range(microbatches + 1)
     begun: dict[StageId, list[int]] = {}
     ended: dict[StageId, list[int]] = {}
-    for stage in reversed(graph.stages):  # what it feeds comes first
+    for stage in reversed(graph.stages):  # its consumers come first
         each = graph.by_name[stage.module].batch_factor
         now = [edge for edge in graph.outputs(stage) if not _is_handed_on(graph, edge.source, edge.target)]
         wanted = [max((begun[edge.target][number] for edge in now), default=number) for number in numbers]

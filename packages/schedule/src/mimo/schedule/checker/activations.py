@@ -1,4 +1,4 @@
-"""What an actor keeps as it goes through its list: microbatches and bytes, from each forward to what lets go of it."""
+"""Activation memory of an actor along its list: microbatches and bytes, from each forward until they are freed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mimo.topology import ModuleGraph, StageId
 
 @attrs.frozen
 class Peak:
-    """The most that was kept at once: microbatches, each as often as stages kept it, and bytes."""
+    """The most activation memory at one time: microbatches (counted once for each stage that saves them) and bytes."""
 
     microbatches: int = 0
     bytes: int = 0
@@ -20,7 +20,7 @@ class Peak:
 
 @attrs.frozen(kw_only=True)
 class ActorPeak:
-    """What each of an actor's ranks keeps at most: in each module by itself, and the bytes of all at one time."""
+    """The peaks of each of an actor's ranks: of each module by itself, and the bytes of all modules at one time."""
 
     modules: Mapping[str, Peak]
     bytes: int
@@ -28,9 +28,10 @@ class ActorPeak:
 
 @attrs.frozen(kw_only=True)
 class _StageFacts:
-    """What `ActivationMemory` must know of a stage.
+    """What `ActivationMemory` needs of a stage.
 
-    ``outputs`` counts the messages after which one without backward is free; those of ``handed_on`` come a step later.
+    ``outputs`` counts the messages after which a stage without backward frees a microbatch; those of ``handed_on``
+    come a step later.
     """
 
     cost: StageCost
@@ -39,8 +40,8 @@ class _StageFacts:
     handed_on: int
 
     @property
-    def keeps(self) -> bool:
-        """Whether it keeps any bytes."""
+    def has_bytes(self) -> bool:
+        """Whether it saves any bytes."""
         return bool(self.cost.activations or self.cost.recomputed or self.cost.weight_inputs)
 
 
@@ -48,7 +49,7 @@ _StageName = tuple[str, int]
 
 
 def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageName, _StageFacts]:
-    """Return what `ActivationMemory` must know of each stage, once for all actors."""
+    """Return what `ActivationMemory` needs of each stage, once for all actors."""
     outputs: dict[_StageName, int] = {}
     handed_on: dict[_StageName, int] = {}
     backward: set[_StageName] = set()
@@ -72,7 +73,7 @@ def stage_facts(graph: ModuleGraph, costs: Costs) -> Mapping[_StageName, _StageF
 
 
 class ActivationMemory:
-    """One actor's memory: by how much it grows as each action begins, and shrinks as it ends.
+    """The activation memory of one actor: how much each action adds when it begins, and frees when it ends.
 
     Args:
         stages: of `stage_facts`.
@@ -93,26 +94,26 @@ class ActivationMemory:
                     self._unsent[*key, microbatch] = stages[key].handed_on
 
     @property
-    def begins(self) -> Mapping[str, Peak]:
-        """What is kept by module as the step begins: what the step before made for it."""
-        found: dict[str, Peak] = {}
+    def initial(self) -> Mapping[str, Peak]:
+        """Memory by module as the step begins: what the previous step made for it."""
+        initial: dict[str, Peak] = {}
         for key in self._made_before:  # one stage of a module, its last
             each = self._stages[key].cost.activations
-            found[key[0]] = Peak(self._microbatches, self._microbatches * each)
-        return found
+            initial[key[0]] = Peak(self._microbatches, self._microbatches * each)
+        return initial
 
-    def grows(self, action: Action) -> Peak:
-        """Return what is kept more as ``action`` begins."""
+    def added(self, action: Action) -> Peak:
+        """Return what ``action`` adds when it begins."""
         count = len(action.microbatches)
         cost = self._stages[action.module, action.stage].cost
         if action.kind == "forward":
             return Peak(count, count * cost.activations)
         if action.kind in ("backward", "input-gradient"):
             return Peak(0, count * cost.recomputed)
-        return NOTHING_KEPT
+        return NO_CHANGE
 
-    def shrinks(self, action: Action) -> Peak:
-        """Return what is kept less as ``action`` ends: a computation, or a send that has left."""
+    def freed(self, action: Action) -> Peak:
+        """Return what ``action``, a computation or a send, frees when it ends."""
         stage = self._stages[action.module, action.stage]
         count, cost = len(action.microbatches), stage.cost
         match action.kind:
@@ -123,9 +124,9 @@ class ActivationMemory:
             case "weight-gradient":
                 return Peak(count, count * cost.weight_inputs)
             case "forward" | "send" if not stage.backward:
-                freed = sum(self._is_sent(action, microbatch, stage.outputs) for microbatch in action.microbatches)
-                return Peak(freed, freed * cost.activations)
-        return NOTHING_KEPT
+                sent = sum(self._is_sent(action, microbatch, stage.outputs) for microbatch in action.microbatches)
+                return Peak(sent, sent * cost.activations)
+        return NO_CHANGE
 
     def _is_sent(self, action: Action, microbatch: int, outputs: int) -> bool:
         key = (action.module, action.stage, microbatch)
@@ -133,33 +134,33 @@ class ActivationMemory:
         return not left
 
 
-NOTHING_KEPT = Peak()
+NO_CHANGE = Peak()
 
 
 def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs) -> Mapping[int, ActorPeak]:
-    """Return the most activations that each rank keeps at once, by module and in all, read off its list.
+    """Return the peak activation memory of each rank, by module and in total, from its list.
 
-    A microbatch is kept as `in_flight` counts it; one for the next step with all its bytes, though its rows alone are.
-    Its bytes are those of ``costs``: with a split backward, what the weight gradient needs stays until then; what is
-    recomputed comes on top while its backward runs.
+    A microbatch counts as in `in_flight`; one for the next step counts with all its bytes, though only its rows are
+    saved. Its bytes are those of ``costs``: with a split backward, what the weight gradient needs stays until then;
+    what is recomputed is added while its backward runs.
     """
     stages = stage_facts(graph, costs)
-    found: dict[int, ActorPeak] = {}
+    peaks: dict[int, ActorPeak] = {}
     for actor in plan.actors:
-        keeping = ActivationMemory(stages, actor.actions, plan.microbatches)
-        found.update(dict.fromkeys(actor.ranks, _peak(actor, keeping)))
-    return found
+        memory = ActivationMemory(stages, actor.actions, plan.microbatches)
+        peaks.update(dict.fromkeys(actor.ranks, _peak(actor, memory)))
+    return peaks
 
 
-def _peak(actor: ActorPlan, keeping: ActivationMemory) -> ActorPeak:
+def _peak(actor: ActorPlan, memory: ActivationMemory) -> ActorPeak:
     now: dict[str, int] = {}
     counts: dict[str, int] = {}
     peaks: dict[str, Peak] = {action.module: Peak() for action in actor.actions}
     total = highest = 0
-    for module, before in keeping.begins.items():
+    for module, before in memory.initial.items():
         now[module], counts[module], peaks[module] = before.bytes, before.microbatches, before
         total = highest = total + before.bytes
-    for action, change in _changes(actor, keeping):
+    for action, change in _changes(actor, memory):
         module = action.module
         counts[module] = counts.get(module, 0) + change.microbatches
         now[module] = now.get(module, 0) + change.bytes
@@ -171,13 +172,13 @@ def _peak(actor: ActorPlan, keeping: ActivationMemory) -> ActorPeak:
     return ActorPeak(modules=peaks, bytes=highest)
 
 
-def _changes(actor: ActorPlan, keeping: ActivationMemory) -> Iterator[tuple[Action, Peak]]:
+def _changes(actor: ActorPlan, memory: ActivationMemory) -> Iterator[tuple[Action, Peak]]:
     for action in actor.actions:
-        more = keeping.grows(action)
-        if more is not NOTHING_KEPT:
+        more = memory.added(action)
+        if more is not NO_CHANGE:
             yield action, more
-        less = keeping.shrinks(action)
-        if less is not NOTHING_KEPT:
+        less = memory.freed(action)
+        if less is not NO_CHANGE:
             yield action, Peak(-less.microbatches, -less.bytes)
 
 
@@ -185,8 +186,8 @@ def in_flight(plan: Plan) -> Mapping[StageId, int]:
     """Return the highest number of microbatches in flight at each stage, over the actors that hold it.
 
     A microbatch is in flight from its forward until its backward (its weight gradient, where backward is split), and
-    where a stage has no backward until its rows were sent, or until the forward's end where nobody needs them. What is
-    made for the next step is in flight to the end of this one, and until it is sent in the next.
+    in a stage without backward until its rows were sent, or until the end of the forward if nobody needs them. What is
+    made for the next step is in flight until it is sent there.
     """
     peaks: dict[StageId, int] = {}
     for actor in plan.actors:
@@ -200,7 +201,7 @@ def _peaks(actor: ActorPlan, microbatches: int) -> Mapping[StageId, int]:
     for index, action in enumerate(actor.actions):
         if action.kind != "receive":
             last.update(((action.stage_id, microbatch), index) for microbatch in action.microbatches)
-    for index, action in enumerate(actor.actions):  # a gradient sent onward holds no activation
+    for index, action in enumerate(actor.actions):  # sending a gradient onward needs no activations
         if action.kind in ("backward", "weight-gradient"):
             last.update(((action.stage_id, microbatch), index) for microbatch in action.microbatches)
     made_ahead = {

@@ -1,7 +1,7 @@
-"""What one actor has to do in a step, as the graph alone says, and whether its list does that in a possible order.
+"""Proves that the list of one actor does all its tasks of a step, each once, in a possible order.
 
-All that an action needs is done by the same stage on the same actor before it, if only the receive of it. So each list
-can be proved complete and possible by itself; how lists fit together is the business of `checker` and `check_waiting`.
+Everything that an action needs is done before it by the same stage on the same actor, if only by receiving it. So each
+list is proved complete and possible by itself; `check_matching` and `check_waiting` prove that lists fit together.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mimo.schedule.plan import (
 from mimo.topology import StageId
 
 TaskKey = tuple[ActionKind, str, int, str | None]
-"""What a stage does once for each microbatch, and a reduction once: kind, module, stage and edge.
+"""A task by kind, module, stage and edge: done once for each microbatch, or, as a reduction, once.
 
-Which microbatches these are, of this step or of the next one, is the deed's to say (`_ActorTasks.first`).
+`_ActorTasks.first` gives the first of these microbatches, of this step or of the next one.
 """
 _NOWHERE = -1
 _Passes = frozenset[tuple[int, ...]]
 
 
 def check_actor(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, wiring: Wiring) -> None:
-    """Refuse a list that leaves something out, does it twice or before what it needs, or does what it must not.
+    """Refuse a list that omits a task, does one twice or too early, or does one that is not the actor's.
 
     Raises:
         PlanError: it names the actor, the action and the cause.
@@ -61,7 +61,7 @@ def check_actor(actor: ActorPlan, stages: Sequence[StageId], microbatches: int, 
 
 
 def _late(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the second place, the first, and which of the microbatches, wherever they are the wrong way round."""
+    """Yield the later index, the earlier one and the microbatch, wherever an order is violated."""
     if not all(map(lt, before, after)):
         for microbatch, (needed, index) in enumerate(zip(before, after, strict=True)):
             if needed > index:
@@ -70,7 +70,7 @@ def _late(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, in
 
 @attrs.define(kw_only=True, eq=False)
 class _ActorTasks:
-    """One actor's list, and where in it each deed is done, by microbatch; a reduction has one place."""
+    """One actor's list, and the index in it of each task, by microbatch; a reduction has one index."""
 
     actor: ActorPlan
     stages: Sequence[StageId]
@@ -79,7 +79,7 @@ class _ActorTasks:
     places: dict[TaskKey, list[int]] = attrs.field(factory=dict)
 
     def find_places(self) -> None:
-        """Find where each deed is done; refuse what is none of this actor's, or done twice."""
+        """Find the index of each task; refuse one that is not this actor's, or is done twice."""
         firsts: dict[TaskKey, int] = {}
         passes: dict[TaskKey, _Passes | None] = {}
         for index, action in enumerate(self.actor.actions):
@@ -92,12 +92,12 @@ class _ActorTasks:
                 places = self.places[task] = [_NOWHERE] * (1 if action.kind == "reduce" else self.microbatches)
                 first = firsts[task] = self.first(task)
                 passes[task] = self._passes(action)
-            served, whole = action.microbatches, passes[task]
-            if whole is None:
+            served, allowed = action.microbatches, passes[task]
+            if allowed is None:
                 is_usual = len(served) == 1 and 0 <= served[0] - first < len(places) and action.kind != "reduce"
             else:
-                is_usual = served in whole
-            if not is_usual and (misfit := _misfit_microbatches(action, first, self.microbatches, whole)):
+                is_usual = served in allowed
+            if not is_usual and (misfit := _misfit_microbatches(action, first, self.microbatches, allowed)):
                 raise self._refusal(index, *misfit)
             for place in served or (0,):
                 if places[place - first] != _NOWHERE:
@@ -105,28 +105,29 @@ class _ActorTasks:
                 places[place - first] = index
 
     def _passes(self, action: Action) -> _Passes | None:
-        """Return the passes of a computation, which are those of its module; messages take microbatches as they like.
+        """Return the passes of a computation, which are those of its module; messages may take any microbatches.
 
-        A pass is looked up by its microbatches: its samples, what it keeps for its backward, and what that keeps for
-        its second part. So forward and backward alike must serve exactly those of a pass.
+        A pass is looked up by its microbatches: its samples, and what it saves for both parts of its backward. So
+            forward
+        and backward must serve exactly the microbatches of a pass.
         """
         if action.kind in ("send", "receive", "reduce"):
             return None
         return frozenset(self.wiring.passes(action.module, self.microbatches))
 
     def first(self, task: TaskKey) -> int:
-        """Return the first microbatch of a deed: the next step's count on from this one's.
+        """Return the first microbatch of a task; those of the next step follow this step's.
 
-        A message has those that its receiver computes.
+        A message has the microbatches that its receiver computes.
         """
         kind, module, stage, edge = task
         if kind == "reduce":
             return 0
-        of = StageId(module, stage) if edge is None else self.wiring.targets[edge]
-        return self.wiring.first(of, self.microbatches)
+        receiver = StageId(module, stage) if edge is None else self.wiring.targets[edge]
+        return self.wiring.first(receiver, self.microbatches)
 
     def check_complete(self, stage: StageId) -> None:
-        """Refuse a list in which something of ``stage`` is missing, or a backward is there whole and in parts."""
+        """Refuse a list that lacks a task of ``stage``, or has a backward both whole and in parts."""
         missing: list[tuple[int, int, TaskKey]] = []
         for order, task in enumerate(_needed(stage, self.wiring)):
             places = self.places.get(task, [_NOWHERE])
@@ -139,7 +140,7 @@ class _ActorTasks:
             raise self._missing(task, microbatch)
 
     def _missing_backwards(self, stage: StageId) -> Iterator[tuple[int, TaskKey]]:
-        """Yield backwards that are missing, or one part of them; refuse one that is there whole and in parts."""
+        """Yield missing backwards and missing parts of backwards; refuse one that is both whole and in parts."""
         whole, first, second = self._backward(stage)
         for microbatch, (index, *parts) in enumerate(zip(whole, first, second, strict=True)):
             if index == _NOWHERE and _NOWHERE in parts:
@@ -149,7 +150,7 @@ class _ActorTasks:
                 raise self._refusal(index, "a backward either whole or in two parts", "its parts in the list too")
 
     def orders(self, stage: StageId) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-        """Yield pairs of places by microbatch, of which the first must come before the second."""
+        """Yield pairs of indices by microbatch, of which the first must come before the second."""
         forward = self._of("forward", stage)
         for edge in self.wiring.inputs[stage]:
             yield self._of("receive", stage, edge.name), forward
@@ -179,7 +180,7 @@ class _ActorTasks:
             yield reductions[0], reductions[1]
 
     def _backward(self, stage: StageId) -> tuple[list[int], list[int], list[int]]:
-        """Return the places of backwards that are whole, and of their two parts where they are split."""
+        """Return the indices of whole backwards, and of the two parts of split ones."""
         return self._of("backward", stage), self._of("input-gradient", stage), self._of("weight-gradient", stage)
 
     def _of(self, kind: ActionKind, stage: StageId, edge: str | None = None) -> list[int]:
@@ -246,7 +247,7 @@ def _why_not(action: Action, wiring: Wiring) -> str | None:  # noqa: PLR0911 - o
 
 
 def _needed(stage: StageId, wiring: Wiring) -> Iterator[TaskKey]:
-    """Yield what a list must have of ``stage``, but for its backward, which may be in parts."""
+    """Yield the tasks of ``stage`` except its backward, which may be in two parts."""
     yield ("forward", *stage, None)
     for edge in wiring.inputs[stage]:
         yield ("receive", *stage, edge.name)
@@ -260,7 +261,7 @@ def _needed(stage: StageId, wiring: Wiring) -> Iterator[TaskKey]:
 
 
 def _reductions(stage: StageId, wiring: Wiring) -> tuple[TaskKey, ...]:
-    """Return the reductions of ``stage``, in the order that they must have."""
+    """Return the reductions of ``stage``, in their required order."""
     own: tuple[TaskKey, ...] = (("reduce", *stage, None),) if wiring.trains(stage) else ()
     if stage in wiring.tied_stages(stage.module):
         return (("reduce", *stage, tied_edge(stage.module)), *own)

@@ -1,6 +1,6 @@
-"""Whether lists agree on the order of what their actors share: the messages of a channel, the collectives of a group.
+"""Proves that lists agree on the order of shared operations: messages of a channel, collectives of a group.
 
-Nothing else tells them apart: a channel or group matches the n-th operation of one member with the n-th of another.
+Only their order identifies them: a channel or group matches the n-th operation of one member with the n-th of another.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from mimo.hooks import PlanError
 from mimo.schedule.plan import ActorPlan, Wiring, action_text, place_text, ranks_text
 
 _QueueKey = tuple[object, ...]
-"""A channel, which is an edge and a way along it, or a group: a stage and the actors that meet in it."""
+"""A channel (an edge and a direction), or a group (a stage and the actors whose collectives it holds)."""
 
 
 @attrs.define(eq=False)
 class _Operations:
-    """What an actor does on a line: the indices of its actions, and what tells these apart."""
+    """Operations of an actor in one channel or group: the indices of its actions, and a key of each."""
 
     actor: ActorPlan
     indices: list[int] = attrs.field(factory=list)
-    what: list[object] = attrs.field(factory=list)
+    keys: list[object] = attrs.field(factory=list)
 
 
 def check_matching(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
@@ -37,38 +37,38 @@ def check_matching(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
     """
     first: dict[_QueueKey, _Operations] = {}
     for number, actor in enumerate(actors):
-        for (line, _), own in _operations(actor, number, wiring).items():
-            other = first.setdefault(line, own)
-            if own.what != other.what:
+        for (queue, _), own in _operations(actor, number, wiring).items():
+            other = first.setdefault(queue, own)
+            if own.keys != other.keys:
                 raise _difference(own, other)
 
 
 def _operations(actor: ActorPlan, number: int, wiring: Wiring) -> Mapping[tuple[_QueueKey, str], _Operations]:
-    """Return what an actor does by line, sends and receives of a channel apart."""
-    found: dict[tuple[_QueueKey, str], _Operations] = {}
+    """Return the operations of an actor by channel or group; sends and receives of a channel are separate."""
+    result: dict[tuple[_QueueKey, str], _Operations] = {}
     for index, action in enumerate(actor.actions):
-        line: _QueueKey
-        what: object = action.microbatches
+        queue: _QueueKey
+        identity: object = action.microbatches
         end = kind = action.kind
         if kind in ("send", "receive"):
             at_target = wiring.targets[action.edge or ""] == (action.module, action.stage)
-            line = (action.edge, at_target == (kind == "send"))
+            queue = (action.edge, at_target == (kind == "send"))
         elif wiring.gathers(action):
-            line, end = (action.stage_id, wiring.meeting(action.stage_id, number)), "forward"
-            what = (kind, what)
+            queue, end = (action.stage_id, wiring.meeting(action.stage_id, number)), "forward"
+            identity = (kind, identity)
         else:
             continue
-        operations = found.get((line, end))
+        operations = result.get((queue, end))
         if operations is None:
-            operations = found[line, end] = _Operations(actor)
+            operations = result[queue, end] = _Operations(actor)
         operations.indices.append(index)
-        operations.what.append(what)
-    return found
+        operations.keys.append(identity)
+    return result
 
 
 def _difference(own: _Operations, other: _Operations) -> PlanError:
-    pairs = zip(own.what, other.what, strict=False)
-    place = next(place for place, (what, match) in enumerate(pairs) if what != match)
+    pairs = zip(own.keys, other.keys, strict=False)
+    place = next(place for place, (key, match) in enumerate(pairs) if key != match)
     index, other_index = own.indices[place], other.indices[place]
     return PlanError(
         place_text(own.actor.ranks, index, own.actor.actions[index]),

@@ -1,8 +1,8 @@
-"""Proof that no actors wait for each other in a circle, by running the lists with the most waiting that can be.
+"""Proof that no actors wait for each other in a circle, by running the lists with as much waiting as possible.
 
-What waits for what is fixed by the plan, so one run decides for all: let actors advance in any order until none can;
-if lists are left, their actors wait in a circle. Waits are taken between whole actors. Those of single ranks, whatever
-the routes and groups, are some of these and so form no circle either.
+The plan fixes which action waits for which, so one run decides for all: let actors advance in any order until none can;
+if lists are left, their actors wait in a circle. Waits are modelled between actors. The waits of single
+ranks, for any routes and groups, are a subset of these, so they form no circle either.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NOTHING = -1
 
 @attrs.define(kw_only=True, eq=False)
 class _Facts:
-    """What actors can wait for, numbered: a message posted by all receivers, sent by all senders, a meeting complete.
+    """Facts that actors wait for, numbered: all receivers have posted, all senders have sent, all members are present.
 
-    ``missing`` has for each how many actors have yet to do their part. A message has two facts, one after the other.
+    ``missing`` counts for each fact the actors that have not done their part. A message has two facts, in this order.
     """
 
     missing: list[int] = attrs.field(factory=list)
     numbers: dict[Hashable, int] = attrs.field(factory=dict)
 
     def of(self, key: Hashable) -> int:
-        """Return the number of a meeting, or of a message as posted; the next one is that message as sent."""
+        """Return the number of a meeting, or of a posted message; the next number is the same message as sent."""
         number = self.numbers.get(key)
         if number is None:
             number = self.numbers[key] = len(self.missing)
@@ -37,30 +37,30 @@ class _Facts:
         return number
 
     def part(self, number: int) -> int:
-        """Count a part of a fact that one more actor has to do."""
+        """Add an actor that has to do its part of a fact."""
         self.missing[number] += 1
         return number
 
 
 @attrs.define(kw_only=True, eq=False)
 class _ActorWaits:
-    """A list as waiting sees it, and where its actor stands.
+    """The waits of one actor's list, and its position.
 
-    By action the facts that it waits for, then the one in which it meets others, and the one that it tells of when it
-    is over.
+    For each action: the facts that it waits for, the meeting that it joins, and the fact to which it contributes when
+    it ends.
     """
 
     waits: list[tuple[int, ...]] = attrs.field(factory=list)
     meets: list[int] = attrs.field(factory=list)
-    tells: list[int] = attrs.field(factory=list)
+    completes: list[int] = attrs.field(factory=list)
     position: int = 0
     has_met: bool = False
 
-    def add(self, *, waits: tuple[int, ...] = (), meets: int = _NOTHING, tells: int = _NOTHING) -> None:
+    def add(self, *, waits: tuple[int, ...] = (), meets: int = _NOTHING, completes: int = _NOTHING) -> None:
         """Append an action."""
         self.waits.append(waits)
         self.meets.append(meets)
-        self.tells.append(tells)
+        self.completes.append(completes)
 
     @property
     def is_done(self) -> bool:
@@ -70,7 +70,7 @@ class _ActorWaits:
 
 @attrs.define(kw_only=True, eq=False)
 class _WaitingRun:
-    """The lists while they run, and who sleeps for which fact."""
+    """The lists while they run, and which actors sleep until which fact."""
 
     actors: Sequence[_ActorWaits]
     missing: list[int]
@@ -78,12 +78,12 @@ class _WaitingRun:
     awake: deque[int] = attrs.field(factory=deque)
 
     def run(self) -> None:
-        """Advance every actor as far as it goes."""
+        """Advance every actor as far as possible."""
         self.awake.extend(range(len(self.actors)))
         while self.awake:
             number = self.awake.popleft()
             actor = self.actors[number]
-            waits, meets, tells = actor.waits, actor.meets, actor.tells
+            waits, meets, completes = actor.waits, actor.meets, actor.completes
             while actor.position < len(waits):
                 place = actor.position
                 if waits[place] or meets[place] != _NOTHING:
@@ -93,11 +93,11 @@ class _WaitingRun:
                         break
                 actor.position = place + 1
                 actor.has_met = False
-                if tells[place] != _NOTHING:
-                    self._tell(tells[place])
+                if completes[place] != _NOTHING:
+                    self._complete(completes[place])
 
     def obstacle(self, actor: _ActorWaits) -> int:
-        """Return what the present action of an actor lacks; if only others at its meeting, it is there now."""
+        """Return a fact that an actor's current action lacks; if only members of a meeting are missing, join it."""
         for fact in actor.waits[actor.position]:
             if self.missing[fact]:
                 return fact
@@ -105,21 +105,21 @@ class _WaitingRun:
         if meets != _NOTHING:
             if not actor.has_met:
                 actor.has_met = True
-                self._tell(meets)
+                self._complete(meets)
             if self.missing[meets]:
                 return meets
         return _NOTHING
 
     def absentee(self, fact: int) -> tuple[int, int]:
-        """Return an actor that ``fact`` lacks, and the index of the action that it is to reach."""
+        """Return an actor that has not done its part of ``fact``, and the index of the action that does it."""
         for number, actor in enumerate(self.actors):
             for index in range(actor.position, len(actor.waits)):
-                comes = actor.meets[index] == fact and not (actor.has_met and index == actor.position)
-                if comes or actor.tells[index] == fact:
+                joins = actor.meets[index] == fact and not (actor.has_met and index == actor.position)
+                if joins or actor.completes[index] == fact:
                     return number, index
         raise AssertionError(fact)
 
-    def _tell(self, fact: int) -> None:
+    def _complete(self, fact: int) -> None:
         self.missing[fact] -= 1
         if not self.missing[fact]:
             self.awake.extend(self.sleepers.pop(fact, ()))
@@ -133,7 +133,7 @@ def check_waiting(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
         wiring: the graph.
 
     Raises:
-        PlanError: its text goes once round the circle, and says who waits where for whom to reach what.
+        PlanError: its text follows the circle: who waits where, for whom, and until which action.
     """
     facts = _Facts()
     waits = [_actor(plan, number, facts, wiring) for number, plan in enumerate(actors)]
@@ -147,19 +147,19 @@ def check_waiting(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
 def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _ActorWaits:
     actor = _ActorWaits()
     bundles: dict[tuple[str, bool, int], int] = {}
-    """By edge, way and microbatch the fact that its message was sent, once it was posted here."""
+    """By edge, direction and microbatch, the fact that its message was sent, once it is posted here."""
     targets, feeding = wiring.targets, wiring.feeding
     for action in plan.actions:
         kind, stage, edge, served = action.kind, (action.module, action.stage), action.edge or "", action.microbatches
         if kind == "receive":
             gradient = targets[edge] != stage
             message = facts.of((edge, gradient, served))
-            actor.add(tells=facts.part(message))
+            actor.add(completes=facts.part(message))
             for microbatch in served:
                 bundles[edge, gradient, microbatch] = message + 1
         elif kind == "send":
             message = facts.of((edge, targets[edge] == stage, served))
-            actor.add(waits=(message,), tells=facts.part(message + 1))
+            actor.add(waits=(message,), completes=facts.part(message + 1))
         elif kind == "reduce":
             actor.add(meets=facts.part(facts.of((kind, edge or stage))))
         else:
@@ -194,7 +194,7 @@ def _circle(run: _WaitingRun, plans: Sequence[ActorPlan], stuck: int) -> PlanErr
 
 
 def _waits(run: _WaitingRun, plans: Sequence[ActorPlan], circle: Sequence[int]) -> Iterator[str]:
-    """Yield for each actor of the circle where it stands and whom it waits for to reach what."""
+    """Yield for each actor of the circle its position, for whom it waits and until which action."""
     for number in circle:
         actor = run.actors[number]
         other, goal = run.absentee(run.obstacle(actor))

@@ -1,10 +1,11 @@
-"""From computations placed in time to a plan: messages and reductions join them in one total order, cut by actor.
+"""From computations placed in time to a plan: adds messages and reductions in one total order, then splits it by actor.
 
-The one idea: every computation, message and reduction is an event that all its actors meet at the same place of one
-global order. An actor's list is that order filtered by the actor, so no circle of waiting can arise, even were every
-message a rendezvous. Posting receives earlier afterwards can only end waits sooner, because a post itself never waits.
-Actors that hold a stage but never meet inside it may compute a pass at times of their own: then each sends as it is
-done, and the receivers have posted before the first of them is.
+The one idea: every computation, message and reduction is an event with one place in a global
+order for all its actors. An actor's list is that order filtered by the actor, so no circle of waiting can arise, even
+if every message were a rendezvous. Posting receives earlier afterwards can only shorten waits, because a post never
+waits.
+Actors that hold a stage without collectives between them may compute a pass at different times: each sends when it is
+done, and the receivers post before the first send.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mimo.topology import Edge, ModuleGraph, StageId
 
 COMPUTATIONS = frozenset({"forward", "backward", "input-gradient", "weight-gradient"})
 _MESSAGE, _REDUCE, _COMPUTE = range(3)
-"""The order of events at one time: what is finished moves on before anything new begins."""
+"""The order of events at one time: finished results are sent before anything new begins."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,11 +49,11 @@ class Timed:
 
 _Holders = Mapping[StageId, Sequence[int]]
 _Event = tuple[tuple[float, ...], Action, Sequence[int]]
-"""Its place in the total order, what is done, and by which actors."""
+"""Its key in the total order, the action, and the actors that do it."""
 
 
 def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations: Iterable[Timed]) -> Plan:
-    """Return the plan that runs ``computations`` with all messages and reductions that they call for.
+    """Return the plan that runs ``computations``, with all messages and reductions that they need.
 
     Args:
         schedule: name of the schedule that placed them.
@@ -60,7 +61,7 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
         microbatches: number of microbatches in the step.
         computations: every computation of the step. Two on one actor do not overlap in time, each starts no earlier
             than what it needs has finished, and those of one stage and kind are, on each actor, in the order of their
-            microbatches. Each takes some time, however little: at one moment what is made moves on before anything
+            microbatches. Each takes some time, however little: results of one moment are sent before anything
             begins.
 
     Raises:
@@ -82,7 +83,7 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
     events = [
         *_compute_events(graph, placed, holders),
         *_message_events(graph, placed, holders, wiring),
-        *_handed_on_events(graph, placed, holders, wiring),
+        *_earlier_rows_events(graph, placed, holders, wiring),
         *_reduce_events(graph, placed, holders),
     ]
     lists: list[list[Action]] = [[] for _ in graph.actors]
@@ -139,13 +140,13 @@ def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
                 )
 
 
-def _handed_on_events(
+def _earlier_rows_events(
     graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders, wiring: Wiring
 ) -> Iterator[_Event]:
-    """Yield the messages of rows that the step before made: each as the pass before the one that it feeds begins.
+    """Yield the messages of rows that the previous step made: each when the pass before the one that it feeds begins.
 
-    Not all at once, so that the receivers need not hold all; and not later, so that a sender that has work of its own
-    in between, which may take it longer than was thought, has sent in time.
+    Not all at once, so that receivers need not hold all of them; and not later, so that a sender with other work in
+    between, which may take longer than estimated, still sends in time.
     """
     begins: dict[StageId, dict[tuple[int, ...], float]] = {}
     for timed in placed:
@@ -192,23 +193,23 @@ def _reduce(stage: StageId, *, edge: str | None = None) -> Action:
 def _receive_early(actions: Sequence[Action]) -> tuple[Action, ...]:
     """Move each receive to before the computation that precedes it, so that rows arrive while the actor computes.
 
-    The order among the receives of a channel stays. At most one buffer more per channel is posted at any time: the one
-    that this computation is still to use. Gradients never come before their own forward, so their receives stay
-    behind it: whoever posts them already holds the rows that they belong to.
+    The order among the receives of a channel stays. At most one more buffer per channel is posted at any time: the
+    one that this computation will use. A receive of gradients stays behind its own forward, since gradients never come
+    earlier.
     """
-    found: list[Action] = []
+    result: list[Action] = []
     early: list[Action] = []
     rest: list[Action] = []  # opens with a computation, but for what precedes all
     for action in actions:
         if action.kind in COMPUTATIONS:
-            found += early
-            found += rest
+            result += early
+            result += rest
             early, rest = [], [action]
         elif action.kind == "receive" and not (rest and _belongs_to(action, rest[0])):
             early.append(action)
         else:
             rest.append(action)
-    return (*found, *early, *rest)
+    return (*result, *early, *rest)
 
 
 def _belongs_to(receive: Action, done: Action) -> bool:
@@ -222,12 +223,12 @@ def _belongs_to(receive: Action, done: Action) -> bool:
 def stages_to_sink(graph: ModuleGraph) -> Mapping[StageId, int]:
     """Return for each stage how many stages the longest path from it to a sink counts, itself included.
 
-    As many microbatches must be in flight at the stage to keep that path busy; more would only cost memory.
+    So many microbatches in flight at the stage keep that path busy; more would only cost memory.
     """
     targets: dict[StageId, list[StageId]] = {}
     for edge in graph.edges:
         targets.setdefault(edge.source, []).append(edge.target)
-    found: dict[StageId, int] = {}
+    counts: dict[StageId, int] = {}
     for stage in reversed(graph.stages):
-        found[stage] = 1 + max((found[target] for target in targets.get(stage, ())), default=0)
-    return found
+        counts[stage] = 1 + max((counts[target] for target in targets.get(stage, ())), default=0)
+    return counts

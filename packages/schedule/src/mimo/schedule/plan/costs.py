@@ -1,6 +1,6 @@
 """What a step costs: seconds of each computation, bytes of what it keeps and sends, and how fast links are.
 
-Numbers may be of any kind that adds up, fractions included: what is computed from them is then exact.
+Numbers may be of any numeric type, fractions included: results are then exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mimo.topology import Edge, ModuleGraph, StageId
 
 @attrs.frozen
 class Seconds:
-    """Time of a pass: ``fixed``, and ``each`` for every microbatch that it serves."""
+    """Time of a pass: ``fixed``, plus ``each`` for every microbatch."""
 
     fixed: float = 0
     each: float = 0
@@ -34,14 +34,14 @@ class StageCost:
 
     Args:
         forward: of the forward.
-        input_gradient: of the part of the backward that others wait for.
-        weight_gradient: of the rest; a whole backward takes both.
-        recompute: of what backward computes again before it begins, its collectives included.
-        reduce: seconds in which the stage's gradients are summed over its ranks, once a step.
-        reduce_tied: seconds in which those of a parameter that another stage holds too are.
-        activations: bytes that a microbatch keeps from its forward to its backward.
-        recomputed: bytes more that recomputing brings back until that backward is done.
-        weight_inputs: of both, the bytes that a split backward keeps from its first part to its second.
+        input_gradient: of the first part of the backward, for which other stages wait.
+        weight_gradient: of the second part; an unsplit backward takes both.
+        recompute: of the recomputation before a backward, collectives included.
+        reduce: seconds of the reduction of the stage's gradients over its ranks, once a step.
+        reduce_tied: seconds of the reduction of a parameter that another stage holds too.
+        activations: bytes saved of a microbatch from its forward to its backward.
+        recomputed: further bytes that recomputation takes until that backward is done.
+        weight_inputs: of both, the bytes that a split backward saves from its first part to its second.
     """
 
     forward: Seconds
@@ -106,7 +106,7 @@ class Costs:
     def even(
         cls, graph: ModuleGraph, *, forward: float = 1, input_gradient: float = 1, weight_gradient: float = 1
     ) -> Costs:
-        """Return costs in which every stage takes the same time, messages take none, and nothing is kept."""
+        """Return costs in which every stage takes the same time, messages take no time, and nothing is saved."""
         each = StageCost(
             forward=Seconds(each=forward),
             input_gradient=Seconds(each=input_gradient),
@@ -115,16 +115,16 @@ class Costs:
         return cls(stages=dict.fromkeys(graph.stages, each)).trained(graph)
 
     def trained(self, graph: ModuleGraph) -> Costs:
-        """Return the same without what nobody computes: backward of stages that run none, weights that are frozen."""
+        """Return the costs without backwards of stages that run none, and without weight gradients of frozen stages."""
 
         def of(stage: StageId, cost: StageCost) -> StageCost:
             if not graph.runs_backward(stage):
-                kept = attrs.evolve(cost, input_gradient=NOTHING, recompute=NOTHING, recomputed=0)
+                trained = attrs.evolve(cost, input_gradient=NOTHING, recompute=NOTHING, recomputed=0)
             elif graph.by_name[stage.module].trains[stage.stage]:
                 return cost
             else:
-                kept = cost
-            return attrs.evolve(kept, weight_gradient=NOTHING, reduce=0, reduce_tied=0, weight_inputs=0)
+                trained = cost
+            return attrs.evolve(trained, weight_gradient=NOTHING, reduce=0, reduce_tied=0, weight_inputs=0)
 
         return attrs.evolve(self, stages={stage: of(stage, cost) for stage, cost in self.stages.items()})
 
@@ -138,9 +138,9 @@ class Costs:
         return self.links.get(edge, self.link).seconds(size) if size else 0
 
     def message(self, graph: ModuleGraph, edge: Edge, microbatches: int = 1) -> float:
-        """Return the same of an edge of ``graph``; none where all rows stay on their ranks.
+        """Return the time of a message on an edge of ``graph``; 0 where all rows stay on their ranks.
 
-        They do where both ends lie on the same ranks in the same layout.
+        They stay if both ends have the same ranks in the same layout.
         """
         if graph.stage_ranks(edge.source) == graph.stage_ranks(edge.target):
             source, target = (graph.by_name[end.module].grid for end in (edge.source, edge.target))

@@ -1,4 +1,4 @@
-"""How messages about a plan name its parts, so that the checker and the emulator say the same thing alike."""
+"""How errors name the parts of a plan, the same in the checker and the emulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def stage_text(stage: StageId) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ``rank 4``, or ``ranks 0-3,5``: ascending ranks with runs drawn together."""
+    """Return ``rank 4``, or ``ranks 0-3,5``: ascending ranks with runs contracted."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -39,5 +39,5 @@ def action_text(action: Action) -> str:
 
 
 def place_text(ranks: Iterable[int], index: int, action: Action) -> str:
-    """Return where an action stands: its actor, its place in the actor's list (from 0) and what it is."""
+    """Return the place of an action: its actor, its index in the actor's list (from 0) and what it is."""
     return f"plan, {ranks_text(ranks)}, action {index} ({action_text(action)})"

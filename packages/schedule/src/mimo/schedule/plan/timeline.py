@@ -1,4 +1,4 @@
-"""A timeline: when each rank did what in one step, simulated or measured. What the viewer shows."""
+"""A timeline: when each rank did what in one step, simulated or measured; the viewer draws it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class Bar:
     """One computation or reduction.
 
     Args:
-        ranks: those that did it alike.
-        action: what.
+        ranks: those that did it at the same time.
+        action: what they did.
         start, finish: seconds since the step began.
-        waited: seconds in which the ranks did nothing just before.
-        cause: for what: ``warm-up``, ``transfer``, ``peers`` (others of its group), or the name of a module whose work
-            was not done; empty where ``waited`` is 0.
+        waited: idle seconds of the ranks just before.
+        cause: what they waited for: ``warm-up``, ``transfer``, ``peers`` (other ranks of the group), or the module
+            whose work was not done; empty where ``waited`` is 0.
+        causes: seconds of ``waited`` by cause, if there are several; ``cause`` is the longest of them.
     """
 
     ranks: tuple[int, ...]
@@ -28,11 +29,12 @@ class Bar:
     finish: float
     waited: float = 0
     cause: str = ""
+    causes: Mapping[str, float] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
 class Transfer:
-    """One message on its way, from the moment that it could leave."""
+    """One message, from the moment that it could leave."""
 
     action: Action
     sources: tuple[int, ...]
@@ -50,7 +52,8 @@ class Timeline:
         ranks: all of them, ascending, those that did nothing included.
         bars: in the order of ranks and time.
         transfers: where known.
-        memory: by rank, where known: moments at which what is kept changed, ascending, with the bytes by module after.
+        memory: by rank, where known: ascending times at which activation memory changed, with the bytes by module
+            since.
     """
 
     name: str
@@ -61,5 +64,5 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """When the last one was done."""
+        """When the last action ended."""
         return max((bar.finish for bar in self.bars), default=0)

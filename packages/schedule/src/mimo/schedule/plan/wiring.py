@@ -1,4 +1,4 @@
-"""What the checker must know of the graph, looked up once, so that checking stays linear in actions."""
+"""Look-up tables of a module graph, made once, so that work on a plan stays linear in its actions."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Wiring:
     @cached_property
     def holders(self) -> Mapping[StageId, tuple[int, ...]]:
         """Actors that hold each stage."""
-        found: dict[StageId, list[int]] = {stage: [] for stage in self.graph.stages}
+        holders: dict[StageId, list[int]] = {stage: [] for stage in self.graph.stages}
         for number, actor in enumerate(self.graph.actors):
             for stage in actor.stages:
-                found[stage].append(number)
-        return {stage: tuple(numbers) for stage, numbers in found.items()}
+                holders[stage].append(number)
+        return {stage: tuple(numbers) for stage, numbers in holders.items()}
 
     def trains(self, stage: StageId) -> bool:
-        """Tell whether a parameter of ``stage`` is trained."""
+        """Return whether a parameter of ``stage`` is trained."""
         return self.graph.by_name[stage.module].trains[stage.stage]
 
     def tied_stages(self, module: str) -> tuple[StageId, ...]:
@@ -63,15 +63,15 @@ class Wiring:
     def feeding(self) -> Mapping[tuple[ActionKind, str, int], tuple[tuple[str, bool], ...]]:
         """By kind and stage of a computation the edges on whose receives it waits, and whether they carry gradients.
 
-        A weight gradient, which is not here, needs none anew.
+        A weight gradient waits for no receive, so it is left out.
         """
-        found: dict[tuple[ActionKind, str, int], tuple[tuple[str, bool], ...]] = {}
+        feeding: dict[tuple[ActionKind, str, int], tuple[tuple[str, bool], ...]] = {}
         for stage in self.graph.stages:
-            found["forward", stage.module, stage.stage] = tuple((edge.name, False) for edge in self.inputs[stage])
+            feeding["forward", stage.module, stage.stage] = tuple((edge.name, False) for edge in self.inputs[stage])
             gradients = tuple((edge.name, True) for edge in self.outputs[stage] if edge.gradient)
-            found["backward", stage.module, stage.stage] = gradients
-            found["input-gradient", stage.module, stage.stage] = gradients
-        return found
+            feeding["backward", stage.module, stage.stage] = gradients
+            feeding["input-gradient", stage.module, stage.stage] = gradients
+        return feeding
 
     def first(self, stage: StageId, microbatches: int) -> int:
         """Return the first microbatch that a stage computes in a step of so many; the others follow it."""
@@ -79,20 +79,20 @@ class Wiring:
 
     def passes(self, module: str, microbatches: int) -> tuple[tuple[int, ...], ...]:
         """Return the microbatches that a module's passes compute in a step."""
-        found, first = self.graph.by_name[module].passes(microbatches), self.graph.by_name[module].first(microbatches)
-        return tuple(tuple(first + microbatch for microbatch in served) for served in found) if first else found
+        passes, first = self.graph.by_name[module].passes(microbatches), self.graph.by_name[module].first(microbatches)
+        return tuple(tuple(first + microbatch for microbatch in served) for served in passes) if first else passes
 
     def is_handed_on(self, edge: Edge) -> bool:
-        """Tell whether an edge moves what the step before made; all others move what this one makes."""
+        """Return whether an edge moves what the step before made; all others move what this one makes."""
         source, target = (self.graph.by_name[end.module].prefetch for end in (edge.source, edge.target))
         return source and not target
 
     def gathers(self, action: Action) -> bool:
-        """Tell whether a computation has collectives inside: tensor, context or expert ranks share it.
+        """Return whether a computation has collectives inside: tensor, context or expert ranks share it.
 
-        A weight gradient multiplies what its input gradient left it, and has some only where data lanes share the
-        gradients that it completes. What backward computes again, and all its collectives with it, lies inside the
-        backward, or where that is split inside the input gradient.
+        A weight gradient multiplies what its input gradient saved; it has collectives only where data lanes share the
+        gradients that it completes. Recomputation and its collectives are part of the backward, or of the input
+        gradient where the backward is split.
         """
         module = self.graph.by_name[action.module]
         if action.kind == "weight-gradient":
@@ -106,19 +106,19 @@ class Wiring:
     @cached_property
     def _meeting_of(self) -> Mapping[tuple[StageId, int], tuple[int, ...]]:
         return {
-            (stage, actor): actors for stage, found in self.meetings.items() for actors in found for actor in actors
+            (stage, actor): actors for stage, groups in self.meetings.items() for actors in groups for actor in actors
         }
 
     @cached_property
     def meetings(self) -> Mapping[StageId, tuple[tuple[int, ...], ...]]:
-        """Actors of each stage by whom they meet inside its computations; one that meets no other is by itself."""
+        """Actors of each stage, grouped by the collectives inside it; an actor without any is its own group."""
         numbers = {rank: number for number, actor in enumerate(self.graph.actors) for rank in actor.ranks}
-        found = {}
+        meetings = {}
         for stage, holders in self.holders.items():
             ranks, size = self.graph.stage_ranks(stage), self.graph.by_name[stage.module].meeting_size
-            circles = {number: {number} for number in holders}
+            groups = {number: {number} for number in holders}
             for first in range(0, len(ranks), size):
-                met = set().union(*(circles[numbers[rank]] for rank in ranks[first : first + size]))
-                circles |= dict.fromkeys(met, met)
-            found[stage] = tuple(sorted({tuple(sorted(circle)) for circle in circles.values()}))
-        return found
+                met = set().union(*(groups[numbers[rank]] for rank in ranks[first : first + size]))
+                groups |= dict.fromkeys(met, met)
+            meetings[stage] = tuple(sorted({tuple(sorted(group)) for group in groups.values()}))
+        return meetings

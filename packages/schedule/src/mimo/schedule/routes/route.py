@@ -1,12 +1,12 @@
-"""Routes: which rows of a microbatch go from which rank to which, computed alike at both ends from rows per sample.
+"""Routes: which rows of a microbatch go from which rank to which, computed the same at both ends from rows per sample.
 
-Rows of an edge are numbered over the whole microbatch, samples in order. At either end a lane's rows are cut over its
-*cells*, the ranks that hold the same rows: a context rank's tensor ranks, or under sequence parallelism each rank by
-itself. Every row crosses once to the one target cell that needs it. Where all ranks of that cell hold it already, as
-ranks of one source cell, it stays where it is. Of the rest, each rank of the target cell is sent one slice, by itself
-if it holds them, otherwise by the ranks of the source cell, each its share.
+Rows of an edge are numbered over the whole microbatch, samples in order. At either end a lane's rows are divided over
+its *cells*, the ranks that hold the same rows: a context rank's tensor ranks, or under sequence parallelism each single
+rank. Every row goes once to the one target cell that needs it. It stays in place if all ranks of that cell hold it
+already, as ranks of one source cell. Of the rest, each rank of the target cell receives one slice: from itself if it
+holds those rows, otherwise from the ranks of the source cell, each of which sends its share.
 
-What a rank computes grows with the lanes that overlap its rows, never with the ranks of the world.
+The work of a rank grows with the lanes that overlap its rows, not with the ranks of the world.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mimo.topology import Grid, Ownership
 
 
 @attrs.frozen
-class Piece:
-    """Rows of this end's tensor that go to, or come from, ``peer``, as one message; spans ascend and do not touch."""
+class RoutePiece:
+    """Rows of this rank's tensor that go to, or come from, ``peer`` as one message; spans ascend and do not touch."""
 
     peer: int
     spans: tuple[Span, ...]
@@ -36,32 +36,32 @@ class Piece:
 
 @attrs.frozen(kw_only=True)
 class Route:
-    """What one rank does with one microbatch on one edge, as source, as target, or as both.
+    """What one rank sends and receives of one microbatch on one edge, as source, as target, or as both.
 
     Args:
         held: rows of this rank's tensor as a source.
         sends: pieces of it; the peer may be this rank.
-        source_join: for each tensor rank of the source, the rows of that tensor whose gradient it gets for all of them;
-            what nobody gets for the others, each gets by itself. Empty where each gets its whole gradient by itself.
+        source_join: for each tensor rank of the source, the rows whose gradient it receives for all of them; rows in no
+            entry are received by each rank itself. Empty where each rank receives the whole gradient itself.
         wanted: rows of this rank's tensor as a target.
         receives: pieces of it.
-        target_join: for each tensor rank of the target, the rows that it gets for all of them; likewise.
+        target_join: for each tensor rank of the target, likewise the rows that it receives for all of them.
     """
 
     held: int = 0
-    sends: tuple[Piece, ...] = ()
+    sends: tuple[RoutePiece, ...] = ()
     source_join: tuple[tuple[Span, ...], ...] = ()
     wanted: int = 0
-    receives: tuple[Piece, ...] = ()
+    receives: tuple[RoutePiece, ...] = ()
     target_join: tuple[tuple[Span, ...], ...] = ()
 
 
 @attrs.frozen
 class Cut:
-    """A lane's rows cut over its cells: rows ``bounds[i] .. bounds[i + 1]`` lie in ``cells[i]``, in ascending order.
+    """Rows of a lane divided over its cells: ``bounds[i] .. bounds[i + 1]`` lie in ``cells[i]``, in ascending order.
 
     Cells are numbered within the lane, context rank by context rank, under sequence parallelism tensor rank by tensor
-    rank in each. A cell may hold several runs of rows, and a run may be empty.
+    rank in each. A cell may hold several runs of rows; a run may be empty.
     """
 
     bounds: Sequence[int]
@@ -75,9 +75,9 @@ class End:
     Args:
         grid: the module's ranks.
         stage: place along ``pp`` of the stage at this end.
-        owners: which of its lanes owns which sample of the microbatch.
+        owners: which lane owns which sample of the microbatch.
         sequence_parallel: whether tensor ranks hold slices of rows, not all of them the same rows.
-        cut: how the rows of a lane lie in its cells; None where a lane is one cell.
+        cut: how the rows of a lane are divided over its cells; None where a lane is one cell.
     """
 
     grid: Grid
@@ -88,20 +88,20 @@ class End:
 
 
 def pipeline_route(grid: Grid, *, rank: int, source: int, target: int, rows: int) -> Route:
-    """Return the route between neighbouring stages of one module: each rank to its like, ``rows`` rows.
+    """Return the route between neighbouring stages of one module: each rank to its counterpart, ``rows`` rows.
 
     Args:
         grid: the module's ranks.
         rank: this rank, at either end; at both where one rank holds both stages.
         source: place along ``pp`` of the stage that sends.
         target: of the stage that receives.
-        rows: that the rank's like sends it, or it sends.
+        rows: that the rank sends or receives.
     """
     place = grid.coordinates(rank)
 
-    def pieces(pipeline_rank: int) -> tuple[Piece, ...]:
+    def pieces(pipeline_rank: int) -> tuple[RoutePiece, ...]:
         peer = grid.rank_at(pp=pipeline_rank, dp=place.dp, cp=place.cp, tp=place.tp)
-        return (Piece(peer, ((0, rows),)),) if rows else ()
+        return (RoutePiece(peer, ((0, rows),)),) if rows else ()
 
     route = Route()
     if place.pp == source:
@@ -133,8 +133,8 @@ class _Side:
         self._end = end
         self._starts = starts
         grid = end.grid
-        self.alike = 1 if end.sequence_parallel else grid.tp
-        self._cells = grid.cp * grid.tp // self.alike
+        self.cell_size = 1 if end.sequence_parallel else grid.tp
+        self._cells = grid.cp * grid.tp // self.cell_size
         self._first = end.stage * grid.stage_size
         self._cuts: dict[int, Cut] = {}
         self._rows: dict[int, Rows] = {}
@@ -145,12 +145,12 @@ class _Side:
         position = bisect_left(ranks, rank, self._first, stop)
         if position == stop or ranks[position] != rank:
             return None
-        return divmod(position - self._first, self.alike)
+        return divmod(position - self._first, self.cell_size)
 
     def ranks(self, cell: int) -> tuple[int, ...]:
         """Return the ranks that hold the rows of a cell."""
-        first = self._first + cell * self.alike
-        return self._end.grid.ranks[first : first + self.alike]
+        first = self._first + cell * self.cell_size
+        return self._end.grid.ranks[first : first + self.cell_size]
 
     def rows(self, cell: int) -> Rows:
         """Return the rows of a cell."""
@@ -165,18 +165,18 @@ class _Side:
         return self._rows[cell]
 
     def runs(self, spans: Iterable[Span]) -> Iterator[tuple[int, int, int]]:
-        """Cut rows where they change cells: start, stop and cell."""
+        """Split rows where the cell changes: start, stop and cell."""
         for start, stop in spans:
-            at = start
-            while at < stop:
-                lane = self._end.owners.lane_of(bisect_right(self._starts, at) - 1)
+            row = start
+            while row < stop:
+                lane = self._end.owners.lane_of(bisect_right(self._starts, row) - 1)
                 rows, cut = self._span(lane), self._cut(lane)
-                index, end = bisect_right(cut.bounds, at - rows.start) - 1, min(stop, rows.stop)
-                while at < end:
+                index, end = bisect_right(cut.bounds, row - rows.start) - 1, min(stop, rows.stop)
+                while row < end:
                     after = min(end, rows.start + cut.bounds[index + 1])
-                    if at < after:
-                        yield at, after, lane * self._cells + cut.cells[index]
-                    at, index = after, index + 1
+                    if row < after:
+                        yield row, after, lane * self._cells + cut.cells[index]
+                    row, index = after, index + 1
 
     def _span(self, lane: int) -> range:
         bounds = self._end.owners.bounds
@@ -193,7 +193,7 @@ class _Side:
 
 
 class _PieceCollector:
-    """Rows by peer, in the numbers of a tensor."""
+    """Collects rows by peer, numbered as in a tensor."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -212,9 +212,9 @@ class _PieceCollector:
                 self.add(number, start, stop)
 
     @property
-    def all(self) -> tuple[Piece, ...]:
+    def all(self) -> tuple[RoutePiece, ...]:
         """One piece for each peer."""
-        return tuple(Piece(peer, tuple(merged(sorted(spans)))) for peer, spans in self._spans.items())
+        return tuple(RoutePiece(peer, tuple(merged(sorted(spans)))) for peer, spans in self._spans.items())
 
     def of(self, peers: int) -> tuple[tuple[Span, ...], ...]:
         """Return the spans of peers from 0; none where nobody has any."""
@@ -239,9 +239,9 @@ class _EdgeRouting:
         cell, number = place
         ranks, held = self._source.ranks(cell), self._source.rows(cell)
         sends, brought = _PieceCollector(held), _PieceCollector(held)
-        # Only where ranks of this cell are targets too can one of them give other rows than its even share, and then
-        # all must know who gives what, to put the gradients together.
-        mixed = len(ranks) > 1 and any(self._target.place(one) is not None for one in ranks)
+        # If ranks of this cell are targets too, one may give other rows than its even share. Then all must know who
+        # gives what, to join the gradients.
+        mixed = len(ranks) > 1 and any(self._target.place(member) is not None for member in ranks)
         if len(ranks) > 1 and not mixed:
             brought.add_even(held, len(ranks))
         for giver, peer, (start, stop), (low, high) in self._gifts(
@@ -261,10 +261,10 @@ class _EdgeRouting:
         cell, number = place
         ranks, wanted = self._target.ranks(cell), self._target.rows(cell)
         receives, brought = _PieceCollector(wanted), _PieceCollector(wanted)
-        kept = self._stay(ranks)
-        if kept is not None:
+        staying = self._stay(ranks)
+        if staying is not None:
             for start, stop, giver in self._source.runs(wanted.spans):
-                if giver == kept:
+                if giver == staying:
                     receives.add(rank, start, stop)
         moved = self._moves(cell, ranks)
         if len(ranks) > 1:
@@ -276,22 +276,22 @@ class _EdgeRouting:
             elif len(givers) == 1:
                 receives.add(givers[0], start, stop)
             else:
-                for one, low, high in self._source.rows(giver).shares(start, stop, len(givers)):
-                    receives.add(givers[one], low, high)
+                for share, low, high in self._source.rows(giver).shares(start, stop, len(givers)):
+                    receives.add(givers[share], low, high)
         return Route(wanted=len(wanted), receives=receives.all, target_join=brought.of(len(ranks)))
 
     def _gifts(self, cell: int, spans: Iterable[Span]) -> Iterator[tuple[int, int, Span, Span]]:
-        """Tell who gives what to whom of a source cell's rows.
+        """Yield who gives which rows of a source cell to whom.
 
         Yields:
-            Giver, taker, the rows, and those of them whose gradient the giver gets for the whole cell.
+            Giver, taker, the rows, and those whose gradient the giver receives for the whole cell.
         """
         ranks = self._source.ranks(cell)
         for start, stop, taker in self._target.runs(spans):
             takers = self._target.ranks(taker)
             if self._stay(takers) == cell:
-                alone = len(takers) < len(ranks)
-                brought = even_shares(start, stop, len(takers)) if alone else [(start, start)] * len(takers)
+                is_part = len(takers) < len(ranks)
+                brought = even_shares(start, stop, len(takers)) if is_part else [(start, start)] * len(takers)
                 for rank, own in zip(takers, brought, strict=True):
                     yield rank, rank, (start, stop), own
                 continue
@@ -303,7 +303,7 @@ class _EdgeRouting:
                     yield ranks[giver], peer, (first, last), (first, last)
 
     def _stay(self, takers: Sequence[int]) -> int | None:
-        """Return the source cell that has all ranks of a target cell, if one has: what it holds, they hold."""
+        """Return the source cell that has all ranks of a target cell, if there is one: its rows need not move."""
         first = self._source.place(takers[0])
         if first is None:
             return None
@@ -313,17 +313,17 @@ class _EdgeRouting:
     def _moves(self, taker: int, takers: Sequence[int]) -> Rows:
         """Return the rows of a target cell that do not stay where they are."""
         if taker not in self._moved:
-            rows, kept = self._target.rows(taker), self._stay(takers)
-            if kept is not None:
+            rows, staying = self._target.rows(taker), self._stay(takers)
+            if staying is not None:
                 runs = self._source.runs(rows.spans)
-                rows = Rows((start, stop) for start, stop, giver in runs if giver != kept)
+                rows = Rows((start, stop) for start, stop, giver in runs if giver != staying)
             self._moved[taker] = rows
         return self._moved[taker]
 
     def _slices(self, taker: int, takers: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Cut neighbouring rows that move to a target cell over its ranks: rank, start and stop."""
+        """Divide neighbouring rows that move to a target cell over its ranks: rank, start and stop."""
         if len(takers) == 1:
             yield takers[0], start, stop
             return
-        for one, low, high in self._moves(taker, takers).shares(start, stop, len(takers)):
-            yield takers[one], low, high
+        for share, low, high in self._moves(taker, takers).shares(start, stop, len(takers)):
+            yield takers[share], low, high

@@ -1,4 +1,4 @@
-"""Spans of rows, and what a tensor holds of them: arithmetic that routes are made of."""
+"""Spans of rows, and the rows that a tensor holds: the arithmetic of routes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Rows:
 
     def slice(self, start: int, stop: int) -> list[Span]:
         """Return the rows that lie at ``start .. stop`` in the tensor."""
-        found = []
+        spans = []
         index = bisect_right(self._firsts, start) - 1
         while start < stop:
             end = min(stop, self._firsts[index + 1])
             shift = self._starts[index] - self._firsts[index]
-            found.append((start + shift, end + shift))
+            spans.append((start + shift, end + shift))
             start, index = end, index + 1
-        return found
+        return spans
 
     def share(self, count: int, number: int) -> list[Span]:
         """Return the even share of one of ``count`` ranks."""
@@ -48,13 +48,17 @@ class Rows:
     def shares(self, low: int, high: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Cut neighbouring rows where the even shares of ``count`` ranks end: number of the rank, start and stop."""
         share, more = divmod(len(self), count)
-        at = self.offset(low)
+        position = self.offset(low)
         while low < high:
-            rank = at // (share + 1) if at < more * (share + 1) else more + (at - more * (share + 1)) // share
+            rank = (
+                position // (share + 1)
+                if position < more * (share + 1)
+                else more + (position - more * (share + 1)) // share
+            )
             end = (rank + 1) * share + min(rank + 1, more)
-            stop = min(high, low + end - at)
+            stop = min(high, low + end - position)
             yield rank, low, stop
-            low, at = stop, end
+            low, position = stop, end
 
 
 def even_shares(start: int, stop: int, count: int) -> list[Span]:
@@ -66,13 +70,13 @@ def even_shares(start: int, stop: int, count: int) -> list[Span]:
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Join ascending spans that touch, and leave empty ones out."""
-    found: list[Span] = []
+    result: list[Span] = []
     for start, stop in spans:
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
+        if result and result[-1][1] == start:
+            result[-1] = result[-1][0], stop
         elif start < stop:
-            found.append((start, stop))
-    return found
+            result.append((start, stop))
+    return result
 
 
 def count(spans: Iterable[Span]) -> int:
@@ -81,12 +85,12 @@ def count(spans: Iterable[Span]) -> int:
 
 
 def shifted(spans: Sequence[Span], first: int) -> Sequence[Span]:
-    """Return spans as counted from row ``first``."""
+    """Return spans relative to row ``first``."""
     return [(start - first, stop - first) for start, stop in spans] if first else spans
 
 
 def clipped(spans: Sequence[Span], within: Span) -> tuple[int, tuple[Span, ...]]:
-    """Return those of the rows that lie within a span, and how many of them lie before it."""
+    """Return how many of the rows lie before a span, and those within it."""
     low, high = within
     before = count((start, min(stop, low)) for start, stop in spans if start < low)
     return before, tuple(

@@ -1,4 +1,4 @@
-"""How much one rank sends on one edge: a plain value, counted by boundaries as they send and computed from routes."""
+"""How much one rank sends on one edge, counted by boundaries as they send or computed from routes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mimo.schedule.routes.route import Route
 
 @attrs.frozen(kw_only=True)
 class Traffic:
-    """Rows and bytes that a rank sent to others on an edge, on the way there and as gradients on the way back.
+    """Rows and bytes that a rank sent to others on an edge, as rows forward and as gradients backward.
 
-    ``rows_in_place`` were for the rank itself and crossed nothing; neither did their gradients.
+    ``rows_in_place`` were for the rank itself: neither they nor their gradients were sent.
     """
 
     rows_sent: int = 0

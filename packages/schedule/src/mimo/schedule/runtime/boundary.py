@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.schedule.routes import Piece, Route, Traffic, clipped, count, shifted
+from mimo.schedule.routes import Route, RoutePiece, Traffic, clipped, count, shifted
 from mimo.schedule.runtime.channel import Channel
 from mimo.schedule.runtime.join import Join, join_of, pack, unpack
 from mimo.schedule.runtime.progress import NullProgress, Progress
@@ -119,7 +119,9 @@ class Boundary:
             box.sent_rows = box.sent_bytes = box.in_place_rows = 0
         return traffic
 
-    def _post(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], microbatch: int, rows: Tensor) -> None:
+    def _post(
+        self, box: _Outbox, channel: Channel, pieces: Sequence[RoutePiece], microbatch: int, rows: Tensor
+    ) -> None:
         assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
         # Nothing else frees what was sent: with gloo only waiting shows that a message has left. The plan was
         # proved with sends that wait for their receivers, so waiting here can't deadlock.
@@ -145,7 +147,9 @@ class Boundary:
         work.wait()
         self._progress.resume()
 
-    def _expect(self, box: _Outbox, channel: Channel, pieces: Sequence[Piece], join: Join, microbatch: int) -> Pending:
+    def _expect(
+        self, box: _Outbox, channel: Channel, pieces: Sequence[RoutePiece], join: Join, microbatch: int
+    ) -> Pending:
         """Post receives for ``pieces``; the result waits for all, joins them, and returns the tensor."""
         first, stop = join.own
         own = [piece for piece in pieces if piece.peer == self._rank]

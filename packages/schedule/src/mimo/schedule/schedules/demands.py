@@ -1,4 +1,4 @@
-"""What schedules ask of a graph and of the number of microbatches, refused with the smallest value that works."""
+"""Requirements of schedules on a graph and a number of microbatches; errors give the smallest value that works."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from mimo.topology import Module, ModuleGraph
 
 
 def trains(graph: ModuleGraph) -> bool:
-    """Tell whether anything trains; where not, a step is forwards alone, which any schedule runs with any numbers."""
+    """Return whether anything trains; if nothing does, a step has only forwards, which every schedule accepts."""
     return any(any(module.trains) for module in graph.modules)
 
 
 def longest_pipeline(graph: ModuleGraph) -> Module:
-    """Return the module of most pipeline ranks, of several the one nearest to a sink."""
+    """Return the module with the most pipeline ranks; of several, the one nearest to a sink."""
     return max((graph.by_name[name] for name in reversed(graph.order)), key=lambda module: module.grid.pp)
 
 
 def demand_microbatches(
     graph: ModuleGraph, microbatches: int, fits: Callable[[Module, int], bool], demand: Callable[[Module], str]
 ) -> None:
-    """Refuse a number of microbatches that does not suit some module that runs a backward.
+    """Refuse a number of microbatches that does not fit some module that runs a backward.
 
     Args:
         graph: the module graph.
         microbatches: of the step.
-        fits: whether so many suit a module. A multiple of its ``pp`` passes must from twice that on.
+        fits: whether a number fits a module. Multiples of its ``pp`` passes, from twice that on, must fit.
         demand: what a module needs, as a noun phrase.
 
     Raises:
@@ -42,7 +42,7 @@ def demand_microbatches(
     module = misfit(microbatches)
     if module is None:
         return
-    enough = 2 * math.lcm(*(one.grid.pp * one.batch_factor for one in modules))
+    enough = 2 * math.lcm(*(module.grid.pp * module.batch_factor for module in modules))
     smallest = next(count for count in range(1, enough + 1) if misfit(count) is None)
     after = next(count for count in range(microbatches + 1, microbatches + enough + 1) if misfit(count) is None)
     raise ConfigError(
@@ -56,5 +56,5 @@ def demand_microbatches(
 
 
 def passes_text(module: Module) -> str:
-    """Return what ``microbatches`` of a step count as for a module, for use behind a number."""
+    """Return the unit in which a module counts passes, to follow a number in a text."""
     return "" if module.batch_factor == 1 else f" passes of {module.batch_factor} microbatches"

@@ -1,6 +1,6 @@
 """The ``gpipe`` schedule over any module graph: all forwards, then all backwards.
 
-Huang et al., "GPipe" (2019), section 2.3. It keeps the activations of the whole step. A rank with several chunks does
+Huang et al., "GPipe" (2019), section 2.3. It saves the activations of the whole step. A rank with several chunks does
 all microbatches of one before the next, so that its pipeline fills and drains in the time of one chunk a rank.
 """
 
@@ -37,7 +37,7 @@ def _order(pipeline: Pipeline) -> OrderOf:
 
     def order_of(place: int) -> Iterable[PassIndex]:
         stages = pipeline.module.stages_at(place)
-        forwards, backwards = (in_groups(found, passes, passes) for found in (stages, stages[::-1]))
+        forwards, backwards = (in_groups(order, passes, passes) for order in (stages, stages[::-1]))
         return one_after_one(forwards, backwards, warm=len(forwards))
 
     return order_of

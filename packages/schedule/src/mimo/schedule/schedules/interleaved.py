@@ -1,8 +1,8 @@
-"""The ``interleaved`` schedule over any module graph: 1F1B on the chunks of each rank by turns, in Megatron's order.
+"""The ``interleaved`` schedule over any module graph: 1F1B on the chunks of each rank in turn, in Megatron's order.
 
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
-With V chunks a pipeline fills and drains in a V-th of the time, and keeps more activations. Modules with one chunk are
-fitted in around those with several.
+With V chunks a pipeline fills and drains in a V-th of the time, and saves more activations. Modules with one chunk are
+scheduled around those with several.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def generate(graph: ModuleGraph, microbatches: int, config: Interleaved, _costs:
     """Return the interleaved plan of ``microbatches`` microbatches over ``graph``; without training, of forwards alone.
 
     Raises:
-        ConfigError: no module has several chunks; or there is no microbatch, or not as many as can be taken in groups
-            of the pipeline ranks of each module with chunks.
+        ConfigError: no module has several chunks; or there is no microbatch, or the number is no multiple of the
+            pipeline ranks of each module with chunks.
     """
     assert isinstance(config, Interleaved), config
     if trains(graph):
@@ -67,15 +67,15 @@ def _order(pipeline: Pipeline) -> OrderOf | None:
 
 
 def _turns(pipeline: Pipeline, place: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the forwards and the backwards of a rank, each in their order."""
+    """Return the forwards and the backwards of a rank, in order."""
     stages, group = pipeline.module.stages_at(place), pipeline.module.grid.pp
     return in_groups(stages, pipeline.passes, group), in_groups(stages[::-1], pipeline.passes, group)
 
 
 def _more(pipeline: Pipeline) -> int:
-    """Return how much longer ranks must warm up so that the last stage has its lead.
+    """Return how many more passes ranks must warm up so that the last stage has its lead.
 
-    Two more, since so many are between any stage and the next.
+    It adds two, the distance between a stage and the next.
     """
     module = pipeline.module
     last = module.stages - 1

@@ -1,8 +1,8 @@
-"""The engine of the schedules with a name: a step placed in time by an event-driven list schedule over the graph.
+"""The engine of the schedules with fixed orders: an event-driven list schedule places a step in time over the graph.
 
-The one idea: dependencies, fixed orders and bounds all say "this after that", so whether a step ends is decided by
-them alone; priorities and times only choose among what may begin. Whenever an actor comes free, of what could begin on
-it the lowest key goes first, and a computation that several actors do together claims those that are free already.
+The one idea: dependencies, fixed orders and bounds all say "this after that", so they alone decide whether a step ends;
+priorities and times only choose among what may begin. Whenever an actor becomes free, the pass with the lowest key that
+can begin on it goes first; a computation of several actors claims those that are already free.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _UNITS: Mapping[ActionKind, int] = {"forward": 1, "backward": 2, "input-gradient
 
 @attrs.frozen
 class PipelineRank:
-    """The ranks at one place along a module's pipeline, which hold a stage of each of its chunks."""
+    """The ranks at one place along a module's pipeline; they hold a stage of each of its chunks."""
 
     module: str
     place: int
 
 
 def units(wanted: Pass) -> float:
-    """Return the time of a pass where forward, input gradient and weight gradient take a unit each a microbatch."""
+    """Return the time of a pass if forward, input gradient and weight gradient each take one unit a microbatch."""
     return _UNITS[wanted.kind] * len(wanted.microbatches)
 
 
 @attrs.frozen(kw_only=True)
 class ListRules:
-    """What makes one list schedule another.
+    """The choices that define a list schedule.
 
     Args:
-        priority: key of a pass; of those that could begin on an actor, the lowest goes first.
-        orders: for lines whose order is fixed, all their passes in that order. The next one is the line's only
-            candidate. A stage's passes of a kind are in the order of their microbatches there, each backward behind
-            its forward; with weight gradients, all its backwards are in two parts.
-        bounds: for stages of other lines, how many microbatches may be in flight; a stage left out has no bound.
+        priority: key of a pass; of the passes that could begin on an actor, the lowest goes first.
+        orders: for pipeline ranks with a fixed order, all their passes in that order; the next one is the only
+            candidate. It has a stage's passes of one kind in the order of their microbatches, each backward behind its
+            forward; with weight gradients, all backwards of the stage are split.
+        bounds: for stages without a fixed order, how many microbatches may be in flight; others have no bound.
         seconds: time of a pass, in any unit.
         latency: time of a message on an edge, by its name, in the same unit.
     """
@@ -57,14 +57,14 @@ class ListRules:
 def list_schedule(graph: ModuleGraph, microbatches: int, rules: ListRules) -> list[Timed]:
     """Return every computation of a step with its times, in the order of their starts.
 
-    Actors that meet inside a computation (tensor ranks, say) do it together, others that hold the same stage each at
-    times of their own. Only lines that an ending may have freed are looked at again, so that the work is linear in the
-    actors' computations.
+    Actors with collectives inside a computation (tensor ranks, say) do it together; other actors of the same stage do
+    it at their own times. When a pass ends, only candidates that it may have freed are examined, so that the work is
+    linear in the actors' computations.
 
     Args:
         graph: the module graph.
         microbatches: of the step.
-        rules: what goes first and how far ahead. That orders and bounds leave a way through the step is an assertion.
+        rules: what goes first and how far ahead. It asserts that the step can end under its orders and bounds.
     """
     run = _ListScheduler(graph, microbatches, rules)
     placed = run.run()
@@ -76,7 +76,7 @@ def list_schedule(graph: ModuleGraph, microbatches: int, rules: ListRules) -> li
 
 @attrs.define(kw_only=True, eq=False)
 class _PipelineActors:
-    """A line on actors that compute together: its stages there, and the rest of its order if that is fixed."""
+    """Pipeline ranks on actors that compute together: their stages, and their order if it is fixed."""
 
     number: int
     actors: tuple[int, ...]
@@ -85,7 +85,7 @@ class _PipelineActors:
     begun: int = 0
 
     def candidates(self) -> Iterator[Pass]:
-        """Yield what could begin here if all actors were free."""
+        """Yield the passes that could begin here if all actors were free."""
         if self.order is None:
             for part in self.parts.values():
                 yield from part.candidates()
@@ -97,7 +97,7 @@ class _PipelineActors:
 
 @attrs.frozen
 class _Arrival:
-    """A message on its way."""
+    """A message that has not arrived yet."""
 
     edge: EdgeState
     is_gradient: bool
@@ -105,37 +105,39 @@ class _Arrival:
 
 
 class _ListScheduler:
-    """The step while it is placed."""
+    """A step while it is placed."""
 
     def __init__(self, graph: ModuleGraph, microbatches: int, rules: ListRules) -> None:
         self._rules = rules
-        in_two = {one.stage for order in rules.orders.values() for one in order if one.kind == "weight-gradient"}
-        self.stages = begin_stages(graph, microbatches, split=in_two, bounds=rules.bounds)
+        split_stages = {
+            item.stage for order in rules.orders.values() for item in order if item.kind == "weight-gradient"
+        }
+        self.stages = begin_stages(graph, microbatches, split=split_stages, bounds=rules.bounds)
         self._rows: list[_PipelineActors] = []
         self._rows_of: dict[StageId, list[_PipelineActors]] = {}
-        self._held: list[list[_PipelineActors]] = [[] for _ in graph.actors]
+        self._rows_on: list[list[_PipelineActors]] = [[] for _ in graph.actors]
         self._gather_rows(graph)
         self._busy = [False] * len(graph.actors)
         self._claims: list[tuple[Key, _PipelineActors] | None] = [None] * len(graph.actors)
         self._events: list[tuple[float, int, tuple[_PipelineActors, Pass] | _Arrival]] = []
         self._now: float = 0
-        self._counted = 0
+        self._event_count = 0
 
     def _gather_rows(self, graph: ModuleGraph) -> None:
-        found: dict[tuple[PipelineRank, tuple[int, ...]], _PipelineActors] = {}
+        groups: dict[tuple[PipelineRank, tuple[int, ...]], _PipelineActors] = {}
         for stage in self.stages.values():
-            line = PipelineRank(stage.id.module, graph.by_name[stage.id.module].pipeline_rank(stage.id.stage))
+            place = PipelineRank(stage.id.module, graph.by_name[stage.id.module].pipeline_rank(stage.id.stage))
             for part in stage.parts:
-                row = found.get((line, part.actors))
+                row = groups.get((place, part.actors))
                 if row is None:
-                    row = _PipelineActors(number=len(found), actors=part.actors, order=self._rules.orders.get(line))
-                    found[line, part.actors] = row
+                    row = _PipelineActors(number=len(groups), actors=part.actors, order=self._rules.orders.get(place))
+                    groups[place, part.actors] = row
                 row.parts[stage.id] = part
                 self._rows_of.setdefault(stage.id, []).append(row)
-        self._rows += found.values()
+        self._rows += groups.values()
         for row in self._rows:
             for actor in row.actors:
-                self._held[actor].append(row)
+                self._rows_on[actor].append(row)
 
     def run(self) -> list[Timed]:
         """Return all computations, placed."""
@@ -153,10 +155,10 @@ class _ListScheduler:
         return placed
 
     def _begin(self, touched: Iterable[int]) -> Iterator[Timed]:
-        """Begin what may on these rows, by priority."""
+        """Begin passes on these actors, by priority."""
         rows = [self._rows[number] for number in sorted(touched)]
         ready = [(self._rules.priority(wanted), row, wanted) for row in rows for wanted in row.candidates()]
-        for key, row, wanted in sorted(ready, key=lambda found: found[0]):
+        for key, row, wanted in sorted(ready, key=lambda candidate: candidate[0]):
             if self._take(key, row):
                 row.begun += 1
                 row.parts[wanted.stage].begin(wanted.kind)
@@ -172,7 +174,7 @@ class _ListScheduler:
                 )
 
     def _take(self, key: Key, row: _PipelineActors) -> bool:
-        """Make a row's actors busy if all are free and nobody before it claims one; else claim those that are free."""
+        """Occupy a row's actors if all are free and none is claimed by a lower key; otherwise claim the free ones."""
         if len(row.actors) == 1:
             actor = row.actors[0]
             if self._is_open(actor, key, row):
@@ -195,7 +197,7 @@ class _ListScheduler:
     def _end(self, row: _PipelineActors, ended: Pass, touched: set[int]) -> None:
         for actor in row.actors:
             self._busy[actor] = False
-            touched.update(other.number for other in self._held[actor])
+            touched.update(other.number for other in self._rows_on[actor])
         stage, last = self.stages[ended.stage], ended.microbatches[-1]
         if ended.kind == "forward":
             if stage.forward.end(last):
@@ -229,5 +231,5 @@ class _ListScheduler:
         touched.update(row.number for row in self._rows_of[stage.id])
 
     def _push(self, time: float, event: tuple[_PipelineActors, Pass] | _Arrival) -> None:
-        self._counted += 1
-        heapq.heappush(self._events, (time, self._counted, event))
+        self._event_count += 1
+        heapq.heappush(self._events, (time, self._event_count, event))

@@ -1,4 +1,4 @@
-"""What the engine of our schedules knows while a step is placed in time: how far each stage and edge has come."""
+"""The state of a list schedule while it places a step: the progress of each stage and edge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mimo.topology import ModuleGraph, StageId
 
 @attrs.frozen
 class Pass:
-    """A computation of one stage that is to be placed, over the microbatches that it takes at once."""
+    """A computation of one stage that is to be placed, with the microbatches of its pass."""
 
     kind: ActionKind
     stage: StageId
@@ -21,12 +21,12 @@ class Pass:
 
 @attrs.define(kw_only=True, eq=False)
 class PassCount:
-    """Of how many microbatches a computation has ended on every part of its stage.
+    """The number of microbatches for which a computation has ended on every part of its stage.
 
     Args:
+        parts: number of parts.
         left: for each pass that some part has ended, how many parts have not.
-        parts: how many there are.
-        microbatches: those of the passes that all have ended.
+        microbatches: number of microbatches in passes that all parts have ended.
     """
 
     parts: int
@@ -34,7 +34,7 @@ class PassCount:
     microbatches: int = 0
 
     def end(self, last: int) -> bool:
-        """Note that a part has ended the pass with ``last`` as its last microbatch; tell whether all have."""
+        """Record that a part has ended the pass whose last microbatch is ``last``; return whether all parts have."""
         left = self.left.get(last, self.parts) - 1
         self.left[last] = left
         if not left:
@@ -50,8 +50,8 @@ class EdgeState:
         name: the edge's.
         source, target: its ends.
         gradient: whether it carries gradients back.
-        rows: how many are at the target; what the step before made is there from the start.
-        gradients: of how many those are back at the source.
+        rows: how many have arrived at the target; those of the previous step are there from the start.
+        gradients: of how many the gradients have arrived at the source.
     """
 
     name: str
@@ -68,13 +68,13 @@ class StageState:
 
     Args:
         id: which.
-        passes: the microbatches of each pass; those of the next step count on from this one's.
+        passes: the microbatches of each pass; those of the next step follow this step's.
         prefetch: whether it works on the next step.
-        backward: whether it runs one, and ``split`` whether in two parts.
-        bound: how many microbatches may be in flight, where its order is not fixed.
+        backward, split: whether it runs backwards, and whether in two parts.
+        bound: how many microbatches may be in flight, if its order is not fixed.
         inputs, outputs: its edges.
-        forward, gradient: on how many microbatches others can count: of rows, and of input gradients.
-        parts: the same stage on the actors that meet inside its computations.
+        forward, gradient: for how many microbatches the rows, and the input gradients, are made.
+        parts: the stage on each group of actors that compute it together.
     """
 
     id: StageId
@@ -90,7 +90,7 @@ class StageState:
     parts: list[StagePart] = attrs.field(factory=list)
 
     def is_ready(self, wanted: Pass) -> bool:
-        """Tell whether all that the next pass of a kind waits for from other stages is there."""
+        """Return whether everything that a pass needs from other stages has arrived."""
         last = wanted.microbatches[-1]
         if wanted.kind == "forward":
             return all(edge.rows > last for edge in self.inputs)
@@ -101,14 +101,14 @@ class StageState:
 
 @attrs.define(kw_only=True, eq=False)
 class StagePart:
-    """A stage on actors that compute it together. Its passes go in order, so counts say which have begun.
+    """A stage on actors that compute it together. Its passes go in order, so counts determine which have begun.
 
     Args:
         stage: which.
-        actors: who.
-        paced: whether it begins no pass of the next step before its like of this step has been used: its actors have
-            to hand over what the step before made, and would keep others waiting if they worked too long at a time.
-        forwards, backwards, weights: passes begun; a backward in two parts counts with its first.
+        actors: which.
+        paced: whether it begins a pass of the next step only after the same pass of this step has been used: its actors
+            also send what the previous step made, and others would wait if they computed for too long at a time.
+        forwards, backwards, weights: passes begun; a split backward counts with its first part.
     """
 
     stage: StageState
@@ -120,7 +120,7 @@ class StagePart:
 
     @property
     def in_flight(self) -> int:
-        """Microbatches begun that somebody still needs: for a backward (all of it), or for a consumer's forward."""
+        """Microbatches begun that are still needed: for the end of their backward, or for a consumer's forward."""
         begun = self._served(self.forwards)
         if self.stage.backward:
             return begun - self._served(self.weights if self.stage.split else self.backwards)
@@ -130,19 +130,19 @@ class StagePart:
         )
 
     def candidates(self) -> Iterator[Pass]:
-        """Yield what it could do now if its actors were free and its order were nobody else's business."""
+        """Yield the passes that could begin now if its actors were free and its order were not fixed."""
         stage = self.stage
         if stage.backward and self.backwards < self.forwards:
-            found = Pass("input-gradient" if stage.split else "backward", stage.id, stage.passes[self.backwards])
-            if stage.is_ready(found):
-                yield found
+            candidate = Pass("input-gradient" if stage.split else "backward", stage.id, stage.passes[self.backwards])
+            if stage.is_ready(candidate):
+                yield candidate
         if stage.split and self.weights < self.backwards:
             yield Pass("weight-gradient", stage.id, stage.passes[self.weights])
         if self.forwards < len(stage.passes):
-            found = Pass("forward", stage.id, stage.passes[self.forwards])
-            fits = stage.bound is None or self.in_flight + len(found.microbatches) <= stage.bound
-            if fits and stage.is_ready(found) and not (self.paced and self._is_early):
-                yield found
+            candidate = Pass("forward", stage.id, stage.passes[self.forwards])
+            fits = stage.bound is None or self.in_flight + len(candidate.microbatches) <= stage.bound
+            if fits and stage.is_ready(candidate) and not (self.paced and self._is_early):
+                yield candidate
 
     def begin(self, kind: ActionKind) -> None:
         """Count the next pass of a kind as begun."""
@@ -155,14 +155,14 @@ class StagePart:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has begun all that it has to do."""
+        """Whether all its passes have begun."""
         count = len(self.stage.passes)
         done = (self.forwards, self.backwards, self.weights)
         return done == (count, count * self.stage.backward, count * self.stage.split)
 
     @property
     def _is_early(self) -> bool:
-        """Whether something that this stage feeds in its own step is not as far in that as the next pass here."""
+        """Whether a consumer of this step's rows is behind the next pass of this part."""
         stage = self.stage
         number = stage.passes[self.forwards][0] - stage.passes[0][0]
         return any(edge.target.forward.microbatches < number for edge in stage.outputs if not edge.target.prefetch)
@@ -191,7 +191,9 @@ def begin_stages(
             forward=PassCount(parts=len(meetings), microbatches=passes[name.module][0][0]),
             gradient=PassCount(parts=len(meetings)),
         )
-        stage.parts += [StagePart(stage=stage, actors=found, paced=all(idle[it] for it in found)) for found in meetings]
+        stage.parts += [
+            StagePart(stage=stage, actors=actors, paced=all(idle[actor] for actor in actors)) for actors in meetings
+        ]
     for edge in graph.edges:
         source, target = stages[edge.source], stages[edge.target]
         rows = source.passes[0][0] if source.prefetch and not target.prefetch else 0

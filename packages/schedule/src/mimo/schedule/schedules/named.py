@@ -1,8 +1,8 @@
-"""Plans of the schedules with a name: the orders that it stands for where a module is a pipeline, bounds elsewhere.
+"""Plans of the schedules with fixed orders: modules that are pipelines keep to an order, other modules to bounds.
 
-A stage must be ahead of each stage that it feeds by what that one keeps in flight, and by a pass of its own. Then
-nobody waits in a circle, whatever the sizes of passes: what a consumer wants before it can give a gradient back, its
-source may have begun.
+A stage must be ahead of each stage that it feeds by that stage's microbatches in flight, and by one pass of its own.
+Then nobody waits in a circle, whatever the sizes of passes: a source may begin everything that its consumer needs
+before the consumer returns a gradient.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mimo.topology import Module, ModuleGraph, StageId
 
 @attrs.frozen(kw_only=True)
 class Pipeline:
-    """A module as an order sees it.
+    """The facts about a module that an order depends on.
 
     Args:
         module: which.
-        passes: in the step.
+        passes: number of its passes in a step.
         lead: by how many passes its last stage must be ahead of the modules that it feeds; 0 if it feeds none.
     """
 
@@ -36,17 +36,17 @@ class Pipeline:
 
 
 _PROJECTOR = 1 / 16
-"""What a pass of a projector takes of the time of one of its tower."""
+"""Time of a projector's pass, relative to a pass of its tower."""
 
 OrderOf = Callable[[int], Iterable[PassIndex]]
-"""Of a place along a pipeline the order of its ranks, as if all its stages trained."""
+"""Returns the order of the ranks at a place along a pipeline, as if all its stages trained."""
 MakeOrder = Callable[[Pipeline], OrderOf | None]
 
 
 def planned(schedule: str, graph: ModuleGraph, microbatches: int, make: MakeOrder) -> Plan:
-    """Return the plan of a step in which modules keep to the orders that ``make`` gives them, and others to bounds.
+    """Return the plan of a step: modules keep to the orders that ``make`` returns for them, other modules to bounds.
 
-    Where nothing trains there are forwards alone, and nothing to order.
+    If nothing trains there are only forwards, and nothing to order.
 
     Raises:
         ConfigError: there is no microbatch.
@@ -58,15 +58,15 @@ def planned(schedule: str, graph: ModuleGraph, microbatches: int, make: MakeOrde
 
 
 def unordered(_pipeline: Pipeline) -> None:
-    """Leave the order of a module to bounds."""
+    """Return no order: bounds alone hold the module."""
 
 
 def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered) -> ListRules:
-    """Return the rules by which the modules that ``make`` has orders for keep to them, and others to bounds.
+    """Return the rules of a list schedule: orders of modules for which ``make`` returns one, bounds of other modules.
 
-    The bound of a stage is the number of stages on the longest path from it to a sink, itself included, where every
-    pass serves one microbatch: as many keep the path busy, and more would only cost memory. So are ranks of a pipeline
-    bounded that run no backward, since an order without one would have them do all their forwards at once.
+    The bound of a stage is the number of stages on the longest path from it to a sink, itself included, if every
+    pass has one microbatch: so many keep the path busy, and more would only cost memory. Pipeline ranks without a
+    backward are bounded too, since their order would do all forwards at once.
     """
     wiring = Wiring(graph=graph)
     ahead: dict[StageId, int] = {}
@@ -77,21 +77,21 @@ def rules_of(graph: ModuleGraph, microbatches: int, make: MakeOrder = unordered)
         lead = _lead(graph, module, ahead)
         order_of = make(Pipeline(module=module, passes=len(passes), lead=-(-lead // each)))
         for place in range(module.grid.pp):
-            runs_backward = any(StageId(name, at) in wiring.backward for at in module.stages_at(place))
+            runs_backward = any(StageId(name, stage) in wiring.backward for stage in module.stages_at(place))
             if order_of is not None and runs_backward:
                 steps = list(order_of(place))
                 orders[PipelineRank(name, place)] = [
                     Pass(step.kind, StageId(name, step.stage), passes[step.number])
                     for step in _trimmed(module, steps, wiring)
                 ]
-                ahead |= {StageId(name, at): each * _ahead(steps, at) for at in module.stages_at(place)}
-        for at in reversed(range(module.stages)):
-            lead = ahead.setdefault(StageId(name, at), each * (1 + -(-lead // each)))
+                ahead |= {StageId(name, stage): each * _ahead(steps, stage) for stage in module.stages_at(place)}
+        for stage in reversed(range(module.stages)):
+            lead = ahead.setdefault(StageId(name, stage), each * (1 + -(-lead // each)))
     return ListRules(priority=soonest_free(graph), orders=orders, bounds=ahead, seconds=_seconds(graph))
 
 
 def _seconds(graph: ModuleGraph) -> Callable[[Pass], float]:
-    """Return the time of passes: units, of which a projector beside its tower takes a small part."""
+    """Return the time of passes in units; a projector beside its tower takes a small part of one."""
     small = {module.name for module in graph.modules if module.projector_of}
     if not small:
         return units
@@ -99,12 +99,12 @@ def _seconds(graph: ModuleGraph) -> Callable[[Pass], float]:
 
 
 def _lead(graph: ModuleGraph, module: Module, ahead: Mapping[StageId, int]) -> int:
-    """Return by how many microbatches the last stage of a module must be ahead of those that it feeds; 0 of none.
+    """Return by how many microbatches the last stage of a module must be ahead of the modules that it feeds; 0 if none.
 
-    Where these take fewer at once, gradients of the first of a pass wait there for those of its last.
+    If those have smaller passes, the gradients of a pass's first microbatch wait for those of its last.
     """
-    found = [graph.by_name[target] for source, target in graph.arrows if source == module.name]
-    targets = [target for target in found if target.prefetch == module.prefetch]
+    fed = [graph.by_name[target] for source, target in graph.arrows if source == module.name]
+    targets = [target for target in fed if target.prefetch == module.prefetch]
     return max(
         (ahead[StageId(target.name, 0)] + max(0, module.batch_factor - target.batch_factor) for target in targets),
         default=0,
@@ -112,38 +112,40 @@ def _lead(graph: ModuleGraph, module: Module, ahead: Mapping[StageId, int]) -> i
 
 
 def _ahead(steps: Sequence[PassIndex], stage: int) -> int:
-    """Return how many passes a stage is ahead, at most, of its next (input) gradient when that is about to begin."""
-    forwards = backwards = most = 0
+    """Return by how many passes, at most, a stage is ahead when its next (input) gradient begins."""
+    forwards = backwards = max_ahead = 0
     for step in steps:
         if step.stage == stage:
             if step.kind == "forward":
                 forwards += 1
             elif step.kind != "weight-gradient":
-                most = max(most, forwards - backwards)
+                max_ahead = max(max_ahead, forwards - backwards)
                 backwards += 1
-    return most
+    return max_ahead
 
 
 def _trimmed(module: Module, steps: Sequence[PassIndex], wiring: Wiring) -> Iterator[PassIndex]:
-    """Yield the steps of an order without what their stages have not to do, with backwards whole where that serves.
+    """Yield an order without what its stages need not do, and with whole backwards where splitting has no use.
 
-    It does where nothing trains, so that there is no weight gradient; and where nobody waits for the input gradients
-    and each is followed at once by its weight gradient.
+    It has no use where nothing trains, so that there is no weight gradient, and where nobody waits for the input
+    gradients and the weight gradient follows each at once.
     """
-    whole = {
-        at for at in range(module.stages) if not module.trains[at] or _is_whole(StageId(module.name, at), steps, wiring)
+    unsplit = {
+        stage
+        for stage in range(module.stages)
+        if not module.trains[stage] or _is_unsplit(StageId(module.name, stage), steps, wiring)
     }
     for step in steps:
         if step.kind == "forward":
             yield step
         elif StageId(module.name, step.stage) in wiring.backward:
-            if step.stage not in whole:
+            if step.stage not in unsplit:
                 yield step
             elif step.kind != "weight-gradient":
                 yield step._replace(kind="backward")
 
 
-def _is_whole(stage: StageId, steps: Sequence[PassIndex], wiring: Wiring) -> bool:
+def _is_unsplit(stage: StageId, steps: Sequence[PassIndex], wiring: Wiring) -> bool:
     if any(edge.gradient for edge in wiring.inputs[stage]):
         return False
     behind = zip(steps, (*steps[1:], None), strict=True)
@@ -155,11 +157,11 @@ def _is_whole(stage: StageId, steps: Sequence[PassIndex], wiring: Wiring) -> boo
 
 
 def soonest_free(graph: ModuleGraph) -> Callable[[Pass], tuple[int, ...]]:
-    """Return the priority of passes by which what frees memory soonest goes first.
+    """Return a priority of passes by which those that free memory soonest go first.
 
-    That is gradients before rows before weights; of rows those that are due soonest, given that a stage is to be ahead
-    of the sink by its distance from it; then the lowest microbatch, then the stage nearer to the sink. What is made for
-    the next step goes last.
+    Gradients go before forwards, and these before weight gradients. Of forwards, the one due soonest goes first, since
+    a stage should be ahead of the sink by its distance from it; then the lowest microbatch, then the stage nearer to
+    the sink. Passes for the next step go last.
     """
     distance = stages_to_sink(graph)
     number = {stage: number for number, stage in enumerate(graph.stages)}

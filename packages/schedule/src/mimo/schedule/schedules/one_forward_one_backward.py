@@ -2,7 +2,7 @@
 
 For a plain pipeline this is the textbook one-forward-one-backward order (PipeDream-Flush: Narayanan et al., "Memory-
 Efficient Pipeline-Parallel DNN Training", 2021, section 3). For a graph, each stage is ahead of a sink by its distance
-from it, and of the computations that an actor could begin, the one goes first that frees memory soonest.
+from it, and of the computations that an actor could begin, the one that frees memory soonest goes first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Orders of the ranks of a pipeline by closed forms: what each does with the passes of its stages, one after the other.
+"""Orders of pipeline ranks in closed form: the sequence of passes of each rank's stages.
 
-They are written for a pipeline of which every stage trains. What a stage has not to do is left out afterwards: that
-takes waits away and adds none.
+They assume that every stage of the pipeline trains. Passes that a stage does not need are removed afterwards, which
+removes waits and adds none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mimo.schedule.plan import ActionKind
 
 
 class PassIndex(NamedTuple):
-    """A pass of one of a module's stages, by numbers."""
+    """A pass of one of a module's stages, by indices."""
 
     kind: ActionKind
     stage: int
@@ -30,26 +30,25 @@ def one_after_one(
         forwards: stage and number of each, in their order.
         backwards: the same of backwards.
         warm: forwards before the first backward.
-        lag: backwards come in two parts, and the second ones stay behind by so many of the first; with None they are
-            whole.
+        lag: splits backwards in two parts; the second parts follow so many first parts later. None: whole backwards.
     """
-    for at in forwards[:warm]:
-        yield PassIndex("forward", *at)
-    for done, at in enumerate(backwards):
-        yield PassIndex("backward" if lag is None else "input-gradient", *at)
+    for pass_ in forwards[:warm]:
+        yield PassIndex("forward", *pass_)
+    for done, pass_ in enumerate(backwards):
+        yield PassIndex("backward" if lag is None else "input-gradient", *pass_)
         if lag is not None and done >= lag:
             yield PassIndex("weight-gradient", *backwards[done - lag])
         if warm + done < len(forwards):
             yield PassIndex("forward", *forwards[warm + done])
     if lag:
-        for at in backwards[-lag:]:
-            yield PassIndex("weight-gradient", *at)
+        for pass_ in backwards[-lag:]:
+            yield PassIndex("weight-gradient", *pass_)
 
 
 def in_groups(stages: Sequence[int], passes: int, group: int) -> list[tuple[int, int]]:
-    """Return the passes of several stages in turn: ``group`` of the first, as many of the next, and so round.
+    """Return the passes of several stages in turn: ``group`` of the first stage, as many of the next, and so on.
 
-    So Megatron orders the chunks of a rank (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Megatron orders so the chunks of a rank (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
     Clusters Using Megatron-LM", 2021, section 2.2.2).
     """
     return [
@@ -68,12 +67,12 @@ def to_and_fro(stages: tuple[int, int], passes: int, *, ranks: int, place: int) 
 
     Args:
         stages: the rank's, on the way down and on the way up.
-        passes: of the step; the order is that of 2·ranks - 1 or more, less those that there are not.
+        passes: of the step; the order is that of 2·ranks - 1 or more, without passes beyond this number.
         ranks: along the pipeline.
         place: of this one, from 0.
     """
     kinds: tuple[ActionKind, ...] = ("forward", "input-gradient", "weight-gradient")
-    (f0, i0, w0), (f1, i1, w1) = ([(kind, at) for kind in kinds] for at in stages)
+    (f0, i0, w0), (f1, i1, w1) = ([(kind, stage) for kind in kinds] for stage in stages)
     left = ranks - place
     order = [
         *[f0] * (2 * left - 1),

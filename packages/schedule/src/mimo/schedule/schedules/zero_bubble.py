@@ -1,8 +1,8 @@
-"""The ``zero-bubble`` schedules over any module graph: backwards in two parts, the second of which fills the gaps.
+"""The ``zero-bubble`` schedules over any module graph: split backwards, whose second parts fill the gaps.
 
-Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241). Others wait for the gradient of a stage's inputs
-alone; that of its weights can be computed whenever a rank would do nothing. Pipelines keep to the orders of the paper,
-and all other modules are fitted in around them with whole backwards.
+Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241). Other stages wait only for the gradient of a
+stage's inputs; that of its weights can be computed whenever a rank would be idle. Pipelines keep to the orders of the
+paper, and all other modules are scheduled around them with whole backwards.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class ZeroBubble:
     """Configuration of the ``zero-bubble`` schedule.
 
     Args:
-        form: ``h1`` keeps as many activations as 1F1B does on its first rank (section 2.1); ``h2`` about twice as many
-            and has a smaller bubble, or none (section 2.2); ``v`` puts two chunks on each rank, in a V, and keeps as
-            many as ``h1`` without a bubble where all computations take the same time (section 6).
+        form: ``h1`` saves as many activations as 1F1B on its first rank (section 2.1); ``h2`` saves about twice as many
+            and has a smaller bubble, or none (section 2.2); ``v`` puts two chunks on each rank, in a V, and saves as
+            many as ``h1``, without a bubble if all computations take the same time (section 6).
     """
 
     form: Form = "h1"
 
     def __attrs_post_init__(self) -> None:
-        """Refuse a form that there is not."""
+        """Refuse an unknown form."""
         if self.form not in get_args(Form):
             raise ConfigError("schedule.form", expected=f"one of {', '.join(get_args(Form))}", got=repr(self.form))
 
@@ -56,12 +56,12 @@ def generate(graph: ModuleGraph, microbatches: int, config: ZeroBubble, _costs: 
 
 
 def _demand_chunks(graph: ModuleGraph, form: Form) -> None:
-    most = 2 if form == "v" else 1
+    max_chunks = 2 if form == "v" else 1
     for module in graph.modules:
-        if module.chunks > most:
+        if module.chunks > max_chunks:
             raise ConfigError(
                 f"modules.{module.name}.chunks",
-                expected=f"{most} with schedule.form = {form!r}",
+                expected=f"{max_chunks} with schedule.form = {form!r}",
                 got=repr(module.chunks),
                 fix="Set it to 2, or choose schedule.plugin = 'interleaved'."
                 if form == "v"
@@ -86,15 +86,15 @@ def _demand_microbatches(graph: ModuleGraph, microbatches: int) -> None:
 
 
 def placement(config: ZeroBubble) -> Placement:
-    """Return how the form lays chunks on ranks."""
+    """Return how the form places chunks on ranks."""
     return "v" if config.form == "v" else "loop"
 
 
 def _along_h(pipeline: Pipeline, *, pace: int) -> OrderOf | None:
     """Return ZB-H1 (``pace`` 1) or ZB-H2 (2) of a pipeline.
 
-    Each rank warms up by ``pace`` passes more than the next one, and has as many fewer weight gradients to do. Ahead of
-    other modules the last rank warms up by ``pace`` more than what they are ahead.
+    Each rank warms up by ``pace`` passes more than the next one, and does as many fewer weight gradients meanwhile. If
+    the pipeline feeds other modules, its last rank warms up by ``pace`` passes more than their lead.
     """
     ranks, lead = pipeline.module.grid.pp, pipeline.lead
     if ranks == 1:
@@ -110,7 +110,7 @@ def _along_h(pipeline: Pipeline, *, pace: int) -> OrderOf | None:
 
 
 def _in_a_v(pipeline: Pipeline) -> OrderOf | None:
-    """Return ZB-V of a pipeline that feeds no other module; one that does must be ahead, which a V has no room for."""
+    """Return ZB-V of a pipeline that feeds no other module; a V leaves no room for the lead that others need."""
     module = pipeline.module
     if module.chunks == 1 or pipeline.lead:
         return None

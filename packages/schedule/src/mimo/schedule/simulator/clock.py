@@ -1,4 +1,4 @@
-"""The simulator's parts: the clock of an actor, with what it did and waited for, and messages and meetings."""
+"""Parts of the simulator: the clock of an actor, with its bars and waits, messages and meetings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ WARM_UP, DRAIN, TRANSFER, PEERS = "warm-up", "drain", "transfer", "peers"
 
 @attrs.define(kw_only=True, eq=False)
 class Clock:
-    """An actor while its list runs: where it stands and when, and what came before.
+    """An actor while its list runs: its position and time, and its history.
 
     Args:
         ranks, actions: the actor's.
-        keeping: its memory; None where nothing is kept.
-        position: of the action that it stands at.
-        now: when it came there, or got on with waiting.
+        memory: its activation memory; None where nothing has bytes.
+        position: of its current action.
+        now: its time.
         waits: seconds by cause since its last bar; ``idle`` before that.
         work: seconds in computations and reductions; ``computed`` in computations alone.
-        bars: what it did.
-        kept: moments with the module and bytes by which its memory changed, in the order of its list.
+        bars: its computations and reductions.
+        changes: times with the module and bytes by which its memory changed, in the order of its list.
         first, last: when its first computation began, and its last one ended.
     """
 
     ranks: tuple[int, ...]
     actions: tuple[Action, ...]
-    keeping: ActivationMemory | None
+    memory: ActivationMemory | None
     position: int = 0
     now: float = 0
     waits: dict[str, float] = attrs.field(factory=dict)
@@ -40,19 +40,21 @@ class Clock:
     work: float = 0
     computed: float = 0
     bars: list[Bar] = attrs.field(factory=list)
-    kept: list[tuple[float, str, int]] = attrs.field(factory=list)
+    changes: list[tuple[float, str, int]] = attrs.field(factory=list)
     first: float | None = None
     last: float = 0
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...], actions: tuple[Action, ...], keeping: ActivationMemory | None) -> Clock:
-        """Return the clock of an actor before its first action, with what it keeps from the step before."""
-        begins = {} if keeping is None else keeping.begins
-        kept: list[tuple[float, str, int]] = [(0, module, peak.bytes) for module, peak in begins.items() if peak.bytes]
-        return cls(ranks=ranks, actions=actions, keeping=keeping, kept=kept)
+    def of(cls, ranks: tuple[int, ...], actions: tuple[Action, ...], memory: ActivationMemory | None) -> Clock:
+        """Return the clock of an actor before its first action, with the memory that the previous step left."""
+        initial = {} if memory is None else memory.initial
+        changes: list[tuple[float, str, int]] = [
+            (0, module, peak.bytes) for module, peak in initial.items() if peak.bytes
+        ]
+        return cls(ranks=ranks, actions=actions, memory=memory, changes=changes)
 
     def wait(self, until: float, cause: str) -> None:
-        """Do nothing until then, if that is still to come."""
+        """Wait until a time, if it is in the future."""
         if until > self.now:
             self.waits[cause] = self.waits.get(cause, 0) + until - self.now
             self.now = until
@@ -60,51 +62,59 @@ class Clock:
     def work_on(self, action: Action, seconds: float) -> None:
         """Do a computation or reduction now."""
         start, finish = self.now, self.now + seconds
-        waited, cause = self._settle(WARM_UP if self.first is None else None)
-        self.bars.append(Bar(ranks=self.ranks, action=action, start=start, finish=finish, waited=waited, cause=cause))
+        causes = self._close_gap(WARM_UP if self.first is None else None)
+        self.bars.append(
+            Bar(
+                ranks=self.ranks,
+                action=action,
+                start=start,
+                finish=finish,
+                waited=sum(causes.values()),
+                cause=max(causes, key=causes.__getitem__, default=""),
+                causes=causes if len(causes) > 1 else {},
+            )
+        )
         self.now = finish
         self.work += seconds
         if action.kind in COMPUTATIONS:
             self.first = start if self.first is None else self.first
             self.last = finish
             self.computed += seconds
-            if self.keeping is not None:
-                if more := self.keeping.grows(action).bytes:
-                    self.kept.append((start, action.module, more))
-                self.let_go(action, finish)
+            if self.memory is not None:
+                if more := self.memory.added(action).bytes:
+                    self.changes.append((start, action.module, more))
+                self.free(action, finish)
 
-    def let_go(self, action: Action, time: float) -> None:
-        """Free what nobody needs once ``action``, a computation or send, is over at ``time``."""
-        if self.keeping is not None and (less := self.keeping.shrinks(action).bytes):
-            self.kept.append((time, action.module, -less))
+    def free(self, action: Action, time: float) -> None:
+        """Free what nobody needs after ``action``, a computation or send, ends at ``time``."""
+        if self.memory is not None and (less := self.memory.freed(action).bytes):
+            self.changes.append((time, action.module, -less))
 
     def end(self, time: float) -> None:
         """Wait for the end of the step."""
         self.wait(time, DRAIN)
-        self._settle(DRAIN if self.bars else WARM_UP)
+        self._close_gap(DRAIN if self.bars else WARM_UP)
 
-    def _settle(self, cause: str | None) -> tuple[float, str]:
-        """Close the gap before now, all of it for one cause where given; return its length and its main cause."""
+    def _close_gap(self, cause: str | None) -> Mapping[str, float]:
+        """Account for the gap before now, all of it to ``cause`` if given; return its seconds by cause."""
         if not self.waits:
-            return 0, ""
-        waited = sum(self.waits.values())
-        parts: Mapping[str, float] = self.waits if cause is None else {cause: waited}
+            return {}
+        parts: Mapping[str, float] = self.waits if cause is None else {cause: sum(self.waits.values())}
         for part, seconds in parts.items():
             self.idle[part] = self.idle.get(part, 0) + seconds
-        main = max(parts, key=parts.__getitem__)
         self.waits = {}
-        return waited, main
+        return parts
 
 
 @attrs.frozen
 class Direction:
-    """One way along an edge.
+    """One direction of an edge.
 
     Args:
-        seconds: that a message takes.
+        seconds: of a message.
         source, target: modules at its ends.
         targets: ranks that receive.
-        receivers, senders: how many actors do.
+        receivers, senders: numbers of actors.
     """
 
     seconds: float
@@ -117,18 +127,18 @@ class Direction:
 
 @attrs.define(eq=False)
 class Message:
-    """One message on a channel, from all who send it to all who receive it.
+    """One message on a channel, from all its senders to all its receivers.
 
     Args:
-        way: that it goes.
-        unposted, unsent: how many actors have yet to post it, and how many sends have yet to arrive.
+        direction: in which it goes.
+        unposted, unsent: how many actors have not posted it, and how many sends have not arrived.
         posted: when the last one posted.
         sent, start, finish: when the send that arrives last was reached, left and arrived.
         sleepers: actors that wait for it.
-        lines: those at whose head it stands unposted.
+        queues: those at whose head it waits to be posted.
     """
 
-    way: Direction
+    direction: Direction
     unposted: int
     unsent: int
     posted: float = 0
@@ -136,14 +146,14 @@ class Message:
     start: float = 0
     finish: float = 0
     sleepers: tuple[int, ...] = ()
-    lines: tuple[SendQueue, ...] = ()
+    queues: tuple[SendQueue, ...] = ()
 
 
 @attrs.define(eq=False)
 class SendQueue:
-    """What an actor sends on one edge and way, in order: what has left has arrived at ``free``, the rest waits.
+    """Messages of an actor on one edge and direction, in order: those that left have arrived at ``free``, others wait.
 
-    With each message that waits stand its send and when that was reached.
+    ``waiting`` has each message with its send and when that was reached.
     """
 
     clock: Clock
@@ -153,8 +163,8 @@ class SendQueue:
 
 @attrs.define(kw_only=True, eq=False)
 class Meeting:
-    """A computation or reduction that actors enter together: at ``start``, once none of them is ``absent``."""
+    """A computation or reduction that actors begin together: at ``start``, once none of them is ``absent``."""
 
     absent: int
     start: float = 0
-    came: set[int] = attrs.field(factory=set)
+    present: set[int] = attrs.field(factory=set)

@@ -1,4 +1,4 @@
-"""What of graph and costs all actors share while the simulator runs, looked up once for each stage and edge."""
+"""Look-ups in the graph and the costs that all actors share, made once for each stage and edge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mimo.topology import ModuleGraph
 
 
 class CostLookup:
-    """Ends of edges, who meets whom, and seconds; actors are numbered as in ``graph.actors``.
+    """Ends of edges, members of meetings, and seconds; actors are numbered as in ``graph.actors``.
 
     Args:
         graph: the module graph.
@@ -22,32 +22,32 @@ class CostLookup:
         self._targets, self._feeding = self._wiring.targets, self._wiring.feeding
         self._members: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}
-        self._ways: dict[tuple[str, bool, int], Direction] = {}
+        self._directions: dict[tuple[str, bool, int], Direction] = {}
 
     def is_target(self, edge: str, message: Action) -> bool:
-        """Tell whether a send or receive is at the target of its edge."""
+        """Return whether a send or receive is at the target of its edge."""
         return self._targets[edge] == (message.module, message.stage)
 
     def feeds(self, computation: Action) -> tuple[tuple[str, bool], ...]:
         """Return the edges whose messages a computation needs, and whether they are gradients."""
         return self._feeding.get((computation.kind, computation.module, computation.stage), ())
 
-    def way(self, edge: str, *, gradient: bool, microbatches: int) -> Direction:
-        """Return how a message of so many microbatches goes along an edge, or as gradients back."""
+    def direction(self, edge: str, *, gradient: bool, microbatches: int) -> Direction:
+        """Return the direction of a message of so many microbatches on an edge: rows forward, or gradients backward."""
         key = (edge, gradient, microbatches)
-        way = self._ways.get(key)
-        if way is None:
-            found, holders = self._wiring.edges[edge], self._wiring.holders
-            source, target = (found.target, found.source) if gradient else (found.source, found.target)
-            way = self._ways[key] = Direction(
-                seconds=self._costs.message(self._graph, found, microbatches),
+        direction = self._directions.get(key)
+        if direction is None:
+            ends, holders = self._wiring.edges[edge], self._wiring.holders
+            source, target = (ends.target, ends.source) if gradient else (ends.source, ends.target)
+            direction = self._directions[key] = Direction(
+                seconds=self._costs.message(self._graph, ends, microbatches),
                 source=source.module,
                 target=target.module,
                 targets=self._graph.stage_ranks(target),
                 receivers=len(holders[target]),
                 senders=len(holders[source]),
             )
-        return way
+        return direction
 
     def members(self, number: int, action: Action) -> tuple[int, ...]:
         """Return the actors that enter a computation or reduction together with actor ``number``, itself included."""
@@ -71,7 +71,7 @@ class CostLookup:
         seconds = self._seconds.get(key)
         if seconds is None:
             cost = self._costs.stages[action.stage_id]
-            whole = action.edge is None
-            seconds = cost.seconds(action.kind, len(action.microbatches)) if whole else cost.reduce_tied
+            is_tied = action.edge is not None
+            seconds = cost.reduce_tied if is_tied else cost.seconds(action.kind, len(action.microbatches))
             self._seconds[key] = seconds
         return seconds

@@ -1,4 +1,4 @@
-"""What a simulation tells: a timeline, the step's seconds, and for each rank what it waited for and kept."""
+"""The result of a simulation: a timeline, the step's seconds, and for each rank its waits and its memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Simulation:
         bubbles: by rank, all other seconds of the step, by cause: ``warm-up`` before its first computation, ``drain``
             after its last action, and between them the module whose work was not done, ``transfer`` of what was, and
             ``peers`` of its groups.
-        peak_bytes: by rank, the most that each of its modules kept at once.
-        peak_total: by rank, the most bytes that all its modules together kept at once.
+        peak_bytes: by rank, the peak activation memory of each of its modules.
+        peak_total: by rank, the peak activation memory of all its modules together.
     """
 
     timeline: Timeline
@@ -42,7 +42,7 @@ class Simulation:
     def of(
         cls, name: str, ranks: tuple[int, ...], clocks: Sequence[Clock], transfers: Sequence[Transfer]
     ) -> Simulation:
-        """Return what clocks at the end of their lists tell."""
+        """Return the result from clocks at the end of their lists."""
         spans = [(clock.last - clock.first, clock.computed) for clock in clocks if clock.first is not None]
         longest, computed = max(spans, key=lambda span: (span[0], span[0] - span[1]), default=(0, 0))
         memory: dict[int, _MemoryCurve] = {}
@@ -72,12 +72,12 @@ class Simulation:
 
 
 def _memory(clock: Clock) -> tuple[_MemoryCurve, Mapping[str, int], int]:
-    """Return an actor's memory over time, and its peaks, by module and in all."""
+    """Return an actor's memory over time, and its peaks, by module and in total."""
     moments: list[tuple[float, Mapping[str, int]]] = []
     now = {action.module: 0 for action in clock.actions}
     peaks = dict(now)
     total = highest = 0
-    for time, module, change in sorted(clock.kept, key=itemgetter(0)):
+    for time, module, change in sorted(clock.changes, key=itemgetter(0)):
         now[module] += change
         total += change
         peaks[module] = max(peaks[module], now[module])

@@ -1,8 +1,8 @@
-"""The simulator: when each rank would do what, of a plan and what things cost, and what it would wait for.
+"""The simulator: from a plan and costs, when each rank does what, and for what it waits.
 
-The lists are run as the checker runs them, with a clock for each actor. What waits for what is fixed by the plan, so
-each time is a sum of costs or the latest of other times, in whatever order actors are moved: the work is linear in
-actions, and whole numbers and fractions stay exact.
+The lists run as in the checker, with a clock for each actor. The plan fixes which action waits for which, so each time
+is a sum of costs or a maximum of other times, in whatever order the actors advance: the work is linear in actions, and
+integers and fractions stay exact.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from mimo.topology import ModuleGraph
 
 
 def simulate(plan: Plan, graph: ModuleGraph, costs: Costs, name: str = "simulated") -> Simulation:
-    """Return when each rank does what in a step of ``plan``, and what it waits for meanwhile.
+    """Return when each rank does what in a step of ``plan``, and for what it waits.
 
-    Each rank does its list in order. A computation begins once its messages are there, and where its ranks meet inside,
-    once they all are; so does a reduction. Receives are posted in no time. A message leaves when its send is reached,
-    all its receivers have posted, and what its sender sent before on the edge the same way has arrived; meanwhile the
-    sender goes on. Without overlap the sender waits until it has arrived, and each receiver is busy with it as long
-    before the computation that needs it, unless it waited for it then anyway.
+    Each rank does its list in order. A computation begins once its messages are there, and, if it has
+    collectives inside, once all their ranks are there; so does a reduction. Receives are posted in no time. A message
+    leaves when its send is reached, all receivers have posted, and the sender's earlier messages in this direction of
+    the edge have arrived; meanwhile the sender continues. Without overlap the sender waits until it has arrived, and
+    each receiver is busy with it as long before the computation that needs it, unless it already waited for it at that
+    time.
 
     Args:
         plan: one that `check` accepts.
@@ -34,7 +35,7 @@ def simulate(plan: Plan, graph: ModuleGraph, costs: Costs, name: str = "simulate
         name: of the timeline.
 
     Raises:
-        PlanError: the plan comes to a halt.
+        PlanError: some rank can't finish.
     """
     run = _SimulatorRun(plan, graph, costs)
     run.run()
@@ -46,26 +47,26 @@ class _SimulatorRun:
 
     def __init__(self, plan: Plan, graph: ModuleGraph, costs: Costs) -> None:
         facts = stage_facts(graph, costs)
-        kept = any(fact.keeps for fact in facts.values())
+        has_bytes = any(fact.has_bytes for fact in facts.values())
         lists = {actor.ranks: actor.actions for actor in plan.actors}
         self.clocks = [
             Clock.of(
                 actor.ranks,
                 lists[actor.ranks],
-                ActivationMemory(facts, lists[actor.ranks], plan.microbatches) if kept else None,
+                ActivationMemory(facts, lists[actor.ranks], plan.microbatches) if has_bytes else None,
             )
             for actor in graph.actors
         ]
         self.transfers: list[Transfer] = []
-        self._shared = CostLookup(graph, costs)
+        self._costs = CostLookup(graph, costs)
         self._overlaps = costs.overlaps
         self._messages: dict[tuple[str, bool, int], Message] = {}
-        self._lines: dict[tuple[str, bool, int], SendQueue] = {}
+        self._queues: dict[tuple[str, bool, int], SendQueue] = {}
         self._meetings: dict[tuple[object, ...], tuple[Meeting, list[int]]] = {}
         self._awake = deque(range(len(self.clocks)))
 
     def run(self) -> None:
-        """Move every actor as far as it goes, until all are at their ends."""
+        """Advance every actor as far as possible, until all lists are done."""
         while self._awake:
             self._move(self._awake.popleft())
         stuck = next((clock for clock in self.clocks if clock.position < len(clock.actions)), None)
@@ -95,73 +96,75 @@ class _SimulatorRun:
             clock.position += 1
 
     def _message(self, edge: str, action: Action, *, gradient: bool) -> Message:
-        """Return the message that a send or receive is of; it may carry several microbatches."""
+        """Return the message of a send or receive; it may carry several microbatches."""
         message = self._messages.get((edge, gradient, action.microbatches[0]))
         if message is None:
-            way = self._shared.way(edge, gradient=gradient, microbatches=len(action.microbatches))
-            message = Message(way, way.receivers, way.senders)
+            direction = self._costs.direction(edge, gradient=gradient, microbatches=len(action.microbatches))
+            message = Message(direction, direction.receivers, direction.senders)
             for microbatch in action.microbatches:
                 self._messages[edge, gradient, microbatch] = message
         return message
 
     def _post(self, clock: Clock, action: Action) -> None:
         edge = action.edge or ""
-        message = self._message(edge, action, gradient=not self._shared.is_target(edge, action))
+        message = self._message(edge, action, gradient=not self._costs.is_target(edge, action))
         message.unposted -= 1
         message.posted = max(message.posted, clock.now)
         if not message.unposted:
             self._wake(message)
-            for line in message.lines:
-                self._drain(line)
+            for queue in message.queues:
+                self._drain(queue)
 
     def _send(self, number: int, clock: Clock, action: Action) -> bool:
-        """Send, and tell whether the actor can go on."""
+        """Send; return whether the actor can continue."""
         edge = action.edge or ""
-        gradient = self._shared.is_target(edge, action)
+        gradient = self._costs.is_target(edge, action)
         message = self._message(edge, action, gradient=gradient)
-        if not message.way.seconds:
+        if not message.direction.seconds:
             self._arrive(message, clock, action, (clock.now, clock.now))
         elif self._overlaps:
-            line = self._lines.get((edge, gradient, number))
-            if line is None:
-                line = self._lines[edge, gradient, number] = SendQueue(clock)
-            line.waiting.append((message, action, clock.now))
-            if len(line.waiting) == 1:
-                self._drain(line)
+            queue = self._queues.get((edge, gradient, number))
+            if queue is None:
+                queue = self._queues[edge, gradient, number] = SendQueue(clock)
+            queue.waiting.append((message, action, clock.now))
+            if len(queue.waiting) == 1:
+                self._drain(queue)
         elif message.unposted:
             message.sleepers += (number,)
             return False
         else:
             sent = clock.now
-            clock.wait(message.posted, message.way.target)
+            clock.wait(message.posted, message.direction.target)
             start = clock.now
-            clock.wait(start + message.way.seconds, TRANSFER)
+            clock.wait(start + message.direction.seconds, TRANSFER)
             self._arrive(message, clock, action, (sent, start))
         return True
 
-    def _drain(self, line: SendQueue) -> None:
-        """Let messages leave, up to the first that somebody has not posted."""
-        while line.waiting:
-            message, action, sent = line.waiting[0]
+    def _drain(self, queue: SendQueue) -> None:
+        """Send waiting messages, up to the first that a receiver has not posted."""
+        while queue.waiting:
+            message, action, sent = queue.waiting[0]
             if message.unposted:
-                message.lines += (line,)
+                message.queues += (queue,)
                 return
-            line.waiting.popleft()
-            start = max(sent, message.posted, line.free)
-            line.free = start + message.way.seconds
-            self._arrive(message, line.clock, action, (sent, start))
+            queue.waiting.popleft()
+            start = max(sent, message.posted, queue.free)
+            queue.free = start + message.direction.seconds
+            self._arrive(message, queue.clock, action, (sent, start))
 
     def _arrive(self, message: Message, clock: Clock, action: Action, times: tuple[float, float]) -> None:
-        """Note a send that was reached and left at these times."""
+        """Record a send that was reached and left at these times."""
         sent, start = times
-        finish = start + message.way.seconds
+        finish = start + message.direction.seconds
         if finish >= message.finish:
             message.sent, message.start, message.finish = sent, start, finish
-        if message.way.seconds:
+        if message.direction.seconds:
             self.transfers.append(
-                Transfer(action=action, sources=clock.ranks, targets=message.way.targets, start=start, finish=finish)
+                Transfer(
+                    action=action, sources=clock.ranks, targets=message.direction.targets, start=start, finish=finish
+                )
             )
-        clock.let_go(action, finish)
+        clock.free(action, finish)
         message.unsent -= 1
         if not message.unsent:
             self._wake(message)
@@ -171,18 +174,18 @@ class _SimulatorRun:
         message.sleepers = ()
 
     def _work(self, number: int, clock: Clock, action: Action) -> bool:
-        """Do a computation or reduction if all is there, and tell whether it was."""
-        members = self._shared.members(number, action)
+        """Do a computation or reduction if everything is there; return whether it was."""
+        members = self._costs.members(number, action)
         if len(members) == 1:
             if not self._take(number, clock, action):
                 return False
         else:
             key = (action.kind, action.module, action.edge or action.stage, action.microbatches[:1], members)
             meeting, sleepers = self._meetings.setdefault(key, (Meeting(absent=len(members)), []))
-            if number not in meeting.came:
+            if number not in meeting.present:
                 if not self._take(number, clock, action):
                     return False
-                meeting.came.add(number)
+                meeting.present.add(number)
                 meeting.start = max(meeting.start, clock.now)
                 meeting.absent -= 1
             if meeting.absent:
@@ -191,13 +194,13 @@ class _SimulatorRun:
             self._awake.extend(sleepers)
             sleepers.clear()
             clock.wait(meeting.start, PEERS)
-        clock.work_on(action, self._shared.seconds(action))
+        clock.work_on(action, self._costs.seconds(action))
         return True
 
     def _take(self, number: int, clock: Clock, action: Action) -> bool:
-        """Wait for the messages that a computation needs, and tell whether all were sent by now."""
+        """Wait for the messages that a computation needs; return whether all are sent by now."""
         taken: dict[Message, None] = {}
-        for edge, gradient in self._shared.feeds(action):
+        for edge, gradient in self._costs.feeds(action):
             for microbatch in action.microbatches:
                 message = self._messages.get((edge, gradient, microbatch))
                 if message is None:
@@ -209,13 +212,13 @@ class _SimulatorRun:
         if taken and self._overlaps:
             latest = max(taken, key=_finish)
             if latest.finish > clock.now:
-                clock.wait(latest.sent, latest.way.source)
+                clock.wait(latest.sent, latest.direction.source)
                 clock.wait(latest.finish, TRANSFER)
             return True
         for message in sorted(taken, key=_finish):
-            clock.wait(message.sent, message.way.source)
+            clock.wait(message.sent, message.direction.source)
             clock.wait(message.start, TRANSFER)
-            clock.wait(clock.now + message.way.seconds, TRANSFER)
+            clock.wait(clock.now + message.direction.seconds, TRANSFER)
         return True
 
 

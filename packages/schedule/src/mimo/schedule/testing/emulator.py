@@ -1,8 +1,8 @@
 """The emulator: ranks run their lists in one process, with data, on in-order channels and with real groups.
 
-It shares no code with the checker and knows nothing of actors: each rank is by itself, a send goes to the ranks that
-its route names, the n-th send from one rank to another on a channel fills the n-th receive posted there whatever either
-was meant to be, and a collective holds exactly the ranks of its group. So it can show the checker wrong.
+It shares no code with the checker and has no actors: each rank runs by itself, a send goes to the ranks of its route,
+the n-th send from one rank to another on a channel fills the n-th receive posted there, whatever their microbatches,
+and a collective has exactly the ranks of its group. So it can refute the checker.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mimo.topology import Edge, ModuleGraph, StageId
 
 @attrs.frozen(kw_only=True)
 class EmulationResult:
-    """What a finished emulation saw.
+    """The result of a finished emulation.
 
     Args:
         actions: how many actions all ranks did.
-        receive_buffers: for each rank the most receives posted and not used yet, those that nobody fills included.
-        in_flight: for each rank the most microbatches in flight, its modules added up: from the forward to the
+        receive_buffers: for each rank the most receives posted and not used yet, including those that nobody fills.
+        in_flight: for each rank the most microbatches in flight, summed over its modules: from the forward to the
             backward (the weight gradient, where split), or to the last send where the stage runs no backward.
     """
 
@@ -37,23 +37,23 @@ class EmulationResult:
 
 
 def emulate(plan: Plan, graph: ModuleGraph, *, seed: int = 0, peers: Peers | None = None) -> EmulationResult:
-    """Run ``plan`` on emulated ranks, a random one of those that can move at a time, and verify what each computes.
+    """Run ``plan`` on emulated ranks, moving a random one at a time, and verify what each computes.
 
-    Sends are unbuffered: one waits until every rank that it has rows for has posted a receive that is next on the line
-    between the two. Posting never waits. Computations wait for what they receive, then for their tensor and context
-    group, but for weight gradients, which have no collectives inside; what is computed again is inside the backward, or
-    its first part. Reductions wait for all ranks of the stage, those of a tied parameter for the other copy's rank.
+    Sends are unbuffered: a send waits until every rank that it has rows for has posted the next receive on the channel
+    between the two. Posting never waits. Computations wait for their inputs, then for their tensor and context group,
+    except weight gradients, which have no collectives inside; recomputation is part of the backward, or of its first
+    part. Reductions wait for all ranks of the stage, those of a tied parameter for the other copy's rank.
 
     Args:
         plan: the plan.
         graph: the module graph that it is for.
-        seed: chooses who moves next.
+        seed: chooses which rank moves next.
         peers: which ranks exchange rows on an edge for a microbatch; by default all pairs on a boundary, and ranks of
-            equal place on a module's own edges. A pair left out is sent nothing.
+            equal place on a module's own edges. Other pairs exchange nothing.
 
     Raises:
-        PlanError: a computation sees other rows than those of its microbatch, or serves others than its pass does;
-            something is left out; or no rank can move any more. Its text says at which rank, or who waits for whom.
+        PlanError: a computation gets rows of another microbatch, or has other microbatches than its pass; something is
+            missing; or no rank can move any more. The text names the rank, or who waits for whom.
     """
     emulation = _Emulation.of(plan, graph, peers or _default_peers(graph))
     emulation.run(random.Random(seed))
@@ -76,7 +76,7 @@ def _default_peers(graph: ModuleGraph) -> Peers:
 
 @attrs.define(kw_only=True, eq=False)
 class _Rank:
-    """One rank: its list, how far it is, what it has made and what it holds."""
+    """One rank: its list, its position, what it has computed and what it holds."""
 
     number: int
     actions: tuple[Action, ...]
@@ -91,7 +91,7 @@ class _Rank:
 
     @property
     def action(self) -> Action:
-        """The action that it stands at."""
+        """The current action."""
         return self.actions[self.position]
 
     @property
@@ -100,7 +100,7 @@ class _Rank:
         return self.position == len(self.actions)
 
     def hold_made_before(self, graph: ModuleGraph, microbatches: int) -> None:
-        """Take the rows of this step's microbatches that the step before made."""
+        """Take the rows of this step's microbatches that the previous step made."""
         for stage in graph.role(self.number).stages:
             targets = [graph.by_name[edge.target.module] for edge in graph.outputs(stage)]
             sends = sum(not target.prefetch for target in targets)
@@ -112,13 +112,13 @@ class _Rank:
         self.peak_in_flight = len(self.present)
 
     def error(self, *, expected: str, got: str) -> PlanError:
-        """Return an error at the present action."""
+        """Return an error at the current action."""
         return PlanError(place_text((self.number,), self.position, self.action), expected=expected, got=got)
 
 
 @attrs.define(kw_only=True, eq=False)
 class _Emulation:
-    """All ranks, the network, and who has come to which collective."""
+    """All ranks, the network, and which ranks are present at which collective."""
 
     graph: ModuleGraph
     microbatches: int
@@ -129,7 +129,7 @@ class _Emulation:
 
     @classmethod
     def of(cls, plan: Plan, graph: ModuleGraph, peers: Peers) -> _Emulation:
-        """Return the emulation before its first action, every action belonging to the rank that lists it."""
+        """Return the emulation before its first action; refuse actions of stages or edges that a rank does not have."""
         edges = {edge.name: edge for edge in graph.edges}
         ends = {(edge.name, stage) for edge in graph.edges for stage in (edge.source, edge.target)}
         ranks = {rank: _Rank(number=rank, actions=plan.actions_of(rank)) for rank in graph.ranks}
@@ -153,7 +153,7 @@ class _Emulation:
         )
 
     def run(self, choice: random.Random) -> None:
-        """Move ranks until none can, then verify that all is done."""
+        """Move ranks until none can, then verify that everything is done."""
         awake = list(self.ranks)
         while awake:
             chosen = choice.randrange(len(awake))

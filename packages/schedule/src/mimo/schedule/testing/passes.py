@@ -1,4 +1,4 @@
-"""What the emulator knows of passes: data come pass by pass, and what one computation leaves the next finds by it."""
+"""Passes in the emulator: samples come pass by pass, and a computation finds what the one before saved for its pass."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from mimo.schedule.plan import Action, microbatches_text
 from mimo.topology import ModuleGraph, StageId
 
 _USES = (("backward", "forward"), ("input-gradient", "forward"), ("weight-gradient", "input-gradient"))
-"""Kinds of computations, and the kind before each that leaves it what it works on."""
+"""Kinds of computations, with the kind whose saved values each of them uses."""
 
 
 @attrs.define(kw_only=True, eq=False)
 class EmulatedPasses:
-    """What computations have left for the next ones of their passes, by rank and all microbatches of the pass.
+    """What computations have saved for the next ones of their passes, by rank and all microbatches of the pass.
 
     Args:
-        come: by module the passes in which its data come.
+        passes: by module, the passes of its samples.
     """
 
-    come: Mapping[str, frozenset[tuple[int, ...]]]
-    left: set[tuple[int, str, StageId, tuple[int, ...]]] = attrs.field(factory=set)
+    passes: Mapping[str, frozenset[tuple[int, ...]]]
+    saved: set[tuple[int, str, StageId, tuple[int, ...]]] = attrs.field(factory=set)
 
     @classmethod
     def of(cls, graph: ModuleGraph, microbatches: int) -> EmulatedPasses:
-        """Return those of a step before anything is done."""
+        """Return the passes of a step before its first action."""
         return cls(
-            come={
+            passes={
                 module.name: frozenset(
                     tuple(module.first(microbatches) + microbatch for microbatch in served)
                     for served in module.passes(microbatches)
@@ -38,16 +38,16 @@ class EmulatedPasses:
         )
 
     def misfit(self, action: Action, rank: int) -> tuple[str, str] | None:
-        """Do a computation; return what was expected and what got where it serves other microbatches than a pass."""
+        """Do a computation; if its microbatches are no pass, return what was expected and what it got."""
         stage, served = action.stage_id, action.microbatches
-        if action.kind == "forward" and served not in self.come[action.module]:
+        if action.kind == "forward" and served not in self.passes[action.module]:
             got = microbatches_text(served) if served else "none"
             return f"microbatches that come as one pass of {action.module}", got
         for kind, before in _USES:
             if kind == action.kind:
-                if (rank, before, stage, served) not in self.left:
+                if (rank, before, stage, served) not in self.saved:
                     return f"{before} of just these microbatches before it", "none made so far"
-                self.left.remove((rank, before, stage, served))
+                self.saved.remove((rank, before, stage, served))
         if action.kind in ("forward", "input-gradient"):
-            self.left.add((rank, action.kind, stage, served))
+            self.saved.add((rank, action.kind, stage, served))
         return None

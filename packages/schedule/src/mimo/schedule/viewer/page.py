@@ -1,6 +1,6 @@
 """Timelines as one HTML page that needs nothing else: ranks as rows, modules as colours, time to the right.
 
-The page's parts lie in ``assets/``; here they are put together with the timelines as JSON, which its script draws.
+The parts of the page are in ``assets/``; this joins them with the timelines as JSON, which the script draws.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def write_page(path: Path, timelines: Iterable[Timeline], *, title: str = "Timel
     """Write timelines as a page, one under the other on one scale of time.
 
     Args:
-        path: of an HTML file. It holds its style, script and data, and loads nothing.
+        path: of an HTML file, which contains its style, script and data, and loads nothing.
         timelines: such as a simulated step and a measured one.
         title: of the page.
     """
-    shown = tuple(timelines)
-    modules = modules_of(shown)
-    data = {"modules": modules, "timelines": [_timeline(timeline, modules) for timeline in shown]}
+    all_timelines = tuple(timelines)
+    modules = modules_of(all_timelines)
+    data = {"modules": modules, "timelines": [_timeline(timeline, modules) for timeline in all_timelines]}
     parts = {
         "title": html.escape(title),
         "style": _part("page.css"),
@@ -38,7 +38,7 @@ def write_page(path: Path, timelines: Iterable[Timeline], *, title: str = "Timel
     }
     text = _part("page.html")
     before, *rest = text.split("{{")
-    pieces = (piece.split("}}", 1) for piece in rest)  # in one pass: no name in the data is taken for a part
+    pieces = (piece.split("}}", 1) for piece in rest)  # in one pass, so that no name in the data is replaced
     path.write_text(before + "".join(parts[name] + after for name, after in pieces), encoding="utf-8")
 
 
@@ -47,7 +47,7 @@ def _part(name: str) -> str:
 
 
 def _inside_script(text: str) -> str:
-    """Return JSON that no browser can take for the end of the script that it stands in, or for a comment."""
+    """Return JSON in which no browser finds the end of the script around it, or a comment."""
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
@@ -85,12 +85,12 @@ def _row(row: Row, modules: tuple[str, ...]) -> Mapping[str, Any]:
         "busy": _number(row.busy),
         "idle": {cause: _number(seconds) for cause, seconds in row.idle.items()},
         "bars": [_bar(bar, modules) for bar in row.bars],
-        "memory": [[_number(moment), [kept.get(module, 0) for module in modules]] for moment, kept in row.memory],
+        "memory": [[_number(moment), [sizes.get(module, 0) for module in modules]] for moment, sizes in row.memory],
     }
 
 
 def _bar(bar: Bar, modules: tuple[str, ...]) -> list[Any]:
-    """Return a bar as a list, of which a page may hold a hundred thousand; the script names its places."""
+    """Return a bar as a list, since a page may hold a hundred thousand; the script names the indices."""
     action = bar.action
     return [
         action.kind,

@@ -1,4 +1,4 @@
-"""The rows of a timeline: ranks that did all alike share one, and what each did and waited for adds up there."""
+"""The rows of a timeline: ranks that did the same at the same times share one, with sums of their work and waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mimo.schedule.plan import Bar, Timeline, ranks_text
 DRAIN = "drain"
 """Cause of the time between a rank's last action and the end of the step."""
 UNKNOWN = "unknown"
-"""Cause of a gap of which the timeline says nothing."""
+"""Cause of a gap that the timeline does not explain."""
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +22,7 @@ class Row:
         ranks: which.
         bars: what they did, by start.
         seconds: of the whole step.
-        memory: bytes kept by module, and since when; empty where unknown.
+        memory: times with the activation bytes by module since; empty where unknown.
     """
 
     ranks: tuple[int, ...]
@@ -32,37 +32,38 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the row is called: ``rank 3``, or ``ranks 0-127``."""
+        """Name of the row: ``rank 3``, or ``ranks 0-127``."""
         return ranks_text(self.ranks)
 
     @property
     def busy(self) -> float:
-        """Seconds in which the ranks did something."""
+        """Seconds in which the ranks worked."""
         return sum(bar.finish - bar.start for bar in self.bars)
 
     @property
     def idle(self) -> Mapping[str, float]:
-        """Seconds in which they did nothing, by cause; with `busy` they make up the step."""
-        found: dict[str, float] = {}
+        """Idle seconds by cause; with `busy` they sum to the step."""
+        idle: dict[str, float] = {}
         ends = (0, *(bar.finish for bar in self.bars))
         for finished, bar in zip(ends, self.bars, strict=False):  # the last end has no bar after it
             gap = bar.start - finished
-            told = min(bar.waited, gap) if bar.cause else 0
-            for cause, seconds in ((bar.cause, told), (UNKNOWN, gap - told)):
+            explained = min(bar.waited, gap) if bar.cause else 0
+            causes = bar.causes or {bar.cause: explained}
+            for cause, seconds in (*causes.items(), (UNKNOWN, gap - explained)):
                 if seconds > 0:
-                    found[cause] = found.get(cause, 0) + seconds
+                    idle[cause] = idle.get(cause, 0) + seconds
         if self.seconds > ends[-1]:
-            found[DRAIN] = self.seconds - ends[-1]
-        return found
+            idle[DRAIN] = self.seconds - ends[-1]
+        return idle
 
     @property
     def peak(self) -> int:
-        """Most bytes kept at once."""
-        return max((sum(kept.values()) for _, kept in self.memory), default=0)
+        """Most activation bytes at one time."""
+        return max((sum(sizes.values()) for _, sizes in self.memory), default=0)
 
 
 def rows_of(timeline: Timeline) -> tuple[Row, ...]:
-    """Return the rows of a timeline by their first rank, those of ranks that did nothing included."""
+    """Return the rows of a timeline in the order of their first ranks, idle ranks included."""
     by_ranks: dict[tuple[int, ...], list[Bar]] = {}
     for bar in timeline.bars:
         by_ranks.setdefault(bar.ranks, []).append(bar)
@@ -70,12 +71,12 @@ def rows_of(timeline: Timeline) -> tuple[Row, ...]:
     for ranks in by_ranks:
         for rank in ranks:
             shares[rank].append(ranks)
-    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    same: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for rank, shared in shares.items():
-        alike.setdefault(tuple(shared), []).append(rank)
+        same.setdefault(tuple(shared), []).append(rank)
     seconds = timeline.seconds
     rows = []
-    for parts, members in alike.items():
+    for parts, members in same.items():
         bars = sorted((bar for part in parts for bar in by_ranks[part]), key=lambda bar: (bar.start, bar.finish))
         known = [timeline.memory[rank] for rank in members if rank in timeline.memory]
         rows.append(
@@ -85,5 +86,5 @@ def rows_of(timeline: Timeline) -> tuple[Row, ...]:
 
 
 def modules_of(timelines: tuple[Timeline, ...]) -> tuple[str, ...]:
-    """Return the modules that timelines show, as they first appear."""
+    """Return the modules of timelines in the order of their first bars."""
     return tuple(dict.fromkeys(bar.action.module for timeline in timelines for bar in timeline.bars))

@@ -1,6 +1,6 @@
 """Timelines as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
 
-Every timeline is a process, every row of it a thread; messages and what is kept have tracks of their own. The format is
+Every timeline is a process, every row of it a thread; messages and memory have their own tracks. The format is
 that of "Trace Event Format" (Google, 2016): times in microseconds, complete events ``X``, nestable asynchronous events
 ``b`` and ``e``, counters ``C`` and metadata ``M``.
 """
@@ -25,7 +25,7 @@ def write_trace(path: Path, timelines: Iterable[Timeline]) -> None:
 
     Args:
         path: of a JSON file.
-        timelines: one process each, in this order. Ranks that did all alike share a thread.
+        timelines: one process each, in this order. Ranks that did the same share a thread.
     """
     events = [event for number, timeline in enumerate(timelines) for event in _events(timeline, number)]
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False)
@@ -68,14 +68,14 @@ def _bar(bar: Bar, process: int, thread: int) -> TraceEvent:
 
 
 def _memory(row: Row, process: int) -> Iterator[TraceEvent]:
-    for moment, kept in row.memory:
+    for moment, sizes in row.memory:
         yield {
             "ph": "C",
             "pid": process,
             "tid": 0,
             "ts": _microseconds(moment),
             "name": f"bytes kept, {row.name}",
-            "args": dict(kept),
+            "args": dict(sizes),
         }
 
 

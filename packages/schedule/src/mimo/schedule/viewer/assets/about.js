@@ -1,17 +1,17 @@
 // What stands around the timelines: the tip under the pointer, the table of causes, cards and legend.
 
-const total = (kept) => kept.reduce((sum, it) => sum + it, 0);
-const peakOf = (row) => row.memory.reduce((most, [, kept]) => Math.max(most, total(kept)), 0);
+const total = (sizes) => sizes.reduce((sum, it) => sum + it, 0);
+const peakOf = (row) => row.memory.reduce((most, [, sizes]) => Math.max(most, total(sizes)), 0);
 
-function keptAt(row, moment) {
+function memoryAt(row, moment) {
   let found = null;
-  for (const [since, kept] of row.memory) if (since <= moment) found = kept;
+  for (const [since, sizes] of row.memory) if (since <= moment) found = sizes;
   if (!found) return "";
   const by = found.map((size, module) => (size ? `${modules[module]} ${bytes(size)}` : "")).filter(Boolean).join(", ");
-  return `${bytes(total(found))} kept then${by ? ` (${by})` : ""}`;
+  return `${bytes(total(found))} saved then${by ? ` (${by})` : ""}`;
 }
 
-function tell(chart, event) {
+function showTip(chart, event) {
   const tip = find("tip"), found = chart.under(event);
   tip.hidden = !found;
   if (!found) return;
@@ -22,9 +22,9 @@ function tell(chart, event) {
     if (bar[MICROBATCHES].length) lines.push(`microbatch${bar[MICROBATCHES].length > 1 ? "es" : ""} ${numbers(bar[MICROBATCHES])}`);
     lines.push(`starts at ${seconds(bar[START])}, takes ${seconds(length)}`);
     if (bar[WAITED]) lines.push(`after ${seconds(bar[WAITED])} of ${because(bar[CAUSE])}`);
-    lines.push(keptAt(row, bar[FINISH]));
+    lines.push(memoryAt(row, bar[FINISH]));
   } else {
-    lines.push(`${because(gap.cause)}: ${seconds(gap.finish - gap.start)}`, `from ${seconds(gap.start)} to ${seconds(gap.finish)}`, keptAt(row, gap.start));
+    lines.push(`${because(gap.cause)}: ${seconds(gap.finish - gap.start)}`, `from ${seconds(gap.start)} to ${seconds(gap.finish)}`, memoryAt(row, gap.start));
   }
   const [first, ...others] = lines.filter(Boolean);
   tip.replaceChildren(element("b", "", first), ...[...others, row.name].map((line) => element("div", "", line)));
@@ -51,7 +51,7 @@ function bubbles(timeline) {
     table.append(made);
   };
   const share = (value) => (value ? [percent(value / timeline.seconds), seconds(value)] : ["–"]);
-  const memory = timeline.rows.some((row) => row.memory.length) ? [["most bytes kept"]] : [];
+  const memory = timeline.rows.some((row) => row.memory.length) ? [["peak bytes"]] : [];
   line([[""], ["busy"], ["idle"], ...causes.map((it) => [because(it)]), ...memory], "th");
   for (const row of timeline.rows)
     line([[row.name], share(row.busy), share(total(Object.values(row.idle))), ...causes.map((it) => share(row.idle[it])),
@@ -71,7 +71,7 @@ function cards() {
     const busy = timeline.rows.reduce((sum, row) => sum + row.ranks * row.busy, 0) / ranks;
     const facts = [["step", seconds(timeline.seconds)], ["idle, mean of ranks", timeline.seconds ? percent(1 - busy / timeline.seconds) : "–"]];
     const peak = Math.max(0, ...timeline.rows.map(peakOf));
-    if (peak) facts.push(["most kept by a rank", bytes(peak)]);
+    if (peak) facts.push(["peak of a rank", bytes(peak)]);
     if (timeline !== timelines[0] && timelines[0].seconds) facts.push([`beside ${timelines[0].name}`, `× ${(timeline.seconds / timelines[0].seconds).toFixed(3)}`]);
     for (const [name, value] of facts) {
       const fact = element("div");

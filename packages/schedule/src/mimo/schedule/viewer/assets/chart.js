@@ -6,7 +6,7 @@ class Chart {
     this.stages = timeline.rows.map((row) => modules.map((_, module) =>
       [...new Set(row.bars.filter((bar) => bar[MODULE] === module).map((bar) => bar[STAGE]))].sort((a, b) => a - b)));
     this.drawn = timeline.rows.reduce((sum, row) => sum + row.bars.length, 0);
-    this.remembers = timeline.rows.some((row) => row.memory.length);
+    this.hasMemory = timeline.rows.some((row) => row.memory.length);
     this.peak = Math.max(1, ...timelines.flatMap((it) => it.rows.map(peakOf)));
     const section = (this.section = element("section"));
     section.dataset.bars = timeline.bars; // what tests read back
@@ -36,7 +36,7 @@ class Chart {
     return rows <= 40 ? 22 : rows <= 160 ? 16 : 11;
   }
   get curve() {
-    return options.memory && this.remembers ? (this.timeline.rows.length <= 40 ? 16 : 8) : 0;
+    return options.memory && this.hasMemory ? (this.timeline.rows.length <= 40 ? 16 : 8) : 0;
   }
   get pitch() {
     return this.height + this.curve + (this.timeline.rows.length <= 160 ? 6 : 3);
@@ -106,7 +106,7 @@ class Chart {
       this.caption(bar, from, Math.min(width, this.width - from), y, fill, stages.length > 1);
     }
     if (this.timeline.seconds > finished) this.wait(finished, this.timeline.seconds, null, middle);
-    if (this.curve) this.kept(row, y + height + 1);
+    if (this.curve) this.drawMemory(row, y + height + 1);
   }
 
   caption(bar, x, width, y, fill, several) {
@@ -126,14 +126,14 @@ class Chart {
     this.pen.rect(left, middle - 1.5, right - left - 0.8, 3, bar ? causeColor(bar[CAUSE]) : theme.idle, bar && modules.includes(bar[CAUSE]) ? 0.55 : 0.7);
   }
 
-  kept(row, y) {
+  drawMemory(row, y) {
     const scale = (this.curve - 5) / this.peak, below = y + this.curve - 3;
-    row.memory.forEach(([moment, kept], at) => {
+    row.memory.forEach(([moment, sizes], at) => {
       const until = at + 1 < row.memory.length ? row.memory[at + 1][0] : this.timeline.seconds;
       const [left, right] = [Math.max(this.x(moment), 0), Math.min(this.x(until), this.width)];
       if (right <= left) return;
       let base = below;
-      kept.forEach((size, module) => {
+      sizes.forEach((size, module) => {
         if (!size) return;
         this.pen.rect(left, base - size * scale, right - left, size * scale, color(module), 0.55);
         base -= size * scale;
@@ -190,7 +190,7 @@ class Chart {
         this.scroll.scrollTop += this.last.clientY - event.clientY;
         this.last = event;
       }
-      tell(this, event);
+      showTip(this, event);
     });
     for (const name of ["pointerup", "pointercancel"]) plot.addEventListener(name, () => plot.classList.remove("moving"));
     plot.addEventListener("pointerleave", () => (find("tip").hidden = true));

@@ -42,7 +42,7 @@ for (const name of ["memory", "messages"]) {
     arrange();
   });
 }
-find("memory").parentElement.hidden = !charts.some((chart) => chart.remembers);
+find("memory").parentElement.hidden = !charts.some((chart) => chart.hasMemory);
 find("messages").parentElement.hidden = !timelines.some((it) => it.transfers.length);
 find("in").addEventListener("click", () => zoom(0.6));
 find("out").addEventListener("click", () => zoom(1 / 0.6));
