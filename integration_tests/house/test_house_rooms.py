@@ -59,17 +59,6 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "testing": Row("plan"),
         "runtime": Row("plan routes"),
     },
-    "mimo.schedule": {
-        "plan": Row(),
-        "routes": Row(),
-        "checker": Row("plan"),
-        "schedules": Row("plan"),
-        "ahead": Row("plan"),
-        "simulator": Row("plan checker"),
-        "viewer": Row("plan"),
-        "testing": Row("plan"),
-        "runtime": Row("plan routes"),
-    },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""
 
