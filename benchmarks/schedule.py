@@ -33,7 +33,7 @@ from torch.distributed.pipelining import (
 )
 from torch.nn import functional
 
-from mimo.model.runtime import Deferral, Linear
+from mimo.model.runtime import Linear, WeightGradQueue
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check, pipeline_route
 from mimo.schedule.runtime import LOSS, Boundary, Executor, open_channels
 from mimo.topology import Grid, Module, ModuleGraph, StageId
@@ -112,7 +112,7 @@ class Program:
     port: str | None
     data: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
-    deferral: Deferral = attrs.field(factory=Deferral)
+    weight_grad_queue: WeightGradQueue = attrs.field(factory=WeightGradQueue)
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Run a microbatch."""
@@ -122,7 +122,7 @@ class Program:
 
     def defer_weight_grads(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """Put weight gradients off."""
-        return self.deferral.open()
+        return self.weight_grad_queue.collect()
 
     def on_compute(self, _phase: str) -> contextlib.AbstractContextManager[None]:
         """Do nothing."""
@@ -169,7 +169,7 @@ def our_step(case: Case, rank: int, data: Tensor, targets: Tensor) -> tuple[Step
         program = Program(stage, port, data.chunk(MICROBATCHES), targets.chunk(MICROBATCHES))
         for part in stage.modules():
             if isinstance(part, Linear):
-                part.deferral = program.deferral
+                part.weight_grad_queue = program.weight_grad_queue
         programs[StageId("language", index)] = program
     own = [dist.new_group([other]) for other in range(case.ranks)][rank]
     boundaries = {

@@ -27,7 +27,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mimo.launch import ProcessInfo
-from mimo.model.runtime import Deferral, Part, WeightsLater
+from mimo.model.runtime import WeightGradQueue, Part, DeferredWeightGrads
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import Tally
 from mimo.schedule import Costs, Seconds, StageCost, simulate
@@ -185,10 +185,10 @@ class _Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cost, deferral = ctx.sleeper.cost, ctx.sleeper.deferral
+        cost, weight_grad_queue = ctx.sleeper.cost, ctx.sleeper.weight_grad_queue
         weights = partial(time.sleep, cost.weight_gradient.of(ctx.microbatches))
         time.sleep(cost.recompute.of(ctx.microbatches) + cost.input_gradient.of(ctx.microbatches))
-        deferral.put_off(ctx.sleeper.anchor, weights) if deferral.is_open else weights()
+        weight_grad_queue.defer(ctx.sleeper.anchor, weights) if weight_grad_queue.is_collecting else weights()
         return None, None, None, *(gradients[0].new_zeros(shape) for shape in ctx.inputs)
 
 
@@ -200,7 +200,7 @@ class Sleeper(Program):
         self.module = job.module(stage.module)
         self.part: Part = assembly.model.parts[job.built(stage)]
         self.cost = cost
-        self.deferral = Deferral()
+        self.weight_grad_queue = WeightGradQueue()
         self._outputs_of = job.graph.outputs(stage)
         self._rank = assembly.rank
         self.anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
@@ -227,9 +227,9 @@ class Sleeper(Program):
         rows = sum(self._microbatches[index].route(edge, self._rank).held for index in microbatches)
         return {edge.name: _Sleep.apply(self, count, rows, *ends)}  # type: ignore[no-untyped-call]  # PyTorch's
 
-    def defer_weight_grads(self) -> contextlib.AbstractContextManager[WeightsLater]:
+    def defer_weight_grads(self) -> contextlib.AbstractContextManager[DeferredWeightGrads]:
         """Put the weights' share off."""
-        return self.deferral.open()
+        return self.weight_grad_queue.collect()
 
     @override
     def on_compute(self, phase: Phase) -> contextlib.AbstractContextManager[None]:

@@ -26,7 +26,7 @@ from test_oracle_mamba import CONFIG as HYBRID
 
 from mimo.hooks import ConfigError, Kind
 from mimo.model import LANGUAGE_MODELS
-from mimo.model.runtime import Remembering
+from mimo.model.runtime import SupportsDecodeCache
 from mimo.testing import Pool
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.generation import Sampling, generate, open_checkpoint, prompt_of
@@ -86,7 +86,7 @@ def forgetful(settings: Table) -> Any:
     def hide(spec: Any, *given: Any) -> Any:
         module = spec.build(*given)
         module.__class__ = type("Forgetful", (type(module),), {"remember": None})
-        assert not isinstance(module, Remembering)
+        assert not isinstance(module, SupportsDecodeCache)
         return module
 
     return resolve(make_settings(settings), find=find_forgetful)

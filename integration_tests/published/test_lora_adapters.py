@@ -20,7 +20,7 @@ from test_oracle import on
 from torch import nn
 from transformers import AutoConfig, NemotronHConfig, NemotronHForCausalLM
 
-from mimo.model import DecoderConfig, LanguageModelSpec, Stage, place
+from mimo.model import DecoderConfig, LanguageModelSpec, Stage, match_names
 from mimo.model.runtime import linears
 from mimo.testing import Pool
 
@@ -86,7 +86,7 @@ def test_adapters_name_what_transformers_makes_of_each_family(model_type: str) -
         theirs = getattr(transformers, family.architecture)(AutoConfig.for_model(model_type, **keys))
         config = spec.config(**family.settings(theirs.config.to_dict()))
         ours = spec.build(config, Stage()) if isinstance(spec, LanguageModelSpec) else spec.build(config, 8)
-    _, table = place(family, family.tensors(config), ())
+    _, table = match_names(family, family.tensors(config), ())
     weights = {f"{path}.weight" for path, _ in linears(ours)}
     adaptable = table if family.adaptable is None else family.adaptable(config)
     entries = [entry for entry in adaptable if entry.ours in weights and not entry.stacked]

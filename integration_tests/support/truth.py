@@ -109,7 +109,7 @@ def run_plain(
         labels = packed.labels
         count = int((labels >= 0).sum())
         loss = language.losses(language(packed, rows, None), labels).sum() / count
-        whole = loss + sum(packed.ledger.losses.values()) / count
+        whole = loss + sum(packed.aux_losses.losses.values()) / count
         optimizer.zero_grad()
         if whole.requires_grad:  # not where only an encoder trains and has nothing to read
             whole.backward()
@@ -121,7 +121,7 @@ def run_plain(
         optimizer.step()
         assert isinstance(job.language.spec, LanguageModelSpec)
         if job.language.spec.experts is not None:
-            job.language.spec.experts.after_step(parts["language"].module, packed.ledger.counts)
+            job.language.spec.experts.after_step(parts["language"].module, packed.aux_losses.counts)
         losses.append(float(loss.detach()))
     return Truth(
         losses=losses,

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from mimo.model import (
     EncoderSpec,
     EncoderStages,
+    OpCost,
     Stage,
-    Work,
-    encoder_layer_work,
+    encoder_layer_cost,
+    linear_cost,
     packed_context,
     packed_recompute,
     packed_seam,
     packed_tensor,
-    product,
 )
 from mimo.model.runtime import (
     EncoderLayer,
@@ -79,10 +79,10 @@ def _cut(module: nn.Module, stage: Stage) -> nn.Module:
 def _flops(_config: Config, hidden: int, stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]) -> Any:
     lengths = [size[0] // 2 for size in sizes]
     sums = {"width": WIDTH, "heads": HEADS, "intermediate": MIDDLE, "recompute": recompute}
-    work = sum([encoder_layer_work(lengths, **sums)] * len(stage.layers(LAYERS)), Work())  # type: ignore[arg-type]
+    work = sum([encoder_layer_cost(lengths, **sums)] * len(stage.layers(LAYERS)), OpCost())  # type: ignore[arg-type]
     rows = sum(lengths)
-    projector = product(rows, WIDTH, MIDDLE, bias=True) + product(rows, MIDDLE, hidden, bias=True)
-    return {"encoder": product(rows, 2, WIDTH, bias=True) + work, "projector": projector}
+    projector = linear_cost(rows, WIDTH, MIDDLE, bias=True) + linear_cost(rows, MIDDLE, hidden, bias=True)
+    return {"encoder": linear_cost(rows, 2, WIDTH, bias=True) + work, "projector": projector}
 
 
 def spec_of(module: type[Pairs] = Pairs, **changes: Any) -> EncoderSpec:

@@ -151,10 +151,10 @@ def _run(stages: Sequence[Part], batches: Sequence[LanguageBatch]) -> Outcome:
         assert hidden is not None
         found = stages[-1].language.losses(hidden, batch.labels)
         losses.append(found.detach().sum())
-        (found.sum() + sum(batch.ledger.losses.values())).backward()
-        for name, value in batch.ledger.losses.items():
+        (found.sum() + sum(batch.aux_losses.losses.values())).backward()
+        for name, value in batch.aux_losses.losses.items():
             further[name] = further.get(name, torch.zeros(())) + value.detach()
-        for name, value in batch.ledger.counts.items():
+        for name, value in batch.aux_losses.counts.items():
             loads[name] = loads.get(name, torch.zeros_like(value)) + value
     weights: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}

@@ -173,9 +173,9 @@ def test_equal_lengths_are_one_call_in_place() -> None:
     """Segments of one length need no reordering."""
     segments = Segments.of((4, 4, 4), causal=False, rows=13)
     assert _shapes(segments) == [(3, 4, 4)]
-    assert segments.asks is None
-    assert segments.sees is None
-    assert segments.back is None
+    assert segments.query_index is None
+    assert segments.key_index is None
+    assert segments.inverse_index is None
 
 
 def _batches(lengths: Sequence[int], *, causal: bool) -> list[list[int]]:

@@ -16,7 +16,7 @@ from mimo.hooks import ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, ExpertSupport, LanguageModelSpec, Stage
 from mimo.model.language.expert_plan import follow_loads
 from mimo.model.language.moe import Moe
-from mimo.model.language.routing import Routing, tell
+from mimo.model.language.routing import Routing, add_router_losses
 from mimo.model.runtime import (
     ExpertAxis,
     GroupedLinear,
@@ -132,7 +132,7 @@ def _check_losses(_rank: int, config: DecoderConfig) -> None:
     x = torch.randn(11, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     routing = Routing.of(batch, TensorAxis.single())
     _, choices = layer(x, routing)
-    tell(routing, {"layers.7": choices}, batch=batch, config=config, experts=ExpertAxis.single())
+    add_router_losses(routing, {"layers.7": choices}, batch=batch, config=config, experts=ExpertAxis.single())
     balance, z = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     loads = [0] * config.experts
     start = 0
@@ -153,9 +153,9 @@ def _check_losses(_rank: int, config: DecoderConfig) -> None:
             balance = balance + 0.3 * labelled * sample
             z = z + 0.01 * labelled * torch.stack(squares).mean()
         start += length
-    assert batch.ledger.losses.keys() == {"balance", "z"}
-    assert batch.ledger.counts["layers.7.load"].tolist() == loads
-    for found, wanted in ((batch.ledger.losses["balance"], balance), (batch.ledger.losses["z"], z)):
+    assert batch.aux_losses.losses.keys() == {"balance", "z"}
+    assert batch.aux_losses.counts["layers.7.load"].tolist() == loads
+    for found, wanted in ((batch.aux_losses.losses["balance"], balance), (batch.aux_losses.losses["z"], z)):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
         assert float(found) > 0
         (of_found,) = torch.autograd.grad(found, layer.router.weight, retain_graph=True)
@@ -320,11 +320,11 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], match: str) 
 
 
 def test_what_a_model_with_experts_tells() -> None:
-    """The spec names the losses and loads that its ledger will get, none of a dense model."""
+    """The spec names the losses and loads that its aux_losses will get, none of a dense model."""
     config = attrs.evolve(BASE, layers=3, dense_layers=1, z_loss=0.1)
-    assert DECODER.tells(config).losses == ("z",)
-    assert DECODER.tells(config).counts == {"layers.1.load": 4, "layers.2.load": 4}
-    dense = DECODER.tells(DecoderConfig())
+    assert DECODER.aux_losses(config).losses == ("z",)
+    assert DECODER.aux_losses(config).counts == {"layers.1.load": 4, "layers.2.load": 4}
+    dense = DECODER.aux_losses(DecoderConfig())
     assert (dense.losses, dense.counts) == ((), {})
     assert DECODER.experts is not None
     assert DECODER.experts.count(config) == 4

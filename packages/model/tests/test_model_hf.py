@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import HfFamily, HfTensor, file_shapes, place
+from mimo.model import HfFamily, HfTensor, file_shapes, match_names
 from mimo.model.runtime import read_hf, write_hf
-from mimo.model.spec.hf_keys import number
+from mimo.model.spec.hf_keys import hf_number
 
 SHAPES = {
     "query": (4, 6),
@@ -141,10 +141,10 @@ def test_a_table_that_does_not_read_each_row_once_is_refused(rows: tuple[int, in
 
 def test_the_first_beginning_is_written() -> None:
     """And of several that fit equally well the first is read."""
-    renamed, table = place(family(), TABLE, ())
+    renamed, table = match_names(family(), TABLE, ())
     assert (renamed, table) == ({}, list(TABLE))
     names: Any = [name.replace("a.", "b.") for name in THEIRS]
-    assert place(family(), TABLE, names)[1][0].theirs == "b.qk"
+    assert match_names(family(), TABLE, names)[1][0].theirs == "b.qk"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_whole_number_may_be_written_with_a_point(value: object, found: int | 
     """As some writers of JSON have it; what is not whole is refused."""
     if found is None:
         with pytest.raises(ConfigError, match="expected a whole number"):
-            number({"size": value}, "size")
+            hf_number({"size": value}, "size")
         return
-    assert number({"size": value}, "size") == found
-    assert type(number({"size": value}, "size")) is int
+    assert hf_number({"size": value}, "size") == found
+    assert type(hf_number({"size": value}, "size")) is int

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
-from mimo.model import HYBRID, LANGUAGE_MODELS, HybridConfig, Stage, Work, attention_cost, check_module
+from mimo.model import HYBRID, LANGUAGE_MODELS, HybridConfig, OpCost, Stage, attention_cost, check_module
 from mimo.model.runtime import LanguageBatch
 from mimo.topology import Grid
 
@@ -145,10 +145,10 @@ def test_rows_depend_on_what_came_before_in_their_sample_alone() -> None:
     assert changed.tolist() == [row >= 7 for row in range(14)]
 
 
-def work(config: HybridConfig, stage: Stage | None = None, recompute: Any = "none") -> Work:
+def work(config: HybridConfig, stage: Stage | None = None, recompute: Any = "none") -> OpCost:
     """Return what all parts of a stage take together."""
     assert HYBRID.flops is not None
-    return sum(HYBRID.flops(config, stage or Stage(), recompute, LENGTHS, LABELS).values(), Work())
+    return sum(HYBRID.flops(config, stage or Stage(), recompute, LENGTHS, LABELS).values(), OpCost())
 
 
 def test_counts_the_products_and_weights_that_a_forward_has() -> None:

@@ -185,7 +185,7 @@ def _check_put_off(_rank: int) -> None:
         _stirred(_build(STRANGER, NoConfig(), lora=lora, splits_backward=splits)) for splits in (False, True)
     )
     at_once.encode(items, [(1,)]).square().sum().backward()
-    with later.weights_later() as rest:
+    with later.defer_weight_grads() as rest:
         later.encode(items, [(1,)]).square().sum().backward()
     own = {name: one for name, one in later.parameters.items() if one.requires_grad}
     assert set(rest.parameters) == set(own.values())

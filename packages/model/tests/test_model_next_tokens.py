@@ -108,7 +108,7 @@ def test_equals_the_loss_written_out(name: str) -> None:
     module = spec.build(config, Stage())
     batch = _batch(config.next_tokens)
     module(batch, {}, None)
-    ours = batch.ledger.losses["next_tokens"]
+    ours = batch.aux_losses.losses["next_tokens"]
     parameters = {path: value for path, value in module.named_parameters() if value.requires_grad}
     given = torch.autograd.grad(ours, list(parameters.values()), allow_unused=True)
     firsts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
@@ -126,7 +126,7 @@ def test_equals_the_loss_written_out(name: str) -> None:
 
 def test_a_row_takes_part_that_has_labels_as_far_as_it_looks() -> None:
     """None before a placeholder, none that would look into the next sample or into padding; all are counted."""
-    first, second = _batch(2).next_labels
+    first, second = _batch(2).mtp_labels
     assert first.rows.tolist() == [0, 3, 4, 9, 10, 11, 12]
     assert second.rows.tolist() == [3, 9, 10, 11]
     assert (first.counts, second.counts) == ((3, 0, 0, 4), (1, 0, 0, 3))
@@ -135,7 +135,7 @@ def test_a_row_takes_part_that_has_labels_as_far_as_it_looks() -> None:
         assert found.labels[found.rows].tolist() == labels[found.rows + k].tolist()
         assert int((found.labels != NO_LABEL).sum()) == len(found.rows)
     empty = LanguageBatch.of(*(torch.zeros(0, dtype=torch.long),) * 3, lengths=(0,), next_tokens=1)
-    assert empty.next_labels[0].counts == (0,)
+    assert empty.mtp_labels[0].counts == (0,)
 
 
 @pytest.mark.parametrize("lengths", [(), (0,), (1, 2)], ids=str)
@@ -149,10 +149,10 @@ def test_samples_without_a_row_that_takes_part_are_ordinary(name: str, lengths: 
         batch = _batch(2, some, first=1, padding=0)
         module(batch, {}, None)
         module.zero_grad()
-        batch.ledger.losses["next_tokens"].backward()
+        batch.aux_losses.losses["next_tokens"].backward()
         found[some is lengths] = {path for path, value in module.named_parameters() if value.grad is not None}
     assert found[True] == found[False]
-    assert batch.ledger.losses["next_tokens"].item() == 0
+    assert batch.aux_losses.losses["next_tokens"].item() == 0
     assert all(not value.grad.any() for value in module.parameters() if value.grad is not None)
 
 
@@ -168,22 +168,22 @@ def test_without_them_nothing_is_there_and_nothing_is_done(name: str) -> None:
     bare.load_state_dict({path: value for path, value in module.state_dict().items() if path not in more})
     asked, plain = _batch(2), _batch(0)
     assert torch.equal(module(asked, {}, None), bare(plain, {}, None))
-    assert asked.ledger.losses.keys() == {"next_tokens"}
-    assert plain.ledger.losses == {}
+    assert asked.aux_losses.losses.keys() == {"next_tokens"}
+    assert plain.aux_losses.losses == {}
     module(plain, {}, None)
-    assert plain.ledger.losses == {}
+    assert plain.aux_losses.losses == {}
 
 
 def test_what_a_spec_says_of_them() -> None:
     """Their loss and loads are announced, their part is the last stage's, which holds the embedding too."""
     config = attrs.evolve(MIXED, balance_loss=0.1, next_tokens=1)
-    assert HYBRID.tells(config).losses == ("balance", "next_tokens")
-    assert HYBRID.tells(config).counts == {"layers.2.load": 4, "next_tokens.0.layers.1.load": 4}
-    assert HYBRID.tells(MIXED).losses == ("next_tokens",)
+    assert HYBRID.aux_losses(config).losses == ("balance", "next_tokens")
+    assert HYBRID.aux_losses(config).counts == {"layers.2.load": 4, "next_tokens.0.layers.1.load": 4}
+    assert HYBRID.aux_losses(MIXED).losses == ("next_tokens",)
     assert (HYBRID.next_tokens(config), HYBRID.tied(config)) == (1, True)
     assert HYBRID.stage_parts(config, Stage(1, 2)) == {"embedding", "layers", "head", "next_tokens"}
     assert HYBRID.stage_parts(config, Stage(0, 2)) == {"embedding", "layers"}
-    assert DECODER.tells(SMALL).counts == {}
+    assert DECODER.aux_losses(SMALL).counts == {}
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def _train(part: Part, dtype: torch.dtype) -> tuple[float, Tensor, dict[str, Ten
     losses = part.language.losses(hidden, batch.labels)
     assert hidden.dtype == dtype
     assert losses.dtype == torch.float32
-    assert all(value.dtype == torch.float32 for value in batch.ledger.losses.values())
-    whole = losses.sum() + sum(batch.ledger.losses.values())
-    with part.weights_later() as later:
+    assert all(value.dtype == torch.float32 for value in batch.aux_losses.losses.values())
+    whole = losses.sum() + sum(batch.aux_losses.losses.values())
+    with part.defer_weight_grads() as later:
         whole.backward()
     later()
     assert rows.grad is not None

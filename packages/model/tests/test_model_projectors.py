@@ -23,8 +23,8 @@ from mimo.model import (
     packed_context,
     packed_tensor,
     projected_rows,
+    projector_cost,
     projector_divisible,
-    projector_work,
 )
 from mimo.model.runtime import (
     ContextAxis,
@@ -275,7 +275,7 @@ def _check_work(_rank: int) -> None:
         x = torch.randn(sum(PREFIX + down * across for down, across in GRIDS), WIDTH)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             rows = projector(x, GRIDS, PackedRows(), prefix=PREFIX, kept=config.kept)
-        work = projector_work(config.projector, GRIDS, width=WIDTH, hidden=HIDDEN, kept=config.kept)
+        work = projector_cost(config.projector, GRIDS, width=WIDTH, hidden=HIDDEN, kept=config.kept)
         counted = counter.get_flop_counts()["Global"]
         assert sum(counted.values()) == work.weighted  # attention is not counted on CPUs
         assert work.weights == sum(parameter.numel() for parameter in projector.parameters())

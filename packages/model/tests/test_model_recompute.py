@@ -58,14 +58,14 @@ def _batch(shift: int = 0) -> LanguageBatch:
 
 def _loss(part: Part, batch: LanguageBatch) -> Tensor:
     losses = part.language.losses(part.language(batch, {}, None), batch.labels)
-    return losses.sum() + sum(batch.ledger.losses.values())
+    return losses.sum() + sum(batch.aux_losses.losses.values())
 
 
 def _train(part: Part) -> tuple[dict[str, Tensor], list[LanguageBatch]]:
     """Return the gradients of two microbatches that wait for their backward together, and what they told."""
     batches = [_batch(shift) for shift in range(2)]
     for loss in [_loss(part, batch) for batch in batches]:
-        with part.weights_later() as later:
+        with part.defer_weight_grads() as later:
             loss.backward()
         later()
     return {
@@ -86,8 +86,8 @@ def _check_same(_rank: int, name: str) -> None:
                 else:
                     assert torch.equal(found[path], gradient), (way, path)
             for one, other in zip(ours, told, strict=True):
-                assert _plain(one.ledger.counts) == _plain(other.ledger.counts)
-                assert _plain(one.ledger.losses) == _plain(other.ledger.losses)
+                assert _plain(one.aux_losses.counts) == _plain(other.aux_losses.counts)
+                assert _plain(one.aux_losses.losses) == _plain(other.aux_losses.losses)
 
 
 def _plain(values: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _count(part: Part) -> tuple[Counter[str], int, int]:
     hooks = [module.register_forward_pre_hook(watch(path)) for path, module in part.module.named_modules()]
     with _Products() as products:
         loss = _loss(part, _batch())
-        with part.weights_later() as later:
+        with part.defer_weight_grads() as later:
             loss.backward()
         at_once = products.count
         later()
@@ -259,7 +259,7 @@ def _check_stranger(_rank: int) -> None:
         runs = Counter[str]()
         part.module.get_submodule("layers.1.2").register_forward_pre_hook(lambda *_given, runs=runs: runs.update("x"))
         rows = part.encode([{"row": torch.arange(6.0) / 6}], [(1,)])
-        with part.weights_later() as later:
+        with part.defer_weight_grads() as later:
             rows.square().sum().backward()
         later()
         assert runs["x"] == (2 if way == "full" else 1)

@@ -93,8 +93,8 @@ def _build(layout: Layout, meshes: Meshes, rank: int, recompute: Recompute, *, s
 
 def _gradients(part: Part, batch: LanguageBatch) -> dict[str, Tensor]:
     losses = part.language.losses(part.language(batch, {}, None), batch.labels)
-    with part.weights_later() as later:
-        (losses.sum() + sum(batch.ledger.losses.values())).backward()
+    with part.defer_weight_grads() as later:
+        (losses.sum() + sum(batch.aux_losses.losses.values())).backward()
     later()
     found = {}
     for path, parameter in part.parameters.items():

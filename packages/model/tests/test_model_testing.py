@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mimo.model import (
     EncoderSpec,
-    Work,
+    OpCost,
 )
 from mimo.model.runtime import (
     EncoderAttention,
@@ -419,7 +419,7 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
         "of item 0 it returned [4], not a tuple of whole numbers",
     ),
     "weights left out": (
-        lambda: spec_of(flops=lambda *_given: {"encoder": Work(weighted=1, weights=3)}),
+        lambda: spec_of(flops=lambda *_given: {"encoder": OpCost(weighted=1, weights=3)}),
         "costs",
         "it counts 3 weights, the module has",
     ),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mimo.model import DECODER, DecoderConfig, Stage, Work, attention_cost, product
+from mimo.model import DECODER, DecoderConfig, OpCost, Stage, attention_cost, linear_cost
 from mimo.model.runtime import NO_LABEL, LanguageBatch
 
 CONFIG = DecoderConfig(vocabulary=50, hidden=16, layers=3, heads=4, kv_heads=2, intermediate=24)
@@ -28,10 +28,10 @@ LENGTHS = (5, 9)
 LABELS = 6
 
 
-def work(config: DecoderConfig, stage: Stage | None = None, recompute: Any = "none") -> Work:
+def work(config: DecoderConfig, stage: Stage | None = None, recompute: Any = "none") -> OpCost:
     """Return what all parts of a stage take together."""
     assert DECODER.flops is not None
-    return sum(DECODER.flops(config, stage or Stage(), recompute, LENGTHS, LABELS).values(), Work())
+    return sum(DECODER.flops(config, stage or Stage(), recompute, LENGTHS, LABELS).values(), OpCost())
 
 
 def counted(config: DecoderConfig) -> tuple[float, int]:
@@ -111,5 +111,5 @@ def test_recomputation_keeps_less_and_repeats() -> None:
 
 def test_what_is_recomputed_is_not_added_up() -> None:
     """Of two things in a row that are recomputed, only one is there again at a time."""
-    total = Work(recomputed=3) + Work(recomputed=5) + product(1, 1, 1)
+    total = OpCost(recomputed=3) + OpCost(recomputed=5) + linear_cost(1, 1, 1)
     assert total.recomputed == 5

@@ -38,8 +38,8 @@ class Later:
         self.parameters = parameters
         self.added: Callable[[Tensor], None] = lambda _leaf: None
 
-    def tell(self, added: Callable[[Tensor], None]) -> None:
-        self.added = added
+    def on_grad_accumulation(self, callback: Callable[[Tensor], None]) -> None:
+        self.added = callback
 
 
 def layers_of(events: list[str]) -> tuple[list[nn.Linear], InOrder, Tensor]:

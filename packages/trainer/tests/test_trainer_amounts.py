@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mimo.model import Work
+from mimo.model import OpCost
 from mimo.trainer.commands.show_work import show_amounts
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.module_stats import Amounts, amounts
@@ -39,8 +39,8 @@ def test_parts_are_those_of_the_plugin_and_stages_are_summed(tmp_path: Path) -> 
     assert list(found) == ["embedding", "layers", "head"]
     assert found["embedding"].parameters == found["embedding"].trained == 300 * 16
     for part, one in found.items():
-        of_stages = [works(job, stage, typical).get(part, Work()) for stage in job.graph.stages]
-        whole = sum(of_stages, Work())
+        of_stages = [works(job, stage, typical).get(part, OpCost()) for stage in job.graph.stages]
+        whole = sum(of_stages, OpCost())
         assert one.forward == pytest.approx(whole.forward)
         assert one.backward == pytest.approx(whole.input_gradient + whole.weight_gradient)
         assert one.repeated == 0

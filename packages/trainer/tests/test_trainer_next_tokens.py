@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mimo.model import Work
+from mimo.model import OpCost
 from mimo.trainer.batch.step_data import Microbatch
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.module_stats import amounts
@@ -41,7 +41,7 @@ def test_they_are_a_part_with_parameters_and_operations(tmp_path: Path, tied: bo
     assert job.graph.by_name["language"].tied is True
     layer = plain["layers"].parameters // 4
     assert found["next_tokens"].parameters == found["next_tokens"].trained == 2 * (layer + 2 * 16 * 16 + 3 * 16)
-    whole = sum((works(job, stage, typical).get("next_tokens", Work()) for stage in job.graph.stages), Work())
+    whole = sum((works(job, stage, typical).get("next_tokens", OpCost()) for stage in job.graph.stages), OpCost())
     assert found["next_tokens"].forward == pytest.approx(whole.forward)
     assert found["next_tokens"].forward > plain["layers"].forward / 2
 

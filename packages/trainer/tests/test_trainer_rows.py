@@ -11,8 +11,8 @@ import torch
 
 from mimo.data import PlacedItem
 from mimo.hooks import ItemInfo, PluginError, RunError
-from mimo.model import DECODER, Told
-from mimo.model.runtime import Ledger
+from mimo.model import DECODER, AuxLossNames
+from mimo.model.runtime import AuxLosses
 from mimo.trainer.step.programs import LanguageProgram, on_device, take_rows
 
 JOB: Any = SimpleNamespace(hidden=4)
@@ -80,12 +80,14 @@ def test_a_long_list_of_items_is_shortened() -> None:
 @pytest.mark.parametrize(("name", "values"), [("layers.0.load", 3), ("layers.9.load", 4), ("balance", 2)])
 def test_what_a_forward_tells_without_having_announced_it_is_refused(name: str, values: int) -> None:
     """Other ranks would not know of it, or take its values for another's."""
-    spec = attrs.evolve(DECODER, tells=lambda _config: Told(losses=("balance",), counts={"layers.0.load": 4}))
+    spec = attrs.evolve(
+        DECODER, aux_losses=lambda _config: AuxLossNames(losses=("balance",), counts={"layers.0.load": 4})
+    )
     program: Any = SimpleNamespace(module=SimpleNamespace(name="language", spec=spec, config=None), _told={})
-    fine = Ledger(losses={"balance": torch.ones(())}, counts={"layers.0.load": torch.ones(4)})
+    fine = AuxLosses(losses={"balance": torch.ones(())}, counts={"layers.0.load": torch.ones(4)})
     LanguageProgram._enter(program, fine)
     LanguageProgram._enter(program, fine)
     assert program._told["layers.0.load"].tolist() == [2.0] * 4
-    text = rf"modules\.language\.plugin: .* announced by tells\(\) of 'decoder': .* got '{name}' of {values} values"
+    text = rf"modules\.language\.plugin: .* named by aux_losses of 'decoder': .* got '{name}' of {values} values"
     with pytest.raises(PluginError, match=text):
-        LanguageProgram._enter(program, Ledger(counts={name: torch.ones(values)}))
+        LanguageProgram._enter(program, AuxLosses(counts={name: torch.ones(values)}))

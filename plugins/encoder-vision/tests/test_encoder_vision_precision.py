@@ -40,7 +40,7 @@ def _run(part: Part, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[Tensor
     generator = torch.Generator().manual_seed(4)
     items = [{"pixels": torch.rand(1, 3, *size, generator=generator) * 2 - 1} for size in sizes]
     rows = part.encode(items, sizes)
-    with part.weights_later() as later:
+    with part.defer_weight_grads() as later:
         rows.backward(torch.randn(rows.shape, generator=generator).to(rows.dtype))
     later()
     return rows.detach(), {

@@ -5,7 +5,7 @@ from mimo.model.build.build import build_part
 from mimo.model.build.hf import left_over, read_hf, write_hf
 from mimo.model.build.lora import attach_lora, linears
 from mimo.model.build.part import MimoModel, Part
-from mimo.model.build.trainable import build_stage, stage_without_storage, trained_paths
+from mimo.model.build.trainable import build_stage, stage_without_storage, trainable_paths
 from mimo.model.encoder.layers import EncoderAttention, EncoderLayer, EncoderMlp, PackedEncoder, activate, split_encoder
 from mimo.model.encoder.packed_rows import PackedRows, touched_by
 from mimo.model.encoder.patches import packed_patches
@@ -13,19 +13,19 @@ from mimo.model.encoder.projectors import Projector
 from mimo.model.hybrid.sequences import Sequences
 from mimo.model.language import (
     NO_LABEL,
+    AuxLosses,
+    DecodeCache,
     LanguageBatch,
     LanguageModule,
-    LayerMemory,
-    Ledger,
-    Memory,
-    NextLabels,
-    Remembering,
+    LayerCache,
+    MtpLabels,
+    SupportsDecodeCache,
     turn,
 )
 from mimo.model.layers import (
     Choices,
-    Deferral,
-    Deferring,
+    DeferredWeightGrads,
+    DefersWeightGrads,
     Embedding,
     GroupedLinear,
     LayerNorm,
@@ -35,7 +35,7 @@ from mimo.model.layers import (
     Router,
     SampleChunks,
     ScanInputs,
-    WeightsLater,
+    WeightGradQueue,
     convolve,
     convolve_continued,
     multiply,
@@ -50,10 +50,12 @@ from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, Tensor
 
 __all__ = [
     "NO_LABEL",
+    "AuxLosses",
     "Choices",
     "ContextAxis",
-    "Deferral",
-    "Deferring",
+    "DecodeCache",
+    "DeferredWeightGrads",
+    "DefersWeightGrads",
     "Dispatch",
     "Embedding",
     "EncoderAttention",
@@ -63,28 +65,26 @@ __all__ = [
     "GroupedLinear",
     "LanguageBatch",
     "LanguageModule",
-    "LayerMemory",
+    "LayerCache",
     "LayerNorm",
-    "Ledger",
     "Linear",
     "LowRank",
-    "Memory",
     "MimoModel",
-    "NextLabels",
+    "MtpLabels",
     "PackedEncoder",
     "PackedRows",
     "Part",
     "Projector",
     "RMSNorm",
-    "Remembering",
     "Router",
     "SampleChunks",
     "ScanInputs",
     "Segments",
     "Sequences",
     "Split",
+    "SupportsDecodeCache",
     "TensorAxis",
-    "WeightsLater",
+    "WeightGradQueue",
     "activate",
     "attach_lora",
     "attend",
@@ -105,7 +105,7 @@ __all__ = [
     "split_encoder",
     "stage_without_storage",
     "touched_by",
-    "trained_paths",
+    "trainable_paths",
     "turn",
     "vocabulary_argmax",
     "vocabulary_cross_entropy",

@@ -105,8 +105,8 @@ class PutOff(Protocol):
     def parameters(self) -> Collection[Tensor]:
         """The leaves whose gradients they are."""
 
-    def tell(self, added: Callable[[Tensor], None]) -> None:
-        """Have ``added`` called with each leaf once all that was put off of its gradient has been added."""
+    def on_grad_accumulation(self, callback: Callable[[Tensor], None]) -> None:
+        """Call ``callback`` with each leaf once all deferred parts of its gradient have been added."""
 
 
 def _no_bounds(*_given: Any) -> AbstractContextManager[None]:

@@ -41,7 +41,9 @@ def attend(
     if heads is not None:
         key, value = key[:, heads], value[:, heads]
     grouped = key.shape[1] != query.shape[1]
-    asked = _take(query, segments.asks, segments.used).split([call.chunks * call.queries for call in segments.calls])
+    asked = _take(query, segments.query_index, segments.used).split(
+        [call.chunks * call.queries for call in segments.calls]
+    )
     seen = [call.chunks * call.keys for call in segments.calls]
     found = []
     for call, *rows in zip(segments.calls, asked, key.split(seen), value.split(seen), strict=True):
@@ -64,8 +66,8 @@ def attend(
         found.append(out.transpose(1, 2).flatten(0, 1))
     # Without rows of its own a rank still takes part in the backward of all that its peers gathered.
     attended = torch.cat(found) if len(found) > 1 else found[0] if found else query[:0] + (key.sum() + value.sum())
-    if segments.back is not None:
-        attended = attended.index_select(0, segments.back)
+    if segments.inverse_index is not None:
+        attended = attended.index_select(0, segments.inverse_index)
     padding = segments.rows - segments.used
     return functional.pad(attended, (0, 0, 0, 0, 0, padding)) if padding else attended
 
@@ -79,11 +81,11 @@ def _of_one_row(query: Tensor, key: Tensor, value: Tensor, keys: slice) -> Tenso
 def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Return the keys and values of all calls [sum of C·L, K, D], those that other context ranks hold included."""
     if segments.context.size == 1:
-        return _take(key, segments.sees, segments.held), _take(value, segments.sees, segments.held)
+        return _take(key, segments.key_index, segments.held), _take(value, segments.key_index, segments.held)
     held = torch.cat((key, value), 1)[: segments.used]
     gathered = segments.context.share(held, segments.counts)  # [G, 2 K, D]
-    assert segments.sees is not None
-    taken = gathered.index_select(0, segments.sees)
+    assert segments.key_index is not None
+    taken = gathered.index_select(0, segments.key_index)
     return taken[:, : key.shape[1]], taken[:, key.shape[1] :]
 
 

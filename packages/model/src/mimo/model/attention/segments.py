@@ -1,4 +1,4 @@
-"""Where the segments of packed rows lie, and which rows each kernel call of attention asks and sees.
+"""Where the segments of packed rows lie, and which rows are the queries and keys of each kernel call of attention.
 
 Worked out once for a microbatch, it serves all layers. Segments of one length (causal: chunks of about one, padded
 where no row looks) become one batched call.
@@ -29,9 +29,9 @@ class Segments:
         used: of these, rows that belong to a segment.
         held: rows whose keys this rank hands to `attend`; more than ``used`` where some came before.
         calls: for each kernel call its shape.
-        asks: [sum of C·Q] packed row that each query of the calls is; None when the order is the packed one.
-        sees: [sum of C·L] row of T, with several context ranks of G, that each key of the calls is; None likewise.
-        back: [used] row of the calls that holds each packed row; None likewise.
+        query_index: [sum of C·Q] packed row that each query of the calls is; None when the order is the packed one.
+        key_index: [sum of C·L] row of T, with several context ranks of G, that each key of the calls is; None likewise.
+        inverse_index: [used] row of the calls that holds each packed row; None likewise.
         context: over which the rows are split.
         counts: used rows of each context rank.
     """
@@ -41,9 +41,9 @@ class Segments:
     used: int
     held: int
     calls: tuple[Call, ...]
-    asks: Tensor | None
-    sees: Tensor | None
-    back: Tensor | None
+    query_index: Tensor | None
+    key_index: Tensor | None
+    inverse_index: Tensor | None
     context: ContextAxis
     counts: tuple[int, ...]
 
@@ -122,7 +122,7 @@ class Segments:
             call_of([chunks[i] for i in each], lengths, causal=False, window=0, device=torch.device(device))
             for each in batches
         )
-        asks, back = _asks(chunks, batches, calls, causal=False)
+        query_index, inverse_index = _query_index(chunks, batches, calls, causal=False)
         packed = torch.arange(sum(lengths)).split(list(lengths))
         seen = [packed[chunks[i].segment] for each in batches for i in each]
         used = sum(chunk.rows for chunk in chunks)
@@ -132,9 +132,9 @@ class Segments:
             used=used,
             held=sum(lengths),
             calls=calls,
-            asks=asks.to(device),
-            sees=torch.cat([asks[:0], *seen]).to(device),
-            back=back.to(device),
+            query_index=query_index.to(device),
+            key_index=torch.cat([query_index[:0], *seen]).to(device),
+            inverse_index=inverse_index.to(device),
             context=ContextAxis.single(),
             counts=(used,),
         )
@@ -161,9 +161,9 @@ class Segments:
             used=rows,
             held=held,
             calls=(call,),
-            asks=None,
-            sees=None,
-            back=None,
+            query_index=None,
+            key_index=None,
+            inverse_index=None,
             context=ContextAxis.single(),
             counts=(rows,),
         )
@@ -191,48 +191,56 @@ class Segments:
             for each in batches
         )
         in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
-        asks = sees = back = None
+        query_index = key_index = inverse_index = None
         if not in_order or context.size > 1:
-            asks, back = _asks(chunks, batches, calls, causal=causal)
-            sees = asks if context.size == 1 else _sees(held, context.rank, batches, calls, lengths, causal=causal)
-            asks, sees, back = asks.to(device), sees.to(device), back.to(device)
+            query_index, inverse_index = _query_index(chunks, batches, calls, causal=causal)
+            key_index = (
+                query_index
+                if context.size == 1
+                else _key_index(held, context.rank, batches, calls, lengths, causal=causal)
+            )
+            query_index, key_index, inverse_index = (
+                query_index.to(device),
+                key_index.to(device),
+                inverse_index.to(device),
+            )
         return cls(
             causal=causal,
             rows=total,
             used=used,
             held=used,
             calls=calls,
-            asks=asks,
-            sees=sees,
-            back=back,
+            query_index=query_index,
+            key_index=key_index,
+            inverse_index=inverse_index,
             context=context,
             counts=counts,
         )
 
 
-def _asks(
+def _query_index(
     chunks: Sequence[Chunk], batches: Sequence[Sequence[int]], calls: Sequence[Call], *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the packed row that each query of the calls is, and the other way round."""
     table = torch.tensor([(chunk.start, chunk.stop) for chunk in chunks], dtype=torch.long).view(-1, 2)
     ends = (table[:, 1] - table[:, 0]).cumsum(0)
-    back = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.long)
+    inverse_index = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.long)
     pieces, offset = [torch.empty(0, dtype=torch.long)], 0
     for each, call in zip(batches, calls, strict=True):
         start, stop = table[each].split(1, 1)
         first = call.keys - call.queries if causal else start
         at = first + torch.arange(call.queries)
         inside = (at >= start) & (at < stop)
-        # Padding asks as its chunk's first or last row: finite, never kept, so without gradient.
+        # Padding takes the place of its chunk's first or last row: finite, never kept, so without gradient.
         packed = ends[each].unsqueeze(1) - stop + at.clamp(start, stop - 1)
         size = call.chunks * call.queries
-        back[packed[inside]] = (torch.arange(size).view(call.chunks, -1) + offset)[inside]
+        inverse_index[packed[inside]] = (torch.arange(size).view(call.chunks, -1) + offset)[inside]
         pieces.append(packed.flatten())
         offset += size
-    return torch.cat(pieces), back
+    return torch.cat(pieces), inverse_index
 
 
-def _sees(
+def _key_index(
     held: Sequence[Sequence[Chunk]],
     rank: int,
     batches: Sequence[Sequence[int]],

@@ -16,9 +16,9 @@ from mimo.model.build.local_tensors import read_locally
 from mimo.model.build.lora import attach_lora
 from mimo.model.build.part import Part
 from mimo.model.build.recompute import recompute as repeat
-from mimo.model.build.trainable import build_stage, trained_paths
+from mimo.model.build.trainable import build_stage, trainable_paths
 from mimo.model.build.unsupported_layers import check_layers
-from mimo.model.layers import Deferral, Deferring
+from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis, distribute
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
 from mimo.topology import Grid, Recompute
@@ -67,14 +67,14 @@ def build_part(
         experts: this rank's expert axis, None where no rank shares experts or rows with it.
         expert_mesh: the mesh ``(ep, etp)`` of the same ranks; needed where the module has experts.
         first: stage 0 of the module if this rank holds it too: what both hold (tied embeddings) is one parameter.
-        recompute: what its backward computes again; kept are the inputs of that.
-        splits_backward: layers that can put off their weight gradients where `Part.weights_later` says so; what they
-            need for it costs nothing elsewhere.
+        recompute: what its backward computes again from saved inputs.
+        splits_backward: within `Part.defer_weight_grads`, layers that can defer their weight gradients do so; elsewhere
+            it costs nothing.
 
     Raises:
         ConfigError: the module cannot have this grid.
         PluginError: a plan names a parameter that the module does not have, a parameter lies in none of the spec's
-            parts, or a layer draws or remembers what would differ by layout.
+            parts, or a layer draws random numbers or saves state that would differ by layout.
     """
     context, experts = context or ContextAxis.single(), experts or ExpertAxis.single()
     assert stage.pipeline.count % grid.pp == 0, (stage, grid)
@@ -98,7 +98,7 @@ def build_part(
         spec.context.attach(module, context)
     splits = attach_lora(module, lora, splits)
     target = torch.empty(0, device=device, dtype=dtype)
-    trained = trained_paths(spec, module, frozen=frozen, lora=lora)
+    trained = trainable_paths(spec, module, frozen=frozen, lora=lora)
     fixed = {path for path, parameter in module.named_parameters() if not parameter.requires_grad}
     tied = frozenset(f"{grid.name}.{path}" for path in _tied(spec, config, module, stage))
     shared = {} if first is None else {name: first.parameters[name] for name in tied}
@@ -131,7 +131,7 @@ def build_part(
         tied=tied,
         whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),
         persistent=persistent,
-        deferral=_attached(module) if splits_backward else Deferral(),
+        weight_grad_queue=_attach_queue(module) if splits_backward else WeightGradQueue(),
     )
 
 
@@ -193,12 +193,12 @@ def _is_changed(spec: EncoderSpec | LanguageModelSpec) -> bool:
     return isinstance(spec, LanguageModelSpec) and spec.experts is not None
 
 
-def _attached(module: nn.Module) -> Deferral:
-    deferral = Deferral()
+def _attach_queue(module: nn.Module) -> WeightGradQueue:
+    queue = WeightGradQueue()
     for part in module.modules():
-        if isinstance(part, Deferring):
-            part.deferral = deferral
-    return deferral
+        if isinstance(part, DefersWeightGrads):
+            part.weight_grad_queue = queue
+    return queue
 
 
 def _tied(spec: EncoderSpec | LanguageModelSpec, config: Any, module: nn.Module, stage: Stage) -> set[str]:

@@ -228,10 +228,10 @@ def stage_trains(
 ) -> bool:
     """Tell whether a stage of the module has anything to train; for the arguments see `check_training`."""
     if not named_by_parts(spec, frozen=frozen, lora=lora):
-        from mimo.model.build.trainable import stage_without_storage, trained_paths
+        from mimo.model.build.trainable import stage_without_storage, trainable_paths
 
         built = stage_without_storage(spec, config, stage, hidden, lora)
-        return bool(trained_paths(spec, built, frozen=frozen, lora=lora))
+        return bool(trainable_paths(spec, built, frozen=frozen, lora=lora))
     if isinstance(frozen, bool):
         return not frozen
     held = parts_of(spec, config, stage)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.hooks import CheckpointError
-from mimo.model.spec import HfFamily, HfTensor, file_shapes, place
+from mimo.model.spec import HfFamily, HfTensor, file_shapes, match_names
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
         CheckpointError: telling all that is missing, has another shape, or is read by no entry and not ignored.
     """
     held = dict(module.named_parameters())
-    renamed, table = place(family, family.tensors(config), tensors)
+    renamed, table = match_names(family, family.tensors(config), tensors)
     copies = family.copies_there(config, renamed)
     shapes = file_shapes(table, _shapes(held, table))
     problems = [f"{name} is missing" for name in shapes if name not in tensors]
@@ -62,7 +62,7 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
 def write_hf(module: nn.Module, family: HfFamily, config: Any) -> dict[str, Tensor]:
     """Return a plain, whole module's weights as the family's published folders hold them; the inverse of `read_hf`."""
     held = dict(module.named_parameters())
-    _, table = place(family, family.tensors(config), ())
+    _, table = match_names(family, family.tensors(config), ())
     parts: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in file_shapes(table, _shapes(held, table))}
     for entry in table:
         for name, part in zip(entry.names, give(entry, held[entry.ours].detach()), strict=True):

@@ -10,7 +10,7 @@ import attrs
 from torch import Tensor, nn
 
 from mimo.model.language import LanguageModule
-from mimo.model.layers import Deferral, WeightsLater
+from mimo.model.layers import DeferredWeightGrads, WeightGradQueue
 from mimo.model.parallel import Split
 from mimo.model.spec import Stage
 from mimo.topology import StageId
@@ -31,7 +31,7 @@ class Part:
         whole: full names of parameters that no gradient trains, whatever is frozen, and that other code than layers
             changes between steps.
         persistent: paths of buffers that a checkpoint holds.
-        deferral: where its layers put off weight gradients.
+        weight_grad_queue: where its layers defer weight gradients.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Part:
     tied: frozenset[str]
     whole: frozenset[str] = frozenset()
     persistent: frozenset[str] = frozenset()
-    deferral: Deferral = attrs.field(factory=Deferral)
+    weight_grad_queue: WeightGradQueue = attrs.field(factory=WeightGradQueue)
 
     @property
     def id(self) -> StageId:
@@ -81,13 +81,13 @@ class Part:
         """The module, as a language model's stage is called."""
         return cast("LanguageModule", self.module)
 
-    def weights_later(self) -> AbstractContextManager[WeightsLater]:
-        """Put off the weight gradients of a backward that runs within, as far as the layers can.
+    def defer_weight_grads(self) -> AbstractContextManager[DeferredWeightGrads]:
+        """Return a context in which a backward defers its weight gradients, as far as the layers can.
 
-        Calling what the context gives, once and after it, computes and adds them up. It needs no other rank. Until then
-        rows and gradients that it reads must not be written to.
+        Call what the context gives, once and after it, to compute and add them; no other rank takes part. Until then
+        the rows and gradients that it reads must not be written to.
         """
-        return self.deferral.open()
+        return self.weight_grad_queue.collect()
 
     def encode(
         self, items: Sequence[Mapping[str, Tensor]], sizes: Sequence[tuple[int, ...]], hidden: Tensor | None = None

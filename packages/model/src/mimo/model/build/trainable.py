@@ -18,7 +18,7 @@ from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage, lora_na
 _CLOSEST = 3
 
 
-def trained_paths(
+def trainable_paths(
     spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, frozen: Frozen, lora: Lora | None
 ) -> frozenset[str]:
     """Return the paths of the parameters of a stage that are trained.

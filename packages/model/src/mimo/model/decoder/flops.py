@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from mimo.model.decoder.config import DecoderConfig
-from mimo.model.spec import Stage, StageConfig, Work, attention_cost, product
+from mimo.model.spec import OpCost, Stage, StageConfig, attention_cost, linear_cost
 from mimo.topology import Recompute
 
 
-def decoder_work(
+def decoder_cost(
     config: DecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
-) -> Mapping[str, Work]:
+) -> Mapping[str, OpCost]:
     """Return by part what a forward of ``stage`` takes over samples of these lengths.
 
     Args:
@@ -30,50 +30,50 @@ def decoder_work(
     last = config.experts > 0
     of_kind = {kind: _layer(config, recompute, lengths, mixed=kind) for kind in {*mixed, last}}
     layers = [of_kind[kind] for kind in mixed]
-    return stage_work(config, stage, layers, of_kind[last], lengths=lengths, labels=labels)
+    return stage_cost(config, stage, layers, of_kind[last], lengths=lengths, labels=labels)
 
 
-def stage_work(
-    config: StageConfig, stage: Stage, layers: Iterable[Work], further: Work, *, lengths: Sequence[int], labels: int
-) -> Mapping[str, Work]:
+def stage_cost(
+    config: StageConfig, stage: Stage, layers: Iterable[OpCost], further: OpCost, *, lengths: Sequence[int], labels: int
+) -> Mapping[str, OpCost]:
     """Return by part what a stage takes whose ``layers`` take this, and ``further`` those of one further token."""
     hidden, rows, found = config.hidden, sum(lengths), {}
     if stage.is_first:
-        found["embedding"] = Work(copied=rows, weights=config.vocabulary * hidden)
-    found["layers"] = sum(layers, Work())
+        found["embedding"] = OpCost(copied=rows, weights=config.vocabulary * hidden)
+    found["layers"] = sum(layers, OpCost())
     if stage.is_last:
-        head = product(labels, hidden, config.vocabulary)
+        head = linear_cost(labels, hidden, config.vocabulary)
         head = attrs.evolve(head, copied=(2.0 * rows + labels) * hidden, split=labels * config.vocabulary)
         found["head"] = attrs.evolve(head, weights=0) if config.tied and stage.is_first else head
     if stage.is_last and config.next_tokens:
         if not (stage.is_first or config.tied):
-            found["embedding"] = Work(copied=config.next_tokens * rows, weights=config.vocabulary * hidden)
+            found["embedding"] = OpCost(copied=config.next_tokens * rows, weights=config.vocabulary * hidden)
         heads = (
-            further + next_token_work(config, rows, max(labels - number * len(lengths), 0))
+            further + mtp_cost(config, rows, max(labels - number * len(lengths), 0))
             for number in range(1, config.next_tokens + 1)
         )
-        found["next_tokens"] = sum(heads, Work())
+        found["next_tokens"] = sum(heads, OpCost())
     return found
 
 
-def next_token_work(config: StageConfig, rows: int, labels: int) -> Work:
+def mtp_cost(config: StageConfig, rows: int, labels: int) -> OpCost:
     """Return what predicting one further token takes beside its layers, of which so many rows take part."""
     hidden = config.hidden
-    head = attrs.evolve(product(labels, hidden, config.vocabulary), weights=0)  # the model's
-    work = product(rows, 2 * hidden, hidden) + head
+    head = attrs.evolve(linear_cost(labels, hidden, config.vocabulary), weights=0)  # the model's
+    work = linear_cost(rows, 2 * hidden, hidden) + head
     # Kept: embeddings, the joined halves, the last norm's rows and its, and those of them that the head reads.
-    return work + Work(copied=(5.0 * rows + labels) * hidden, split=labels * config.vocabulary)
+    return work + OpCost(copied=(5.0 * rows + labels) * hidden, split=labels * config.vocabulary)
 
 
-def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], *, mixed: bool) -> Work:
+def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], *, mixed: bool) -> OpCost:
     rows = sum(lengths)
-    layer = attention_work(config, recompute, lengths)
-    layer += experts_work(config, recompute, rows) if mixed else mlp_work(config, recompute, rows, config.intermediate)
-    layer += Work(copied=4.0 * rows * config.hidden)  # the rows before each of the two parts, and their norms
+    layer = attention_layer_cost(config, recompute, lengths)
+    layer += experts_cost(config, recompute, rows) if mixed else mlp_cost(config, recompute, rows, config.intermediate)
+    layer += OpCost(copied=4.0 * rows * config.hidden)  # the rows before each of the two parts, and their norms
     return repeated_layer(layer, rows * config.hidden) if recompute == "full" else layer
 
 
-def repeated_layer(layer: Work, inputs: float) -> Work:
+def repeated_layer(layer: OpCost, inputs: float) -> OpCost:
     """Return what a layer takes that keeps its inputs, so many numbers, and computes all else again."""
     return attrs.evolve(
         layer,
@@ -84,52 +84,56 @@ def repeated_layer(layer: Work, inputs: float) -> Work:
     )
 
 
-def attention_work(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int]) -> Work:
+def attention_layer_cost(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int]) -> OpCost:
     """Return what attention takes, with its products, without its norm."""
     rows, hidden = sum(lengths), config.hidden
     queries, keys = config.heads * config.head_width, config.key_value_heads * config.head_width
     bias = config.biased_inputs
-    work = product(rows, hidden, queries, bias=bias) + product(rows, queries, hidden, bias=config.attention_bias)
-    key = product(rows, hidden, keys, bias=bias, shared=True)
+    work = linear_cost(rows, hidden, queries, bias=bias) + linear_cost(
+        rows, queries, hidden, bias=config.attention_bias
+    )
+    key = linear_cost(rows, hidden, keys, bias=bias, shared=True)
     work += key + key
     work += attention_cost(lengths, width=queries, causal=True, window=config.sliding_window)
     # Kept: queries, keys and values turned, what they attend to and its log-sum.
-    work += Work(split=rows * (2.0 * queries + 2.0 * keys + config.heads))
+    work += OpCost(split=rows * (2.0 * queries + 2.0 * keys + config.heads))
     normed = queries + keys if config.query_key_norm else 0  # kept before they are turned too
-    work += Work(split=float(rows * normed))
+    work += OpCost(split=float(rows * normed))
     return _again(work, recompute, rows * (normed + queries + config.heads), repeated=work.inner)
 
 
-def mlp_work(config: DecoderConfig, recompute: Recompute, rows: float, width: int, *, bias: bool | None = None) -> Work:
+def mlp_cost(
+    config: DecoderConfig, recompute: Recompute, rows: float, width: int, *, bias: bool | None = None
+) -> OpCost:
     """Return what a feed-forward part of this width takes, without its norm."""
     bias = config.mlp_bias if bias is None else bias
-    up, down = product(rows, config.hidden, width, bias=bias), product(rows, width, config.hidden, bias=bias)
+    up, down = linear_cost(rows, config.hidden, width, bias=bias), linear_cost(rows, width, config.hidden, bias=bias)
     if not config.gated:  # the ReLU and its square are kept
-        work = up + down + Work(split=2.0 * rows * width)
+        work = up + down + OpCost(split=2.0 * rows * width)
         return _again(work, recompute, rows * width, recomputed=2.0 * rows * width)
-    gate = product(rows, config.hidden, width, bias=bias, shared=True)
+    gate = linear_cost(rows, config.hidden, width, bias=bias, shared=True)
     # Gate and up, the gate's SiLU and their product are kept.
-    work = up + gate + down + Work(split=4.0 * rows * width)
+    work = up + gate + down + OpCost(split=4.0 * rows * width)
     return _again(work, recompute, 2.0 * rows * width)
 
 
-def experts_work(config: DecoderConfig, recompute: Recompute, rows: float) -> Work:
+def experts_cost(config: DecoderConfig, recompute: Recompute, rows: float) -> OpCost:
     """Return what a mixture of experts takes, without its norm."""
     width = config.expert_intermediate or config.intermediate
     chosen = config.experts_per_token * rows
-    routed = mlp_work(config, recompute, chosen, width, bias=False)
+    routed = mlp_cost(config, recompute, chosen, width, bias=False)
     weights = config.experts * routed.weights
     split = routed.split + 2.0 * chosen * config.hidden
     routed = attrs.evolve(routed, weights=weights, expert_weights=weights, split=split)
-    routed += product(rows, config.hidden, config.experts) + Work(copied=2.0 * rows * config.experts)
+    routed += linear_cost(rows, config.hidden, config.experts) + OpCost(copied=2.0 * rows * config.experts)
     if config.shared_intermediate:
-        routed += mlp_work(config, recompute, rows, config.shared_intermediate)
+        routed += mlp_cost(config, recompute, rows, config.shared_intermediate)
     return routed
 
 
 def _again(
-    work: Work, recompute: Recompute, dropped: float, *, repeated: float = 0, recomputed: float | None = None
-) -> Work:
+    work: OpCost, recompute: Recompute, dropped: float, *, repeated: float = 0, recomputed: float | None = None
+) -> OpCost:
     """Return ``work``, with ``selective`` recomputation of so many numbers that it then does not keep."""
     if recompute != "selective":
         return work

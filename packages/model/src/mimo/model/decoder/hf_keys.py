@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from mimo.hooks import ConfigError
 from mimo.model.decoder.config import DecoderConfig
 from mimo.model.decoder.hf_rope import read_rope, write_rope
-from mimo.model.spec import divisor, flag, no_dropout, number, only, refuse, small
+from mimo.model.spec import hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_refused, hf_small
 
 Keys: TypeAlias = Mapping[str, Any]
 """Of a ``config.json``."""
@@ -39,28 +39,28 @@ def read_common(keys: Keys, *, grids: bool) -> dict[str, Any]:
         keys: all that matter, what was left out included.
         grids: whether the family turns rows of images by three positions.
     """
-    only(keys, "hidden_act", ["silu"])
-    no_dropout(keys, DROPOUT)
-    only(keys, "is_causal", [True])
-    only(keys, "quantization_config", [None])
+    hf_only(keys, "hidden_act", ["silu"])
+    hf_no_dropout(keys, DROPOUT)
+    hf_only(keys, "is_causal", [True])
+    hf_only(keys, "quantization_config", [None])
     return {
-        **{ours: number(keys, theirs) for ours, theirs in _NUMBERS.items()},
-        "kv_heads": divisor(keys, "num_key_value_heads", of="num_attention_heads"),
-        "head_dim": number(keys, "head_dim") if keys.get("head_dim") is not None else 0,
-        "norm_eps": small(keys, "rms_norm_eps"),
-        "tied": flag(keys, "tie_word_embeddings"),
+        **{ours: hf_number(keys, theirs) for ours, theirs in _NUMBERS.items()},
+        "kv_heads": hf_divisor(keys, "num_key_value_heads", of="num_attention_heads"),
+        "head_dim": hf_number(keys, "head_dim") if keys.get("head_dim") is not None else 0,
+        "norm_eps": hf_small(keys, "rms_norm_eps"),
+        "tied": hf_flag(keys, "tie_word_embeddings"),
         **read_rope(keys, grids=grids),
     }
 
 
 def _read_biases(keys: Keys) -> dict[str, Any]:
-    return {"attention_bias": flag(keys, "attention_bias")}
+    return {"attention_bias": hf_flag(keys, "attention_bias")}
 
 
 def read_llama(keys: Keys) -> dict[str, Any]:
     """Return what Llama has besides."""
     _one_window(keys, None)  # layers that have one are refused
-    return {**_read_biases(keys), "mlp_bias": flag(keys, "mlp_bias")}
+    return {**_read_biases(keys), "mlp_bias": hf_flag(keys, "mlp_bias")}
 
 
 def read_mistral(keys: Keys) -> dict[str, Any]:
@@ -70,29 +70,29 @@ def read_mistral(keys: Keys) -> dict[str, Any]:
 
 def _one_window(keys: Keys, said: Any) -> int:
     """Return the window where all layers have it, 0 for none; layers that are named besides must be of that kind."""
-    window = number({"sliding_window": said}, "sliding_window") if said else 0
+    window = hf_number({"sliding_window": said}, "sliding_window") if said else 0
     if _are_windowed(keys, window) is not bool(window):
-        raise refuse("layer_types", f"{_SLIDING if window else _FULL} alone", keys["layer_types"])
+        raise hf_refused("layer_types", f"{_SLIDING if window else _FULL} alone", keys["layer_types"])
     return window
 
 
 def _are_windowed(keys: Keys, window: int) -> bool:
     """Return whether ``layer_types`` names layers with a window; as ``window`` says where it is not there."""
-    kinds, layers = keys.get("layer_types"), number(keys, "num_hidden_layers")
+    kinds, layers = keys.get("layer_types"), hf_number(keys, "num_hidden_layers")
     if kinds is not None and kinds not in ([_FULL] * layers, [_SLIDING] * layers):
-        raise refuse("layer_types", "a window on all layers or on none", kinds)
+        raise hf_refused("layer_types", "a window on all layers or on none", kinds)
     return bool(window) if kinds is None else _SLIDING in kinds
 
 
 def _read_window(keys: Keys) -> dict[str, Any]:
     """Return the window of Qwen's folders, which may leave it to later layers; the decoder has one for all."""
-    said = keys["sliding_window"] if flag(keys, "use_sliding_window") else None
+    said = keys["sliding_window"] if hf_flag(keys, "use_sliding_window") else None
     if keys.get("layer_types") is not None:
         return {"sliding_window": _one_window(keys, said if _are_windowed(keys, 0) else None)}
-    layers = number(keys, "num_hidden_layers")
-    full = number(keys, "max_window_layers", low=0) if said else layers
+    layers = hf_number(keys, "num_hidden_layers")
+    full = hf_number(keys, "max_window_layers", low=0) if said else layers
     if said and 0 < full < layers:
-        raise refuse("max_window_layers", "a window on all layers or on none", full)
+        raise hf_refused("max_window_layers", "a window on all layers or on none", full)
     return {"sliding_window": _one_window(keys, said if full == 0 else None)}
 
 
@@ -107,29 +107,29 @@ def read_qwen3(keys: Keys) -> dict[str, Any]:
         **_read_window(keys),
         **_read_biases(keys),
         "query_key_norm": True,
-        "head_dim": number({"head_dim": keys.get("head_dim") or 128}, "head_dim"),
+        "head_dim": hf_number({"head_dim": keys.get("head_dim") or 128}, "head_dim"),
     }
 
 
 def read_qwen3_moe(keys: Keys) -> dict[str, Any]:
     """Return what Qwen3-MoE has besides."""
-    only(keys, "decoder_sparse_step", [1])
+    hf_only(keys, "decoder_sparse_step", [1])
     experts = "num_local_experts" if "num_local_experts" in keys else "num_experts"
-    if number(keys, "num_experts_per_tok") > number(keys, experts):
-        raise refuse("num_experts_per_tok", f"at most {experts} = {keys[experts]}", keys["num_experts_per_tok"])
+    if hf_number(keys, "num_experts_per_tok") > hf_number(keys, experts):
+        raise hf_refused("num_experts_per_tok", f"at most {experts} = {keys[experts]}", keys["num_experts_per_tok"])
     dense = sorted(keys.get("mlp_only_layers") or [])
-    if dense != list(range(len(dense))) or len(dense) > number(keys, "num_hidden_layers"):
-        raise refuse("mlp_only_layers", "the first layers, as others than these all have experts", dense)
+    if dense != list(range(len(dense))) or len(dense) > hf_number(keys, "num_hidden_layers"):
+        raise hf_refused("mlp_only_layers", "the first layers, as others than these all have experts", dense)
     return {
         **_read_biases(keys),
-        "sliding_window": _one_window(keys, keys["sliding_window"] if flag(keys, "use_sliding_window") else None),
+        "sliding_window": _one_window(keys, keys["sliding_window"] if hf_flag(keys, "use_sliding_window") else None),
         "query_key_norm": True,
-        "intermediate": number(keys, "intermediate_size") if dense else UNREAD,
+        "intermediate": hf_number(keys, "intermediate_size") if dense else UNREAD,
         "dense_layers": len(dense),
-        "experts": number(keys, experts),
-        "experts_per_token": number(keys, "num_experts_per_tok"),
-        "expert_intermediate": number(keys, "moe_intermediate_size"),
-        "router_normalize": flag(keys, "norm_topk_prob"),
+        "experts": hf_number(keys, experts),
+        "experts_per_token": hf_number(keys, "num_experts_per_tok"),
+        "expert_intermediate": hf_number(keys, "moe_intermediate_size"),
+        "router_normalize": hf_flag(keys, "norm_topk_prob"),
     }
 
 

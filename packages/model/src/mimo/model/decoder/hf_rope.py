@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mimo.model.decoder.config import DecoderConfig
-from mimo.model.spec import number, only, real, refuse
+from mimo.model.spec import hf_number, hf_only, hf_real, hf_refused
 
 Keys: TypeAlias = Mapping[str, Any]
 """Of a ``config.json``."""
@@ -33,17 +33,17 @@ def read_rope(keys: Keys, *, grids: bool) -> dict[str, Any]:
     rope = keys.get(name) or {}
     for kind, inner in rope.items():
         if isinstance(inner, Mapping):
-            raise refuse(f"{name}.{kind}", "the same positions in all layers", inner)
+            raise hf_refused(f"{name}.{kind}", "the same positions in all layers", inner)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if not grids:
-        only(rope, "mrope_section", [[]])
+        hf_only(rope, "mrope_section", [[]])
     elif kind == "mrope":  # the name that Qwen2-VL's folders have for it
         kind = "default"
     if kind not in _SCALED_BY:
-        raise refuse(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
-    only({"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}, "partial_rotary_factor", [1.0])
-    only(rope, "mrope_interleaved", [False])
-    base = real({"rope_theta": keys["rope_theta"], **rope}, "rope_theta", low=1, most=_LARGEST_BASE)
+        raise hf_refused(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
+    hf_only({"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}, "partial_rotary_factor", [1.0])
+    hf_only(rope, "mrope_interleaved", [False])
+    base = hf_real({"rope_theta": keys["rope_theta"], **rope}, "rope_theta", low=1, most=_LARGEST_BASE)
     section = _read_section(rope, name) if grids else ()
     return {"rope_theta": base, "mrope_section": section, **_read_stretch(keys, rope, name, kind)}
 
@@ -53,8 +53,8 @@ def _read_section(rope: Keys, name: str) -> tuple[int, ...]:
     section = rope.get("mrope_section", _SECTION)
     where = f"{name}.mrope_section"
     if not isinstance(section, list | tuple):
-        raise refuse(where, "whole numbers", section)
-    return tuple(number({where: turned}, where, low=0) for turned in section)
+        raise hf_refused(where, "whole numbers", section)
+    return tuple(hf_number({where: turned}, where, low=0) for turned in section)
 
 
 def _read_stretch(keys: Keys, rope: Keys, name: str, kind: str) -> dict[str, Any]:
@@ -69,15 +69,15 @@ def _read_stretch(keys: Keys, rope: Keys, name: str, kind: str) -> dict[str, Any
         where = f"{name}.{_SCALING[ours]}"
         value = {where: given.get(_SCALING[ours])}
         if value[where] is None:
-            raise refuse(where, f"a number, as rope_type {kind!r} needs it", None)
+            raise hf_refused(where, f"a number, as rope_type {kind!r} needs it", None)
         if ours == "rope_original_tokens":
-            found[ours] = number(value, where)
+            found[ours] = hf_number(value, where)
         else:
             least = 1 if ours == "rope_factor" else 0
-            found[ours] = real(value, where, low=least, most=_LARGEST_FACTOR, above=not least)
+            found[ours] = hf_real(value, where, low=least, most=_LARGEST_FACTOR, above=not least)
     if kind == "llama3" and found["rope_high_factor"] <= found["rope_low_factor"]:
         expected = f"more than low_freq_factor = {found['rope_low_factor']}"
-        raise refuse(f"{name}.high_freq_factor", expected, rope["high_freq_factor"])
+        raise hf_refused(f"{name}.high_freq_factor", expected, rope["high_freq_factor"])
     return found
 
 

@@ -18,15 +18,15 @@ from mimo.model.attention import Segments
 from mimo.model.decoder.config import DecoderConfig
 from mimo.model.language import (
     Attention,
+    DecodeCache,
     LanguageBatch,
     LanguageStage,
-    LayerMemory,
-    Memory,
+    LayerCache,
     Mlp,
     Moe,
     Rotation,
     Routing,
-    tell,
+    add_router_losses,
 )
 from mimo.model.layers import Choices, RMSNorm
 from mimo.model.spec import Stage
@@ -49,13 +49,13 @@ class Layer(nn.Module):
         segments: Segments,
         rotation: Rotation,
         routing: Routing | None,
-        memory: LayerMemory | None = None,
+        cache: LayerCache | None = None,
     ) -> tuple[Tensor, Choices | None]:
         """Return [T, H] of ``x`` [T, H], and which experts were chosen; ``routing`` is needed where there are some.
 
-        Nothing but what it returns, and ``memory``, changes: recomputation repeats it, where there is none.
+        Nothing but what it returns, and ``cache``, changes: recomputation repeats it, where there is none.
         """
-        x = x + self.attention(self.attention_norm(x), segments, rotation, memory)
+        x = x + self.attention(self.attention_norm(x), segments, rotation, cache)
         y = self.mlp_norm(x)
         if isinstance(self.mlp, Mlp):
             return x + self.mlp(y), None
@@ -73,32 +73,32 @@ class Decoder(LanguageStage):
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         hidden = self.begin(batch, rows, hidden)
-        memory = Memory.of(batch)
-        segments = self._segments(batch, memory)
+        cache = DecodeCache.of(batch)
+        segments = self._segments(batch, cache)
         rotation = Rotation.of(batch, self.config)
         mixed = any(int(index) in self.config.expert_layers for index in self.layers)
-        mixed = mixed or (self.config.experts > 0 and self.looks_further(batch))
+        mixed = mixed or (self.config.experts > 0 and self.predicts_mtp(batch))
         routing = Routing.of(batch, self.axis) if mixed else None
         chosen: dict[str, Choices] = {}
         for index, layer in self.layers.items():
-            hidden, choices = layer(hidden, segments, rotation, routing, memory and memory.layer(index))
+            hidden, choices = layer(hidden, segments, rotation, routing, cache and cache.layer(index))
             if choices is not None:
                 chosen[f"layers.{index}"] = choices
-        if memory is not None:
-            memory.seen += len(batch.tokens)
+        if cache is not None:
+            cache.seen += len(batch.tokens)
         hidden = self.end(hidden)
-        chosen |= self.look_further(batch, hidden, lambda layer, x: layer(x, segments, rotation, routing))
+        chosen |= self.add_mtp_losses(batch, hidden, lambda layer, x: layer(x, segments, rotation, routing))
         if routing is not None:
-            tell(routing, chosen, batch=batch, config=self.config, experts=self.expert_axis)
+            add_router_losses(routing, chosen, batch=batch, config=self.config, experts=self.expert_axis)
         return hidden
 
-    def remember(self) -> Memory:
-        """Return a new memory, see `Remembering`: of keys and values of as many rows as are looked at."""
+    def new_decode_cache(self) -> DecodeCache:
+        """Return an empty KV cache of as many rows as the sliding window lets a row see."""
         window = self.config.sliding_window
-        return Memory(most=window - 1 if window else None)
+        return DecodeCache(max_rows=window - 1 if window else None)
 
-    def _segments(self, batch: LanguageBatch, memory: Memory | None) -> Segments:
+    def _segments(self, batch: LanguageBatch, cache: DecodeCache | None) -> Segments:
         window, rows, device = self.config.sliding_window, batch.tokens.shape[0], batch.tokens.device
-        if memory is not None:
-            return Segments.continued(rows, before=memory.held, window=window, device=device)
+        if cache is not None:
+            return Segments.continued(rows, before=cache.held, window=window, device=device)
         return Segments.of(batch.lengths, causal=True, window=window, rows=rows, device=device, context=self.context)

@@ -62,10 +62,10 @@ def _after_step(module: nn.Module, counts: Mapping[str, Tensor]) -> None:
 
 
 def _layers(module: nn.Module) -> list[Callable[..., Any]]:
-    from mimo.model.language import LanguageStage, NextToken
+    from mimo.model.language import LanguageStage, MtpModule
 
     assert isinstance(module, LanguageStage)
-    heads = [head for head in module.next_tokens.values() if isinstance(head, NextToken)]
+    heads = [head for head in module.next_tokens.values() if isinstance(head, MtpModule)]
     further = [layer for head in heads for layer in head.layers.values()]
     return [layer.forward for layer in (*module.layers.values(), *further)]
 

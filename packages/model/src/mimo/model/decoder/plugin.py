@@ -10,9 +10,9 @@ from mimo.model.decoder.config import DecoderConfig
 from mimo.model.decoder.hf import DECODER_HF
 from mimo.model.decoder.parallelize import stage_context, stage_experts, stage_recompute, stage_tensor
 from mimo.model.spec import (
+    AuxLossNames,
     LanguageModelSpec,
     Stage,
-    Told,
     ends_share,
     has_embedding,
     load_name,
@@ -21,7 +21,7 @@ from mimo.model.spec import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from mimo.model.spec import Work
+    from mimo.model.spec import OpCost
     from mimo.topology import Recompute
 
 
@@ -43,9 +43,9 @@ def check_vocabulary(size: int) -> None:
         raise ConfigError(where, expected="a number of ids, or a tokenizer to take it from", got="0")
 
 
-def _tells(config: DecoderConfig) -> Told:
+def _aux_losses(config: DecoderConfig) -> AuxLossNames:
     losses = {"balance": config.balance_loss, "z": config.z_loss, "next_tokens": config.next_tokens}
-    return Told(
+    return AuxLossNames(
         losses=tuple(name for name, coefficient in losses.items() if coefficient),
         counts={load_name(path): config.experts for path in config.expert_paths},
     )
@@ -53,10 +53,10 @@ def _tells(config: DecoderConfig) -> Told:
 
 def _flops(
     config: DecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
-) -> Mapping[str, Work]:
-    from mimo.model.decoder.flops import decoder_work
+) -> Mapping[str, OpCost]:
+    from mimo.model.decoder.flops import decoder_cost
 
-    return decoder_work(config, stage, recompute, lengths, labels)
+    return decoder_cost(config, stage, recompute, lengths, labels)
 
 
 def _stage_parts(config: DecoderConfig, stage: Stage) -> frozenset[str]:
@@ -88,7 +88,7 @@ DECODER = LanguageModelSpec(
     tensor=stage_tensor(lambda config: {"heads": config.heads}),
     context=stage_context(),
     experts=stage_experts(lambda config: config.experts),
-    tells=_tells,
+    aux_losses=_aux_losses,
     next_tokens=lambda config: config.next_tokens,
     recompute=stage_recompute(),
     flops=_flops,

@@ -18,7 +18,7 @@ from mimo.model.encoder.cross_attention import CrossAttention
 from mimo.model.encoder.layers import EncoderMlp
 from mimo.model.encoder.packed_rows import PackedRows
 from mimo.model.layers import Embedding, LayerNorm, Linear, RMSNorm
-from mimo.model.spec import RESAMPLER_RATIO, Grid, ProjectorConfig
+from mimo.model.spec import RESAMPLER_RATIO, PatchGrid, ProjectorConfig
 
 _EPS = 1e-5
 
@@ -46,7 +46,9 @@ class Projector(nn.Module):
         else:
             self.resampler = Resampler(config, inputs, hidden)
 
-    def forward(self, x: Tensor, grids: Sequence[Grid], rows: PackedRows, *, prefix: int = 0, kept: int = 0) -> Tensor:
+    def forward(
+        self, x: Tensor, grids: Sequence[PatchGrid], rows: PackedRows, *, prefix: int = 0, kept: int = 0
+    ) -> Tensor:
         """Return this rank's slice of the rows [R, H]; `mimo.model.projected_rows` of each grid.
 
         Args:
@@ -70,7 +72,7 @@ class Projector(nn.Module):
         return cast("Tensor", self.resampler(x, lengths, rows))
 
 
-def joined(grids: Sequence[Grid], *, shuffle: int, prefix: int, kept: int) -> Tensor:
+def joined(grids: Sequence[PatchGrid], *, shuffle: int, prefix: int, kept: int) -> Tensor:
     """Return which of the rows of all grids each row is made of, [R, K].
 
     Args:
@@ -88,7 +90,7 @@ def joined(grids: Sequence[Grid], *, shuffle: int, prefix: int, kept: int) -> Te
     return torch.cat(pieces)
 
 
-def _joined(grid: Grid, shuffle: int, prefix: int, kept: int) -> Tensor:
+def _joined(grid: PatchGrid, shuffle: int, prefix: int, kept: int) -> Tensor:
     down, across = grid
     assert down % shuffle == across % shuffle == 0, (grid, shuffle)
     places = torch.arange(prefix, prefix + down * across).view(down // shuffle, shuffle, across // shuffle, shuffle)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from mimo.hooks import ConfigError
 from mimo.model.hybrid.config import ATTENTION, EXPERTS, MAMBA, MLP, HybridConfig
-from mimo.model.spec import divisor, flag, no_dropout, number, only, real, refuse, small
+from mimo.model.spec import hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_real, hf_refused, hf_small
 
 Keys: TypeAlias = Mapping[str, Any]
 """Of a ``config.json``."""
@@ -84,11 +84,11 @@ def _read_pattern(keys: Keys) -> str:
     kinds, pattern = keys.get("layers_block_type"), keys.get("hybrid_override_pattern")
     if kinds is None:
         if not isinstance(pattern, str):
-            raise refuse("layers_block_type", "the kind of each layer", kinds)
+            raise hf_refused("layers_block_type", "the kind of each layer", kinds)
         return pattern
     unknown = [kind for kind in kinds if kind not in _KINDS]
     if unknown:
-        raise refuse("layers_block_type", f"layers of the kinds {', '.join(_KINDS)}", unknown[0])
+        raise hf_refused("layers_block_type", f"layers of the kinds {', '.join(_KINDS)}", unknown[0])
     return "".join(_KINDS[kind] for kind in kinds)
 
 
@@ -96,53 +96,53 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
     """Return the settings that a folder of Nemotron-H decides."""
     renamed = {theirs: published[old] for old, theirs in _OLD_NAMES.items() if old in published}
     keys = {**_LEFT_OUT_OF_NEMOTRON, **published, **renamed}
-    only(keys, "residual_in_fp32", [False])
-    no_dropout(keys, ["hidden_dropout"])
-    only(keys, "sliding_window", [None])
+    hf_only(keys, "residual_in_fp32", [False])
+    hf_no_dropout(keys, ["hidden_dropout"])
+    hf_only(keys, "sliding_window", [None])
     pattern = _read_pattern(keys)
     found: dict[str, Any] = {
-        "vocabulary": number(keys, "vocab_size"),
-        "hidden": number(keys, "hidden_size"),
+        "vocabulary": hf_number(keys, "vocab_size"),
+        "hidden": hf_number(keys, "hidden_size"),
         "pattern": pattern,
-        "norm_eps": small(keys, "layer_norm_epsilon"),
-        "tied": flag(keys, "tie_word_embeddings"),
+        "norm_eps": hf_small(keys, "layer_norm_epsilon"),
+        "tied": hf_flag(keys, "tie_word_embeddings"),
     }
     if MAMBA in pattern:
-        only(keys, "mamba_hidden_act", ["silu"])
+        hf_only(keys, "mamba_hidden_act", ["silu"])
         for key in ("time_step_limit", "mamba_dt_limit"):
             if keys.get(key) is not None and tuple(map(_float, keys[key])) != _NO_LIMIT:
-                raise refuse(key, "no limit, as time_step_min is the one that counts", keys[key])
-        found |= {ours: number(keys, theirs) for ours, theirs in _OF_NEMOTRON.items()}
+                raise hf_refused(key, "no limit, as time_step_min is the one that counts", keys[key])
+        found |= {ours: hf_number(keys, theirs) for ours, theirs in _OF_NEMOTRON.items()}
         found |= {
-            "mamba_head_dim": number(keys, "mamba_head_dim"),
-            "mamba_bias": flag(keys, "use_bias"),
-            "mamba_conv_bias": flag(keys, "use_conv_bias"),
-            "mamba_step_low": real(keys, "time_step_min", low=0, most=_LONGEST_STEP),
+            "mamba_head_dim": hf_number(keys, "mamba_head_dim"),
+            "mamba_bias": hf_flag(keys, "use_bias"),
+            "mamba_conv_bias": hf_flag(keys, "use_conv_bias"),
+            "mamba_step_low": hf_real(keys, "time_step_min", low=0, most=_LONGEST_STEP),
         }
     if ATTENTION in pattern:
-        only(keys, "attention_bias", [False])
-        no_dropout(keys, ["attention_dropout"])
-        only(keys, "is_causal", [True])
+        hf_only(keys, "attention_bias", [False])
+        hf_no_dropout(keys, ["attention_dropout"])
+        hf_only(keys, "is_causal", [True])
         found |= {
-            "heads": number(keys, "num_attention_heads"),
-            "kv_heads": divisor(keys, "num_key_value_heads", of="num_attention_heads"),
-            "head_dim": number(keys, "head_dim"),
+            "heads": hf_number(keys, "num_attention_heads"),
+            "kv_heads": hf_divisor(keys, "num_key_value_heads", of="num_attention_heads"),
+            "head_dim": hf_number(keys, "head_dim"),
         }
     if {MLP, EXPERTS} & set(pattern):
-        only(keys, "mlp_hidden_act", ["relu2"])
-        found |= {"activation": "relu2", "mlp_bias": flag(keys, "mlp_bias")}
+        hf_only(keys, "mlp_hidden_act", ["relu2"])
+        found |= {"activation": "relu2", "mlp_bias": hf_flag(keys, "mlp_bias")}
     if MLP in pattern:
-        found["intermediate"] = number(keys, "intermediate_size")
+        found["intermediate"] = hf_number(keys, "intermediate_size")
     if EXPERTS in pattern:
         _check_experts(keys)
         found |= {
-            "experts": number(keys, "n_routed_experts"),
-            "experts_per_token": number(keys, "num_experts_per_tok"),
-            "expert_intermediate": number(keys, "moe_intermediate_size"),
-            "shared_intermediate": number(keys, "moe_shared_expert_intermediate_size"),
+            "experts": hf_number(keys, "n_routed_experts"),
+            "experts_per_token": hf_number(keys, "num_experts_per_tok"),
+            "expert_intermediate": hf_number(keys, "moe_intermediate_size"),
+            "shared_intermediate": hf_number(keys, "moe_shared_expert_intermediate_size"),
             "router_score": "sigmoid",
-            "router_normalize": flag(keys, "norm_topk_prob"),
-            "router_scale": real(keys, "routed_scaling_factor", low=0, most=_LARGEST_SCALE, above=True),
+            "router_normalize": hf_flag(keys, "norm_topk_prob"),
+            "router_scale": hf_real(keys, "routed_scaling_factor", low=0, most=_LARGEST_SCALE, above=True),
             "router_bias": True,
         }
     return found
@@ -150,13 +150,13 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
 
 def _check_experts(keys: Keys) -> None:
     for key in ("n_group", "topk_group", "n_shared_experts"):
-        only(keys, key, [1])
-    only(keys, "moe_latent_size", [None])
-    chosen, experts = number(keys, "num_experts_per_tok"), number(keys, "n_routed_experts")
+        hf_only(keys, key, [1])
+    hf_only(keys, "moe_latent_size", [None])
+    chosen, experts = hf_number(keys, "num_experts_per_tok"), hf_number(keys, "n_routed_experts")
     if chosen > experts:
-        raise refuse("num_experts_per_tok", f"at most n_routed_experts = {experts}", chosen)
+        raise hf_refused("num_experts_per_tok", f"at most n_routed_experts = {experts}", chosen)
     if not keys["moe_shared_expert_intermediate_size"]:
-        raise refuse("moe_shared_expert_intermediate_size", "a shared expert", 0)
+        raise hf_refused("moe_shared_expert_intermediate_size", "a shared expert", 0)
 
 
 def write_nemotron(config: HybridConfig) -> dict[str, Any]:
@@ -197,22 +197,22 @@ def write_nemotron(config: HybridConfig) -> dict[str, Any]:
 def read_mamba(published: Keys) -> dict[str, Any]:
     """Return the settings that a folder of Mamba-2 decides."""
     keys = {**_LEFT_OUT_OF_MAMBA, **published}
-    only(keys, "hidden_act", ["silu"])
+    hf_only(keys, "hidden_act", ["silu"])
     low, high = (_float(limit) for limit in keys.get("time_step_limit") or _NO_LIMIT)
     if not 0 <= low < high:
-        raise refuse("time_step_limit", "two numbers from 0, the lower one first", keys["time_step_limit"])
+        raise hf_refused("time_step_limit", "two numbers from 0, the lower one first", keys["time_step_limit"])
     return {
-        "vocabulary": number(keys, "vocab_size"),
-        "hidden": number(keys, "hidden_size"),
-        "pattern": MAMBA * number(keys, "num_hidden_layers"),
-        "norm_eps": small(keys, "layer_norm_epsilon"),
-        "tied": flag(keys, "tie_word_embeddings"),
-        **{ours: number(keys, theirs) for ours, theirs in _OF_MAMBA.items()},
-        "mamba_heads": number(keys, "num_heads"),
-        "mamba_head_dim": number(keys, "head_dim"),
-        "mamba_state": number(keys, "state_size"),
-        "mamba_bias": flag(keys, "use_bias"),
-        "mamba_conv_bias": flag(keys, "use_conv_bias"),
+        "vocabulary": hf_number(keys, "vocab_size"),
+        "hidden": hf_number(keys, "hidden_size"),
+        "pattern": MAMBA * hf_number(keys, "num_hidden_layers"),
+        "norm_eps": hf_small(keys, "layer_norm_epsilon"),
+        "tied": hf_flag(keys, "tie_word_embeddings"),
+        **{ours: hf_number(keys, theirs) for ours, theirs in _OF_MAMBA.items()},
+        "mamba_heads": hf_number(keys, "num_heads"),
+        "mamba_head_dim": hf_number(keys, "head_dim"),
+        "mamba_state": hf_number(keys, "state_size"),
+        "mamba_bias": hf_flag(keys, "use_bias"),
+        "mamba_conv_bias": hf_flag(keys, "use_conv_bias"),
         "mamba_step_low": low,
         "mamba_step_high": high,
     }

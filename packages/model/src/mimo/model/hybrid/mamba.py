@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from mimo.model.hybrid.config import HybridConfig
 from mimo.model.hybrid.sequences import Sequences
-from mimo.model.language import LayerMemory
+from mimo.model.language import LayerCache
 from mimo.model.layers import Linear, ScanInputs, convolve, convolve_continued, scan, scan_on
 from mimo.model.parallel import TensorAxis
 
@@ -149,28 +149,28 @@ class Mamba(nn.Module):
             self.step_bias.copy_(steps + (-(-steps).expm1()).log())  # the inverse of softplus
         nn.init.ones_(self.skip)
 
-    def forward(self, x: Tensor, sequences: Sequences, memory: LayerMemory | None = None) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]; with ``memory`` its rows go on from those that it has seen."""
+    def forward(self, x: Tensor, sequences: Sequences, cache: LayerCache | None = None) -> Tensor:
+        """Return [T, H] of ``x`` [T, H]; with ``cache`` its rows go on from those that it has seen."""
         x = self.axis.enter(x)
         shares = [self._share(heads) for heads in sequences.context.spans(len(self.heads))]
         parts = self.input(x), self.write(x), self.read(x), self.step(x)
         packed = [torch.cat([part[:, cut] for part, cut in zip(parts, share, strict=True)], 1) for share in shares]
-        y = self.mix(sequences.take(packed), sequences, memory)
+        y = self.mix(sequences.take(packed), sequences, cache)
         y = sequences.put(y, [share[0].stop - share[0].start for share in shares])
         return cast("Tensor", self.output(self.norm(y, self.gate(x)), leave=self.axis))
 
-    def mix(self, packed: Tensor, sequences: Sequences, memory: LayerMemory | None = None) -> Tensor:
+    def mix(self, packed: Tensor, sequences: Sequences, cache: LayerCache | None = None) -> Tensor:
         """Return what a context rank's share of the heads reads, [R, N·P]: cheap to compute again, beside its keeping.
 
         Args:
             packed: [R, ...] its columns of the input, of where it is written and read, and of the steps.
             sequences: whose rows they are.
-            memory: of the rows before them.
+            cache: of the rows before them.
         """
         here = sequences.context.spans(len(self.heads))[sequences.context.rank]
         inputs, writes, reads, heads = self._share(here)
         x, b, c, steps = packed.split([cut.stop - cut.start for cut in (inputs, writes, reads, heads)], 1)
-        before = [None if memory is None else partial(memory.follow, name) for name in ("input", "write", "read")]
+        before = [None if cache is None else partial(cache.follow, name) for name in ("input", "write", "read")]
         x = self.input_conv(x, sequences, inputs, before[0])
         x = x.unflatten(1, (x.shape[1] // self.head_width, self.head_width))
         b = self.write_conv(b, sequences, writes, before[1])
@@ -184,9 +184,9 @@ class Mamba(nn.Module):
         if groups is not None:
             b, c = b[:, groups], c[:, groups]
         given = ScanInputs(x=x, steps=steps, rates=rates, b=b, c=c, skip=self.skip[heads])
-        if memory is None:
+        if cache is None:
             return scan(given, sequences.chunks).flatten(1)
-        y, memory.tensors["state"] = scan_on(given, sequences.chunks, memory.tensors.get("state"))
+        y, cache.tensors["state"] = scan_on(given, sequences.chunks, cache.tensors.get("state"))
         return y.flatten(1)
 
     def _share(self, heads: range) -> tuple[slice, slice, slice, slice]:

@@ -15,7 +15,17 @@ from mimo.model.attention import Segments
 from mimo.model.hybrid.config import ATTENTION, EXPERTS, MAMBA, HybridConfig
 from mimo.model.hybrid.mamba import Mamba
 from mimo.model.hybrid.sequences import Sequences
-from mimo.model.language import Attention, LanguageBatch, LanguageStage, LayerMemory, Memory, Mlp, Moe, Routing, tell
+from mimo.model.language import (
+    Attention,
+    DecodeCache,
+    LanguageBatch,
+    LanguageStage,
+    LayerCache,
+    Mlp,
+    Moe,
+    Routing,
+    add_router_losses,
+)
 from mimo.model.layers import Choices, RMSNorm
 from mimo.model.spec import Stage
 
@@ -42,17 +52,17 @@ class HybridLayer(nn.Module):
         segments: Segments | None,
         sequences: Sequences | None,
         routing: Routing | None,
-        memory: LayerMemory | None = None,
+        cache: LayerCache | None = None,
     ) -> tuple[Tensor, Choices | None]:
         """Return [T, H] of ``x`` [T, H], and which experts were chosen; each kind needs one of the others, or none.
 
-        Nothing but what it returns, and ``memory``, changes: recomputation repeats it, where there is none.
+        Nothing but what it returns, and ``cache``, changes: recomputation repeats it, where there is none.
         """
         y, choices = self.norm(x), None
         if isinstance(self.mixer, Mamba):
-            y = self.mixer(y, sequences, memory)
+            y = self.mixer(y, sequences, cache)
         elif isinstance(self.mixer, Attention):
-            y = self.mixer(y, segments, memory=memory)
+            y = self.mixer(y, segments, cache=cache)
         elif isinstance(self.mixer, Moe):
             y, choices = self.mixer(y, routing)
         else:
@@ -76,40 +86,40 @@ class Hybrid(LanguageStage):
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         hidden = self.begin(batch, rows, hidden)
-        memory = Memory.of(batch)
-        kinds = self.kinds | set(self.config.next_pattern if self.looks_further(batch) else "")
-        segments = self._segments(batch, memory) if ATTENTION in kinds else None
-        sequences = self._sequences(batch, memory) if MAMBA in kinds else None
+        cache = DecodeCache.of(batch)
+        kinds = self.kinds | set(self.config.next_pattern if self.predicts_mtp(batch) else "")
+        segments = self._segments(batch, cache) if ATTENTION in kinds else None
+        sequences = self._sequences(batch, cache) if MAMBA in kinds else None
         routing = Routing.of(batch, self.axis) if EXPERTS in kinds else None
         chosen: dict[str, Choices] = {}
         for index, layer in self.layers.items():
-            hidden, choices = layer(hidden, segments, sequences, routing, memory and memory.layer(index))
+            hidden, choices = layer(hidden, segments, sequences, routing, cache and cache.layer(index))
             if choices is not None:
                 chosen[f"layers.{index}"] = choices
-        if memory is not None:
-            memory.seen += len(batch.tokens)
+        if cache is not None:
+            cache.seen += len(batch.tokens)
         hidden = self.end(hidden)
-        chosen |= self.look_further(batch, hidden, lambda layer, x: layer(x, segments, sequences, routing))
+        chosen |= self.add_mtp_losses(batch, hidden, lambda layer, x: layer(x, segments, sequences, routing))
         if routing is not None:
-            tell(routing, chosen, batch=batch, config=self.config.decoder, experts=self.expert_axis)
+            add_router_losses(routing, chosen, batch=batch, config=self.config.decoder, experts=self.expert_axis)
         return hidden
 
-    def remember(self) -> Memory:
-        """Return a new memory, see `Remembering`: of keys and values, of the convolutions' last rows, and of states."""
-        return Memory()
+    def new_decode_cache(self) -> DecodeCache:
+        """Return an empty cache of keys and values, the last rows of convolutions, and states."""
+        return DecodeCache()
 
-    def _segments(self, batch: LanguageBatch, memory: Memory | None) -> Segments:
+    def _segments(self, batch: LanguageBatch, cache: DecodeCache | None) -> Segments:
         rows, device = batch.tokens.shape[0], batch.tokens.device
-        if memory is not None:
-            return Segments.continued(rows, before=memory.held, device=device)
+        if cache is not None:
+            return Segments.continued(rows, before=cache.held, device=device)
         return Segments.of(batch.lengths, causal=True, rows=rows, device=device, context=self.context)
 
-    def _sequences(self, batch: LanguageBatch, memory: Memory | None) -> Sequences:
+    def _sequences(self, batch: LanguageBatch, cache: DecodeCache | None) -> Sequences:
         return Sequences.of(
             batch.lengths,
             rows=batch.tokens.shape[0],
             chunk=self.config.mamba_chunk,
-            before=None if memory is None else memory.seen,
+            before=None if cache is None else cache.seen,
             device=batch.tokens.device,
             context=self.context,
         )

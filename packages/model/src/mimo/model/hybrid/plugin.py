@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mimo.model.parallel import Split, TensorAxis
-    from mimo.model.spec import Work
+    from mimo.model.spec import OpCost
     from mimo.topology import Recompute
 
 
@@ -44,10 +44,10 @@ def _plan(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
 
 def _flops(
     config: HybridConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
-) -> Mapping[str, Work]:
-    from mimo.model.hybrid.flops import hybrid_work
+) -> Mapping[str, OpCost]:
+    from mimo.model.hybrid.flops import hybrid_cost
 
-    return hybrid_work(config, stage, recompute, lengths, labels)
+    return hybrid_cost(config, stage, recompute, lengths, labels)
 
 
 def _cheap(module: nn.Module) -> list[Callable[..., Any]]:

@@ -1,14 +1,14 @@
 """The parts of which `decoder` and `hybrid`, and language models of other packages, are made."""
 
 from mimo.model.language.attention import Attention
-from mimo.model.language.batch import NO_LABEL, LanguageBatch, LanguageModule, Ledger, NextLabels
-from mimo.model.language.cache import LayerMemory, Memory, Remembering
+from mimo.model.language.batch import NO_LABEL, AuxLosses, LanguageBatch, LanguageModule, MtpLabels
+from mimo.model.language.cache import DecodeCache, LayerCache, SupportsDecodeCache
 from mimo.model.language.expert_plan import follow_loads, split_experts
 from mimo.model.language.mlp import Mlp
 from mimo.model.language.moe import Experts, Moe
-from mimo.model.language.mtp import NextToken
+from mimo.model.language.mtp import MtpModule
 from mimo.model.language.rotary import Rotation, turn
-from mimo.model.language.routing import Routing, tell
+from mimo.model.language.routing import Routing, add_router_losses
 from mimo.model.language.stage import LanguageStage
 from mimo.model.language.tensor_plan import ROWS, column, row, split_stage
 
@@ -16,25 +16,25 @@ __all__ = [
     "NO_LABEL",
     "ROWS",
     "Attention",
+    "AuxLosses",
+    "DecodeCache",
     "Experts",
     "LanguageBatch",
     "LanguageModule",
     "LanguageStage",
-    "LayerMemory",
-    "Ledger",
-    "Memory",
+    "LayerCache",
     "Mlp",
     "Moe",
-    "NextLabels",
-    "NextToken",
-    "Remembering",
+    "MtpLabels",
+    "MtpModule",
     "Rotation",
     "Routing",
+    "SupportsDecodeCache",
+    "add_router_losses",
     "column",
     "follow_loads",
     "row",
     "split_experts",
     "split_stage",
-    "tell",
     "turn",
 ]

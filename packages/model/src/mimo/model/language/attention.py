@@ -11,7 +11,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from mimo.model.attention import Segments, attend
-from mimo.model.language.cache import LayerMemory
+from mimo.model.language.cache import LayerCache
 from mimo.model.language.rotary import Rotation
 from mimo.model.layers import Linear, RMSNorm
 from mimo.model.parallel import TensorAxis
@@ -42,14 +42,14 @@ class Attention(nn.Module):
         self.shared: tuple[int, ...] | None = None
 
     def forward(
-        self, x: Tensor, segments: Segments, rotation: Rotation | None = None, memory: LayerMemory | None = None
+        self, x: Tensor, segments: Segments, rotation: Rotation | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """Return [T, H] of ``x`` [T, H]; with ``memory`` its rows go on from those that it has seen."""
+        """Return [T, H] of ``x`` [T, H]; with ``cache`` its rows go on from those that it has seen."""
         x = self.axis.enter(x)
         query, key, value = (
             project(x).unflatten(1, (-1, self.head_width)) for project in (self.query, self.key, self.value)
         )
-        return self.finish(query, key, value, segments, rotation, memory)
+        return self.finish(query, key, value, segments, rotation, cache)
 
     def finish(
         self,
@@ -58,14 +58,14 @@ class Attention(nn.Module):
         value: Tensor,
         segments: Segments,
         rotation: Rotation | None,
-        memory: LayerMemory | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """Return [T, H] of the three products: cheap to compute again, beside what it keeps."""
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
             query, key = rotation.turn(query), rotation.turn(key)
-        if memory is not None:
-            key, value = memory.extend("key", key), memory.extend("value", value)
+        if cache is not None:
+            key, value = cache.extend("key", key), cache.extend("value", value)
         attended = attend(query, key, value, segments, heads=self.shared)  # [T, N, D]
         return cast("Tensor", self.output(attended.flatten(1), leave=self.axis))

@@ -14,11 +14,11 @@ NO_LABEL = -100
 
 
 @attrs.frozen
-class Ledger:
-    """What a forward tells beside its rows; every rank tells its own part, and the parts of all ranks add up.
+class AuxLosses:
+    """Auxiliary losses and counts of a forward; every rank adds its own part, and the parts of all ranks add up.
 
     Args:
-        losses: further losses by name, each a differentiable scalar: the sum over samples of the sample's mean times
+        losses: auxiliary losses by name, each a differentiable scalar: the sum over samples of the sample's mean times
             its label tokens, so that dividing by all label tokens makes it comparable to the loss. They are trained on.
         counts: sums for the metrics by name, such as the tokens that each expert took.
     """
@@ -27,7 +27,7 @@ class Ledger:
     counts: dict[str, Tensor] = attrs.field(factory=dict)
 
     def add_loss(self, name: str, value: Tensor) -> None:
-        """Add a layer's part of a further loss."""
+        """Add a layer's part of an auxiliary loss."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
     def add_count(self, name: str, value: Tensor) -> None:
@@ -36,11 +36,11 @@ class Ledger:
 
 
 @attrs.frozen(eq=False)
-class NextLabels:
-    """What rows are to predict of a token further on: of the k-th of a batch's, the label of the row k later.
+class MtpLabels:
+    """Labels of multi-token prediction (MTP): the k-th of a batch holds for each row the label of the row k later.
 
-    A row takes part that has a label and, in its sample, k rows after it that have labels too: what it is to predict
-    is text then, and so are all tokens between.
+    A row takes part if it has a label and the k rows after it in its sample have labels too: then its target and all
+    tokens between are text.
 
     Args:
         labels: [T], `NO_LABEL` where the row takes no part.
@@ -53,11 +53,11 @@ class NextLabels:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, labels: Tensor, samples: Tensor, *, lengths: Sequence[int], further: int) -> tuple[NextLabels, ...]:
-        """Return those of 1 to ``further`` of whole samples, packed as in a `LanguageBatch`."""
+    def of(cls, labels: Tensor, samples: Tensor, *, lengths: Sequence[int], depth: int) -> tuple[MtpLabels, ...]:
+        """Return those of depths 1 to ``depth`` of whole samples, packed as in a `LanguageBatch`."""
         found = []
         last = labels
-        for k in range(1, further + 1):
+        for k in range(1, depth + 1):
             later, same = torch.full_like(labels, NO_LABEL), torch.zeros_like(labels, dtype=torch.bool)
             later[:-k], same[:-k] = labels[k:], samples[k:] == samples[:-k]
             last = later.masked_fill(~same | (last == NO_LABEL), NO_LABEL)
@@ -87,11 +87,11 @@ class LanguageBatch:
         placeholders: for each encoder by module name, [R] ascending positions in T that its rows take.
         samples: [T] number of each row's sample in ``lengths``; ``len(lengths)`` in the padding.
         label_tokens: label tokens of each sample, those on other context ranks included.
-        labelled: the rows of T that have labels, ascending, where the host that packed them has told.
-        next_labels: what rows are to predict further on, the next token but one first; none where that is not asked.
-        ledger: takes what a forward tells beside its rows.
-        memory: with one, as `Remembering.remember` makes it, the T rows continue the sample that it has seen:
-            ``lengths`` is (T,), and positions go on. No gradient is taken then, and no context rank shares them.
+        labelled: the rows of T that have labels, ascending, if the host that packed them knows.
+        mtp_labels: labels of multi-token prediction, the next token but one first; none where it is not trained.
+        aux_losses: collects the auxiliary losses and counts of a forward.
+        decode_cache: made by `SupportsDecodeCache.new_decode_cache`. With it the T rows continue the cached sample:
+            ``lengths`` is (T,), and positions continue too. Such a forward has no backward and no context ranks.
     """
 
     tokens: Tensor
@@ -103,9 +103,9 @@ class LanguageBatch:
     label_tokens: tuple[int, ...]
     labelled: Tensor | None = None
     grid_positions: Tensor | None = None
-    next_labels: tuple[NextLabels, ...] = ()
-    ledger: Ledger = attrs.field(factory=Ledger)
-    memory: object = None
+    mtp_labels: tuple[MtpLabels, ...] = ()
+    aux_losses: AuxLosses = attrs.field(factory=AuxLosses)
+    decode_cache: object = None
 
     @classmethod
     def of(
@@ -119,7 +119,7 @@ class LanguageBatch:
         grid_positions: Tensor | None = None,
         next_tokens: int = 0,
     ) -> LanguageBatch:
-        """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `NextLabels`."""
+        """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `MtpLabels`."""
         samples = torch.full_like(tokens, len(lengths))
         numbers = torch.arange(len(lengths), device=tokens.device)
         owned = numbers.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
@@ -134,7 +134,7 @@ class LanguageBatch:
             samples=samples,
             label_tokens=tuple(counts.tolist()),
             grid_positions=grid_positions,
-            next_labels=NextLabels.of(labels, samples, lengths=lengths, further=next_tokens),
+            mtp_labels=MtpLabels.of(labels, samples, lengths=lengths, depth=next_tokens),
         )
 
 

@@ -19,7 +19,7 @@ Run: TypeAlias = Callable[[nn.Module, Tensor], tuple[Tensor, Choices | None]]
 """Runs a layer over rows [T, H]: returns its rows, and which experts were chosen where it has some."""
 
 
-class NextToken(nn.Module):
+class MtpModule(nn.Module):
     """Joins each row with the token that was to be predicted of it, and goes through layers of its own.
 
     Embedding and head are the model's. The two halves are joined in the order of published weights, the token first.

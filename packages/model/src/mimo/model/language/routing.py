@@ -1,4 +1,4 @@
-"""Which rows of a microbatch a rank routes, and what follows for all its layers: loads and further losses.
+"""Which rows of a microbatch a rank routes, and what follows for all its layers: loads and router losses.
 
 Each row is routed by exactly one rank: under sequence parallelism a tensor rank has rows of its own, otherwise the
 tensor ranks share out those that all of them hold. So sums over rows are sums over ranks, whatever the layout.
@@ -55,10 +55,10 @@ class Routing:
         return padded if self.axis.splits_rows else self.axis.collect(padded, self.rows)
 
 
-def tell(
+def add_router_losses(
     routing: Routing, chosen: Mapping[str, Choices], *, batch: LanguageBatch, config: MoeConfig, experts: ExpertAxis
 ) -> None:
-    """Enter into the batch's ledger the load of each layer's experts and this rank's part of the further losses.
+    """Add the load of each layer's experts and this rank's part of the router losses to ``batch.aux_losses``.
 
     Args:
         routing: of the microbatch.
@@ -69,7 +69,7 @@ def tell(
     """
     counts = torch.stack([_counts(routing, one, batch) for one in chosen.values()])  # [layers, S, E]
     for layer, load in zip(chosen, counts.sum(1), strict=True):
-        batch.ledger.add_count(load_name(layer), load)
+        batch.aux_losses.add_count(load_name(layer), load)
     like = next(iter(chosen.values())).scores
     lengths = like.new_tensor(batch.lengths).clamp_min(1)  # [S]; one without rows has none to weigh
     # Mean over the sample's rows times its label tokens, as a weight of each row.
@@ -79,11 +79,11 @@ def tell(
         frequencies = rows * (config.experts / config.experts_per_token) / lengths.unsqueeze(1)
         scale = frequencies * weights.unsqueeze(1)  # [layers, S, E]
         parts = [(one.shares * each[routing.samples]).sum() for one, each in zip(chosen.values(), scale, strict=True)]
-        batch.ledger.add_loss("balance", config.balance_loss * torch.stack(parts).sum())
+        batch.aux_losses.add_loss("balance", config.balance_loss * torch.stack(parts).sum())
     if config.z_loss:
         row_weights = weights[routing.samples]
         parts = [(one.logits.logsumexp(1).square() * row_weights).sum() for one in chosen.values()]
-        batch.ledger.add_loss("z", config.z_loss * torch.stack(parts).sum())
+        batch.aux_losses.add_loss("z", config.z_loss * torch.stack(parts).sum())
 
 
 def _counts(routing: Routing, choices: Choices, batch: LanguageBatch) -> Tensor:

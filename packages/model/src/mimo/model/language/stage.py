@@ -12,14 +12,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mimo.model.language.batch import NO_LABEL, LanguageBatch, NextLabels
-from mimo.model.language.mtp import NextToken, Run
+from mimo.model.language.batch import NO_LABEL, LanguageBatch, MtpLabels
+from mimo.model.language.mtp import MtpModule, Run
 from mimo.model.layers import (
     Choices,
-    Deferral,
     Embedding,
     Linear,
     RMSNorm,
+    WeightGradQueue,
     multiply,
     vocabulary_argmax,
     vocabulary_cross_entropy,
@@ -35,13 +35,13 @@ class LanguageStage(nn.Module):
         config: of the model.
         stage: which of its stages.
         layer: makes the layer of a global index.
-        further: makes the layers of what predicts one further token.
+        mtp_layers: makes the layers of one `MtpModule`.
 
     Attributes:
         axis: over which the vocabulary, and with sequence parallelism the rows, are split.
         context: over which each sample is split.
         expert_axis: over which the experts are spread.
-        deferral: where the head's weight gradient may be put off.
+        weight_grad_queue: where the head defers its weight gradient.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LanguageStage(nn.Module):
         config: StageConfig,
         stage: Stage,
         layer: Callable[[int], nn.Module],
-        further: Callable[[], Iterable[nn.Module]],
+        mtp_layers: Callable[[], Iterable[nn.Module]],
     ) -> None:
         super().__init__()
         self.vocabulary = config.vocabulary
@@ -58,7 +58,7 @@ class LanguageStage(nn.Module):
         self.axis = TensorAxis.single()
         self.context = ContextAxis.single()
         self.expert_axis = ExpertAxis.single()
-        self.deferral: Deferral | None = None
+        self.weight_grad_queue: WeightGradQueue | None = None
         if has_embedding(config, stage):
             self.embedding = Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.layers)})
@@ -67,7 +67,7 @@ class LanguageStage(nn.Module):
             if not config.tied:
                 self.head = Linear(config.hidden, config.vocabulary, bias=False)
         heads = range(config.next_tokens if stage.is_last else 0)
-        self.next_tokens = nn.ModuleDict({str(place): NextToken(config, further()) for place in heads})
+        self.next_tokens = nn.ModuleDict({str(place): MtpModule(config, mtp_layers()) for place in heads})
         self.next_weight = config.next_tokens_loss / max(config.next_tokens, 1)
 
     def begin(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
@@ -78,7 +78,7 @@ class LanguageStage(nn.Module):
         return hidden
 
     def end(self, hidden: Tensor) -> Tensor:
-        """Return what the stage does of what its layers do, [T, H]: on the last one normed."""
+        """Return the output [T, H] of the stage from that of its layers: normed on the last stage."""
         return cast("Tensor", self.norm(hidden)) if self.stage.is_last else hidden
 
     def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
@@ -99,12 +99,12 @@ class LanguageStage(nn.Module):
             hidden = hidden.index_copy(0, here, given.to(hidden.dtype))
         return hidden
 
-    def looks_further(self, batch: LanguageBatch) -> bool:
-        """Tell whether `look_further` has something to do."""
-        return bool(self.next_tokens and batch.next_labels)
+    def predicts_mtp(self, batch: LanguageBatch) -> bool:
+        """Tell whether this stage predicts further than the next token, and the batch has labels for it."""
+        return bool(self.next_tokens and batch.mtp_labels)
 
-    def look_further(self, batch: LanguageBatch, hidden: Tensor, run: Run) -> dict[str, Choices]:
-        """Enter into the ledger how badly further tokens are predicted, on the last stage and where the batch has them.
+    def add_mtp_losses(self, batch: LanguageBatch, hidden: Tensor, run: Run) -> dict[str, Choices]:
+        """Add the loss of multi-token prediction to ``batch.aux_losses``, on the last stage, if the batch has labels.
 
         Each sample counts by the mean over its rows that take part, times its label tokens.
 
@@ -119,13 +119,13 @@ class LanguageStage(nn.Module):
         chosen: dict[str, Choices] = {}
         losses: list[Tensor] = []
         tokens = batch.labels
-        for (place, head), following in zip(self.next_tokens.items(), batch.next_labels, strict=False):
+        for (place, head), following in zip(self.next_tokens.items(), batch.mtp_labels, strict=False):
             hidden, own = head(hidden, self._embed_known(tokens), run)
             chosen |= {f"next_tokens.{place}.{path}": choices for path, choices in own.items()}
             losses.append(self._loss_of(following, hidden, batch))
             tokens = following.labels
         if losses:
-            batch.ledger.add_loss("next_tokens", self.next_weight * torch.stack(losses).sum())
+            batch.aux_losses.add_loss("next_tokens", self.next_weight * torch.stack(losses).sum())
         return chosen
 
     def _embed_known(self, ids: Tensor) -> Tensor:
@@ -136,8 +136,8 @@ class LanguageStage(nn.Module):
             unknown = unknown[span.start : span.stop]
         return cast("Tensor", embedded.masked_fill(unknown.unsqueeze(1), 0.0))
 
-    def _loss_of(self, following: NextLabels, hidden: Tensor, batch: LanguageBatch) -> Tensor:
-        """Return this rank's part of the loss of one further token; tensor ranks tell it once, and all learn of it."""
+    def _loss_of(self, following: MtpLabels, hidden: Tensor, batch: LanguageBatch) -> Tensor:
+        """Return this rank's part of the loss of one MTP depth; tensor rank 0 counts it, all get its gradient."""
         found = self.losses(hidden, following.labels, following.rows)[following.rows]
         shares = zip(batch.label_tokens, following.counts, strict=True)
         weights = found.new_tensor([tokens / max(count, 1) for tokens, count in shares])  # [S]
@@ -169,4 +169,4 @@ class LanguageStage(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         if not self.tied:
             return cast("Tensor", self.head(hidden))
-        return multiply(hidden, self.embedding.weight, deferral=self.deferral)
+        return multiply(hidden, self.embedding.weight, weight_grad_queue=self.weight_grad_queue)

@@ -14,7 +14,7 @@ from torch import nn
 
 from mimo.model.language.attention import Attention
 from mimo.model.language.mlp import Mlp
-from mimo.model.language.mtp import NextToken
+from mimo.model.language.mtp import MtpModule
 from mimo.model.language.stage import LanguageStage
 from mimo.model.layers import Linear, RMSNorm, Router
 from mimo.model.parallel import Split, TensorAxis
@@ -43,7 +43,7 @@ def split_stage(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
             for name, linear in (("gate", part.gate), ("up", part.up)):
                 splits |= {} if linear is None else dict(column(f"{path}.{name}", linear))
             splits |= dict(row(f"{path}.down", part.down, whole_rows))
-        elif isinstance(part, NextToken):
+        elif isinstance(part, MtpModule):
             part.axis = axis
             splits |= dict(row(f"{path}.project", part.project, whole_rows))
         elif isinstance(part, Router):

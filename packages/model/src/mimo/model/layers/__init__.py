@@ -2,7 +2,7 @@
 
 from mimo.model.layers.chunked_scan import SampleChunks, ScanInputs, scan, scan_by_chunks, scan_by_row, scan_on
 from mimo.model.layers.convolution import convolve, convolve_continued
-from mimo.model.layers.deferred_weights import Deferral, Deferring, WeightsLater
+from mimo.model.layers.deferred_weights import DeferredWeightGrads, DefersWeightGrads, WeightGradQueue
 from mimo.model.layers.grouped_linear import GroupedLinear
 from mimo.model.layers.linear import Embedding, Linear
 from mimo.model.layers.low_rank import LowRank
@@ -13,8 +13,8 @@ from mimo.model.layers.vocabulary import vocabulary_argmax, vocabulary_cross_ent
 
 __all__ = [
     "Choices",
-    "Deferral",
-    "Deferring",
+    "DeferredWeightGrads",
+    "DefersWeightGrads",
     "Embedding",
     "GroupedLinear",
     "LayerNorm",
@@ -24,7 +24,7 @@ __all__ = [
     "Router",
     "SampleChunks",
     "ScanInputs",
-    "WeightsLater",
+    "WeightGradQueue",
     "convolve",
     "convolve_continued",
     "multiply",

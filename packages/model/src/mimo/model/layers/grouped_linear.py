@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.low_rank import LowRank
 from mimo.model.layers.products import Grouped, multiply
 from mimo.model.layers.weights import initial_std
@@ -21,14 +21,14 @@ class GroupedLinear(nn.Module):
     """``x @ weight[e].T`` for the rows of each expert e; it has no bias.
 
     Attributes:
-        deferral: where weight gradients may be put off; `build_part` sets it.
+        weight_grad_queue: where weight gradients are deferred; `build_part` sets it.
         lora: what is added to the products; see `Linear`.
     """
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
-        self.deferral: Deferral | None = None
+        self.weight_grad_queue: WeightGradQueue | None = None
         self.lora: LowRank | None = None
         self.reset_parameters()
 
@@ -39,5 +39,5 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """Return [R, O] of ``x`` [R, I]; ``counts`` says how many rows each expert of this rank has, in order."""
         weight, form = cast("Tensor", self._parameters["weight"]), Grouped(counts)
-        y = multiply(x, weight, form=form, deferral=self.deferral)
+        y = multiply(x, weight, form=form, weight_grad_queue=self.weight_grad_queue)
         return y if self.lora is None else y + self.lora(x, form=form)

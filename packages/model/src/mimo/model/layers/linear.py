@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.low_rank import LowRank
 from mimo.model.layers.products import multiply
 from mimo.model.layers.weights import initial_std
@@ -25,7 +25,7 @@ class Linear(nn.Module):
     Attributes:
         outputs: which outputs this rank computes, None for all of its piece. A tensor plan sets it where weights are
             copied on every rank but the work is not (``Split(summed=True)``).
-        deferral: where weight gradients may be put off; `build_part` sets it.
+        weight_grad_queue: where weight gradients are deferred; `build_part` sets it.
         lora: what is added to the product; `build_part` sets it. The attribute ``weight`` is then what both come to.
     """
 
@@ -34,7 +34,7 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.outputs: slice | None = None
-        self.deferral: Deferral | None = None
+        self.weight_grad_queue: WeightGradQueue | None = None
         self.lora: LowRank | None = None
         self.reset_parameters()
 
@@ -51,9 +51,9 @@ class Linear(nn.Module):
         """
         weight = cast("Tensor", self._parameters["weight"])  # by itself, whatever stands beside it
         if leave is None or leave.size == 1:
-            y = multiply(x, weight, self.bias, outputs=self.outputs, deferral=self.deferral)
+            y = multiply(x, weight, self.bias, outputs=self.outputs, weight_grad_queue=self.weight_grad_queue)
             return y if self.lora is None else y + self.lora(x, outputs=self.outputs)
-        y = multiply(x, weight, outputs=self.outputs, deferral=self.deferral)
+        y = multiply(x, weight, outputs=self.outputs, weight_grad_queue=self.weight_grad_queue)
         y = leave.leave(y if self.lora is None else y + self.lora(x, outputs=self.outputs))
         if self.bias is None:
             return y

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.products import Form, multiply
 from mimo.model.layers.weights import initial_std
 from mimo.model.parallel import local
@@ -27,7 +27,7 @@ class LowRank(nn.Module):
         scale: of what is added.
 
     Attributes:
-        deferral: where weight gradients may be put off; `build_part` sets it.
+        weight_grad_queue: where weight gradients are deferred; `build_part` sets it.
     """
 
     def __init__(self, rank: int, inputs: int, outputs: int, *, experts: Sequence[int] = (), scale: float) -> None:
@@ -35,7 +35,7 @@ class LowRank(nn.Module):
         self.down = nn.Parameter(torch.empty(*experts, rank, inputs))
         self.up = nn.Parameter(torch.empty(*experts, outputs, rank))
         self.scale = scale
-        self.deferral: Deferral | None = None
+        self.weight_grad_queue: WeightGradQueue | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -51,8 +51,8 @@ class LowRank(nn.Module):
             form: of the product.
             outputs: which outputs of the piece are computed, None for all.
         """
-        middle = multiply(x, self.down, form=form, deferral=self.deferral) * self.scale
-        return multiply(middle, self.up, form=form, outputs=outputs, deferral=self.deferral)
+        middle = multiply(x, self.down, form=form, weight_grad_queue=self.weight_grad_queue) * self.scale
+        return multiply(middle, self.up, form=form, outputs=outputs, weight_grad_queue=self.weight_grad_queue)
 
     def product(self) -> Tensor:
         """Return what is added to the weight itself, the piece of it that lies here."""

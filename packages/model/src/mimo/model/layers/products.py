@@ -1,6 +1,6 @@
-"""Products of rows with a weight, whose weight gradient can be put off.
+"""Products of rows with a weight, whose weight gradient can be deferred.
 
-Where nothing will ever be put off, they are PyTorch's own. Shapes: R rows, I inputs, O outputs, E experts.
+Without a queue they are PyTorch's own. Shapes: R rows, I inputs, O outputs, E experts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model.layers.deferred_weights import Deferral
+from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.parallel import as_gradient, held, local
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -113,7 +113,7 @@ def multiply(
     *,
     form: Form | None = None,
     outputs: slice | None = None,
-    deferral: Deferral | None = None,
+    weight_grad_queue: WeightGradQueue | None = None,
 ) -> Tensor:
     """Return the product of ``x`` with the piece of ``weight`` that lies here.
 
@@ -123,34 +123,34 @@ def multiply(
         bias: another, where the form has one.
         form: of the product, `Dense` if left out.
         outputs: which outputs of the piece are computed, None for all.
-        deferral: where the gradients of weight and bias may be put off.
+        weight_grad_queue: where the gradients of weight and bias are deferred.
     """
     form = form or Dense()
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
-    if deferral is None or not (trains and torch.is_grad_enabled()):
+    if weight_grad_queue is None or not (trains and torch.is_grad_enabled()):
         piece, shift = local(weight, fresh=True), None if bias is None else local(bias)
         if outputs is not None:
             piece, shift = piece[outputs], None if shift is None else shift[outputs]
         return form.forth(x, piece, shift)
-    kept = None
+    saved = None
     if x.requires_grad:
-        x = cast("Tensor", _Kept.apply(x, _cut(weight, outputs), weight.requires_grad))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        kept = x.grad_fn
-    return cast("Tensor", _Multiply.apply(x, weight, bias, _Product(form, outputs, deferral), kept))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        x = cast("Tensor", _SaveInputs.apply(x, _cut(weight, outputs), weight.requires_grad))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        saved = x.grad_fn
+    return cast("Tensor", _Multiply.apply(x, weight, bias, _Product(form, outputs, weight_grad_queue), saved))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 @attrs.frozen
 class _Product:
     form: Form
     outputs: slice | None
-    deferral: Deferral
+    weight_grad_queue: WeightGradQueue
 
 
-class _Kept(torch.autograd.Function):
-    """``x``, and what the backward of its product reads, kept before the product is made, as PyTorch's own are.
+class _SaveInputs(torch.autograd.Function):
+    """``x``; saves for backward what the product's backward reads, before the product is computed, as PyTorch's own do.
 
-    Recomputation stops at the last tensor that was kept, so it does not make a product again that nothing follows, and
-    begins at the same node of the graph as with PyTorch's own, whatever else a rank without rows keeps or does not.
+    Recomputation stops at the last saved tensor, so it skips a product that nothing follows, and it begins at the same
+    node of the graph as with PyTorch's own, even on a rank without rows, which may save nothing else.
     """
 
     @staticmethod
@@ -164,37 +164,39 @@ class _Kept(torch.autograd.Function):
 
 
 class _Multiply(torch.autograd.Function):
-    """The product of parameters, not of their pieces: a gradient that was put off is none to autograd."""
+    """The product of parameters, not of their pieces: autograd gets no gradient where it is deferred."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: _Product, kept: Any | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, product: _Product, saved: Any | None
     ) -> Tensor:
-        ctx.weight, ctx.bias, ctx.product, ctx.kept = weight, bias, product, kept
+        ctx.weight, ctx.bias, ctx.product, ctx.saved = weight, bias, product, saved
         piece = _cut(weight, product.outputs)
-        if kept is None:
+        if saved is None:
             ctx.save_for_backward(x, piece)
         return product.form.forth(x, piece, None if bias is None else _cut(bias, product.outputs))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient, product = gradients[0], ctx.product
-        x, piece = (ctx if ctx.kept is None else ctx.kept).saved_tensors
+        x, piece = (ctx if ctx.saved is None else ctx.saved).saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         for_x = product.form.for_input(gradient, piece) if of_x else None
-        found: list[Tensor | None] = []
+        gradients_of_parameters: list[Tensor | None] = []
         for needed, parameter, compute, add in (
             (of_weight, ctx.weight, product.form.for_weight, product.form.add_for_weight),
             (of_bias, ctx.bias, _for_bias, _add_for_bias),
         ):
-            if needed and product.deferral.is_open:
-                # By argument: what is put off then holds these tensors and not the context, so not the graph.
-                product.deferral.put_off(
+            if needed and product.weight_grad_queue.is_collecting:
+                # By argument: a deferred gradient then holds these tensors, and neither the context nor the graph.
+                product.weight_grad_queue.defer(
                     parameter, partial(_add, parameter, product.outputs, compute, add, gradient, x)
                 )
-            now = needed and not product.deferral.is_open
-            found.append(as_gradient(parameter, compute(gradient, x), product.outputs) if now else None)
-        return for_x, *found, None, None
+            now = needed and not product.weight_grad_queue.is_collecting
+            gradients_of_parameters.append(
+                as_gradient(parameter, compute(gradient, x), product.outputs) if now else None
+            )
+        return for_x, *gradients_of_parameters, None, None
 
 
 def _cut(parameter: Tensor, outputs: slice | None) -> Tensor:
@@ -218,7 +220,7 @@ def _add(
     gradient: Tensor,
     x: Tensor,
 ) -> None:
-    """Add to a parameter's gradient what one product's backward put off."""
+    """Add the deferred weight gradient of one product to that of its parameter."""
     if parameter.grad is None:
         parameter.grad = as_gradient(parameter, compute(gradient, x), outputs)
     else:

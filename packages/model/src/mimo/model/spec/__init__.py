@@ -3,10 +3,20 @@
 Free of torch.
 """
 
-from mimo.model.spec.encoder_flops import Activation, encoder_layer_work
-from mimo.model.spec.flops import Work, attention_cost, product
-from mimo.model.spec.hf import HfFamily, HfTensor, file_shapes, place, without_absent
-from mimo.model.spec.hf_keys import divisor, flag, known, no_dropout, number, only, real, refuse, small
+from mimo.model.spec.encoder_flops import Activation, encoder_layer_cost
+from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
+from mimo.model.spec.hf import HfFamily, HfTensor, file_shapes, match_names, without_absent
+from mimo.model.spec.hf_keys import (
+    hf_divisor,
+    hf_flag,
+    hf_known,
+    hf_no_dropout,
+    hf_number,
+    hf_only,
+    hf_real,
+    hf_refused,
+    hf_small,
+)
 from mimo.model.spec.language_config import (
     AXES,
     AttentionConfig,
@@ -32,14 +42,15 @@ from mimo.model.spec.limits import (
 from mimo.model.spec.lora import Lora, lora_linear, lora_names
 from mimo.model.spec.projector import (
     RESAMPLER_RATIO,
-    Grid,
+    PatchGrid,
     ProjectorConfig,
     projected_grid,
     projected_rows,
+    projector_cost,
     projector_divisible,
-    projector_work,
 )
 from mimo.model.spec.specs import (
+    AuxLossNames,
     ContextSupport,
     EncoderSeam,
     EncoderSpec,
@@ -49,7 +60,6 @@ from mimo.model.spec.specs import (
     Methods,
     Side,
     TensorSupport,
-    Told,
 )
 from mimo.model.spec.stage import Stage
 from mimo.model.spec.tiling import best_tiling
@@ -68,12 +78,12 @@ __all__ = [
     "RESAMPLER_RATIO",
     "Activation",
     "AttentionConfig",
+    "AuxLossNames",
     "ContextSupport",
     "EncoderSeam",
     "EncoderSpec",
     "EncoderStages",
     "ExpertSupport",
-    "Grid",
     "HfFamily",
     "HfTensor",
     "LanguageModelSpec",
@@ -81,37 +91,38 @@ __all__ = [
     "Methods",
     "MlpConfig",
     "MoeConfig",
+    "OpCost",
+    "PatchGrid",
     "ProjectorConfig",
     "RotaryConfig",
     "Side",
     "Stage",
     "StageConfig",
     "TensorSupport",
-    "Told",
-    "Work",
     "attention_cost",
     "best_tiling",
-    "divisor",
-    "encoder_layer_work",
+    "encoder_layer_cost",
     "ends_share",
     "file_shapes",
-    "flag",
     "has_embedding",
-    "known",
+    "hf_divisor",
+    "hf_flag",
+    "hf_known",
+    "hf_no_dropout",
+    "hf_number",
+    "hf_only",
+    "hf_real",
+    "hf_refused",
+    "hf_small",
+    "linear_cost",
     "load_name",
     "lora_linear",
     "lora_names",
-    "no_dropout",
-    "number",
-    "only",
-    "place",
+    "match_names",
     "product",
     "projected_grid",
     "projected_rows",
+    "projector_cost",
     "projector_divisible",
-    "projector_work",
-    "real",
-    "refuse",
-    "small",
     "without_absent",
 ]

@@ -7,15 +7,15 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from mimo.model.spec.flops import Work, attention_cost, product
+from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
 
 Activation: TypeAlias = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu"]
 """What `EncoderLayer` and `EncoderMlp` may have between their products."""
 
 
-def encoder_layer_work(
+def encoder_layer_cost(
     lengths: Sequence[int], *, width: int, heads: int, intermediate: int, recompute: str, key_bias: bool = False
-) -> Work:
+) -> OpCost:
     """Return what a forward of one `EncoderLayer` takes.
 
     Args:
@@ -27,14 +27,16 @@ def encoder_layer_work(
         key_bias: whether keys have a bias.
     """
     rows = sum(lengths)
-    square = product(rows, width, width, bias=True)
-    key = product(rows, width, width, bias=key_bias, shared=True)
-    value = product(rows, width, width, bias=True, shared=True)
+    square = linear_cost(rows, width, width, bias=True)
+    key = linear_cost(rows, width, width, bias=key_bias, shared=True)
+    value = linear_cost(rows, width, width, bias=True, shared=True)
     layer = square + square + key + value + attention_cost(lengths, width=width, causal=False)
-    layer += product(rows, width, intermediate, bias=True) + product(rows, intermediate, width, bias=True)
+    layer += linear_cost(rows, width, intermediate, bias=True) + linear_cost(rows, intermediate, width, bias=True)
     # Kept: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; the two ends of
     # the activation.
-    layer += Work(copied=4.0 * rows * width, split=rows * (4.0 * width + heads + 2.0 * intermediate), weights=4 * width)
+    layer += OpCost(
+        copied=4.0 * rows * width, split=rows * (4.0 * width + heads + 2.0 * intermediate), weights=4 * width
+    )
     if recompute == "none":
         return layer
     if recompute == "selective":  # what lies between the products: attention itself, and the activation

@@ -12,7 +12,7 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class Work:
+class OpCost:
     """What one forward of a stage takes, all ranks of a lane together.
 
     A product of T rows with a weight of I x O numbers is 2·T·I·O operations; its backward is two such products, one
@@ -43,9 +43,9 @@ class Work:
     weights: int = 0
     expert_weights: int = 0
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: OpCost) -> OpCost:
         """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""
-        return Work(  # field by field, as every step adds up the work of every layer
+        return OpCost(  # field by field, as every step adds up the work of every layer
             weighted=self.weighted + other.weighted,
             of_items=self.of_items + other.of_items,
             inner=self.inner + other.inner,
@@ -74,9 +74,9 @@ class Work:
         return self.weighted
 
 
-def product(
+def linear_cost(
     rows: float, inputs: int, outputs: int, *, bias: bool = False, shared: bool = False, of_items: bool = False
-) -> Work:
+) -> OpCost:
     """Return what a product of rows with a weight takes that keeps nothing by itself.
 
     Args:
@@ -88,7 +88,7 @@ def product(
         of_items: whether an item holds the rows.
     """
     operations = 2.0 * rows * inputs * outputs
-    return Work(
+    return OpCost(
         weighted=operations,
         of_items=operations if of_items else 0,
         operands=rows * (outputs if shared else inputs + outputs),
@@ -96,7 +96,7 @@ def product(
     )
 
 
-def attention_cost(lengths: Sequence[int], *, width: int, causal: bool, window: int = 0) -> Work:
+def attention_cost(lengths: Sequence[int], *, width: int, causal: bool, window: int = 0) -> OpCost:
     """Return what attention over samples of these lengths takes between queries and output, all heads ``width`` wide.
 
     Args:
@@ -108,4 +108,4 @@ def attention_cost(lengths: Sequence[int], *, width: int, causal: bool, window: 
     pairs = sum(length * length for length in lengths) / (2 if causal else 1)
     if window:
         pairs -= sum(max(0, length - window) ** 2 for length in lengths) / 2
-    return Work(inner=4.0 * pairs * width)
+    return OpCost(inner=4.0 * pairs * width)

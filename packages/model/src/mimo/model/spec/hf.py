@@ -102,7 +102,7 @@ class HfFamily:
     adaptable: Callable[[Any], Sequence[HfTensor]] | None = None
 
     def copies_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, str]:
-        """Return ``copies`` with the names of a folder, which begin as `place` has found."""
+        """Return ``copies`` with the names of a folder, which begin as `match_names` has found."""
         return {_begun(name, renamed): _begun(first, renamed) for name, first in self.copies(config).items()}
 
 
@@ -136,7 +136,7 @@ def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) 
     return shapes
 
 
-def place(
+def match_names(
     family: HfFamily, table: Sequence[HfTensor], names: Iterable[str]
 ) -> tuple[Mapping[str, str], list[HfTensor]]:
     """Return how the names of a folder begin, and the table with its own, of what it has of what is optional.

@@ -12,71 +12,71 @@ _LARGEST = (1 << 31) - 1  # of a size, far above any
 _LARGEST_EPS = 0.1  # published ones are 1e-3 at most
 
 
-def refuse(key: str, expected: str, got: object, fix: str = "") -> ConfigError:
+def hf_refused(key: str, expected: str, got: object, fix: str = "") -> ConfigError:
     """Return the error of a key that says something else than expected."""
     return ConfigError(f"config.json: {key}", expected=expected, got=repr(got), fix=fix)
 
 
-def only(keys: Mapping[str, Any], key: str, allowed: Sequence[object]) -> None:
+def hf_only(keys: Mapping[str, Any], key: str, allowed: Sequence[object]) -> None:
     """Refuse what a key says, if it is there and not null, where ours knows no other."""
     if keys.get(key) is not None and keys[key] not in allowed:
-        raise refuse(key, f"{allowed[0]!r}, as ours knows no other", keys[key])
+        raise hf_refused(key, f"{allowed[0]!r}, as ours knows no other", keys[key])
 
 
-def no_dropout(keys: Mapping[str, Any], names: Sequence[str]) -> None:
+def hf_no_dropout(keys: Mapping[str, Any], names: Sequence[str]) -> None:
     """Refuse keys that drop anything at random while a model is trained; see `HfFamily.dropout`."""
     for key in names:
         if keys.get(key):
             fix = f'To train without: ignore = ["{key}"] in the module\'s settings, or --ignore {key}.'
-            raise refuse(key, "0.0, as nothing is dropped at random here", keys[key], fix)
+            raise hf_refused(key, "0.0, as nothing is dropped at random here", keys[key], fix)
 
 
-def known(keys: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> Any:
+def hf_known(keys: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> Any:
     """Return what a name that a key gives is with us, such as that of an activation."""
     if keys[key] not in names:
-        raise refuse(key, f"one of {', '.join(names)}", keys[key])
+        raise hf_refused(key, f"one of {', '.join(names)}", keys[key])
     return names[keys[key]]
 
 
-def number(keys: Mapping[str, Any], key: str, *, low: int = 1) -> int:
+def hf_number(keys: Mapping[str, Any], key: str, *, low: int = 1) -> int:
     """Return a whole number of at least ``low``, such as a size."""
     value = keys.get(key)
     if isinstance(value, float) and value.is_integer():  # as some writers of JSON have it
         value = int(value)
     if type(value) is not int:
-        raise refuse(key, "a whole number", value)
+        raise hf_refused(key, "a whole number", value)
     if not low <= value <= _LARGEST:
-        raise refuse(key, f"at least {low}" if value < low else f"at most {_LARGEST}", value)
+        raise hf_refused(key, f"at least {low}" if value < low else f"at most {_LARGEST}", value)
     return value
 
 
-def real(keys: Mapping[str, Any], key: str, *, low: float, most: float, above: bool = False) -> float:
+def hf_real(keys: Mapping[str, Any], key: str, *, low: float, most: float, above: bool = False) -> float:
     """Return a number from ``low`` (with ``above``, only above it) to ``most``; what it can mean lies in between."""
     value: Any = keys.get(key)
     is_number = type(value) in {int, float} and math.isfinite(value)
     if not is_number or not low <= value <= most or (above and value == low):
         between = f"above {low:g} and up to {most:g}" if above else f"from {low:g} to {most:g}"
-        raise refuse(key, f"a number {between}", value)
+        raise hf_refused(key, f"a number {between}", value)
     return cast("float", value)
 
 
-def small(keys: Mapping[str, Any], key: str) -> float:
+def hf_small(keys: Mapping[str, Any], key: str) -> float:
     """Return what is added below a root or a quotient: above 0, and far below what it is added to."""
-    return real(keys, key, low=0, most=_LARGEST_EPS, above=True)
+    return hf_real(keys, key, low=0, most=_LARGEST_EPS, above=True)
 
 
-def divisor(keys: Mapping[str, Any], key: str, *, of: str) -> int:
+def hf_divisor(keys: Mapping[str, Any], key: str, *, of: str) -> int:
     """Return the whole number of a key that must divide another's; that one where it is not there or null."""
-    total = number(keys, of)
-    value = total if keys.get(key) is None else number(keys, key)
+    total = hf_number(keys, of)
+    value = total if keys.get(key) is None else hf_number(keys, key)
     if total % value:
-        raise refuse(key, f"a divisor of {of} = {total}", value)
+        raise hf_refused(key, f"a divisor of {of} = {total}", value)
     return value
 
 
-def flag(keys: Mapping[str, Any], key: str) -> bool:
+def hf_flag(keys: Mapping[str, Any], key: str) -> bool:
     """Return what is true or false; not there and null are false."""
     value = keys.get(key)
     if value is not None and not isinstance(value, bool):
-        raise refuse(key, "true or false", value)
+        raise hf_refused(key, "true or false", value)
     return bool(value)

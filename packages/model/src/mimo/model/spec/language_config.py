@@ -196,5 +196,5 @@ def has_embedding(config: StageConfig, stage: Stage) -> bool:
 
 
 def load_name(path: str) -> str:
-    """Return under what name a `Ledger` counts the rows that chose each expert of the layer at a path."""
+    """Return under what name a `AuxLosses` counts the rows that chose each expert of the layer at a path."""
     return f"{path}.load"

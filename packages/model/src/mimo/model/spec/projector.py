@@ -13,10 +13,10 @@ import attrs
 
 from mimo.hooks import ConfigError, check_at_most
 from mimo.model.spec.encoder_flops import Activation
-from mimo.model.spec.flops import Work, product
+from mimo.model.spec.flops import OpCost, linear_cost
 from mimo.model.spec.limits import MAX_HEADS, MAX_LAYERS, MAX_LEARNED_ROWS, MAX_WIDTH
 
-Grid: TypeAlias = tuple[int, int]
+PatchGrid: TypeAlias = tuple[int, int]
 
 RESAMPLER_RATIO = 4
 """How much wider than a resampler its feed-forward parts are inside."""
@@ -83,7 +83,7 @@ class ProjectorConfig:
             raise _refused("hidden", f"the resampler's own width, a multiple of heads = {self.heads}", self.hidden)
 
 
-def projected_rows(config: ProjectorConfig, grid: Grid, *, kept: int = 0) -> int:
+def projected_rows(config: ProjectorConfig, grid: PatchGrid, *, kept: int = 0) -> int:
     """Return the rows that a grid becomes.
 
     Args:
@@ -96,7 +96,9 @@ def projected_rows(config: ProjectorConfig, grid: Grid, *, kept: int = 0) -> int
     return config.queries if config.kind == "resampler" else kept + down * across // config.shuffle**2
 
 
-def projected_grid(config: ProjectorConfig, grids: Sequence[Grid], *, kept: int = 0) -> tuple[int, int, int] | None:
+def projected_grid(
+    config: ProjectorConfig, grids: Sequence[PatchGrid], *, kept: int = 0
+) -> tuple[int, int, int] | None:
     """Return how many frames, rows down and across an item's rows are, as `EncoderSpec` wants its ``grid``.
 
     Args:
@@ -115,7 +117,9 @@ def projector_divisible(config: ProjectorConfig) -> Mapping[str, int]:
     return {"projector.heads": config.heads} if config.kind == "resampler" else {}
 
 
-def projector_work(config: ProjectorConfig, grids: Sequence[Grid], *, width: int, hidden: int, kept: int = 0) -> Work:
+def projector_cost(
+    config: ProjectorConfig, grids: Sequence[PatchGrid], *, width: int, hidden: int, kept: int = 0
+) -> OpCost:
     """Return what a forward of a projector takes.
 
     Args:
@@ -128,28 +132,28 @@ def projector_work(config: ProjectorConfig, grids: Sequence[Grid], *, width: int
     inputs = width * config.shuffle**2
     seen = [kept + down * across // config.shuffle**2 for down, across in grids]
     rows = sum(seen)
-    work = Work(copied=rows * inputs)
+    work = OpCost(copied=rows * inputs)
     if config.norm != "none":
-        work += Work(copied=rows * inputs, weights=inputs * (2 if config.norm == "layer" else 1))
+        work += OpCost(copied=rows * inputs, weights=inputs * (2 if config.norm == "layer" else 1))
     if config.kind == "linear":
-        return work + product(rows, inputs, hidden, bias=config.bias)
+        return work + linear_cost(rows, inputs, hidden, bias=config.bias)
     if config.kind == "mlp":
         return work + _mlp(rows, inputs, config.hidden or hidden, hidden, bias=config.bias)
     asked, inner = len(seen) * config.queries, config.hidden
-    layer = product(asked, inner, inner, bias=True) + product(asked, inner, inner, bias=True)
-    layer += product(rows, inputs, inner) + product(rows, inputs, inner, bias=True, shared=True)
-    layer += Work(inner=4.0 * config.queries * rows * inner)
+    layer = linear_cost(asked, inner, inner, bias=True) + linear_cost(asked, inner, inner, bias=True)
+    layer += linear_cost(rows, inputs, inner) + linear_cost(rows, inputs, inner, bias=True, shared=True)
+    layer += OpCost(inner=4.0 * config.queries * rows * inner)
     layer += _mlp(asked, inner, RESAMPLER_RATIO * inner, inner)
     # Kept: the queries and their norm, twice; what they ask, and find with its log-sum; keys and values.
     split = asked * (2.0 * inner + config.heads) + rows * 2.0 * inner
-    layer += Work(copied=4.0 * asked * inner, split=split, weights=4 * inner)
-    work = sum([layer] * config.layers, work) + product(asked, inner, hidden, bias=True)
-    return work + Work(copied=2.0 * asked * inner, weights=config.queries * inner + 2 * inner)
+    layer += OpCost(copied=4.0 * asked * inner, split=split, weights=4 * inner)
+    work = sum([layer] * config.layers, work) + linear_cost(asked, inner, hidden, bias=True)
+    return work + OpCost(copied=2.0 * asked * inner, weights=config.queries * inner + 2 * inner)
 
 
-def _mlp(rows: int, inputs: int, middle: int, outputs: int, *, bias: bool = True) -> Work:
-    products = product(rows, inputs, middle, bias=bias) + product(rows, middle, outputs, bias=bias)
-    return products + Work(split=2.0 * rows * middle)
+def _mlp(rows: int, inputs: int, middle: int, outputs: int, *, bias: bool = True) -> OpCost:
+    products = linear_cost(rows, inputs, middle, bias=bias) + linear_cost(rows, middle, outputs, bias=bias)
+    return products + OpCost(split=2.0 * rows * middle)
 
 
 def _refused(key: str, expected: str, got: Any) -> ConfigError:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
-    from mimo.model.spec.flops import Work
+    from mimo.model.spec.flops import OpCost
     from mimo.topology import Recompute
 
 Side: TypeAlias = Literal["tower", "projector"]
@@ -70,7 +70,7 @@ class ExpertSupport:
             submodules that use it and returns how each expert parameter is split, by name. The tensor plan leaves
             those parameters out.
         after_step: called on every rank after each step that was not skipped, with the module and the step's counts of
-            its `Ledger`, summed over all ranks; moves what follows the load of the experts, alike on all ranks.
+            its `AuxLosses`, summed over all ranks; moves what follows the load of the experts, alike on all ranks.
     """
 
     count: Callable[[Any], int]
@@ -166,14 +166,14 @@ class EncoderSpec:
     seam: EncoderSeam | None = None
     context: ContextSupport | None = None
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
-    flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, Work]] | None = None
+    flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     examples: Callable[[Any], Sequence[Any]] | None = None
 
 
 @attrs.frozen(kw_only=True)
-class Told:
-    """The names of all that a language model's stages add to a `Ledger`, since every rank must know them beforehand.
+class AuxLossNames:
+    """The names of all that a language model's stages add to a `AuxLosses`, since every rank must know them beforehand.
 
     Args:
         losses: of further losses.
@@ -202,8 +202,8 @@ class LanguageModelSpec:
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         context: support for ``cp``; without it only ``cp = 1`` is accepted.
         experts: support for ``ep`` and ``etp``; without it only 1 is accepted.
-        tells: of a config, all that the forward of any stage adds to its `Ledger`.
-        next_tokens: of a config, how many `LanguageBatch.next_labels` it is trained on. What only they need is the part
+        aux_losses: of a config, all that the forward of any stage adds to its `AuxLosses`.
+        next_tokens: of a config, how many `LanguageBatch.mtp_labels` it is trained on. What only they need is the part
             ``next_tokens``, which checkpoints may lack that are evaluated or write.
         recompute: support for recomputation, see `EncoderSpec`.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
@@ -224,8 +224,8 @@ class LanguageModelSpec:
     tensor: TensorSupport | None = None
     context: ContextSupport | None = None
     experts: ExpertSupport | None = None
-    tells: Callable[[Any], Told] = lambda _config: Told()
+    aux_losses: Callable[[Any], AuxLossNames] = lambda _config: AuxLossNames()
     next_tokens: Callable[[Any], int] = lambda _config: 0
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
-    flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, Work]] | None = None
+    flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()

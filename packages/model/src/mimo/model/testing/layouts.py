@@ -139,7 +139,7 @@ def train(subject: Subject, place: Place) -> Trained:
         weights = torch.randn(total, subject.hidden, generator=torch.Generator().manual_seed(7))
         weights = pad(weights, (0, 0, 0, built.slices * each - total))
         with ExitStack() as stack:
-            later = [stack.enter_context(part.weights_later()) for part in built.parts]
+            later = [stack.enter_context(part.defer_weight_grads()) for part in built.parts]
             rows.backward(weights[built.slice * each : (built.slice + 1) * each])
         for compute in later:
             compute()

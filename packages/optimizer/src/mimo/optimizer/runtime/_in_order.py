@@ -57,7 +57,7 @@ class InOrder:
             late = set(put_off.parameters)
             for awaited in self._awaited:
                 awaited.intersection_update(late)
-            put_off.tell(self._added)
+            put_off.on_grad_accumulation(self._added)
         self._next, self._is_open = 0, True
         try:
             self._begin()

@@ -12,7 +12,7 @@ import torch
 
 from mimo.checkpoint import Manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, place, without_absent
+from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, match_names, without_absent
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
@@ -88,7 +88,7 @@ def export(
         known = merged.manifest.common.get(f"{IMPORTED}.{module}")
         imported = known if isinstance(known, Mapping) else {}
         family, described = _family(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
-        _, table = place(family, family.tensors(config), ())
+        _, table = match_names(family, family.tensors(config), ())
         if adapter:
             count = write_adapter(
                 merged,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mimo.checkpoint import PublishedFolder, Stream, open_published, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError, PluginError
-from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, place
+from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, match_names
 from mimo.model.runtime import left_over
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.convert.config_lines import line_of
@@ -113,7 +113,7 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
     family, folder = part.reader.family, open_published(part.folder)
     _check_depth(part, config, folder)
     built, shapes = whole_shapes(part.reader.spec, config, hidden)
-    renamed, table = place(family, family.tensors(config), folder.tensors)
+    renamed, table = match_names(family, family.tensors(config), folder.tensors)
     expected = file_shapes(table, shapes)
     differing = list(_settings_that_differ(part, config))
     problems = list(_misfits(folder, expected))

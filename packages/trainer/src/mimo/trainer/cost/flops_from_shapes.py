@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from mimo.model import Stage, Work
+from mimo.model import Stage, OpCost
 from mimo.trainer.cost.memory import build_stage
 from mimo.trainer.job.job import JobModule
 
 
-def guess_work(module: JobModule, stage: Stage, *, hidden: int, rows: int) -> Mapping[str, Work]:
+def guess_work(module: JobModule, stage: Stage, *, hidden: int, rows: int) -> Mapping[str, OpCost]:
     """Return by part what ``rows`` rows take, as if every matrix were a product with all of them.
 
     Tables that are looked up take nothing. What attention and the like take is not known, and every module counts as
@@ -21,11 +21,11 @@ def guess_work(module: JobModule, stage: Stage, *, hidden: int, rows: int) -> Ma
     with torch.device("meta"):
         built = build_stage(module, stage, hidden)
     tables = {f"{path}.weight" for path, part in built.named_modules() if _is_table(part)}
-    found: dict[str, Work] = dict.fromkeys(_in_order(module, built), Work())
+    found: dict[str, OpCost] = dict.fromkeys(_in_order(module, built), OpCost())
     for name, parameter in built.named_parameters():
         numbers = parameter.numel()
         ends = rows * sum(parameter.shape[-2:]) if parameter.dim() > 1 and name not in tables else 0
-        found[part_of(module, name)] += Work(
+        found[part_of(module, name)] += OpCost(
             weighted=2.0 * rows * numbers if ends else 0.0, copied=ends, operands=ends, weights=numbers
         )
     return found

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mimo.model import LanguageModelSpec, Stage
-from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, trained_paths
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, trainable_paths
 from mimo.model.runtime import build_stage as build_plain
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
@@ -197,7 +197,7 @@ class _Shapes:
         if isinstance(spec, LanguageModelSpec) and spec.experts is not None:
             splits |= spec.experts.plan(built, experts)
         splits = attach_lora(built, module.lora, splits)
-        trained = trained_paths(spec, built, frozen=module.frozen, lora=module.lora)
+        trained = trainable_paths(spec, built, frozen=module.frozen, lora=module.lora)
         numbers = _layer_numbers(built)
         for path, parameter in built.named_parameters():
             split = splits.get(path, Split())

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from mimo.model import Stage
-from mimo.model.runtime import attach_lora, trained_paths
+from mimo.model.runtime import attach_lora, trainable_paths
 from mimo.optimizer import check_patterns
 from mimo.trainer.cost.memory import build_stage
 from mimo.trainer.job.job import Job, JobModule
@@ -37,7 +37,7 @@ def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[N
     with torch.device(device):
         built = build_stage(module, Stage(), hidden)
     attach_lora(built, module.lora, {})
-    trained = trained_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
+    trained = trainable_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
     return tuple(
         Name(name=f"{module.name}.{path}", numbers=parameter.numel(), trained=path in trained)
         for path, parameter in built.named_parameters()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from mimo.model import EncoderSeam, EncoderSpec, LanguageModelSpec, Stage, Work
+from mimo.model import EncoderSeam, EncoderSpec, LanguageModelSpec, OpCost, Stage
 from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
@@ -77,7 +77,7 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
     split = lane * number / (grid.cp * grid.tp)
     copied = lane * number / (grid.cp * (grid.tp if module.sequence_parallel else 1))
     forward = inputs = weights = repeated = kept = recomputed = operands = 0.0
-    everything, trained = Work(), Work()
+    everything, trained = OpCost(), OpCost()
     for _, work, trains, reached in passed(job, stage, typical):
         forward += work.forward
         everything += work
@@ -110,13 +110,13 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
     )
 
 
-def _sent(job: Job, module: JobModule, trained: Work, everything: Work) -> SentBytes:
+def _sent(job: Job, module: JobModule, trained: OpCost, everything: OpCost) -> SentBytes:
     """Return what a rank sends over the data lanes of a stage, and of its experts over their own."""
     grid, choice = module.grid, module.optimizer
     shard_lanes = job.model_graph.by_name[module.name].shard_lanes
     number_bytes = NUMBER_BYTES[job.settings.run.precision]
 
-    def numbers(of: Callable[[Work], int], ranks: int, lanes: int) -> Numbers:
+    def numbers(of: Callable[[OpCost], int], ranks: int, lanes: int) -> Numbers:
         size = math.gcd(lanes, shard_lanes)
         held = Lanes(size=size, copies=lanes // size)
         return Numbers(trained=of(trained) / ranks, all=of(everything) / ranks, number_bytes=number_bytes, lanes=held)
@@ -127,7 +127,7 @@ def _sent(job: Job, module: JobModule, trained: Work, everything: Work) -> SentB
     return tell(dense, choice.config) + tell(experts, choice.config)
 
 
-def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, Work, bool, bool]]:
+def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, OpCost, bool, bool]]:
     """Yield the parts of a stage with what their forward takes, whether they train, and whether a gradient comes by."""
     module = job.module(stage.module)
     reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
@@ -143,14 +143,14 @@ def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, Wo
             yield part, own, trains, reached
 
 
-def _divided(work: Work, share: PartShare) -> Iterator[tuple[Work, bool]]:
+def _divided(work: OpCost, share: PartShare) -> Iterator[tuple[OpCost, bool]]:
     """Yield of a part's work that of what is trained and that of what is not, by numbers, and whether it is.
 
     What LoRA adds is multiplied with as many rows as the part's own weights are on average.
     """
     own, rows = share.trained, work.weighted / (2.0 * work.weights) if work.weights else 0.0
     weights, experts = round(own * work.weights), round(own * work.expert_weights)
-    trained = Work(
+    trained = OpCost(
         weighted=own * work.weighted + 2.0 * rows * share.added,
         of_items=own * work.of_items,
         split=rows * share.operands,
@@ -173,7 +173,7 @@ def _divided(work: Work, share: PartShare) -> Iterator[tuple[Work, bool]]:
     )
 
 
-def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:
+def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, OpCost]:
     """Return by part, in the order in which data passes them, what a forward of a stage takes over typical samples."""
     module, cut = job.module(stage.module), job.graph.by_name[stage.module]
     at = job.stage(job.built(stage))
@@ -188,7 +188,7 @@ def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, Work]:
     return _guess(job, module, at, sum(typical.lengths))
 
 
-def _beside(found: Mapping[str, Work], seam: EncoderSeam, stage: Stage) -> Mapping[str, Work]:
+def _beside(found: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Mapping[str, OpCost]:
     """Return of the work of a pipeline stage what lies on the side of the seam on which a stage does."""
     return {part: work for part, work in found.items() if (part in seam.parts) == stage.is_projector}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimo.model import Stage, lora_linear
-from mimo.model.runtime import stage_without_storage, trained_paths
+from mimo.model.runtime import stage_without_storage, trainable_paths
 from mimo.trainer.cost.flops_from_shapes import part_of
 from mimo.trainer.job.job import JobModule, PartShare
 
@@ -17,7 +17,7 @@ def part_shares(module: JobModule, stage: Stage, *, hidden: int) -> dict[str, Pa
         hidden: width of the language model's rows.
     """
     built = stage_without_storage(module.spec, module.config, stage, hidden, module.lora)
-    trained = trained_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
+    trained = trainable_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
     found: dict[str, dict[str, int]] = {}
     for path, parameter in built.named_parameters():
         counts = found.setdefault(part_of(module, path), {"own": 0, "trained": 0, "added": 0, "kept": 0})

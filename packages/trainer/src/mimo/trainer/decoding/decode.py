@@ -1,8 +1,8 @@
 """Writing on from a prompt, token by token, on one process or over tensor ranks.
 
-The prompt is read once; after it each token is one row more, where the language model remembers what it has read
-(`mimo.model.runtime.Remembering`), and otherwise the whole text again. Every rank chooses each token itself, of the
-same logits.
+The prompt is read once; after it each token is one row more if the language model has a decode cache
+(`mimo.model.runtime.SupportsDecodeCache`), and otherwise the whole text again. Every rank chooses each token itself, of
+the same logits.
 Shapes: V ids of the tokenizer, H hidden.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mimo.data import NO_LABEL, SampleLayout, pack
 from mimo.hooks import ConfigError
-from mimo.model.runtime import LanguageBatch, Remembering
+from mimo.model.runtime import LanguageBatch, SupportsDecodeCache
 from mimo.trainer.decoding.detokenise import StreamedText
 from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item
 from mimo.trainer.decoding.sampling import Sampling
@@ -62,8 +62,8 @@ def generate(
     engine.optimizer.gather()
     rows = {module.name: _encode(engine, module.name, prompt, layout) for module in job.encoders}
     reading = _Reading(language, layout, rows)
-    if remembers and isinstance(language.part.module, Remembering):
-        reading.memory = language.part.module.remember()
+    if remembers and isinstance(language.part.module, SupportsDecodeCache):
+        reading.memory = language.part.module.new_decode_cache()
     text, written, pieces = StreamedText(job.tokenizer), list[int](), list[str]()
     while len(written) < max_tokens:
         engine.heartbeat()
@@ -111,7 +111,7 @@ class _Reading:
         tokens = np.concatenate([self.layout.tokens, np.asarray(written, dtype=np.int64)])
         layout = attrs.evolve(self.layout, tokens=tokens, labels=np.full(len(tokens), NO_LABEL, dtype=np.int64))
         batch = language_batch(pack([layout]), self.program.job, self.program.device, trains=False)
-        return attrs.evolve(batch, memory=self.memory)
+        return attrs.evolve(batch, decode_cache=self.memory)
 
     def _last(self, written: Sequence[int]) -> LanguageBatch:
         def one(value: int) -> Tensor:
@@ -129,7 +129,7 @@ class _Reading:
             samples=one(0),
             label_tokens=(0,),
             labelled=one(0)[:0],
-            memory=self.memory,
+            decode_cache=self.memory,
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo.data import NO_LABEL, Packed, PlacedItem
 from mimo.hooks import PluginError, RunError, UserError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import LanguageBatch, Ledger, NextLabels, Part, TensorAxis, WeightsLater
+from mimo.model.runtime import AuxLosses, DeferredWeightGrads, LanguageBatch, MtpLabels, Part, TensorAxis
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import MimoOptimizer, Tally
 from mimo.schedule.runtime import LOSS
@@ -143,9 +143,9 @@ class Program(abc.ABC):
             return rows
         return self._witness.see_pass(self.part.id, microbatches, inputs, rows)
 
-    def defer_weight_grads(self) -> AbstractContextManager[WeightsLater]:
+    def defer_weight_grads(self) -> AbstractContextManager[DeferredWeightGrads]:
         """Put off weight gradients, as `StageProgram` says."""
-        return self.part.weights_later()
+        return self.part.defer_weight_grads()
 
     def on_compute(self, phase: Phase) -> AbstractContextManager[None]:
         """Tell the optimizer of a forward or backward, as `StageProgram` says."""
@@ -155,7 +155,7 @@ class Program(abc.ABC):
     def on_grad_accumulation(self, deferred: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
         """Tell the optimizer of what adds to the gradients, as `StageProgram` says."""
         assert self._optimizer is not None
-        assert deferred is None or isinstance(deferred, WeightsLater)
+        assert deferred is None or isinstance(deferred, DeferredWeightGrads)
         return self._optimizer.adding(self.module.name, self.part.stage.index, deferred, last=last)
 
     def reduce_gradients(self) -> None:
@@ -274,14 +274,14 @@ class LanguageProgram(Program):
             hidden = self.part.language(batch, {}, received)
         hidden = self._seen(microbatches, inputs, hidden)
         outputs = {} if self.part.stage.is_last else self._outputs(hidden)
-        losses = list(batch.ledger.losses.values())
+        losses = list(batch.aux_losses.losses.values())
         if self.part.stage.is_last:
             losses.append(self._read(step, packed, hidden, batch))
         if losses:
             outputs[LOSS] = self._scaled(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
             if self._witness is not None and not self._judge:
                 self._witness.see_loss(self.part.id, microbatches, outputs[LOSS])
-        self._enter(batch.ledger)
+        self._enter(batch.aux_losses)
         return outputs
 
     def _scaled(self, loss: Tensor) -> Tensor:
@@ -289,20 +289,20 @@ class LanguageProgram(Program):
         scale = 1.0 if self._optimizer is None else self._optimizer.loss_scale
         return loss if scale == 1.0 else loss * scale
 
-    def _enter(self, ledger: Ledger) -> None:
+    def _enter(self, aux_losses: AuxLosses) -> None:
         """Add what a forward told to the step's.
 
         Raises:
             PluginError: the plugin did not announce it, so that other ranks would not know of it.
         """
         assert isinstance(self.module.spec, LanguageModelSpec)
-        announced = self.module.spec.tells(self.module.config)
+        announced = self.module.spec.aux_losses(self.module.config)
         sizes = {**dict.fromkeys(announced.losses, 1), **announced.counts}
-        for name, value in (*ledger.losses.items(), *ledger.counts.items()):
+        for name, value in (*aux_losses.losses.items(), *aux_losses.counts.items()):
             if sizes.get(name) != value.numel():
                 raise PluginError(
                     f"modules.{self.module.name}.plugin",
-                    expected="what its forward enters into the ledger announced by tells() of "
+                    expected="what its forward enters into the auxiliary losses named by aux_losses of "
                     f"{self.module.spec.name!r}: {sizes}",
                     got=f"{name!r} of {value.numel()} values",
                     fix="Announce its name and the number of its values.",
@@ -410,8 +410,8 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         label_tokens=packed.label_tokens,
         labelled=tensor(np.flatnonzero(packed.labels != NO_LABEL)),
         grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
-        next_labels=tuple(
-            NextLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
+        mtp_labels=tuple(
+            MtpLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
             for labels, counts in zip(packed.next_labels, packed.next_counts, strict=True)
             if trains
         ),

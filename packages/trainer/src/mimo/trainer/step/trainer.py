@@ -88,7 +88,7 @@ class Engine:
         check_plans((job.plan, job.evaluation_plan), device=device)
         self._role = job.graph.role(rank)
         assert isinstance(job.language.spec, LanguageModelSpec)
-        self._told = job.language.spec.tells(job.language.config)
+        self._told = job.language.spec.aux_losses(job.language.config)
         self._traffic = TrafficReport(job, rank=rank, device=device)
         self._flops = FlopsReport(job, device=device)
         self._tracer = Tracer(job, rank=rank, device=device, objects=objects)

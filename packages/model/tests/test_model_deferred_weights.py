@@ -19,13 +19,13 @@ from mimo.model import DECODER, DecoderConfig
 from mimo.model.parallel.sharding import distribute
 from mimo.model.runtime import (
     NO_LABEL,
-    Deferral,
     GroupedLinear,
     LanguageBatch,
     Linear,
     Part,
     Split,
     TensorAxis,
+    WeightGradQueue,
     build_part,
     local,
     multiply,
@@ -35,15 +35,15 @@ from mimo.topology import Grid
 
 def test_a_deferral_computes_in_order_and_once() -> None:
     """What was put off is computed when asked, first in first out, and then gone."""
-    deferral, done = Deferral(), list[int]()
+    weight_grad_queue, done = WeightGradQueue(), list[int]()
     weight, bias = torch.zeros(1), torch.zeros(1)
-    with deferral.open() as first:
-        opened = deferral.is_open
+    with weight_grad_queue.collect() as first:
+        opened = weight_grad_queue.is_collecting
         for number, parameter in enumerate((weight, bias, weight)):
-            deferral.put_off(parameter, partial(done.append, number))
-    with deferral.open() as second:
-        deferral.put_off(weight, lambda: done.append(7))
-    assert (opened, deferral.is_open) == (True, False)
+            weight_grad_queue.defer(parameter, partial(done.append, number))
+    with weight_grad_queue.collect() as second:
+        weight_grad_queue.defer(weight, lambda: done.append(7))
+    assert (opened, weight_grad_queue.is_collecting) == (True, False)
     assert done == []
     second()
     first()
@@ -53,14 +53,14 @@ def test_a_deferral_computes_in_order_and_once() -> None:
 
 def test_a_deferral_tells_of_parameters_and_when_the_last_of_each_is_added() -> None:
     """So that their gradients can be sent while others are still computed."""
-    deferral, done = Deferral(), list[str]()
+    weight_grad_queue, done = WeightGradQueue(), list[str]()
     names = {torch.zeros(1): "weight", torch.zeros(1): "bias"}
     weight, bias = names
-    with deferral.open() as later:
+    with weight_grad_queue.collect() as later:
         for parameter in (weight, bias, weight):
-            deferral.put_off(parameter, partial(done.append, f"a part of {names[parameter]}"))
+            weight_grad_queue.defer(parameter, partial(done.append, f"a part of {names[parameter]}"))
     assert later.parameters == {weight, bias}
-    later.tell(lambda parameter: done.append(f"all of {names[parameter]}"))
+    later.on_grad_accumulation(lambda parameter: done.append(f"all of {names[parameter]}"))
     later()
     assert done == ["a part of weight", "a part of bias", "all of bias", "a part of weight", "all of weight"]
     assert not later.parameters
@@ -68,10 +68,10 @@ def test_a_deferral_tells_of_parameters_and_when_the_last_of_each_is_added() -> 
 
 def test_a_deferral_is_closed_by_an_error_too() -> None:
     """A backward that fails leaves nothing open behind it."""
-    deferral = Deferral()
-    with pytest.raises(ValueError, match="no"), deferral.open():
+    weight_grad_queue = WeightGradQueue()
+    with pytest.raises(ValueError, match="no"), weight_grad_queue.collect():
         raise ValueError("no")
-    assert not deferral.is_open
+    assert not weight_grad_queue.is_collecting
 
 
 @attrs.frozen(kw_only=True)
@@ -107,13 +107,13 @@ CASES = {
 }
 
 
-def _made(case: Case, mesh: DeviceMesh | None, deferral: Deferral | None) -> nn.Module:
+def _made(case: Case, mesh: DeviceMesh | None, weight_grad_queue: WeightGradQueue | None) -> nn.Module:
     torch.manual_seed(3)
     layer = case.make()
     assert isinstance(layer, Linear | GroupedLinear)
     if isinstance(layer, Linear):
         layer.outputs = case.outputs
-    layer.deferral = deferral
+    layer.weight_grad_queue = weight_grad_queue
     for name, parameter in list(layer.named_parameters()):
         with torch.no_grad():
             parameter.normal_()
@@ -136,8 +136,8 @@ def _gradients(layer: nn.Module) -> dict[str, Tensor | None]:
 def _check_product(_rank: int, name: str) -> None:
     case = CASES[name]
     for mesh in (None, DeviceMesh("cpu", [0], mesh_dim_names=("tp",))):
-        deferral = Deferral()
-        usual, closed, split = (_made(case, mesh, given) for given in (None, deferral, deferral))
+        weight_grad_queue = WeightGradQueue()
+        usual, closed, split = (_made(case, mesh, given) for given in (None, weight_grad_queue, weight_grad_queue))
         for microbatch in range(2):
             x = torch.randn(case.rows, generator=torch.Generator().manual_seed(microbatch))
             inputs = [x.clone().requires_grad_() for _ in range(3)]
@@ -147,7 +147,7 @@ def _check_product(_rank: int, name: str) -> None:
             wanted.backward(gradient)
             found[0].backward(gradient)
             before = _gradients(split)
-            with deferral.open() as later:
+            with weight_grad_queue.collect() as later:
                 found[1].backward(gradient)
             for one in inputs[1:]:
                 assert one.grad is not None
@@ -173,12 +173,12 @@ def test_a_product_split_equals_it_whole(run_ranks: Callable[..., list[Any]], na
 
 
 def _check_what_needs_no_gradient(_rank: int) -> None:
-    deferral = Deferral()
-    frozen, half, whole = (_made(CASES["linear"], None, deferral) for _ in range(3))
+    weight_grad_queue = WeightGradQueue()
+    frozen, half, whole = (_made(CASES["linear"], None, weight_grad_queue) for _ in range(3))
     frozen.requires_grad_(False)
     half.get_parameter("weight").requires_grad_(False)
     x = torch.randn(4, 8)
-    with deferral.open() as later:
+    with weight_grad_queue.collect() as later:
         through = x.clone().requires_grad_()
         (frozen(through).sum() + half(through).sum() + whole(x).sum()).backward()
     assert later.parameters == {half.get_parameter("bias"), *whole.parameters()}
@@ -200,16 +200,16 @@ def test_only_what_trains_is_put_off(run_ranks: Callable[..., list[Any]]) -> Non
 
 
 def _check_memory(_rank: int) -> None:
-    deferral = Deferral()
-    first, last = _made(CASES["linear"], None, deferral), Linear(5, 5)
-    last.deferral = deferral
+    weight_grad_queue = WeightGradQueue()
+    first, last = _made(CASES["linear"], None, weight_grad_queue), Linear(5, 5)
+    last.weight_grad_queue = weight_grad_queue
     x = torch.randn(4, 8, requires_grad=True)
     hidden = first(x)
     middle = hidden.tanh()
     out = last(middle)
     gone, needed = weakref.ref(hidden), weakref.ref(middle)
     del hidden, middle
-    with deferral.open() as later:
+    with weight_grad_queue.collect() as later:
         out.sum().backward()
     del out
     gc.collect()
@@ -257,7 +257,7 @@ def _loss(part: Part, shift: int) -> Tensor:
     labels[[2, 8]] = NO_LABEL
     batch = LanguageBatch.of(tokens, labels, torch.arange(9), lengths=(5, 0, 3))
     losses = part.language.losses(part.language(batch, {}, None), batch.labels)
-    return losses.sum() + sum(batch.ledger.losses.values())
+    return losses.sum() + sum(batch.aux_losses.losses.values())
 
 
 def _check_decoder(_rank: int, name: str) -> None:
@@ -266,7 +266,7 @@ def _check_decoder(_rank: int, name: str) -> None:
     for microbatch in range(3):
         _loss(usual, microbatch).backward()
         loss = _loss(split, microbatch)
-        with split.weights_later() as later:
+        with split.defer_weight_grads() as later:
             loss.backward()
         waiting.append(later)
     for path, parameter in split.parameters.items():
@@ -292,7 +292,7 @@ def test_a_decoder_split_equals_it_whole(run_ranks: Callable[..., list[Any]], na
 def _check_without(_rank: int) -> None:
     part = _decoder(CONFIGS["dense"], splits_backward=False)
     loss = _loss(part, 0)
-    with part.weights_later() as later:
+    with part.defer_weight_grads() as later:
         loss.backward()
     found = {path: value.clone() for path, value in _gradients(part.module).items() if value is not None}
     assert len(found) == len(part.parameters)
@@ -309,17 +309,17 @@ def test_layers_that_know_of_no_deferral_compute_at_once(run_ranks: Callable[...
 
 def _check_expanded(_rank: int) -> None:
     weight, bias = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(5))
-    deferral = Deferral()
+    weight_grad_queue = WeightGradQueue()
     x = torch.randn(3, 8, requires_grad=True)
-    with deferral.open() as later:
+    with weight_grad_queue.collect() as later:
         # The gradient of a sum has strides of zero.
-        multiply(x, weight, bias, deferral=deferral).sum().backward()
+        multiply(x, weight, bias, weight_grad_queue=weight_grad_queue).sum().backward()
     later()
     torch.testing.assert_close(weight.grad, torch.ones(3, 5).T @ x.detach())
     torch.testing.assert_close(bias.grad, torch.full((5,), 3.0))
     experts = GroupedLinear(2, 8, 4)
-    experts.deferral = deferral
-    with deferral.open() as later:
+    experts.weight_grad_queue = weight_grad_queue
+    with weight_grad_queue.collect() as later:
         experts(x, (1, 2)).sum().backward()
     later()
     wanted = torch.stack([x.detach()[:1].sum(0).expand(4, 8), x.detach()[1:].sum(0).expand(4, 8)])

@@ -16,13 +16,13 @@ from mimo.model.decoder.model import Decoder
 from mimo.model.hybrid.model import Hybrid
 from mimo.model.runtime import (
     NO_LABEL,
+    DecodeCache,
     LanguageBatch,
-    LayerMemory,
-    Memory,
-    Remembering,
+    LayerCache,
     SampleChunks,
     ScanInputs,
     Segments,
+    SupportsDecodeCache,
     attend,
     convolve,
     convolve_continued,
@@ -80,7 +80,7 @@ def sample(grid: bool) -> LanguageBatch:
     )
 
 
-def pieces(whole: LanguageBatch, cuts: Sequence[int], memory: object) -> Iterator[tuple[LanguageBatch, slice]]:
+def pieces(whole: LanguageBatch, cuts: Sequence[int], cache: object) -> Iterator[tuple[LanguageBatch, slice]]:
     """Yield the rows of a sample bit by bit, and which of the image's rows each piece has."""
     stops = torch.tensor([0, *cuts]).cumsum(0).tolist()
     for start, stop in pairwise(stops):
@@ -94,7 +94,7 @@ def pieces(whole: LanguageBatch, cuts: Sequence[int], memory: object) -> Iterato
             placeholders={"vision": whole.placeholders["vision"][here] - start},
             grid_positions=None if places is None else places[start:stop],
         )
-        yield attrs.evolve(piece, memory=memory), here
+        yield attrs.evolve(piece, decode_cache=cache), here
 
 
 @pytest.mark.parametrize("cuts", CUTS)
@@ -105,19 +105,19 @@ def test_a_sample_in_pieces_has_the_logits_of_the_whole(name: str, cuts: str) ->
     model, whole = build(MODELS[name]), sample(grid=name == "grid positions")
     image = torch.randn(6, 24, generator=torch.Generator().manual_seed(1))
     expected = model.logits(model(whole, {"vision": image}, None))
-    memory = model.remember()
+    cache = model.new_decode_cache()
     found = [
-        model.logits(model(piece, {"vision": image[here]}, None)) for piece, here in pieces(whole, CUTS[cuts], memory)
+        model.logits(model(piece, {"vision": image[here]}, None)) for piece, here in pieces(whole, CUTS[cuts], cache)
     ]
-    assert memory.seen == ROWS
+    assert cache.seen == ROWS
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-5, atol=1e-5)
     assert torch.cat(found).argmax(1).equal(expected.argmax(1))
 
 
 def test_our_language_models_remember_and_others_need_not() -> None:
     """Whoever has no `remember` is told apart without being asked."""
-    assert isinstance(build(MODELS["window"]), Remembering)
-    assert not isinstance(torch.nn.Linear(1, 1), Remembering)
+    assert isinstance(build(MODELS["window"]), SupportsDecodeCache)
+    assert not isinstance(torch.nn.Linear(1, 1), SupportsDecodeCache)
 
 
 @torch.no_grad()
@@ -126,14 +126,14 @@ def test_what_is_kept_follows_from_what_is_looked_at() -> None:
     held: dict[str, list[int]] = {}
     for name in ("window", "states alone", "grouped queries"):
         model = build(MODELS[name])
-        memory = model.remember()
+        cache = model.new_decode_cache()
         held[name] = []
         for start in range(0, 800, 50):
             tokens = torch.arange(50) % VOCABULARY
             labels = torch.full((50,), NO_LABEL)
             batch = LanguageBatch.of(tokens, labels, torch.arange(start, start + 50), lengths=[50])
-            model(attrs.evolve(batch, memory=memory), {}, None)
-            held[name].append(memory.bytes)
+            model(attrs.evolve(batch, decode_cache=cache), {}, None)
+            held[name].append(cache.bytes)
     each = 2 * 2 * 2 * 4 * 4  # keys and values, layers, heads, columns, bytes
     assert max(held["window"]) <= 128 * each
     assert len(set(held["states alone"])) == 1
@@ -143,12 +143,12 @@ def test_what_is_kept_follows_from_what_is_looked_at() -> None:
 @pytest.mark.parametrize("most", [None, 0, 1, 4, 90])
 def test_rows_that_are_kept_are_the_last_ones(most: int | None) -> None:
     """Whatever comes at once, and wherever room ends."""
-    memory, came = LayerMemory(most), torch.empty(0)
+    cache, came = LayerCache(most), torch.empty(0)
     generator = torch.Generator().manual_seed(0)
     for count in (1, 3, 70, 1, 1, 200, 5, *(1,) * 300):
         new = torch.rand(count, generator=generator)
         before = came if most is None else came[len(came) - min(most, len(came)) :]
-        assert memory.extend("key", new).equal(torch.cat((before, new)))
+        assert cache.extend("key", new).equal(torch.cat((before, new)))
         came = torch.cat((came, new))
 
 
@@ -178,12 +178,12 @@ def test_a_scan_goes_on_from_its_state() -> None:
 
 
 def test_a_convolution_goes_on_from_the_last_rows() -> None:
-    """Those that its memory puts before new ones, zeros before the first."""
+    """Those that its cache puts before new ones, zeros before the first."""
     generator = torch.Generator().manual_seed(4)
     x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((12, 6), (6, 4), (6,)))
     expected = convolve(x, weight, bias, SampleChunks.of((12,), chunk=4))
-    memory = LayerMemory()
-    parts = [convolve_continued(memory.follow("x", part, 3), weight, bias) for part in x.split((1, 2, 6, 3))]
+    cache = LayerCache()
+    parts = [convolve_continued(cache.follow("x", part, 3), weight, bias) for part in x.split((1, 2, 6, 3))]
     torch.testing.assert_close(torch.cat(parts), expected)
 
 
@@ -201,10 +201,10 @@ def test_attention_of_the_last_rows_is_that_of_all(window: int, before: int, row
 
 
 def test_rows_of_several_samples_are_not_one_that_goes_on() -> None:
-    """A memory is of one sample, and of the model that made it."""
+    """A cache is of one sample, and of the model that made it."""
     ids = torch.zeros(4, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, ids, lengths=[2, 2])
     with pytest.raises(AssertionError, match="rows of one sample"):
-        Memory.of(attrs.evolve(batch, memory=Memory()))
+        DecodeCache.of(attrs.evolve(batch, decode_cache=DecodeCache()))
     with pytest.raises(AssertionError, match="made by another model"):
-        Memory.of(attrs.evolve(batch, memory=cast("Any", object())))
+        DecodeCache.of(attrs.evolve(batch, decode_cache=cast("Any", object())))
