@@ -27,7 +27,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from mimo.launch import ProcessInfo
-from mimo.model.runtime import WeightGradQueue, Part, DeferredWeightGrads
+from mimo.model.runtime import DeferredWeightGrads, Part, WeightGradQueue
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import Tally
 from mimo.schedule import Costs, Seconds, StageCost, simulate

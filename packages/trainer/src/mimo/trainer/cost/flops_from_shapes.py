@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from mimo.model import Stage, OpCost
+from mimo.model import OpCost, Stage
 from mimo.trainer.cost.memory import build_stage
 from mimo.trainer.job.job import JobModule
 

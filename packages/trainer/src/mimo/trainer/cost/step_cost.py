@@ -193,7 +193,7 @@ def _beside(found: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Map
     return {part: work for part, work in found.items() if (part in seam.parts) == stage.is_projector}
 
 
-def _guess(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, Work]:
+def _guess(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, OpCost]:
     from mimo.trainer.cost.flops_from_shapes import guess_work  # it builds the stranger's module, with torch
 
     return guess_work(module, stage, hidden=job.hidden, rows=rows)
