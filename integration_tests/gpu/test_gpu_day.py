@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _carried import DIGITS
 from _results import LOGS, MAX_LOG_BYTES, RESULTS, SUMMARY
 from _slices import SLICES, DayTest
+from carry import write_digits
 from day import LINES, Plan, environ_of, run_all
 from house import ROOT
 
@@ -193,7 +195,10 @@ def test_a_name_that_no_test_has_is_refused(tmp_path: Path) -> None:
 
 def day(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Run the program on the CPU, tiny, with what is installed; return the lines, all of which must have passed."""
-    words = ("gpu/day.py", *words, "--device", "cpu", "--tiny", "--out", str(folder), "--carried", str(folder / "none"))
+    carried = folder / "carried"
+    carried.mkdir()
+    write_digits(carried / DIGITS)
+    words = ("gpu/day.py", *words, "--device", "cpu", "--tiny", "--out", str(folder), "--carried", str(carried))
     said = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     lines = lines_of(folder)
     assert said.returncode == 0, (said.stderr, [line["why"] for line in lines])

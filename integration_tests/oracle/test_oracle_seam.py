@@ -163,13 +163,13 @@ def test_rows_and_seconds_count_for_the_module(pool: Pool) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(step: int, pool: Pool) -> None:
+@pytest.mark.parametrize(("layout", "step"), [("alone", 1), *(("disjoint, language pp2", step) for step in (2, 3))])
+def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: str, step: int, pool: Pool) -> None:
     """The step before, in which its tower was to see it, is done like any other."""
-    settings = seamed("disjoint, language pp2")
-    found = pool.run(3, run_torn, settings, step)
+    settings = seamed(layout)
+    found = pool.run(world_of(settings), run_torn, settings, step)
     assert "torn.png: expected a picture, got half of one" in found[0][1]
-    fine: list[Found] = pool.recall(3, run_steps, settings, 1, 3, "")
+    fine: list[Found] = pool.recall(world_of(settings), run_steps, settings, 1, 3, "")
     assert found[0][0] == [loss for loss, _, _ in fine[0][0]][: step - 1]
 
 
