@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from ortools.sat.python import cp_model
 
 from mimo.schedule import Costs, Link, Seconds, StageCost, Timeline, check, peak_activations, simulate
 from mimo.schedule.ahead.budget import smallest_budget
@@ -22,6 +22,11 @@ from mimo.schedule.ahead.plugin import Ahead, generate
 from mimo.schedule.ahead.task_builder import tasks_of
 from mimo.schedule.testing import emulate
 from mimo.topology import Edge, Grid, Module, ModuleGraph, StageId
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+else:
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model", reason="the solver is in the dependency group test")
 
 EFFORT = 30
 """Of the solver at most, in its deterministic units of about a second; no case here needs one. By one worker it is the

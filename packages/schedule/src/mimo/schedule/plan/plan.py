@@ -6,7 +6,6 @@ import json
 from typing import Literal, cast, get_args
 
 import attrs
-import cattrs
 
 from mimo.schedule.plan.reading import JsonValue
 from mimo.topology import StageId
@@ -83,7 +82,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as JSON text."""
-        return json.dumps(cattrs.unstructure(self), indent=1)
+        return json.dumps(attrs.asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
