@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -198,6 +199,16 @@ def integration(session: nox.Session) -> None:
     install(session, everything(), "integration")
     with bytecode(session):
         session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none")
+def affected(session: nox.Session) -> None:
+    """Run the sessions that a change since a revision can reach, by default since it left main: ``-- REVISION``."""
+    program = ("integration_tests/house/affected.py", *session.posargs)
+    names = str(session.run(sys.executable, *program, silent=True, external=True)).split()
+    session.log(f"reached: {', '.join(names) or 'none'}")
+    for name in names:
+        session.notify(name, posargs=())
 
 
 @nox.session

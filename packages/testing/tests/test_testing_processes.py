@@ -43,7 +43,8 @@ def test_what_a_program_leaves_behind_is_an_error_and_ends(tmp_path: Path) -> No
 
     with start(path, program=(sys.executable,)) as started:
         leave(started)
-    assert not started.living()
+    while started.living():  # a killed process takes a moment to go
+        pass
 
 
 def test_a_line_is_waited_for(tmp_path: Path) -> None:
