@@ -10,9 +10,9 @@ import pytest
 from mimo.model import OpCost
 from mimo.trainer.batch.step_data import Microbatch
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.cost.module_stats import amounts
-from mimo.trainer.cost.sample_stats import Typical
-from mimo.trainer.cost.step_cost import works
+from mimo.trainer.cost.module_stats import module_stats
+from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.step_cost import op_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
 
@@ -33,15 +33,15 @@ def _job(folder: Path, **config: Any) -> Job:
 def test_they_are_a_part_with_parameters_and_operations(tmp_path: Path, tied: bool) -> None:
     """The embedding that the last stage holds too is counted once; a token costs a layer, its product and the head."""
     job, bare = (_job(tmp_path, next_tokens=number, tied=tied) for number in (2, 0))
-    typical = Typical.of(job)
-    found = {one.part: one for one in amounts(job, typical)}
-    plain = {one.part: one for one in amounts(bare, typical)}
+    samples = SampleStats.of(job)
+    found = {one.part: one for one in module_stats(job, samples)}
+    plain = {one.part: one for one in module_stats(bare, samples)}
     assert {part: one for part, one in found.items() if part != "next_tokens"} == plain
     assert bare.graph.by_name["language"].tied is tied
     assert job.graph.by_name["language"].tied is True
     layer = plain["layers"].parameters // 4
     assert found["next_tokens"].parameters == found["next_tokens"].trained == 2 * (layer + 2 * 16 * 16 + 3 * 16)
-    whole = sum((works(job, stage, typical).get("next_tokens", OpCost()) for stage in job.graph.stages), OpCost())
+    whole = sum((op_costs(job, stage, samples).get("next_tokens", OpCost()) for stage in job.graph.stages), OpCost())
     assert found["next_tokens"].forward == pytest.approx(whole.forward)
     assert found["next_tokens"].forward > plain["layers"].forward / 2
 

@@ -136,9 +136,9 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
 
     from mimo.launch import ranks_of_machine
     from mimo.trainer.cost.memory import estimate_memory
-    from mimo.trainer.cost.module_stats import amounts
+    from mimo.trainer.cost.module_stats import module_stats
     from mimo.trainer.cost.parameter_names import check_patterns_of, followers
-    from mimo.trainer.cost.sample_stats import Typical
+    from mimo.trainer.cost.sample_stats import SampleStats
     from mimo.trainer.step.traffic import expect_traffic
 
     check_patterns_of(job)
@@ -148,7 +148,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         estimate_memory(job),
         () if job.train is None else expect_traffic(job, 1),
         followers=dict(followers(job)),
-        amounts=list(amounts(job, Typical.of(job))),
+        stats=list(module_stats(job, SampleStats.of(job))),
         machine=ranks_of_machine(environ, job.world),
     )
     if elsewhere:

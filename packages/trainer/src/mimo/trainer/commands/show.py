@@ -15,13 +15,13 @@ from mimo.hooks import PluginEntry, PluginFailure
 from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module, show_ranks
 from mimo.trainer.commands.show_memory import show_memory, show_on_device
-from mimo.trainer.commands.show_work import show_amounts
+from mimo.trainer.commands.show_stats import show_module_stats
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.directory import holds_run
 
 if TYPE_CHECKING:
     from mimo.trainer.cost.memory import Memory
-    from mimo.trainer.cost.module_stats import Amounts
+    from mimo.trainer.cost.module_stats import ModuleStats
     from mimo.trainer.cost.parameter_names import Followers
     from mimo.trainer.step.traffic import ExpectedTraffic
 
@@ -64,7 +64,7 @@ def show_job(
     traffic: Iterable[ExpectedTraffic] = (),
     *,
     followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
-    amounts: Sequence[Amounts] = (),
+    stats: Sequence[ModuleStats] = (),
     machine: int = 0,
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
@@ -75,7 +75,7 @@ def show_job(
         memory: what each rank will hold.
         traffic: what ranks send; taken last, as it needs data, which may be unreadable, and the rest does not.
         followers: what follows which pattern of the optimizer, of each module that has any.
-        amounts: what each part of the model is and does.
+        stats: parameters and operations of each part of the model.
         machine: ranks of a machine; 0 for all.
     """
     run = job.settings.run
@@ -98,9 +98,9 @@ def show_job(
     console.print()
     console.print(_modules(job))
     console.print()
-    if amounts:
+    if stats:
         console.print(f"parameters, and 10^12 operations of a step of {run.global_batch} samples like the first ones")
-        console.print(show_amounts(amounts))
+        console.print(show_module_stats(stats))
         console.print()
     if followers:
         console.print(_patterns(job, followers))

@@ -14,14 +14,13 @@ import attrs
 import torch
 from torch import nn
 
-from mimo.model import LanguageModelSpec, Stage
-from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, trainable_paths
-from mimo.model.runtime import build_stage as build_plain
+from mimo.model import LanguageModelSpec
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, build_stage, trainable_paths
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
 from mimo.schedule import in_flight
 from mimo.topology import DATA_AXES, StageId
-from mimo.trainer.cost.sample_stats import Typical
+from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import rows_ahead
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.precision import NUMBER_BYTES
@@ -81,17 +80,12 @@ def _made_ahead(job: Job) -> Mapping[int, int]:
     found: dict[int, int] = {}
     if not any(module.prefetch for module in job.graph.modules):
         return found
-    typical, kept = Typical.of(job), in_flight(job.plan)
+    samples, kept = SampleStats.of(job), in_flight(job.plan)
     for stage in job.graph.stages:
-        if each := rows_ahead(job, stage, typical):
+        if each := rows_ahead(job, stage, samples):
             for rank in job.graph.stage_ranks(stage):
                 found[rank] = found.get(rank, 0) + round(each * kept[stage])
     return found
-
-
-def build_stage(module: JobModule, stage: Stage, hidden: int) -> nn.Module:
-    """Return one stage of a module at full shapes, on the device of the caller's context, without what LoRA adds."""
-    return build_plain(module.spec, module.config, stage, hidden)
 
 
 _Part: TypeAlias = frozenset[int]
@@ -218,8 +212,9 @@ class _Shapes:
             )
 
     def _build(self, module: JobModule, stage: int) -> nn.Module:
+        built = self._job.stage(StageId(module.name, stage))
         with torch.device("meta"):
-            return build_stage(module, self._job.stage(StageId(module.name, stage)), self._job.hidden)
+            return build_stage(module.spec, module.config, built, self._job.hidden)
 
 
 def _layer_numbers(stage: nn.Module) -> Mapping[nn.Parameter, int | None]:

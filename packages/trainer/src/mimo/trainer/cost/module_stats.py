@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 import attrs
 
-from mimo.trainer.cost.flops_from_shapes import part_of
+from mimo.trainer.cost.from_shapes import part_of
 from mimo.trainer.cost.operations import stage_operations
 from mimo.trainer.cost.parameter_names import names_of
-from mimo.trainer.cost.sample_stats import Typical
+from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job, JobModule
 
 
 @attrs.frozen(kw_only=True)
-class Amounts:
-    """What a part of a module is and does, on all ranks together, each copy counted once.
+class ModuleStats:
+    """Parameters and operations of a part of a module, on all ranks together, each copy counted once.
 
     Args:
         module: its name.
-        part: one of its plugin's names to freeze by; the module's name for what belongs to none.
-        parameters: how many numbers they are.
-        trained: of these, those that are trained.
+        part: name of one of its plugin's parts; the module's name for what belongs to none.
+        parameters: number of elements.
+        trained: number of those that are trained.
         forward: operations of the forwards of a step, two for a multiplication and an addition.
-        backward: likewise of the backwards, without what they compute again.
-        repeated: what they compute again.
+        backward: of the backwards, without recomputation.
+        repeated: of recomputation.
     """
 
     module: str
@@ -35,9 +35,9 @@ class Amounts:
     backward: float = 0
     repeated: float = 0
 
-    def __add__(self, other: Amounts) -> Amounts:
-        """Return what both are and do, under the first's names."""
-        return Amounts(
+    def __add__(self, other: ModuleStats) -> ModuleStats:
+        """Return the sum of both, under the first's names."""
+        return ModuleStats(
             module=self.module,
             part=self.part,
             parameters=self.parameters + other.parameters,
@@ -48,27 +48,27 @@ class Amounts:
         )
 
 
-def amounts(job: Job, typical: Typical) -> Iterator[Amounts]:
-    """Yield what each part of each module is, and does in a step of samples like the typical ones."""
-    share = job.settings.run.global_batch / len(typical.lengths)
+def module_stats(job: Job, samples: SampleStats) -> Iterator[ModuleStats]:
+    """Yield the parameters of each part of each module, and its operations in a step of samples like these."""
+    share = job.settings.run.global_batch / len(samples.lengths)
     for module in job.modules:
-        found = _parameters(module, job.hidden)
+        stats = _parameters(module, job.hidden)
         for stage in job.stages_of(module.name):
-            for part, done in stage_operations(job, stage, typical):
-                before = found.get(part, Amounts(module=module.name, part=part))
-                found[part] = attrs.evolve(
+            for part, done in stage_operations(job, stage, samples):
+                before = stats.get(part, ModuleStats(module=module.name, part=part))
+                stats[part] = attrs.evolve(
                     before,
                     forward=before.forward + share * done.forward,
                     backward=before.backward + share * done.backward,
                     repeated=before.repeated + share * done.repeated,
                 )
-        yield from found.values()
+        yield from stats.values()
 
 
-def _parameters(module: JobModule, hidden: int) -> dict[str, Amounts]:
-    found: dict[str, Amounts] = {}
+def _parameters(module: JobModule, hidden: int) -> dict[str, ModuleStats]:
+    found: dict[str, ModuleStats] = {}
     for one in names_of(module, hidden):
         part = part_of(module, one.name.removeprefix(f"{module.name}."))
-        own = Amounts(module=module.name, part=part, parameters=one.numbers, trained=one.numbers * one.trained)
+        own = ModuleStats(module=module.name, part=part, parameters=one.numbers, trained=one.numbers * one.trained)
         found[part] = found[part] + own if part in found else own
     return found

@@ -1,4 +1,4 @@
-"""Arithmetic of a stage over given samples, by formula: what its forward takes, its backward, and what is repeated."""
+"""Operations of a stage over given samples, by formula: of its forward, its backward, and recomputation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import attrs
 
 from mimo.topology import StageId
-from mimo.trainer.cost.sample_stats import Typical
-from mimo.trainer.cost.step_cost import passed
+from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.step_cost import op_costs_with_training
 from mimo.trainer.job.job import Job
 
 
@@ -36,9 +36,9 @@ class Operations:
         )
 
 
-def stage_operations(job: Job, stage: StageId, samples: Typical) -> Iterator[tuple[str, Operations]]:
+def stage_operations(job: Job, stage: StageId, samples: SampleStats) -> Iterator[tuple[str, Operations]]:
     """Yield what each part of a stage does with samples, each of them once."""
-    for part, work, trains, reached in passed(job, stage, samples):
+    for part, work, trains, reached in op_costs_with_training(job, stage, samples):
         yield (
             part,
             Operations(
@@ -49,7 +49,7 @@ def stage_operations(job: Job, stage: StageId, samples: Typical) -> Iterator[tup
         )
 
 
-def module_operations(job: Job, module: str, samples: Typical) -> Operations:
+def module_operations(job: Job, module: str, samples: SampleStats) -> Operations:
     """Return what all stages of a module do with samples, each of them once."""
     stages = job.stages_of(module)
     return sum((found for stage in stages for _, found in stage_operations(job, stage, samples)), Operations())

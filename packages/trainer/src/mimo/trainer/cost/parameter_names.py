@@ -8,9 +8,8 @@ import attrs
 import torch
 
 from mimo.model import Stage
-from mimo.model.runtime import attach_lora, trainable_paths
+from mimo.model.runtime import attach_lora, build_stage, trainable_paths
 from mimo.optimizer import check_patterns
-from mimo.trainer.cost.memory import build_stage
 from mimo.trainer.job.job import Job, JobModule
 
 
@@ -35,7 +34,7 @@ def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[N
         RuntimeError, TypeError: some modules read numbers back while being built, and cannot be built without storage.
     """
     with torch.device(device):
-        built = build_stage(module, Stage(), hidden)
+        built = build_stage(module.spec, module.config, Stage(), hidden)
     attach_lora(built, module.lora, {})
     trained = trainable_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
     return tuple(

@@ -1,4 +1,4 @@
-"""What samples are like: lengths, labels and sizes of a few of them, from ids and headers alone."""
+"""Statistics of a few samples: lengths, labels and sizes of items, from ids and headers alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SAMPLES = 32
 
 
 @attrs.frozen(kw_only=True)
-class Typical:
-    """A few samples.
+class SampleStats:
+    """Lengths, labels and item sizes of a few samples.
 
     Args:
         lengths: rows of each, those of items included.
-        labels: how many of all of them have labels.
+        labels: number of rows that have labels, over all samples.
         sizes: of all their items, by modality.
     """
 
@@ -29,22 +29,22 @@ class Typical:
     sizes: Mapping[str, tuple[tuple[int, ...], ...]]
 
     @classmethod
-    def of(cls, job: Job) -> Typical:
-        """Return the first samples of the first step, or of what is held out where nothing is trained on.
+    def of(cls, job: Job) -> SampleStats:
+        """Return statistics of the first samples of the first step, or of held-out samples without training data.
 
-        One that can't be read is passed over: the step that needs it says so. Where none is left, a sample of text as
-        long as one may be stands for all.
+        A sample that can't be read is skipped: the step that needs it raises. Where none is left, one sample of text
+        of the largest length is assumed.
         """
-        found = [layout for layout in _layouts(job) if layout is not None]
-        if not found:
+        layouts = [layout for layout in _layouts(job) if layout is not None]
+        if not layouts:
             longest = job.settings.data.max_tokens
             return cls(lengths=(longest,), labels=longest, sizes={})
-        labels = sum(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in found)
-        return cls.of_layouts(job, found, labels=labels)
+        labels = sum(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in layouts)
+        return cls.of_layouts(job, layouts, labels=labels)
 
     @classmethod
-    def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout], *, labels: int) -> Typical:
-        """Return what these samples are like, which have so many labels."""
+    def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout], *, labels: int) -> SampleStats:
+        """Return statistics of these samples, which have so many labels."""
         infos = [item.info for layout in layouts for item in layout.items]
         return cls(
             lengths=tuple(len(layout.tokens) for layout in layouts),

@@ -1,10 +1,10 @@
 """What a step of a job costs: measured, where ``schedule.profile`` names a profile, and by formula otherwise.
 
-By formula a computation takes its operations over a speed, a message its bytes over a bandwidth, both those of some
-accelerator. Only their ratios matter to a schedule. What optimizers send over data lanes is counted where they send it
-(`mimo.optimizer.estimates.SentBytes`), as if nothing were computed meanwhile: what is gathered or reduced once a step
-with the reduction, what each pass sends with that pass. Other collectives inside computations, and whatever takes time
-without multiplying, are left out: to know seconds, measure them with ``mimo profile``.
+By formula a computation takes its operations divided by a speed, and a message its bytes divided by a bandwidth; both
+are round figures of an accelerator. Only their ratios matter to a schedule. The bytes that optimizers send over data
+lanes (`mimo.optimizer.estimates.SentBytes`) count as if nothing overlapped them: those of a step with the reduction,
+those of a pass with that pass. Other collectives inside computations, and time that no multiplication takes, are left
+out: to know seconds, measure them with ``mimo profile``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
 from mimo.trainer.cost.profile import read_profile
-from mimo.trainer.cost.sample_stats import Typical
+from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job, JobModule, PartShare
 from mimo.trainer.job.precision import NUMBER_BYTES
 
@@ -60,27 +60,27 @@ def job_costs(job: Job) -> Costs:
 def formula_costs(job: Job) -> Costs:
     """Return what a step takes by formula, of samples like the first ones of the first step."""
     speed = PROCESSOR if job.settings.run.device == "cpu" else ACCELERATOR
-    typical = Typical.of(job)
+    stats = SampleStats.of(job)
     return Costs(
-        stages={stage: _stage(job, stage, typical, speed) for stage in job.graph.stages},
-        message_bytes={edge.name: _message_bytes(job, edge, typical) for edge in job.graph.edges},
+        stages={stage: _stage(job, stage, stats, speed) for stage in job.graph.stages},
+        message_bytes={edge.name: _message_bytes(job, edge, stats) for edge in job.graph.edges},
         link=Link(speed.latency, speed.bandwidth),
     )
 
 
-def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCost:
+def _stage(job: Job, stage: StageId, stats: SampleStats, speed: Speed) -> StageCost:
     module = job.module(stage.module)
     grid = module.grid
-    lane = _share(job, module, typical)
+    lane = _share(job, module, stats)
     seconds = lane / (grid.cp * grid.tp) / speed.operations
     number = NUMBER_BYTES[job.settings.run.precision]
     split = lane * number / (grid.cp * grid.tp)
     copied = lane * number / (grid.cp * (grid.tp if module.sequence_parallel else 1))
-    forward = inputs = weights = repeated = kept = recomputed = operands = 0.0
-    everything, trained = OpCost(), OpCost()
-    for _, work, trains, reached in passed(job, stage, typical):
+    forward = inputs = weights = repeated = saved = recomputed = operands = 0.0
+    total, trained = OpCost(), OpCost()
+    for _, work, trains, reached in op_costs_with_training(job, stage, stats):
         forward += work.forward
-        everything += work
+        total += work
         if trains:
             weights += work.weight_gradient
             operands += work.operands * split
@@ -88,29 +88,29 @@ def _stage(job: Job, stage: StageId, typical: Typical, speed: Speed) -> StageCos
         if reached:
             inputs += work.input_gradient
             repeated += work.repeated
-            kept += work.split * split + work.copied * copied
+            saved += work.split * split + work.copied * copied
             recomputed = max(recomputed, work.recomputed * split)
     if module.divided:
-        kept += rows_ahead(job, stage, typical)
-    sent = _sent(job, module, trained, everything)
+        saved += rows_ahead(job, stage, stats)
+    sent = _sent(job, module, trained, total)
     link = Link(speed.latency, speed.bandwidth)
 
-    def taken(size: float) -> float:
+    def seconds_of(size: float) -> float:
         return link.seconds(size) if size else 0
 
     return StageCost(
-        forward=Seconds(taken(sent.forward), forward * seconds),
-        input_gradient=Seconds(taken(sent.backward), inputs * seconds),
-        weight_gradient=Seconds(taken(sent.adding), weights * seconds),
+        forward=Seconds(seconds_of(sent.forward), forward * seconds),
+        input_gradient=Seconds(seconds_of(sent.backward), inputs * seconds),
+        weight_gradient=Seconds(seconds_of(sent.adding), weights * seconds),
         recompute=Seconds(each=repeated * seconds),
-        reduce=taken(sent.step),
-        activations=round(kept),
+        reduce=seconds_of(sent.step),
+        activations=round(saved),
         recomputed=round(recomputed),
-        weight_inputs=round(min(operands, kept + recomputed)),
+        weight_inputs=round(min(operands, saved + recomputed)),
     )
 
 
-def _sent(job: Job, module: JobModule, trained: OpCost, everything: OpCost) -> SentBytes:
+def _sent(job: Job, module: JobModule, trained: OpCost, total: OpCost) -> SentBytes:
     """Return what a rank sends over the data lanes of a stage, and of its experts over their own."""
     grid, choice = module.grid, module.optimizer
     shard_lanes = job.model_graph.by_name[module.name].shard_lanes
@@ -119,20 +119,20 @@ def _sent(job: Job, module: JobModule, trained: OpCost, everything: OpCost) -> S
     def numbers(of: Callable[[OpCost], int], ranks: int, lanes: int) -> Numbers:
         size = math.gcd(lanes, shard_lanes)
         held = Lanes(size=size, copies=lanes // size)
-        return Numbers(trained=of(trained) / ranks, all=of(everything) / ranks, number_bytes=number_bytes, lanes=held)
+        return Numbers(trained=of(trained) / ranks, all=of(total) / ranks, number_bytes=number_bytes, lanes=held)
 
     dense = numbers(lambda work: work.weights - work.expert_weights, grid.tp, grid.dp * grid.cp)
     experts = numbers(lambda work: work.expert_weights, grid.ep * grid.etp, grid.edp)
-    tell = choice.spec.estimates.sent
-    return tell(dense, choice.config) + tell(experts, choice.config)
+    estimate = choice.spec.estimates.sent
+    return estimate(dense, choice.config) + estimate(experts, choice.config)
 
 
-def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, OpCost, bool, bool]]:
-    """Yield the parts of a stage with what their forward takes, whether they train, and whether a gradient comes by."""
+def op_costs_with_training(job: Job, stage: StageId, stats: SampleStats) -> Iterator[tuple[str, OpCost, bool, bool]]:
+    """Yield each part of a stage with its cost, whether it trains, and whether a gradient passes through it."""
     module = job.module(stage.module)
-    reached = any(edge.gradient for edge in job.graph.inputs(stage))  # whether anything up to here needs a gradient
+    reached = any(edge.gradient for edge in job.graph.inputs(stage))  # something upstream needs a gradient
     shares = module.shares[job.built(stage).stage] if module.shares else None
-    for part, work in works(job, stage, typical).items():
+    for part, work in op_costs(job, stage, stats).items():
         if shares is None:
             trains = module.frozen is not True and (module.frozen is False or part not in module.frozen)
             reached = reached or trains
@@ -144,9 +144,9 @@ def passed(job: Job, stage: StageId, typical: Typical) -> Iterator[tuple[str, Op
 
 
 def _divided(work: OpCost, share: PartShare) -> Iterator[tuple[OpCost, bool]]:
-    """Yield of a part's work that of what is trained and that of what is not, by numbers, and whether it is.
+    """Yield the trained share of a part's cost with True, and the rest with False.
 
-    What LoRA adds is multiplied with as many rows as the part's own weights are on average.
+    LoRA's products are counted with as many rows as the part's own weights have on average.
     """
     own, rows = share.trained, work.weighted / (2.0 * work.weights) if work.weights else 0.0
     weights, experts = round(own * work.weights), round(own * work.expert_weights)
@@ -173,50 +173,54 @@ def _divided(work: OpCost, share: PartShare) -> Iterator[tuple[OpCost, bool]]:
     )
 
 
-def works(job: Job, stage: StageId, typical: Typical) -> Mapping[str, OpCost]:
-    """Return by part, in the order in which data passes them, what a forward of a stage takes over typical samples."""
+def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCost]:
+    """Return what a forward of a stage over the samples costs, by part in the order in which data passes them."""
     module, cut = job.module(stage.module), job.graph.by_name[stage.module]
-    at = job.stage(job.built(stage))
+    plugin_stage = job.stage(job.built(stage))
     if isinstance(module.spec, EncoderSpec):
-        sizes = typical.sizes.get(module.modality, ())
+        sizes = stats.sizes.get(module.modality, ())
         if module.spec.flops is not None:
-            found = module.spec.flops(module.config, job.hidden, at.pipeline, cut.recompute, sizes)
-            return found if module.spec.seam is None or not at.seam else _beside(found, module.spec.seam, at)
-        return _guess(job, module, at, sum(module.spec.rows(module.config, size) for size in sizes))
+            costs = module.spec.flops(module.config, job.hidden, plugin_stage.pipeline, cut.recompute, sizes)
+            return (
+                costs
+                if module.spec.seam is None or not plugin_stage.seam
+                else _own_side(costs, module.spec.seam, plugin_stage)
+            )
+        return _from_shapes(job, module, plugin_stage, sum(module.spec.rows(module.config, size) for size in sizes))
     if module.spec.flops is not None:
-        return module.spec.flops(module.config, at, cut.recompute, typical.lengths, typical.labels)
-    return _guess(job, module, at, sum(typical.lengths))
+        return module.spec.flops(module.config, plugin_stage, cut.recompute, stats.lengths, stats.labels)
+    return _from_shapes(job, module, plugin_stage, sum(stats.lengths))
 
 
-def _beside(found: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Mapping[str, OpCost]:
-    """Return of the work of a pipeline stage what lies on the side of the seam on which a stage does."""
-    return {part: work for part, work in found.items() if (part in seam.parts) == stage.is_projector}
+def _own_side(costs: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Mapping[str, OpCost]:
+    """Return the costs of the parts that lie on the stage's side of the seam."""
+    return {part: work for part, work in costs.items() if (part in seam.parts) == stage.is_projector}
 
 
-def _guess(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, OpCost]:
-    from mimo.trainer.cost.flops_from_shapes import guess_work  # it builds the stranger's module, with torch
+def _from_shapes(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, OpCost]:
+    from mimo.trainer.cost.from_shapes import op_costs_from_shapes  # imports torch
 
-    return guess_work(module, stage, hidden=job.hidden, rows=rows)
+    return op_costs_from_shapes(module, stage, hidden=job.hidden, rows=rows)
 
 
-def _share(job: Job, module: JobModule, typical: Typical) -> float:
-    """Return how much of what the typical samples take a lane takes on, on average, for a microbatch."""
+def _share(job: Job, module: JobModule, stats: SampleStats) -> float:
+    """Return the fraction of the cost of all the samples that one lane has, on average, in a microbatch."""
     samples = job.settings.run.micro_batch * job.language.grid.dp
-    return samples / module.grid.dp / len(typical.lengths)
+    return samples / module.grid.dp / len(stats.lengths)
 
 
-def rows_ahead(job: Job, stage: StageId, typical: Typical) -> float:
-    """Return about how many bytes of a microbatch's rows a rank of a stage keeps for the next step; 0 in its own."""
+def rows_ahead(job: Job, stage: StageId, stats: SampleStats) -> float:
+    """Return about how many bytes of a microbatch's rows a rank holds for the next step; 0 without prefetch."""
     modules, module = job.graph.by_name, job.module(stage.module)
     if not modules[stage.module].prefetch:
         return 0.0
     handed_on = [edge for edge in job.graph.outputs(stage) if not modules[edge.target.module].prefetch]
-    numbers = sum(_rows(job, edge, module, typical) * job.width(edge) for edge in handed_on)
-    share = _share(job, module, typical) / _cuts(module)
+    numbers = sum(_rows(job, edge, module, stats) * job.width(edge) for edge in handed_on)
+    share = _share(job, module, stats) / _cuts(module)
     return numbers * share * NUMBER_BYTES[job.settings.run.precision]
 
 
-def _message_bytes(job: Job, edge: Edge, typical: Typical) -> int:
+def _message_bytes(job: Job, edge: Edge, stats: SampleStats) -> int:
     """Return about how many bytes a microbatch sends along an edge between two ranks; 0 where they are the same."""
     if set(job.graph.stage_ranks(edge.source)) == set(job.graph.stage_ranks(edge.target)):
         return 0
@@ -225,8 +229,8 @@ def _message_bytes(job: Job, edge: Edge, typical: Typical) -> int:
     lanes = max(end.grid.dp for end in ends)
     # Tensor ranks share the sending where they all hold the rows, and so do those that receive.
     cuts = _cuts(source) if source is target else max(end.grid.cp * end.grid.tp for end in ends)
-    samples = job.settings.run.micro_batch * job.language.grid.dp / len(typical.lengths)
-    rows = _rows(job, edge, source, typical) * samples / lanes / cuts
+    samples = job.settings.run.micro_batch * job.language.grid.dp / len(stats.lengths)
+    rows = _rows(job, edge, source, stats) * samples / lanes / cuts
     return round(rows * job.width(edge) * NUMBER_BYTES[job.settings.run.precision])
 
 
@@ -235,10 +239,10 @@ def _cuts(module: JobModule) -> int:
     return module.grid.cp * (module.grid.tp if module.sequence_parallel else 1)
 
 
-def _rows(job: Job, edge: Edge, source: JobModule, typical: Typical) -> int:
+def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
     if isinstance(source.spec, LanguageModelSpec):
-        return sum(typical.lengths)
-    sizes: Sequence[tuple[int, ...]] = typical.sizes.get(source.modality, ())
+        return sum(stats.lengths)
+    sizes: Sequence[tuple[int, ...]] = stats.sizes.get(source.modality, ())
     if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)
     return sum(job.message_rows(edge, size) for size in sizes)

@@ -149,7 +149,7 @@ def _with_stages(module: JobModule, *, hidden: int, divided: bool) -> JobModule:
     if named_by_parts(spec, frozen=frozen, lora=lora):
         trains = tuple(stage_trains(spec, config, stage=stage, frozen=frozen) for stage in stages)
         return attrs.evolve(module, divided=divided, trains=trains)
-    from mimo.trainer.cost.trained_shares import part_shares  # it builds the module, with torch
+    from mimo.trainer.cost.from_shapes import part_shares  # imports torch
 
     shares = tuple(part_shares(module, stage, hidden=hidden) for stage in stages)
     trains = tuple(any(one.trained or one.added for one in parts.values()) for parts in shares)

@@ -18,7 +18,6 @@ from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
 from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microbatches
 from mimo.trainer.config.fields import own_keys
 from mimo.trainer.config.plugin_kinds import Find, find_installed
-from mimo.trainer.config.rerun_settings import check_rerun
 from mimo.trainer.config.settings import (
     LANGUAGE,
     MAX_MODULES,
@@ -36,6 +35,7 @@ from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_
 from mimo.trainer.resolving.load import check_load
 from mimo.trainer.resolving.modules import resolve_module, with_training
 from mimo.trainer.resolving.optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
+from mimo.trainer.resolving.rerun import check_rerun
 
 Purpose = Literal["train", "evaluate", "generate"]
 

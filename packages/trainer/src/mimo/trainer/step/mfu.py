@@ -14,7 +14,7 @@ from mimo.hooks import Flops
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.peak import peak_of
-from mimo.trainer.cost.sample_stats import Typical
+from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
 
 
@@ -40,12 +40,12 @@ class FlopsReport:
             seconds: that the step took.
         """
         layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
-        samples = Typical.of_layouts(self._job, layouts, labels=label_tokens)
+        samples = SampleStats.of_layouts(self._job, layouts, labels=label_tokens)
         return {
             module.name: self._flops(module.name, samples, seconds * len(module.grid.ranks)) for module in self._modules
         }
 
-    def _flops(self, module: str, samples: Typical, seconds: float) -> Flops:
+    def _flops(self, module: str, samples: SampleStats, seconds: float) -> Flops:
         """Return what a module comes to whose ranks have spent so many seconds, all of them together."""
         done = module_operations(self._job, module, samples)
         model = done.forward + done.backward

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from mimo.model import OpCost
-from mimo.trainer.commands.show_work import show_amounts
+from mimo.trainer.commands.show_stats import show_module_stats
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.cost.module_stats import Amounts, amounts
-from mimo.trainer.cost.sample_stats import Typical
-from mimo.trainer.cost.step_cost import works
+from mimo.trainer.cost.module_stats import ModuleStats, module_stats
+from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.step_cost import op_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
 
@@ -34,12 +34,12 @@ def _job(folder: Path, **language: Any) -> Job:
 def test_parts_are_those_of_the_plugin_and_stages_are_summed(tmp_path: Path) -> None:
     """Parameters are counted once; operations are those of the formula, for all eight samples of a step."""
     job = _job(tmp_path)
-    typical = Typical.of(job)
-    found = {one.part: one for one in amounts(job, typical)}
+    samples = SampleStats.of(job)
+    found = {one.part: one for one in module_stats(job, samples)}
     assert list(found) == ["embedding", "layers", "head"]
     assert found["embedding"].parameters == found["embedding"].trained == 300 * 16
     for part, one in found.items():
-        of_stages = [works(job, stage, typical).get(part, OpCost()) for stage in job.graph.stages]
+        of_stages = [op_costs(job, stage, samples).get(part, OpCost()) for stage in job.graph.stages]
         whole = sum(of_stages, OpCost())
         assert one.forward == pytest.approx(whole.forward)
         assert one.backward == pytest.approx(whole.input_gradient + whole.weight_gradient)
@@ -51,7 +51,7 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
     """Though two stages hold them."""
     config = {"hidden": 16, "layers": 2, "heads": 2, "intermediate": 24, "vocabulary": 300}
     tied, untied = (
-        sum(one.parameters for one in amounts(job, Typical.of(job)))
+        sum(one.parameters for one in module_stats(job, SampleStats.of(job)))
         for job in (_job(tmp_path, config={**config, "tied": tied}) for tied in (True, False))
     )
     assert untied - tied == 300 * 16
@@ -60,19 +60,19 @@ def test_tied_embeddings_are_counted_once(tmp_path: Path) -> None:
 def test_what_is_frozen_has_no_backward(tmp_path: Path) -> None:
     """Nothing before the first part that trains; no weight gradients of a frozen part behind it; layers repeated."""
     job = _job(tmp_path, frozen=["embedding", "head"], recompute="full")
-    found = {one.part: one for one in amounts(job, Typical.of(job))}
+    found = {one.part: one for one in module_stats(job, SampleStats.of(job))}
     assert [one.trained for one in found.values()] == [0, found["layers"].parameters, 0]
     assert found["embedding"].backward == 0
     assert found["head"].backward == found["head"].forward > 0
     assert found["layers"].repeated == found["layers"].forward > 0
 
 
-def test_table_of_amounts() -> None:
+def test_table_of_module_stats() -> None:
     """A line for each part, in units of 10^12 operations, and their sum."""
     console = Console(file=io.StringIO(), width=120)
-    some = Amounts(module="eye", part="encoder", parameters=1500, trained=1000, forward=2.5e12, backward=5e12)
-    more = Amounts(module="language", part="layers", parameters=500, trained=500, forward=1e12, repeated=1e11)
-    console.print(show_amounts([some, more]))
+    some = ModuleStats(module="eye", part="encoder", parameters=1500, trained=1000, forward=2.5e12, backward=5e12)
+    more = ModuleStats(module="language", part="layers", parameters=500, trained=500, forward=1e12, repeated=1e11)
+    console.print(show_module_stats([some, more]))
     lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert lines == [
         ["module", "part", "parameters", "trained", "forward", "backward", "once", "more"],
