@@ -27,7 +27,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import local, read_hf
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.generation import Engine, generate, prompt_of
+from mimo.trainer.generation import Trainer, generate, prompt_of
 from mimo.trainer.resolving.resolve import resolve
 
 VOCABULARY = 8192
@@ -63,24 +63,24 @@ def make(hidden: int, layers: int) -> Ways:
     model: Any = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight[KNOWN - 1] = 0  # so that nothing ends early
-    engine = ours(model)
+    trainer = ours(model)
     text = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz ", k=PROMPT))
-    prompt, ids = prompt_of(engine.job, text), torch.tensor([list(text.encode())])
+    prompt, ids = prompt_of(trainer.job, text), torch.tensor([list(text.encode())])
     others = list(range(KNOWN, VOCABULARY))
 
     def theirs() -> str:
         given: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "suppress_tokens": others}
         found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, **given)
-        return engine.job.tokenizer.decode(found[0, PROMPT:].tolist())
+        return trainer.job.tokenizer.decode(found[0, PROMPT:].tolist())
 
     return Ways(
-        remembering=lambda: generate(engine, prompt, max_tokens=TOKENS),
-        rereading=lambda: generate(engine, prompt, max_tokens=TOKENS, remembers=False),
+        remembering=lambda: generate(trainer, prompt, max_tokens=TOKENS),
+        rereading=lambda: generate(trainer, prompt, max_tokens=TOKENS, remembers=False),
         theirs=theirs,
     )
 
 
-def ours(model: Any) -> Engine:
+def ours(model: Any) -> Trainer:
     """Return our decoder with a model's settings and weights, as `mimo generate` has it."""
     family = next(family for family in DECODER.hf if family.model_type == "llama")
     settings = family.settings(model.config.to_dict())
@@ -97,12 +97,12 @@ def ours(model: Any) -> Engine:
         "tokenizer": {"plugin": "byte"},
         "modules": {"language": {"plugin": "decoder", "ranks": "0", "config": settings}},
     }
-    engine = Engine(resolve(make_settings(table), purpose="generate"), rank=0, device=torch.device("cpu"))
-    (part,) = engine.model.parts_of("language")
+    trainer = Trainer(resolve(make_settings(table), purpose="generate"), rank=0, device=torch.device("cpu"))
+    (part,) = trainer.model.parts_of("language")
     with torch.no_grad():
         for name, value in plain.state_dict().items():
             local(part.parameters[f"language.{name}"]).copy_(value)
-    return engine
+    return trainer
 
 
 def turns(ways: Ways, rounds: int, clock: Callable[[], float]) -> Iterator[tuple[float, float, float]]:

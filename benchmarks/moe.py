@@ -24,7 +24,7 @@ from _text import WORDS, find
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 WARM_UP = 3
 STEPS = 2
@@ -66,12 +66,12 @@ def job(name: str) -> Job:
 
 def measure(rank: int, rounds: int) -> Times:
     """Return the times of all cases, the same on both ranks."""
-    engines = {name: Engine(job(name), rank=rank, device=torch.device("cpu")) for name in CASES}
+    trainers = {name: Trainer(job(name), rank=rank, device=torch.device("cpu")) for name in CASES}
     done = dict.fromkeys(CASES, 0)
 
     def run(name: str, steps: int) -> None:
         for step in range(done[name] + 1, done[name] + steps + 1):
-            engines[name].train(step)
+            trainers[name].train(step)
         done[name] += steps
 
     times: Times = {name: [] for name in CASES}

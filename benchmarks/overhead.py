@@ -25,7 +25,7 @@ from mimo.model import EncoderSpec
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 WARM_UP = 3
 
@@ -81,13 +81,13 @@ CASES = {
 
 def measure_ours(case: Case, rank: int) -> float:
     """Return this rank's CPU seconds over the measured steps."""
-    engine = Engine(case.job(), rank=rank, device=torch.device("cpu"))
+    trainer = Trainer(case.job(), rank=rank, device=torch.device("cpu"))
     for step in range(1, WARM_UP + 1):
-        engine.train(step)
+        trainer.train(step)
     dist.barrier()
     start = time.process_time()
     for step in range(WARM_UP + 1, WARM_UP + case.steps + 1):
-        engine.train(step)
+        trainer.train(step)
     return time.process_time() - start
 
 

@@ -33,7 +33,7 @@ from mimo.schedule.runtime import Record
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 MODES = ("optimizer", "gradients", "full")
 WAYS = {
@@ -83,7 +83,7 @@ class Trained:
     """A case as it is being trained on this rank."""
 
     def __init__(self, case: Case, rank: int) -> None:
-        self._engine = Engine(job(*case), rank=rank, device=torch.device("cpu"))
+        self._trainer = Trainer(job(*case), rank=rank, device=torch.device("cpu"))
         self._done = 0
         self.shares: list[float] = []
 
@@ -93,7 +93,7 @@ class Trained:
             self._done += 1
             record = Record()
             began = time.perf_counter()
-            self._engine.update(self._done, self._engine.accumulate(self._done, record))
+            self._trainer.update(self._done, self._trainer.accumulate(self._done, record))
             took = time.perf_counter() - began
             reduced = [one.ended - one.began for one in record.moments if one.action.kind == "reduce"]
             self.shares.append(sum(reduced) / took)
@@ -101,14 +101,14 @@ class Trained:
     def outcome(self) -> dict[str, Tensor]:
         """Take a step; return this rank's pieces of its gradients, and of the parameters after it."""
         self._done += 1
-        tally = self._engine.accumulate(self._done)
+        tally = self._trainer.accumulate(self._done)
         found = {}
-        for module in self._engine.optimizer.modules.values():
+        for module in self._trainer.optimizer.modules.values():
             for name, parameter in module.part.parameters.items():
                 assert parameter.grad is not None
                 found[f"gradient of {name}"] = _piece(parameter.grad).clone()
-        self._engine.update(self._done, tally)
-        for weights in self._engine.optimizer.weights().values():
+        self._trainer.update(self._done, tally)
+        for weights in self._trainer.optimizer.weights().values():
             found |= {name: _piece(weight.detach()).clone() for name, weight in weights.items()}
         return found
 

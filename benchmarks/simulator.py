@@ -40,7 +40,7 @@ from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.run.profiling import measure_job, samples
 from mimo.trainer.step.build import Assembly
 from mimo.trainer.step.programs import Program
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 WARM_UP = 3
 PROFILES = {"compute": 3, "sleep": 1}
@@ -285,15 +285,15 @@ def stretched(costs: Costs) -> Costs:
     )
 
 
-def prepare(case: Case, rank: int) -> tuple[Engine, Costs]:
+def prepare(case: Case, rank: int) -> tuple[Trainer, Costs]:
     """Return what runs a case, and what it costs."""
     job = case.job()
     place = ProcessInfo(rank=rank, world=job.world, local_rank=rank, device="cpu")
     measured = measure_job(job, place).costs(job.settings.run.micro_batch).trained(job.graph)
     if case.ran == "compute":
-        return Engine(job, rank=rank, device=torch.device("cpu")), measured
+        return Trainer(job, rank=rank, device=torch.device("cpu")), measured
     costs = stretched(measured)
-    return Engine(job, rank=rank, device=torch.device("cpu"), assembly=sleeping(costs)), costs
+    return Trainer(job, rank=rank, device=torch.device("cpu"), assembly=sleeping(costs)), costs
 
 
 def measure(case: Case, rank: int, rounds: int) -> list[tuple[float, list[float]]]:
@@ -303,14 +303,14 @@ def measure(case: Case, rank: int, rounds: int) -> list[tuple[float, list[float]
 
 def measure_once(case: Case, rank: int, rounds: int) -> tuple[float, list[float]]:
     """Measure what things cost, and then steps."""
-    engine, costs = prepare(case, rank)
-    job = engine.job
+    trainer, costs = prepare(case, rank)
+    job = trainer.job
     data = samples(job, job.settings.run.micro_batch)
     found = []
     for step in range(WARM_UP + rounds):
         record = Record()
         dist.barrier()
-        engine.measure(job.plan, data, record, first=not step)
+        trainer.measure(job.plan, data, record, first=not step)
         # One clock for all processes of a machine. A rank without a module began when it ended.
         ends = torch.tensor([-record.began, record.ended], dtype=torch.float64)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)

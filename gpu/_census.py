@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mimo.launch import ProcessInfo
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 STEPS, TINY_STEPS, BEFORE = 10, 2, 2
 _NEEDLE = "called a synchronizing CUDA operation"
@@ -150,12 +150,12 @@ def test(case: Case) -> Found:
 
 def _count(case: Case, settings: Table, steps: int, place: ProcessInfo) -> Counter[str]:
     settings["run"]["steps"] = BEFORE + steps
-    engine = Engine(make_job(settings), rank=0, device=case.device, objects=place.objects)
+    trainer = Trainer(make_job(settings), rank=0, device=case.device, objects=place.objects)
     for step in range(1, BEFORE + 1):
-        engine.train(step)
+        trainer.train(step)
     with census(case) as counter:
         for step in range(BEFORE + 1, BEFORE + steps + 1):
-            engine.train(step)
+            trainer.train(step)
     return counter
 
 

@@ -31,7 +31,7 @@ from mimo.launch import ProcessInfo
 from mimo.launch.runtime import Terms, launch, start_method
 from mimo.trainer.resume.attempt import note_failure
 from mimo.trainer.run.train import train
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 STEPS, STRUCK, SAVED = 5, 3, 2
 RANK, WORLD = 1, 4
@@ -60,14 +60,14 @@ def strike(how: str) -> None:
 def train_struck(settings: Table, how: str, place: ProcessInfo) -> None:
     """Train as a rank of `mimo train`; one rank is struck before a step, none where ``how`` is empty."""
     plain_arithmetic()
-    step = Engine.train
+    step = Trainer.train
 
-    def struck(engine: Engine, number: int) -> StepInfo:
+    def struck(trainer: Trainer, number: int) -> StepInfo:
         if how and (place.rank, number) == (RANK, STRUCK):
             strike(how)
-        return step(engine, number)
+        return step(trainer, number)
 
-    with mock.patch.object(Engine, "train", struck):
+    with mock.patch.object(Trainer, "train", struck):
         train(make_job(settings), place)
 
 

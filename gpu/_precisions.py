@@ -14,7 +14,7 @@ from test_oracle import on
 from test_precision import Ran, in_precision, train
 
 from mimo.launch import ProcessInfo
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 STEPS, TINY_STEPS = 50, 6
 MEAN, WORST, EVALUATION = 0.01, 0.05, 0.02
@@ -38,7 +38,7 @@ def test(case: Case) -> Found:
 
 
 def _trained(case: Case, settings: Table, steps: int, place: ProcessInfo) -> Ran:
-    return train(Engine(make_job(settings), rank=0, device=case.device, objects=place.objects), 1, steps)
+    return train(Trainer(make_job(settings), rank=0, device=case.device, objects=place.objects), 1, steps)
 
 
 def _compare(case: Case, single: Ran, half: Ran) -> Found:

@@ -31,7 +31,7 @@ from mimo.testing import Pool
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.generation import Sampling, generate, open_checkpoint, prompt_of
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 TEXT = "w1 <image> w3 w4 <image> w5"
 TOKENS = 24
@@ -64,12 +64,12 @@ def write(rank: int, settings: Table, *, strange: bool = False, remembers: bool 
     pictures = [job.train.raw(sample, 0) for sample in range(24) if job.train.infos(sample)][:2]
     if strange:
         job = forgetful(settings)
-    engine, prompt = Engine(job, rank=rank, device=CPU), prompt_of(job, TEXT, {"image": pictures})
+    trainer, prompt = Trainer(job, rank=rank, device=CPU), prompt_of(job, TEXT, {"image": pictures})
     written = []
     for sampling in (Sampling(), DRAWN):
         pieces: list[str] = []
         written.append(
-            generate(engine, prompt, max_tokens=TOKENS, sampling=sampling, told=pieces.append, remembers=remembers)
+            generate(trainer, prompt, max_tokens=TOKENS, sampling=sampling, told=pieces.append, remembers=remembers)
         )
         assert "".join(pieces) == written[-1]
         assert len(pieces) == len(written[-1].split())  # each is told by itself
@@ -127,7 +127,7 @@ def run_long(_rank: int) -> None:
     settings = settings_for("decoder")
     settings["data"]["max_tokens"] = 6
     job = make_job(settings)
-    found = generate(Engine(job, rank=0, device=CPU), prompt_of(job, "w1 w2 w3 w4 w5"), max_tokens=12, sampling=DRAWN)
+    found = generate(Trainer(job, rank=0, device=CPU), prompt_of(job, "w1 w2 w3 w4 w5"), max_tokens=12, sampling=DRAWN)
     assert len(found.split()) == 12
 
 
@@ -141,20 +141,20 @@ def run_mixed(_rank: int) -> None:
     settings = table({"vision": on(0, 0), "audio": on(0, 0), "language": on(0, 0)})
     settings["modules"]["audio"] = {"plugin": "whisper", "config": SMALL, **on(0, 0)}
     job = make_job(settings)
-    engine = Engine(job, rank=0, device=CPU)
+    trainer = Trainer(job, rank=0, device=CPU)
     picture = Image.linear_gradient("L").resize((6, 8))
     clip = (np.sin(np.arange(1600, dtype=np.float32)), 16_000)
     items: dict[str, list[Any]] = {"image": [picture], "audio": [clip]}
     texts = ["<image> w1 <audio>", "<audio> w1 <image>"]
-    found = [generate(engine, prompt_of(job, text, items), max_tokens=9, sampling=DRAWN) for text in texts]
+    found = [generate(trainer, prompt_of(job, text, items), max_tokens=9, sampling=DRAWN) for text in texts]
     assert found[0] != found[1]
-    assert generate(engine, prompt_of(job, "", items), max_tokens=9)
+    assert generate(trainer, prompt_of(job, "", items), max_tokens=9)
     for text, told in {
         "w1 <image>": r"the prompt: expected one <audio> in the text for each item of --audio, got 0 for 1 item",
         "<image> <image> <audio>": r"the prompt: expected one <image> in the text for each item .* got 2 for 1 item",
     }.items():
         with pytest.raises(ConfigError, match=told):
-            generate(engine, prompt_of(job, text, items), max_tokens=9)
+            generate(trainer, prompt_of(job, text, items), max_tokens=9)
     with pytest.raises(ConfigError, match=r"--audio: expected what encoder 'whisper' can read, got .*: a waveform"):
         prompt_of(job, "<audio>", {"audio": [(np.full(3, np.nan)[:0], 16_000)]})
     with pytest.raises(
@@ -163,7 +163,7 @@ def run_mixed(_rank: int) -> None:
         prompt_of(job, "<film>", {"film": [picture]})
     broken = prompt_of(job, "<audio>", {"audio": [(np.full(900, np.nan, dtype=np.float32), 16_000)]})
     with pytest.raises(ConfigError, match=r"--audio: expected what .*: the mean of its channels at frame 0 is nan"):
-        generate(engine, broken, max_tokens=9)
+        generate(trainer, broken, max_tokens=9)
 
 
 def test_pictures_and_clips_stand_in_any_order(pool: Pool) -> None:
@@ -172,10 +172,10 @@ def test_pictures_and_clips_stand_in_any_order(pool: Pool) -> None:
 
 
 def run_elsewhere(rank: int, modules: Modules) -> str:
-    """Return why an engine that is laid out otherwise does not write."""
+    """Return why a trainer that is laid out otherwise does not write."""
     job = make_job(table(modules, microbatches=2))
     with pytest.raises(ConfigError) as caught:
-        generate(Engine(job, rank=rank, device=CPU), prompt_of(job, "w1"), max_tokens=1)
+        generate(Trainer(job, rank=rank, device=CPU), prompt_of(job, "w1"), max_tokens=1)
     return str(caught.value)
 
 
@@ -195,9 +195,9 @@ def test_other_layouts_are_refused(modules: Modules, text: str, pool: Pool) -> N
 
 def write_checkpoint(rank: int, folder: str, tp: int) -> list[str]:
     """Return what a checkpoint writes greedily after a text, with what it remembers and without."""
-    engine = open_checkpoint(Path(folder), rank=rank, tp=tp)
-    prompt = prompt_of(engine.job, "to be")
-    return [generate(engine, prompt, max_tokens=TOKENS, remembers=remembers) for remembers in (True, False)]
+    trainer = open_checkpoint(Path(folder), rank=rank, tp=tp)
+    prompt = prompt_of(trainer.job, "to be")
+    return [generate(trainer, prompt, max_tokens=TOKENS, remembers=remembers) for remembers in (True, False)]
 
 
 @pytest.mark.parametrize(("family", "further"), [("llama", 1), ("nemotron_h", 0)])

@@ -27,7 +27,7 @@ from mimo.trainer.resume.compatibility import check_source
 from mimo.trainer.resume.load import resume
 from mimo.trainer.resume.resume_point import find_source, share_source
 from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 QUIET_STEPS = 6
 """Before the first flip, so that passes have a past."""
@@ -107,22 +107,22 @@ def spots(graph: ModuleGraph, count: int, seed: int) -> list[Spot]:
 
 def run_with_flips(rank: int, settings: Table, bits: Bits, count: int, seed: int) -> list[Flip]:
     """Train until all bits have flipped, and return those of this rank, in the order of steps."""
-    engine, _ = _begin(rank, settings)
+    trainer, _ = _begin(rank, settings)
     flipper = _Flipper(bits, random.Random(f"{seed} {rank}"))
-    drawn = spots(engine.job.graph, count, seed)
-    for stage, part in engine.model.parts.items():
+    drawn = spots(trainer.job.graph, count, seed)
+    for stage, part in trainer.model.parts.items():
         part.module.register_forward_pre_hook(flipper.before)
         part.module.register_forward_hook(flipper.after(stage))
     here = {spot.step: spot for spot in drawn if spot.rank == rank}
     for step in range(1, drawn[-1].step + 1):
         flipper.begin(here.get(step))
-        engine.train(step)
+        trainer.train(step)
     return flipper.flips
 
 
 def run_with_a_number(rank: int, settings: Table, stage: StageId, step: int, value: float) -> None:
     """Train until a step in which a number of what a stage makes is another, in its first run only."""
-    engine, _ = _begin(rank, settings)
+    trainer, _ = _begin(rank, settings)
     due = [False]
 
     def hook(_module: torch.nn.Module, _args: Any, rows: Tensor) -> Tensor:
@@ -133,32 +133,32 @@ def run_with_a_number(rank: int, settings: Table, stage: StageId, step: int, val
         changed.detach().view(-1)[0] = value
         return changed
 
-    (part,) = (part for part in engine.model.parts.values() if part.id == stage)
+    (part,) = (part for part in trainer.model.parts.values() if part.id == stage)
     part.module.register_forward_hook(hook)
     for number in range(1, step + 1):
         due[0] = number == step
-        engine.train(number)
+        trainer.train(number)
 
 
 def run_clean(rank: int, settings: Table, first: int, last: int) -> float:
     """Train steps of a run, going on with what it has saved if they are not its first; return the last loss."""
-    engine, machine = _begin(rank, settings)
+    trainer, machine = _begin(rank, settings)
     if first > 1:
-        source = share_source(find_source(engine.job.settings))
+        source = share_source(find_source(trainer.job.settings))
         assert source is not None
-        check_source(engine.job, source)
+        check_source(trainer.job, source)
         machine.expect(source.manifest, source.folder)
-        resume(engine, [machine], source)
+        resume(trainer, [machine], source)
         assert source.first_step == first
-    losses = [engine.train(step).loss for step in range(first, last + 1)]
-    save_step(engine, [machine], last)
+    losses = [trainer.train(step).loss for step in range(first, last + 1)]
+    save_step(trainer, [machine], last)
     return losses[-1]
 
 
-def _begin(rank: int, settings: Table) -> tuple[Engine, RerunStateMachine]:
+def _begin(rank: int, settings: Table) -> tuple[Trainer, RerunStateMachine]:
     job = make_job(settings)
     machine = RerunStateMachine(job, ProcessInfo(rank=rank, world=job.world, local_rank=rank))
-    return Engine(job, rank=rank, device=CPU, machine=machine), machine
+    return Trainer(job, rank=rank, device=CPU, machine=machine), machine
 
 
 class _Flipper:

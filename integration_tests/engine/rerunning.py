@@ -30,7 +30,7 @@ from mimo.trainer.resume.compatibility import check_source
 from mimo.trainer.resume.load import resume
 from mimo.trainer.resume.resume_point import find_source, share_source
 from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
 @attrs.frozen(kw_only=True)
@@ -65,25 +65,25 @@ def attempt(rank: int, settings: Table, changed: bool = False) -> Ended:  # noqa
         assert job.train is not None
         job = attrs.evolve(job, train=_Changed(job.train))
     machine = RerunStateMachine(job, ProcessInfo(rank=rank, world=job.world, local_rank=rank))
-    engine = Engine(job, rank=rank, device=CPU, machine=machine)
+    trainer = Trainer(job, rank=rank, device=CPU, machine=machine)
     source = share_source(find_source(job.settings))
     if source is not None:
         check_source(job, source)
         machine.expect(source.manifest, source.folder)
-        resume(engine, [machine], source)
-    machine.save = partial(save_step, engine, [machine])
+        resume(trainer, [machine], source)
+    machine.save = partial(save_step, trainer, [machine])
     counted = _count_collectives()
     infos: list[StepInfo] = []
     code, text = 0, ""
     try:
-        infos.extend(map(engine.train, range(1 if source is None else source.first_step, job.settings.run.steps + 1)))
+        infos.extend(map(trainer.train, range(1 if source is None else source.first_step, job.settings.run.steps + 1)))
     except (RestartNeededError, ResultRejectedError) as error:
         code, text = error.exit_code, str(error)
     return Ended(
         code=code,
         text=text,
         steps=[(info.loss, info.grad_norm, info.skipped) for info in infos],
-        held=_digest(engine),
+        held=_digest(trainer),
         collectives=len(counted),
     )
 
@@ -162,9 +162,9 @@ def _counting(call: Any, name: str, counted: list[str]) -> Any:
     return counting
 
 
-def _digest(engine: Engine) -> str:
+def _digest(trainer: Trainer) -> str:
     found = hashlib.blake2b(digest_size=8)
-    for tree in (engine.model_state(), engine.optimizer.state()):
+    for tree in (trainer.model_state(), trainer.optimizer.state()):
         for part in tree.values():
             for name, value in part.items():
                 if isinstance(value, Tensor):

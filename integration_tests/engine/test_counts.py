@@ -12,7 +12,7 @@ from tables import Table, alone, table
 
 from mimo.hooks import EvaluationInfo, StepInfo
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 EXPERTS = {"experts": 4, "expert_intermediate": 16, "dense_layers": 1, "balance_loss": 0.1, "z_loss": 0.1}
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -30,8 +30,8 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def run(rank: int, settings: Table) -> tuple[StepInfo, EvaluationInfo | None, list[Any]]:
     """Take a step and evaluate; return what is told of both, and what this rank judged."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    return engine.train(1), engine.evaluate(1), engine.written
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    return trainer.train(1), trainer.evaluate(1), trainer.written
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

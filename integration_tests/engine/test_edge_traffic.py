@@ -15,7 +15,7 @@ from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
 from mimo.trainer.commands.show import show_job
 from mimo.trainer.step.traffic import expect_traffic
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -42,10 +42,10 @@ def ask(modules: Mapping[str, Mapping[str, Any]], *, edges: bool = True) -> Tabl
 
 def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
     """Take two steps with an evaluation between them; return what each tells of edges."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    first = engine.train(1).edges
-    engine.evaluate(1)
-    return [first, engine.train(2).edges]
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    first = trainer.train(1).edges
+    trainer.evaluate(1)
+    return [first, trainer.train(2).edges]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

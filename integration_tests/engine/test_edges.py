@@ -26,7 +26,7 @@ from mimo.trainer.resume.compatibility import check_source
 from mimo.trainer.resume.resume_point import Source, step_folder
 from mimo.trainer.resume.save import save_step
 from mimo.trainer.run.tasks import evaluate_checkpoint
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
@@ -60,7 +60,7 @@ def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
         )
 
     job = resolve(make_settings(table(modules, microbatches=2)), find=find_mean)
-    return Engine(job, rank=rank, device=CPU).train(1).loss
+    return Trainer(job, rank=rank, device=CPU).train(1).loss
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -87,11 +87,11 @@ def run_clash(_rank: int, directory: str) -> None:
 
     settings = table(ALONE)
     settings["run"]["directory"] = directory
-    engine = Engine(make_job(settings), rank=0, device=CPU)
+    trainer = Trainer(make_job(settings), rank=0, device=CPU)
     text = "expected a name without dots that no module and nothing of ours has"
     for name in ("vision", "vision.more"):
         with pytest.raises(PluginError, match=f"state '{name}': {text}"):
-            save_step(engine, [Part(name)], 1)
+            save_step(trainer, [Part(name)], 1)
 
 
 def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path, pool: Pool) -> None:
@@ -111,12 +111,12 @@ def run_long_prompt(_rank: int) -> None:
     settings = table(ALONE)
     settings["data"]["max_tokens"] = 6
     job = make_job(settings)
-    engine = Engine(job, rank=0, device=CPU)
+    trainer = Trainer(job, rank=0, device=CPU)
     with pytest.raises(ConfigError, match=r"the prompt: expected at most data\.max_tokens = 6 tokens, .* got more"):
-        generate(engine, prompt_of(job, "w1 w2 w3 w4 w5 w6 w7"), max_tokens=2)
+        generate(trainer, prompt_of(job, "w1 w2 w3 w4 w5 w6 w7"), max_tokens=2)
     with pytest.raises(ConfigError, match=r"the prompt: .* got none"):
-        generate(engine, prompt_of(job, ""), max_tokens=2)
-    assert len(generate(engine, prompt_of(job, "w1 w2"), max_tokens=2).split()) <= 2
+        generate(trainer, prompt_of(job, ""), max_tokens=2)
+    assert len(generate(trainer, prompt_of(job, "w1 w2"), max_tokens=2).split()) <= 2
 
 
 def test_a_prompt_that_does_not_fit_is_refused(pool: Pool) -> None:

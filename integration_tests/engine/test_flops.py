@@ -15,7 +15,7 @@ from tables import Table, alone, table
 from mimo.data import NO_LABEL, StepSampler
 from mimo.hooks import Flops
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 WIDTH, LAYERS, INNER = 24, 3, 37
 """Of both models."""
@@ -74,9 +74,9 @@ def settings_of(modules: Mapping[str, Mapping[str, Any]], recompute: str = "none
 
 def train(rank: int, settings: Table) -> tuple[float, Mapping[str, Flops]]:
     """Take a step, and return how long it took and what is told of its arithmetic, alike after an evaluation."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    engine.evaluate(0)
-    info = engine.train(1)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    trainer.evaluate(0)
+    info = trainer.train(1)
     return info.seconds, info.flops
 
 

@@ -268,8 +268,8 @@ class Lone:
 
 def save_lone(rank: int, settings: Table) -> None:
     """Save a run with such a part."""
-    engine, _ = begin(rank, settings)
-    save_step(engine, [Lone(rank)], SAVED)
+    trainer, _ = begin(rank, settings)
+    save_step(trainer, [Lone(rank)], SAVED)
 
 
 def load_lone(rank: int, settings: Table, directory: str) -> bool:

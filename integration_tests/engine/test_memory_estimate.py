@@ -29,7 +29,7 @@ from mimo.trainer.commands.show_memory import show_memory
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.memory import Memory, estimate_memory
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 from mimo_optimizer_distributed._fsdp import Group
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
@@ -46,12 +46,12 @@ class Watch:
     A message that is on its way counts as what it will be, not as what carries it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         found = gc.get_objects()
         self._fsdp = [one for one in found if isinstance(one, FSDPParamGroup)]
         self._groups = [one for one in found if isinstance(one, Group)]
         self._parameters = [
-            one for module in engine.optimizer.modules.values() for one in module.part.parameters.values()
+            one for module in trainer.optimizer.modules.values() for one in module.part.parameters.values()
         ]
         self.gathered = self.gradients = 0
 
@@ -91,14 +91,14 @@ class Watch:
         self.look()
 
 
-def watched(engine: Engine) -> tuple[Watch, ExitStack]:
+def watched(trainer: Trainer) -> tuple[Watch, ExitStack]:
     """Return a watch over all computations of a rank, and what ends it."""
-    watch, patches = Watch(engine), ExitStack()
+    watch, patches = Watch(trainer), ExitStack()
 
     def around(inner: Any) -> Any:
         return lambda *given, **named: watch.bounds(inner(*given, **named))
 
-    for program in engine.programs:
+    for program in trainer.programs:
         for name in ("computing", "adding"):
             patches.enter_context(patch.object(program, name, around(getattr(program, name))))
     for name in ("gather", "wait"):
@@ -110,15 +110,15 @@ def measure(rank: int, settings: Table) -> tuple[Memory, Memory]:
     """Do a step; return what the rank was said to hold, and what it held."""
     job = make_job(settings)
     told = estimate_memory(job).get(rank, Memory())
-    engine = Engine(job, rank=rank, device=CPU)
-    watch, patches = watched(engine)
+    trainer = Trainer(job, rank=rank, device=CPU)
+    watch, patches = watched(trainer)
     with patches:
-        tally = engine.accumulate(1)
+        tally = trainer.accumulate(1)
         watch.look()
-    engine.update(1, tally)
-    weights = size_of(value for held in engine.optimizer.weights().values() for value in held.values())
+    trainer.update(1, tally)
+    weights = size_of(value for held in trainer.optimizer.weights().values() for value in held.values())
     state = host = 0
-    for module in engine.optimizer.modules.values():
+    for module in trainer.optimizer.modules.values():
         for one in (stepper.optimizer for stepper in module.steppers):
             if isinstance(one, HybridDeviceOptimizer):
                 state, host = state + one.held.device, host + one.held.host

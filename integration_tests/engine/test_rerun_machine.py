@@ -159,7 +159,7 @@ def test_how_far_two_numbers_are_apart(one: float, other: float, expected: float
 
 
 class Scripted:
-    """An engine of one rank whose steps come to what is written down, one run after the other."""
+    """A trainer of one rank whose steps come to what is written down, one run after the other."""
 
     def __init__(self, job: Job, results: list[Proposed]) -> None:
         self.job, self.rank, self.device, self.model = job, 0, CPU, nn.Linear(1, 1)
@@ -216,7 +216,9 @@ PASS_STORIES: Mapping[str, tuple[Mapping[str, Any], list[tuple[float, float]], l
 def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], bool, int]:
     """Run a story; return the verdicts, whether it went on, and how many runs were left."""
     rerun, values, *_ = PASS_STORIES[story]
-    rerunner, machine, engine = _rerunner(plain, directory, rerun, [result(loss, passes=size) for loss, size in values])
+    rerunner, machine, trainer = _rerunner(
+        plain, directory, rerun, [result(loss, passes=size) for loss, size in values]
+    )
     for _ in range(5):
         machine.accept(result(1.0, passes=1.0))
     went_on = True
@@ -226,7 +228,7 @@ def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], boo
         went_on = False
     path = directory / RERUN_FILE
     told = [json.loads(line)["verdict"] for line in path.read_text().splitlines()] if path.exists() else []
-    return told, went_on, len(engine.results)
+    return told, went_on, len(trainer.results)
 
 
 def _rerunner(
@@ -239,10 +241,10 @@ def _rerunner(
         rerun=RerunSettings(mode="validate", spike_steps=1, **rerun),
     )
     job = attrs.evolve(plain, settings=settings)
-    machine, engine = RerunStateMachine(job, ALONE), Scripted(job, results)
+    machine, trainer = RerunStateMachine(job, ALONE), Scripted(job, results)
     machine.save = lambda _step: None
     witness = Witness(microbatches=1, injector=machine.injector)
-    return Rerunner(machine, cast("Any", engine), witness), machine, engine
+    return Rerunner(machine, cast("Any", trainer), witness), machine, trainer
 
 
 def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
@@ -256,7 +258,7 @@ def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_rank
 def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
     """Run a story; return the verdict, the loss that is stepped by, and how many runs were left."""
     rerun, losses, *_ = STORIES[story]
-    rerunner, machine, engine = _rerunner(plain, directory, rerun, [*map(result, losses)])
+    rerunner, machine, trainer = _rerunner(plain, directory, rerun, [*map(result, losses)])
     machine.accept(result(1.0))
     saved: list[int] = []
     machine.save = saved.append
@@ -267,7 +269,7 @@ def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
         assert saved == [4]
         assert machine.waiting is not None
         assert machine.waiting.ranks == (0,)
-    return json.loads((directory / RERUN_FILE).read_text())["verdict"], loss, len(engine.results)
+    return json.loads((directory / RERUN_FILE).read_text())["verdict"], loss, len(trainer.results)
 
 
 def alone(job: Job) -> Job:

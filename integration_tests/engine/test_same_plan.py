@@ -10,7 +10,7 @@ from test_oracle import on
 
 from mimo.hooks import PlanError
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
 def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
@@ -22,7 +22,7 @@ def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
         if which == "evaluation_plan":  # orders of forwards alone may be the same
             job = attrs.evolve(job, evaluation_plan=attrs.evolve(job.evaluation_plan, schedule="other"))
     with pytest.raises(PlanError) as told:
-        Engine(job, rank=rank, device=CPU)
+        Trainer(job, rank=rank, device=CPU)
     return str(told.value)
 
 

@@ -19,7 +19,7 @@ from mimo.hooks import DataError
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import launch
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 MODULES = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 1, "pp": 3}}
 BOTH = (
@@ -78,32 +78,32 @@ class Unreadable(Longer):
         return self.inner.tokens(sample)
 
 
-def swapped(rank: int, *, step: int, wrong: int = 1) -> Engine:
-    """Return this rank's engine; that of rank ``wrong`` takes sample 95 as the third of ``step``."""
-    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+def swapped(rank: int, *, step: int, wrong: int = 1) -> Trainer:
+    """Return this rank's trainer; that of rank ``wrong`` takes sample 95 as the third of ``step``."""
+    trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
     if rank == wrong:
-        engine._sampler = Swapped(engine._sampler, step=step, at=2, other=95)  # type: ignore[assignment]
-    return engine
+        trainer._sampler = Swapped(trainer._sampler, step=step, at=2, other=95)  # type: ignore[assignment]
+    return trainer
 
 
 def run_steps(rank: int) -> list[str]:
-    """Return what each of three engines says that differ at the first step, at the second, and in one sample's text."""
+    """Return the errors of three trainers whose samples differ: at step 1, at step 2, and in the text of one sample."""
     found = []
     with pytest.raises(DataError) as raised:
         swapped(rank, step=1).train(1)
     found.append(str(raised.value))
-    engine = swapped(rank, step=2)
-    engine.train(1)
+    trainer = swapped(rank, step=2)
+    trainer.train(1)
     with pytest.raises(DataError) as raised:
-        engine.train(2)
+        trainer.train(2)
     found.append(str(raised.value))
-    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
-    sample = engine._sampler.samples(1)[5]  # type: ignore[union-attr]
+    trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    sample = trainer._sampler.samples(1)[5]  # type: ignore[union-attr]
     if rank == 1:
-        assert engine.job.train is not None
-        engine.job = attrs.evolve(engine.job, train=Longer(engine.job.train, sample))
+        assert trainer.job.train is not None
+        trainer.job = attrs.evolve(trainer.job, train=Longer(trainer.job.train, sample))
     with pytest.raises(DataError) as raised:
-        engine.train(1)
+        trainer.train(1)
     return [*found, str(raised.value)]
 
 
@@ -128,15 +128,15 @@ class Shorter(Longer):
 def run_unreadable(rank: int) -> None:
     """Train where one sample of the second step cannot be read, on one rank or on all."""
     for ranks in ((0, 1, 2, 3), (2,)):
-        engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+        trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
         if rank in ranks:
-            assert engine.job.train is not None
-            sample = engine._sampler.samples(2)[0]  # type: ignore[union-attr]
-            engine.job = attrs.evolve(engine.job, train=Unreadable(engine.job.train, sample))
-        assert math.isfinite(engine.train(1).loss)
+            assert trainer.job.train is not None
+            sample = trainer._sampler.samples(2)[0]  # type: ignore[union-attr]
+            trainer.job = attrs.evolve(trainer.job, train=Unreadable(trainer.job.train, sample))
+        assert math.isfinite(trainer.train(1).loss)
         if rank in ranks:
             with pytest.raises(DataError, match="line 7"):
-                engine.train(2)
+                trainer.train(2)
 
 
 def test_what_cannot_be_read_ends_the_step_that_needs_it(pool: Pool) -> None:
@@ -146,13 +146,13 @@ def test_what_cannot_be_read_ends_the_step_that_needs_it(pool: Pool) -> None:
 
 def run_evaluation(rank: int) -> None:
     """Evaluate where one rank's held-out data is another."""
-    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
-    assert engine.evaluate(1) is not None
+    trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    assert trainer.evaluate(1) is not None
     if rank == 3:
-        assert engine.job.evaluation is not None
-        engine.job = attrs.evolve(engine.job, evaluation=Longer(engine.job.evaluation, 27))
+        assert trainer.job.evaluation is not None
+        trainer.job = attrs.evolve(trainer.job, evaluation=Longer(trainer.job.evaluation, 27))
     with pytest.raises(DataError, match=r"evaluation from sample 24 on, edge language\.1-2: expected the same samples"):
-        engine.evaluate(1)
+        trainer.evaluate(1)
 
 
 def test_evaluation_looks_too(pool: Pool) -> None:
@@ -162,13 +162,13 @@ def test_evaluation_looks_too(pool: Pool) -> None:
 
 def run_short_evaluation(rank: int, length: int) -> None:
     """Evaluate where one rank holds fewer samples."""
-    engine = Engine(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+    trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
     if rank == 3:
-        assert engine.job.evaluation is not None
-        engine.job = attrs.evolve(engine.job, evaluation=Shorter(engine.job.evaluation, length))
+        assert trainer.job.evaluation is not None
+        trainer.job = attrs.evolve(trainer.job, evaluation=Shorter(trainer.job.evaluation, length))
     told = rf"^evaluation: expected equally many .* got {HELD_OUT} on rank 0, and {length} on"
     with pytest.raises(DataError, match=told):
-        engine.evaluate(1)
+        trainer.evaluate(1)
 
 
 @pytest.mark.parametrize("length", [HELD_OUT - 1, 24, 0])
@@ -180,9 +180,9 @@ def test_evaluation_counts_samples_first(length: int, pool: Pool) -> None:
 def train_swapped(place: ProcessInfo) -> None:
     """Train two steps as one rank of a launched run, of which rank 2 differs at the second."""
     torch.set_num_threads(1)
-    engine = swapped(place.rank, step=2, wrong=2)
-    engine.train(1)
-    engine.train(2)
+    trainer = swapped(place.rank, step=2, wrong=2)
+    trainer.train(1)
+    trainer.train(2)
 
 
 def test_every_rank_stops_with_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:

@@ -20,17 +20,17 @@ from mimo.trainer.report.metrics import Metrics
 from mimo.trainer.resume.load import resume
 from mimo.trainer.resume.resume_point import Source, step_folder
 from mimo.trainer.resume.save import Saving
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
 
-def make_engine(directory: str, progress: Heartbeat | None = None, **checkpoint: Any) -> Engine:
+def make_trainer(directory: str, progress: Heartbeat | None = None, **checkpoint: Any) -> Trainer:
     """Make a small model on one rank, with settings of ``[checkpoint]``."""
     settings = table(ALONE)
     settings["run"]["directory"] = directory
     settings["checkpoint"] = checkpoint
-    return Engine(make_job(settings), rank=0, device=CPU, progress=progress)
+    return Trainer(make_job(settings), rank=0, device=CPU, progress=progress)
 
 
 def run_skip(_rank: int, directory: str) -> list[str]:
@@ -50,7 +50,7 @@ def run_skip(_rank: int, directory: str) -> list[str]:
         assert opened.wait(60)
         real(file)
 
-    saving = Saving(make_engine(directory, asynchronous=True, when_busy="skip"), [], tell)
+    saving = Saving(make_trainer(directory, asynchronous=True, when_busy="skip"), [], tell)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         saving.save(1)
@@ -82,13 +82,13 @@ def test_a_checkpoint_that_is_left_out_is_told(tmp_path: Path, pool: Pool) -> No
 def run_and_count(_rank: int, directory: str) -> list[int]:
     """Save and load, and return how often each said that it goes on."""
     progress, found = Heartbeat(), []
-    engine = make_engine(directory, progress)
-    saving = Saving(engine, [], lambda *_: None)
+    trainer = make_trainer(directory, progress)
+    saving = Saving(trainer, [], lambda *_: None)
     before = progress.changes
     saving.save(1, now=True)
     found.append(progress.changes - before)
     before = progress.changes
-    resume(engine, [], Source.of(step_folder(Path(directory)), LoadSettings()))
+    resume(trainer, [], Source.of(step_folder(Path(directory)), LoadSettings()))
     found.append(progress.changes - before)
     saving.close()
     return found

@@ -14,7 +14,7 @@ from tables import table
 from mimo.model.runtime import LanguageBatch
 from mimo.testing import Pool
 from mimo.topology import context_spans
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "vision": {"ranks": [0]},
@@ -37,7 +37,7 @@ class Seen:
 
 def look(rank: int, modules: Mapping[str, Mapping[str, Any]], blind: int | None = None) -> Seen:
     """Run a step in two microbatches; rank ``blind`` is shown neither tokens nor placeholders nor labels."""
-    engine = Engine(make_job(table(modules, microbatches=2)), rank=rank, device=CPU)
+    trainer = Trainer(make_job(table(modules, microbatches=2)), rank=rank, device=CPU)
     calls: list[tuple[list[int], bool, set[str]]] = []
 
     def note(_module: Any, given: tuple[LanguageBatch, Mapping[str, Any], Any]) -> Any:
@@ -48,12 +48,12 @@ def look(rank: int, modules: Mapping[str, Mapping[str, Any]], blind: int | None 
             batch = attrs.evolve(batch, tokens=nothing, labels=nothing, placeholders={})
         return batch, rows, hidden
 
-    for part in engine.model.parts_of("language"):
+    for part in trainer.model.parts_of("language"):
         part.module.register_forward_pre_hook(note)
-    data = engine._cut(1)
-    loss = engine.accumulate(1).loss
+    data = trainer._cut(1)
+    loss = trainer.accumulate(1).loss
     return Seen(
-        parameters=set(engine.model.parameters_by_name),
+        parameters=set(trainer.model.parameters_by_name),
         calls=calls,
         loss=loss,
         lengths=[tuple(len(layout.tokens) for layout in batch.layouts) for batch in data.microbatches],

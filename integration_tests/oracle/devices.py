@@ -22,7 +22,7 @@ from mimo.model.layers import norms
 from mimo.model.parallel import context, tensor
 from mimo.schedule.runtime import channel
 from mimo.topology import meshes
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 from mimo_optimizer_distributed import _scatter
 
 BRANCHES: Mapping[Any, Mapping[str, Any]] = {
@@ -52,13 +52,13 @@ def run_as_on_devices(rank: int, settings: Table) -> Outcome:
         assert answers.keys() <= vars(module).keys(), module
         vars(module).update(answers)
     meetings = meet_at_first_use()
-    accumulate = Engine.accumulate
+    accumulate = Trainer.accumulate
 
-    def begin(engine: Engine, step: int) -> Any:
+    def begin(trainer: Trainer, step: int) -> Any:
         meetings.is_over = True
-        return accumulate(engine, step)
+        return accumulate(trainer, step)
 
-    setattr(Engine, "accumulate", begin)  # noqa: B010 -- mypy forbids it
+    setattr(Trainer, "accumulate", begin)  # noqa: B010 -- mypy forbids it
     _run_backward_in_threads()
     _refuse_pickles()
     return run_layout(rank, settings)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo.hooks import ConfigError
 from mimo.testing import Pool as Workers
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 from mimo_optimizer_hybrid._memory import Pool
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
@@ -99,17 +99,17 @@ def test_chunks_of_a_rank_are_held_together(schedule: str, way: tuple[object, st
 
 def steps_of(rank: int, settings: Table, steps: int) -> tuple[list[float], dict[str, torch.Tensor], bool]:
     """Train; return losses and norms, all weights and moments, and whether memory is as promised and overlaps."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     told, fine = list[float](), True
     for step in range(1, steps + 1):
-        info = engine.train(step)
+        info = trainer.train(step)
         told += [info.loss, info.grad_norm]
         held = info.optimizer_bytes.values()
         fine &= all((one.host, one.device) == (one.host_promised, one.device_promised) for one in held)
         fine &= len(held) == (2 if settings["optimizer"]["plugin"] == "hybrid" else 0)
-    optimizers = [one.optimizer for module in engine.optimizer.modules.values() for one in module.steppers]
-    state: dict[str, Any] = dict(engine.model_state())
-    state |= {f"optimizer.{name}": tree for name, tree in engine.optimizer.state().items()}
+    optimizers = [one.optimizer for module in trainer.optimizer.modules.values() for one in module.steppers]
+    state: dict[str, Any] = dict(trainer.model_state())
+    state |= {f"optimizer.{name}": tree for name, tree in trainer.optimizer.state().items()}
     values = {f"{module}.{name}": value for module, tree in state.items() for name, value in tree.items()}
     fine &= all(one.overlaps for one in optimizers if isinstance(one, HybridDeviceOptimizer))
     plain = {name: (v.to_local() if isinstance(v, DTensor) else v).clone() for name, v in values.items()}
@@ -148,14 +148,14 @@ def test_ranks_without_the_plugin_agree_with_those_that_have_it(fraction: object
 
 def bytes_of(rank: int, settings: Table) -> int:
     """Return what the optimizers of the language model hold in host memory on all its ranks."""
-    return Engine(make_job(settings), rank=rank, device=CPU).train(1).optimizer_bytes["language"].host
+    return Trainer(make_job(settings), rank=rank, device=CPU).train(1).optimizer_bytes["language"].host
 
 
 def refusal(rank: int, settings: Table, free: int) -> str:
     """Return why a rank is refused of which the machine has so many bytes."""
     with patch("mimo_optimizer_hybrid._agreement.pools", lambda: [Pool(key=1, free=free)]):
         try:
-            Engine(make_job(settings), rank=rank, device=CPU)
+            Trainer(make_job(settings), rank=rank, device=CPU)
         except ConfigError as error:
             return str(error)
     return ""

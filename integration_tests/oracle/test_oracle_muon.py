@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 SAME_GRADIENTS = 1e-5
 """Of an update, relative to its norm, in the first step."""
@@ -78,25 +78,25 @@ def whole(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
-def trained(engine: Engine) -> dict[str, nn.Parameter]:
+def trained(trainer: Trainer) -> dict[str, nn.Parameter]:
     """Return what the optimizer steps on this rank, by full name."""
-    modules = engine.optimizer.modules.values()
+    modules = trainer.optimizer.modules.values()
     return {name: value for module in modules for name, value in module.part.parameters.items()}
 
 
 def run_layout(rank: int, settings: Table, gradients: Mapping[str, Tensor]) -> Outcome:
     """Train on this rank as `mimo train` does, but for gradients that are given for the first step."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     losses, updates = [], []
     for step in range(1, STEPS + 1):
-        before = {name: Piece.of(value) for name, value in trained(engine).items()} if step <= COMPARED else {}
-        tally = engine.accumulate(step)
+        before = {name: Piece.of(value) for name, value in trained(trainer).items()} if step <= COMPARED else {}
+        tally = trainer.accumulate(step)
         if step == 1:
-            for name, value in trained(engine).items():
+            for name, value in trained(trainer).items():
                 give(value, gradients[name])
-        losses.append(engine.update(step, tally).loss)
+        losses.append(trainer.update(step, tally).loss)
         if step <= COMPARED:
-            after = {name: Piece.of(value) for name, value in trained(engine).items()}
+            after = {name: Piece.of(value) for name, value in trained(trainer).items()}
             updates.append(
                 {name: attrs.evolve(piece, values=piece.values - before[name].values) for name, piece in after.items()}
             )
@@ -118,13 +118,15 @@ def give(parameter: Tensor, gradient: Tensor) -> None:
 
 def run_torch(_rank: int, settings: Table) -> Truth:
     """Train one process with all the samples at once, and step what it had in the beginning by torch's optimizers."""
-    engine = Engine(make_job(settings), rank=0, device=CPU)
-    followers = {name: Follower.of(name, whole(value), settings) for name, value in trained(engine).items()}
+    trainer = Trainer(make_job(settings), rank=0, device=CPU)
+    followers = {name: Follower.of(name, whole(value), settings) for name, value in trained(trainer).items()}
     losses, updates, gradients = [], [], []
     for step in range(1, STEPS + 1):
-        tally = engine.accumulate(step)
-        gradients.append({name: whole(value.grad) for name, value in trained(engine).items() if value.grad is not None})
-        stepped = engine.update(step, tally)
+        tally = trainer.accumulate(step)
+        gradients.append(
+            {name: whole(value.grad) for name, value in trained(trainer).items() if value.grad is not None}
+        )
+        stepped = trainer.update(step, tally)
         losses.append(stepped.loss)
         scale = 1 / stepped.agreed.label_tokens
         updates.append(

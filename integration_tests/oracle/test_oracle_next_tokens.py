@@ -20,7 +20,7 @@ from test_oracle_mamba import CONFIG as HYBRID
 from test_resume import settings_of as saving
 
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 SEED = 85
 """With which every row's choice of experts is clear, see `oracle.GAP`."""
@@ -127,13 +127,13 @@ def test_memory_is_told(plugin: str, tied: bool, pool: Pool) -> None:
 
 def losses_of(rank: int, settings: Table) -> list[float]:
     """Return the loss and the further one of two steps, with an evaluation between."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     found = []
     for step in (1, 2):
-        info = engine.train(step)
+        info = trainer.train(step)
         assert info.losses.keys() == {"next_tokens"}
         found += [info.loss, info.losses["next_tokens"]]
-        evaluation = engine.evaluate(step)
+        evaluation = trainer.evaluate(step)
         assert evaluation is not None
         found.append(evaluation.loss)
     return found

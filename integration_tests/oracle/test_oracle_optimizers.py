@@ -16,7 +16,7 @@ from test_oracle import CLEAR_SEEDS, SP, Modules, on
 
 from mimo.hooks import StepInfo
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 CLIP = 0.05
 """Below the norms of all clip groups here."""
@@ -156,7 +156,7 @@ def test_a_run_resumes_in_another_layout(rules: str, pool: Pool, tmp_path: Path)
 
 def train_one_step(rank: int, settings: Table) -> StepInfo:
     """Return what a step came to."""
-    return Engine(make_job(settings), rank=rank, device=CPU).train(1)
+    return Trainer(make_job(settings), rank=rank, device=CPU).train(1)
 
 
 def test_metrics_tell_norms_of_named_groups_and_zero_gradients(pool: Pool) -> None:

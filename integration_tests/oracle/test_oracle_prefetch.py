@@ -21,7 +21,7 @@ from test_same_samples import Longer, Swapped, Unreadable
 from mimo.hooks import DataError
 from mimo.schedule.runtime import Record
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 LAYOUTS: dict[str, Modules] = {
     "alone": {"vision": on(0, 0), "language": on(0, 0)},
@@ -84,10 +84,10 @@ def test_stopping_or_evaluating_in_between_changes_no_bit(layout: str, tmp_path:
 
 def run_counted(rank: int, settings: Table) -> list[Mapping[str, int]]:
     """Return the rows of each module that each of three steps tells of, with an evaluation in between."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    rows = [engine.train(1).rows]
-    engine.evaluate(1)
-    return [*rows, engine.train(2).rows, engine.train(3).rows]
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    rows = [trainer.train(1).rows]
+    trainer.evaluate(1)
+    return [*rows, trainer.train(2).rows, trainer.train(3).rows]
 
 
 @pytest.mark.parametrize("layout", ["disjoint, lanes 2 to 3", "vision cp3 pp2, language cp2 dp2, overlapping"])
@@ -104,11 +104,11 @@ def test_rows_count_for_the_step_that_uses_them(layout: str, pool: Pool) -> None
 
 def run_recorded(rank: int, settings: Table) -> list[Record]:
     """Return what this rank took down of each of three steps."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     records = []
     for step in (1, 2, 3):
         records.append(Record())
-        engine.update(step, engine.accumulate(step, records[-1]))
+        trainer.update(step, trainer.accumulate(step, records[-1]))
     return records
 
 
@@ -143,17 +143,17 @@ def run_torn(rank: int, settings: Table, step: int, *, everywhere: bool = True) 
 
     It is torn ``everywhere``, or on the machine of rank 0 alone.
     """
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    assert engine.job.train is not None
-    samples = engine._sampler.samples(step)  # type: ignore[union-attr]
-    torn = next(sample for sample in samples if engine.job.train.infos(sample))
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    assert trainer.job.train is not None
+    samples = trainer._sampler.samples(step)  # type: ignore[union-attr]
+    torn = next(sample for sample in samples if trainer.job.train.infos(sample))
     if everywhere or rank == 0:
-        engine.job = attrs.evolve(engine.job, train=Torn(engine.job.train, torn))
-    losses = [engine.train(before).loss for before in range(1, step)]
+        trainer.job = attrs.evolve(trainer.job, train=Torn(trainer.job.train, torn))
+    losses = [trainer.train(before).loss for before in range(1, step)]
     if rank > 0:  # which waits for rank 0 in vain, as without prefetch
         return losses, ""
     with pytest.raises(DataError) as raised:
-        engine.train(step)
+        trainer.train(step)
     return losses, str(raised.value)
 
 
@@ -186,17 +186,17 @@ def test_no_rank_waits_for_one_that_cannot_decode(layout: str, pool: Pool) -> No
 
 def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:
     """Train up to a step whose samples differ on one rank or have a bad line on all; return what this rank says."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    assert engine.job.train is not None
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    assert trainer.job.train is not None
     if how == "unreadable":
-        sample = engine._sampler.samples(step)[0]  # type: ignore[union-attr]
-        engine.job = attrs.evolve(engine.job, train=Unreadable(engine.job.train, sample))
+        sample = trainer._sampler.samples(step)[0]  # type: ignore[union-attr]
+        trainer.job = attrs.evolve(trainer.job, train=Unreadable(trainer.job.train, sample))
     elif rank == 1:
-        engine._sampler = Swapped(engine._sampler, step=step, at=2, other=95)  # type: ignore[assignment]
+        trainer._sampler = Swapped(trainer._sampler, step=step, at=2, other=95)  # type: ignore[assignment]
     for before in range(1, step):
-        assert math.isfinite(engine.train(before).loss)
+        assert math.isfinite(trainer.train(before).loss)
     with pytest.raises(DataError) as raised:
-        engine.train(step)
+        trainer.train(step)
     return str(raised.value)
 
 

@@ -23,7 +23,7 @@ from test_rerun import STEP, check_same, settings_of
 
 from mimo.testing import Pool
 from mimo.trainer.cost.memory import estimate_memory
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 LAYOUTS: dict[str, Modules] = {name: modules for name, modules in AHEAD.items() if name != "two encoders, both ahead"}
 
@@ -176,9 +176,11 @@ def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: st
 def run_held(rank: int, settings: Table) -> tuple[int, int]:
     """Return the bytes that this rank keeps from the first of three steps to the second, and what was estimated."""
     job = make_job(settings)
-    engine = Engine(job, rank=rank, device=CPU)
-    engine.train(1)
-    kept = {rows.untyped_storage().data_ptr(): rows.untyped_storage() for rows in engine._training._made_ahead.values()}
+    trainer = Trainer(job, rank=rank, device=CPU)
+    trainer.train(1)
+    kept = {
+        rows.untyped_storage().data_ptr(): rows.untyped_storage() for rows in trainer._training._made_ahead.values()
+    }
     return sum(storage.nbytes() for storage in kept.values()), estimate_memory(job)[rank].ahead
 
 

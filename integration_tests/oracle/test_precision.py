@@ -32,7 +32,7 @@ from mimo.trainer.decoding.prompt import prompt_of
 from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.resume.resume_point import step_folder
 from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 SHARDS = ("optimizer", "gradients", "full")
 NEAR = 1e-2
@@ -71,32 +71,32 @@ def in_precision(settings: Table, precision: str, *, shard: str = "optimizer", *
     return found
 
 
-def held(engine: Engine) -> dict[str, Piece]:
+def held(trainer: Trainer) -> dict[str, Piece]:
     """Return a copy of what this rank holds of all weights and moments."""
-    states = {f"optimizer.{module}": tree for module, tree in engine.optimizer.state().items()}
-    trees: dict[str, Mapping[str, Any]] = {**engine.model_state(), **states}
+    states = {f"optimizer.{module}": tree for module, tree in trainer.optimizer.state().items()}
+    trees: dict[str, Mapping[str, Any]] = {**trainer.model_state(), **states}
     values = {f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()}
     return {name: Piece.of(value) for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def train(engine: Engine, first: int, last: int) -> Ran:
+def train(trainer: Trainer, first: int, last: int) -> Ran:
     """Train as `mimo train` does, and evaluate."""
-    steps = [engine.train(step) for step in range(first, last + 1)]
-    evaluation = engine.evaluate(last)
+    steps = [trainer.train(step) for step in range(first, last + 1)]
+    evaluation = trainer.evaluate(last)
     assert evaluation is not None
-    return Ran(steps=steps, held=held(engine), evaluated=evaluation.loss)
+    return Ran(steps=steps, held=held(trainer), evaluated=evaluation.loss)
 
 
 def run_steps(rank: int, settings: Table, last: int = STEPS) -> Ran:
     """Train the first steps."""
-    return train(Engine(make_job(settings), rank=rank, device=CPU), 1, last)
+    return train(Trainer(make_job(settings), rank=rank, device=CPU), 1, last)
 
 
 def run_and_save(rank: int, settings: Table) -> Ran:
     """Train the first steps and save the last of them."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    ran = train(engine, 1, STEPS)
-    save_step(engine, [], STEPS)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    ran = train(trainer, 1, STEPS)
+    save_step(trainer, [], STEPS)
     return ran
 
 
@@ -199,8 +199,8 @@ def run_strange(rank: int, settings: Table) -> list[float]:
         plain = attrs.evolve(found, build=build, rows=lambda *_: 1, grid=None, parts={}, stages=None, tensor=None)
         return attrs.evolve(plain, context=None, recompute={}, flops=None)
 
-    engine = Engine(resolve(make_settings(settings), find=find_strange), rank=rank, device=CPU)
-    return [engine.train(step).loss for step in range(1, STEPS + 1)]
+    trainer = Trainer(resolve(make_settings(settings), find=find_strange), rank=rank, device=CPU)
+    return [trainer.train(step).loss for step in range(1, STEPS + 1)]
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "full"])
@@ -215,7 +215,7 @@ def test_bf16_reaches_an_encoder_that_knows_nothing_of_it(shard: str, pool: Pool
 def run_prompt(_rank: int, settings: Table) -> str:
     """Write on from a prompt."""
     job = make_job(settings)
-    return generate(Engine(job, rank=0, device=CPU), prompt_of(job, "w1 w2"), max_tokens=2)
+    return generate(Trainer(job, rank=0, device=CPU), prompt_of(job, "w1 w2"), max_tokens=2)
 
 
 def test_one_process_writes_in_bf16(pool: Pool) -> None:
@@ -235,11 +235,11 @@ def test_fp16_losses_are_near_one_process_and_the_scale_is_told(pool: Pool) -> N
 
 def run_until_taken(rank: int, settings: Table) -> list[StepInfo]:
     """Train until a step is taken, and one step more."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    steps = [engine.train(1)]
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    steps = [trainer.train(1)]
     while steps[-1].skipped:
-        steps.append(engine.train(len(steps) + 1))
-    return [*steps, engine.train(len(steps) + 1)]
+        steps.append(trainer.train(len(steps) + 1))
+    return [*steps, trainer.train(len(steps) + 1)]
 
 
 def test_fp16_finds_its_scale(pool: Pool) -> None:
@@ -256,24 +256,24 @@ def test_fp16_finds_its_scale(pool: Pool) -> None:
 
 def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo], bool, bool]:
     """Train a step, one with a gradient that is not finite on one rank of the encoder, and another; compare weights."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
-    steps = [engine.train(1)]
-    before = held(engine)
-    tally = engine.accumulate(2)
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    steps = [trainer.train(1)]
+    before = held(trainer)
+    tally = trainer.accumulate(2)
     if rank == broken:
         parameter = next(
-            value for value in engine.optimizer.modules["vision"].part.parameters.values() if value.grad is not None
+            value for value in trainer.optimizer.modules["vision"].part.parameters.values() if value.grad is not None
         )
         gradient = parameter.grad
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         assert local is not None
         local.view(-1)[:1] = math.nan
-    stepped = engine.update(2, tally)
-    after = held(engine)
+    stepped = trainer.update(2, tally)
+    after = held(trainer)
     same = before.keys() == after.keys() and all(
         np.array_equal(piece.values, after[name].values) for name, piece in before.items()
     )
-    steps.append(engine.train(3))
+    steps.append(trainer.train(3))
     assert stepped.loss_scale is not None
     return steps, stepped.skipped, same
 
@@ -315,8 +315,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Callable[[str
 
 def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Piece], float, Ran]:
     """Load a run directory and go on; return what is held at first, what the loss is multiplied by, and the rest."""
-    engine, _ = begin(rank, settings, load)
-    return held(engine), engine.optimizer.loss_scale, train(engine, STEPS + 1, 2 * STEPS)
+    trainer, _ = begin(rank, settings, load)
+    return held(trainer), trainer.optimizer.loss_scale, train(trainer, STEPS + 1, 2 * STEPS)
 
 
 @pytest.mark.parametrize(("before", "after"), [("bf16", "fp16"), ("fp16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32")])

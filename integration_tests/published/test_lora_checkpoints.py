@@ -29,7 +29,7 @@ from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.resume.chain import links_of, load_links
 from mimo.trainer.resume.compatibility import check_source
 from mimo.trainer.resume.resume_point import find_source
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 DECODERS: Mapping[str, Any] = {
     "vocabulary": VOCABULARY,
@@ -104,9 +104,9 @@ def test_weights_stay_to_the_bit_and_lora_begins_new(plain: Path, told: tuple[Pa
 def evaluated(_rank: int, folder: str) -> float:
     """Evaluate a step's folder as `mimo evaluate` does."""
     settings = settings_of(Path(folder), (), "evaluate")
-    engine = Engine(resolve(settings, purpose="evaluate", find=find), rank=0, device=CPU)
-    load_links(links_of(Path(folder)), engine.model_state(), rename={})
-    found = engine.evaluate(0)
+    trainer = Trainer(resolve(settings, purpose="evaluate", find=find), rank=0, device=CPU)
+    load_links(links_of(Path(folder)), trainer.model_state(), rename={})
+    found = trainer.evaluate(0)
     assert found is not None
     return found.loss
 

@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from truth import Truth, read_truth, run_plain, write_truth
 
 from mimo.testing import Pool, made_once
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 GAP = 1e-5
 """Least distance between the last expert that a row chose and the first that it did not, for a case with experts to be
@@ -103,24 +103,24 @@ def run_layout(
     rank: int, settings: Table, *, device: torch.device = CPU, objects: ProcessGroup | None = None
 ) -> Outcome:
     """Train on this rank as `mimo train` does."""
-    engine = Engine(make_job(settings), rank=rank, device=device, objects=objects)
+    trainer = Trainer(make_job(settings), rank=rank, device=device, objects=objects)
     losses, norms, gradients = [], [], {}
     for step in range(1, STEPS + 1):
-        tally = engine.accumulate(step)
+        tally = trainer.accumulate(step)
         if step == 1:
             summed = {
                 name: Piece.of(value.grad)
-                for module in engine.optimizer.modules.values()
+                for module in trainer.optimizer.modules.values()
                 for name, value in module.part.parameters.items()
                 if value.grad is not None
             }
-        stepped = engine.update(step, tally)
+        stepped = trainer.update(step, tally)
         if step == 1:
             tokens = stepped.agreed.label_tokens
             gradients = {name: attrs.evolve(piece, values=piece.values / tokens) for name, piece in summed.items()}
         losses.append(stepped.loss)
         norms.append(stepped.norm)
-    held = {name: value for weights in engine.optimizer.weights().values() for name, value in weights.items()}
+    held = {name: value for weights in trainer.optimizer.weights().values() for name, value in weights.items()}
     weights = {name: Piece.of(value) for name, value in held.items()}
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=weights)
 

@@ -22,24 +22,24 @@ from mimo.trainer.resume.compatibility import check_source
 from mimo.trainer.resume.load import resume
 from mimo.trainer.resume.resume_point import find_source, share_source
 from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Piece]]
 
 
-def begin(rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[Stateful] = ()) -> tuple[Engine, str]:
-    """Make a rank's engine as `mimo train` does, and load what settings name, or a run directory if one is given.
+def begin(rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[Stateful] = ()) -> tuple[Trainer, str]:
+    """Make a rank's trainer as `mimo train` does, and load what settings name, or a run directory if one is given.
 
     Returns:
-        The engine, and what is told of what was loaded.
+        The trainer, and what is told of what was loaded.
     """
     job = make_job({**settings, "checkpoint": {"load": load}} if load else settings)
-    engine = Engine(job, rank=rank, device=CPU)
+    trainer = Trainer(job, rank=rank, device=CPU)
     source = share_source(find_source(job.settings))
     if source is None:
-        return engine, ""
+        return trainer, ""
     check_source(job, source)
-    return engine, resume(engine, parts, source)
+    return trainer, resume(trainer, parts, source)
 
 
 def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
@@ -59,8 +59,8 @@ def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
 
 def evaluation_loss(rank: int, settings: dict[str, Any]) -> float:
     """Evaluate what nobody has trained, as `mimo evaluate` does, and return the loss."""
-    engine = Engine(resolve(make_settings(settings), purpose="evaluate", find=find), rank=rank, device=CPU)
-    found = engine.evaluate(0)
+    trainer = Trainer(resolve(make_settings(settings), purpose="evaluate", find=find), rank=rank, device=CPU)
+    found = trainer.evaluate(0)
     assert found is not None
     return found.loss
 
@@ -82,18 +82,18 @@ def run_steps(
     Returns:
         Loss, gradient norm and learning rate of each step, and what this rank holds of each weight and moment.
     """
-    engine, _ = begin(rank, settings, load)
+    trainer, _ = begin(rank, settings, load)
     infos = []
     for step in range(first, last + 1):
-        infos.append(engine.train(step))
+        infos.append(trainer.train(step))
         if evaluate:
-            assert engine.evaluate(step) is not None
+            assert trainer.evaluate(step) is not None
         if step == save:
-            save_step(engine, [], step)
-    moments: dict[str, Any] = {f"optimizer.{name}": tree for name, tree in engine.optimizer.state().items()}
+            save_step(trainer, [], step)
+    moments: dict[str, Any] = {f"optimizer.{name}": tree for name, tree in trainer.optimizer.state().items()}
     state: dict[str, Any] = {
         f"{module}.{name}": value
-        for module, tree in {**engine.model_state(), **moments}.items()
+        for module, tree in {**trainer.model_state(), **moments}.items()
         for name, value in tree.items()
     }
     held = {name: Piece.of(value) for name, value in state.items()}
@@ -211,16 +211,16 @@ def go_on(rank: int, settings: dict[str, Any], first: int, last: int, *, save: b
     """Load what settings name, and train steps ``first`` to ``last``; save the last if asked."""
     state, generators = Draws("state"), Draws("generators")
     parts = (state, Generators(generators))
-    engine, told = begin(rank, settings, parts=parts)
-    began = everything(engine)
-    infos = [engine.train(step) for step in range(first, last + 1)]
+    trainer, told = begin(rank, settings, parts=parts)
+    began = everything(trainer)
+    infos = [trainer.train(step) for step in range(first, last + 1)]
     drawn = (state.draw(), generators.draw())
     if save:
-        save_step(engine, parts, last)
+        save_step(trainer, parts, last)
     return WentOn(
         told=told,
         began=began,
-        ended=everything(engine),
+        ended=everything(trainer),
         losses=[info.loss for info in infos],
         rates=[info.lr for info in infos],
         drawn=drawn,
@@ -228,12 +228,12 @@ def go_on(rank: int, settings: dict[str, Any], first: int, last: int, *, save: b
 
 
 def train_from(rank: int, settings: dict[str, Any], weights: Mapping[str, Tensor], steps: Sequence[int]) -> list[float]:
-    """Put weights into the engine of a new run on one rank by hand, train some steps, and return their losses."""
-    engine = Engine(make_job(settings), rank=rank, device=CPU)
+    """Put weights into the trainer of a new run on one rank by hand, train some steps, and return their losses."""
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     with torch.no_grad():
-        for name, parameter in (pair for held in engine.optimizer.weights().values() for pair in held.items()):
+        for name, parameter in (pair for held in trainer.optimizer.weights().values() for pair in held.items()):
             _local(parameter).copy_(weights[name])
-    return [engine.train(step).loss for step in steps]
+    return [trainer.train(step).loss for step in steps]
 
 
 def go_on_and_save(rank: int, settings: dict[str, Any], first: int, last: int) -> WentOn:
@@ -241,10 +241,10 @@ def go_on_and_save(rank: int, settings: dict[str, Any], first: int, last: int) -
     return go_on(rank, settings, first, last, save=True)
 
 
-def everything(engine: Engine) -> dict[str, Tensor]:
+def everything(trainer: Trainer) -> dict[str, Tensor]:
     """Return copies of what this rank holds of weights and moments, by the names that a checkpoint has for them."""
-    states = {f"optimizer.{module}": tree for module, tree in engine.optimizer.state().items()}
-    trees: dict[str, Any] = {**engine.model_state(), **states}
+    states = {f"optimizer.{module}": tree for module, tree in trainer.optimizer.state().items()}
+    trees: dict[str, Any] = {**trainer.model_state(), **states}
     return {
         f"{first}.{name}": _local(value).detach().clone()
         for first, tree in trees.items()

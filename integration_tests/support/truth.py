@@ -26,7 +26,7 @@ from mimo.model.runtime import Choices, Router, build_part, local
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.step import build as _assembly
 from mimo.trainer.step.programs import language_batch
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
 @attrs.frozen(kw_only=True)
@@ -81,8 +81,8 @@ def run_plain(
     """
     job = make_job(settings)
     with mock.patch.object(_assembly, "build_part", partial(build_part, dtype=dtype)):
-        engine = Engine(job, rank=0, device=device)  # builds the modules; nothing else of it is used
-    parts = {part.name: part for part in engine.model.parts.values()}
+        trainer = Trainer(job, rank=0, device=device)  # builds the modules; nothing else of it is used
+    parts = {part.name: part for part in trainer.model.parts.values()}
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
     if nudged:
         _nudge(weights.values())

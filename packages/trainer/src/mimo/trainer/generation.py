@@ -14,14 +14,14 @@ from mimo.trainer.resolving.checkpoint_settings import settings_of
 from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.resume.resume_point import step_folder
 from mimo.trainer.run.inference import load_model
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
-__all__ = ["Engine", "Prompt", "Sampling", "StreamedText", "generate", "open_checkpoint", "prompt_of"]
+__all__ = ["Prompt", "Sampling", "StreamedText", "Trainer", "generate", "open_checkpoint", "prompt_of"]
 
 
 def open_checkpoint(
     checkpoint: Path, overrides: Iterable[str] = (), *, rank: int = 0, tp: int = 1, device: str = "cpu"
-) -> Engine:
+) -> Trainer:
     """Return a checkpoint's model on this rank, its weights loaded, for `generate`.
 
     Args:

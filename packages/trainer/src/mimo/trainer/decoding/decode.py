@@ -23,14 +23,14 @@ from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item
 from mimo.trainer.decoding.sampling import Sampling
 from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.programs import LanguageProgram, Program, language_batch, on_device, take_rows
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 _GREEDY = Sampling()
 
 
 @torch.no_grad()
 def generate(
-    engine: Engine,
+    trainer: Trainer,
     prompt: Prompt,
     *,
     max_tokens: int,
@@ -44,7 +44,7 @@ def generate(
     computed, not learned; the model has seen none so far from the beginning while it trained.
 
     Args:
-        engine: on whose every rank each module is whole, or split by ``tp`` alone.
+        trainer: on whose every rank each module is whole, or split by ``tp`` alone.
         prompt: what to go on from.
         max_tokens: most tokens to write.
         sampling: how each is chosen.
@@ -52,21 +52,21 @@ def generate(
         remembers: whether to use what the language model remembers, if it does; without it the same is written, slower.
 
     Raises:
-        ConfigError: the engine is laid out otherwise, the prompt does not fit, or an item is broken.
+        ConfigError: the trainer is laid out otherwise, the prompt does not fit, or an item is broken.
         RunError: the model gives what is no number.
     """
-    job = engine.job
+    job = trainer.job
     layout = lay_out_prompt(job, prompt)
-    language = _program(engine, job.language.name)
+    language = _program(trainer, job.language.name)
     assert isinstance(language, LanguageProgram)
-    engine.optimizer.gather()
-    rows = {module.name: _encode(engine, module.name, prompt, layout) for module in job.encoders}
+    trainer.optimizer.gather()
+    rows = {module.name: _encode(trainer, module.name, prompt, layout) for module in job.encoders}
     reading = _Reading(language, layout, rows)
     if remembers and isinstance(language.part.module, SupportsDecodeCache):
         reading.memory = language.part.module.new_decode_cache()
     text, written, pieces = StreamedText(job.tokenizer), list[int](), list[str]()
     while len(written) < max_tokens:
-        engine.heartbeat()
+        trainer.heartbeat()
         logits = reading.read(written)[: job.tokenizer.vocabulary]  # rows of the head beyond it are no tokens
         token = sampling.choose(logits.cpu().numpy(), len(layout.tokens) + len(written))
         if token == job.tokenizer.end:
@@ -133,14 +133,14 @@ class _Reading:
         )
 
 
-def _program(engine: Engine, name: str) -> Program:
+def _program(trainer: Trainer, name: str) -> Program:
     """Return this rank's share of a module.
 
     Raises:
         ConfigError: it is split by more than ``tp``, or lies elsewhere.
     """
-    module = engine.job.module(name)
-    found = [program for program in engine.programs if program.module.name == name]
+    module = trainer.job.module(name)
+    found = [program for program in trainer.programs if program.module.name == name]
     if len(found) == 1 and found[0].part.stage.count == module.grid.cp == 1 and not module.sequence_parallel:
         return found[0]
     raise ConfigError(
@@ -152,11 +152,11 @@ def _program(engine: Engine, name: str) -> Program:
     )
 
 
-def _encode(engine: Engine, name: str, prompt: Prompt, layout: SampleLayout) -> Tensor:
+def _encode(trainer: Trainer, name: str, prompt: Prompt, layout: SampleLayout) -> Tensor:
     """Return an encoder's rows of the prompt; each of its lanes makes all of them."""
-    job, program = engine.job, _program(engine, name)
+    job, program = trainer.job, _program(trainer, name)
     items = [item for item in layout.items if item.info.modality == program.module.modality]
-    given = [on_device(prepared_item(program.module, prompt, item.info), job, engine.device) for item in items]
+    given = [on_device(prepared_item(program.module, prompt, item.info), job, trainer.device) for item in items]
     with program.on_compute("forward"):
         found = program.part.encode(given, [item.info.size for item in items])
     return take_rows(job, program.module, items, found).to(compute_dtype(job.settings.run.precision))

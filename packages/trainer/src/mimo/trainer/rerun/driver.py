@@ -29,27 +29,27 @@ from mimo.trainer.step.probe import Bounds, Deed, Witness
 
 if TYPE_CHECKING:
     from mimo.trainer.batch.step_data import StepData
-    from mimo.trainer.step.trainer import Engine
+    from mimo.trainer.step.trainer import Trainer
 
 _NOISE = 0.1
 """Relative difference above which two runs that are both wrong are not taken for the same up to rounding."""
 
 
 class Rerunner:
-    """Does steps of an engine as the machine wants them.
+    """Does steps of a trainer as the machine wants them.
 
     Args:
         machine: decides.
-        engine: runs plans.
+        trainer: runs plans.
         witness: sees what this rank computes; None in a mode that looks at nothing.
     """
 
-    def __init__(self, machine: RerunStateMachine, engine: Engine, witness: Witness | None) -> None:
+    def __init__(self, machine: RerunStateMachine, trainer: Trainer, witness: Witness | None) -> None:
         self._machine = machine
-        self._engine = engine
+        self._trainer = trainer
         self._witness = witness
         self._bounds = Bounds(machine.settings.spike_steps)
-        self._order = Order(engine.job, engine.rank, engine.objects)
+        self._order = Order(trainer.job, trainer.rank, trainer.objects)
 
     def propose(self, step: int, record: Record | None) -> Proposed:
         """Run a step as often as needed, and return what is to be stepped by.
@@ -58,15 +58,15 @@ class Rerunner:
             RestartNeededError: it can't be right, and is so again; the state before it has been saved.
             ResultRejectedError: it can't be right, and is so on all devices.
         """
-        engine, machine = self._engine, self._machine
+        trainer, machine = self._trainer, self._machine
         if machine.settings.mode == "disabled" and step not in machine.settings.skip_steps:
-            return engine.optimizer.propose(engine.accumulate(step, record))
-        before = Before.of(engine.model, engine.device)
+            return trainer.optimizer.propose(trainer.accumulate(step, record))
+        before = Before.of(trainer.model, trainer.device)
         if machine.waiting is not None and machine.waiting.step == step:
             return self._replay(step, machine.waiting)
-        first = engine.optimizer.propose(engine.accumulate(step, record))
+        first = trainer.optimizer.propose(trainer.accumulate(step, record))
         if step in machine.settings.skip_steps:
-            before.restore_buffers(engine.model)
+            before.restore_buffers(trainer.model)
             machine.tell(step, "skipped", "left out, as rerun.skip_steps says")
             return attrs.evolve(first, skips=True)
         if machine.settings.mode == "report_determinism":
@@ -89,17 +89,17 @@ class Rerunner:
 
     def _again(self, before: Before, data: StepData | None) -> tuple[Proposed, Run]:
         """Run the step once more, of samples that were kept, or of those at hand."""
-        engine = self._engine
-        before.restore(engine.model, engine.device)
-        proposed = engine.optimizer.propose(engine.repeat(data))
+        trainer = self._trainer
+        before.restore(trainer.model, trainer.device)
+        proposed = trainer.optimizer.propose(trainer.repeat(data))
         return proposed, self._run(proposed, self._machine.judge(proposed))
 
     def _report(self, step: int, before: Before, first: Proposed) -> Proposed:
         """Run a step again, whatever it came to, and tell how far the two are apart."""
-        device = self._engine.device
+        device = self._trainer.device
         run = self._run(first, "")
         proposed, other = self._again(before, None)
-        found = differences(run, other, [module.name for module in self._engine.job.modules])
+        found = differences(run, other, [module.name for module in self._trainer.job.modules])
         largest = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         told = dict(zip(found, largest.tolist(), strict=True))
@@ -109,11 +109,11 @@ class Rerunner:
 
     def _reject(self, step: int, before: Before, first: Run, kept: KeptSamples | None = None) -> Proposed:
         """Run a step that can't be right again, and find out whether that was a fault that passed."""
-        machine, device = self._machine, self._engine.device
+        machine, device = self._machine, self._trainer.device
         if kept is None:
             kept, data = self._keep(step)
         else:
-            data = self._engine.cut(kept)
+            data = self._trainer.cut(kept)
         proposed, second = self._again(before, data)
         runs = [first, second]
         tolerance, off = machine.tolerance, difference(first, second, device)
@@ -133,7 +133,7 @@ class Rerunner:
         stays = runs[-1].passes is not None and last_off <= max(tolerance, _NOISE)
         if not runs[-1].reason or (stays and (differs or first.passes is None)):
             where = self._parting(first, runs[-1], tolerance) if differs else Where(deed=None, ranks=())
-            devices = all_gather_json(machine.device, self._engine.objects)
+            devices = all_gather_json(machine.device, self._trainer.objects)
             text = f"{first.reason}, and not so when run again: " + (
                 f"a fault that has passed, of {words_of(where, devices)}; the run goes on"
                 if differs
@@ -161,10 +161,10 @@ class Rerunner:
         assert self._witness is not None
         last = runs[-1]
         assert last.passes is not None
-        sizes = self._witness.sizes(loss_scale=self._engine.optimizer.loss_scale)
+        sizes = self._witness.sizes(loss_scale=self._trainer.optimizer.loss_scale)
         where = self._order.first(last.passes.shared_by(sizes))
         where = attrs.evolve(where, deed=where.deed or last.passes.deed)
-        devices = all_gather_json(self._machine.device, self._engine.objects)
+        devices = all_gather_json(self._machine.device, self._trainer.objects)
         self._machine.tell(
             step,
             "accepted",
@@ -182,11 +182,11 @@ class Rerunner:
         Raises:
             DataError: they are others now.
         """
-        engine = self._engine
-        assert engine.job.train is not None
-        kept = KeptSamples(numbers=engine.samples(step), base=engine.job.train)
-        data = engine.cut(kept)
-        if engine.holds_modules and digest_of(data) != digest_of(engine.data):
+        trainer = self._trainer
+        assert trainer.job.train is not None
+        kept = KeptSamples(numbers=trainer.samples(step), base=trainer.job.train)
+        data = trainer.cut(kept)
+        if trainer.holds_modules and digest_of(data) != digest_of(trainer.data):
             raise DataError(
                 f"step {step}",
                 expected="the same samples when they are read again, as the step is to be run again",
@@ -205,8 +205,8 @@ class Rerunner:
         kept: KeptSamples,
     ) -> RestartNeededError:
         """Save what a restart must know, and return what ends this attempt."""
-        machine, job, last = self._machine, self._engine.job, runs[-1]
-        devices = all_gather_json(machine.device, self._engine.objects)
+        machine, job, last = self._machine, self._trainer.job, runs[-1]
+        devices = all_gather_json(machine.device, self._trainer.objects)
         waiting = Waiting(
             step=step,
             layout=machine.layout,
@@ -230,25 +230,25 @@ class Rerunner:
         return _restart_needed(waiting, devices)
 
     def _wait(self, waiting: Waiting, before: Before, evidence: Mapping[Deed, float], kept: KeptSamples) -> None:
-        before.restore(self._engine.model, self._engine.device)  # what is saved is the state before the step
+        before.restore(self._trainer.model, self._trainer.device)  # what is saved is the state before the step
         record = RankRecord(samples=kept, evidence=evidence, generators=before.generators, buffers=before.buffers)
         self._machine.wait(waiting, record)
 
     def _replay(self, step: int, waiting: Waiting) -> Proposed:
         """Run the step that waited from what was read then, and find out whether the device was at fault."""
-        machine, engine = self._machine, self._engine
+        machine, trainer = self._machine, self._trainer
         record = machine.record()
         before = Before(generators=record.generators, buffers=record.buffers)
-        before.restore(engine.model, engine.device)
-        proposed = engine.optimizer.propose(engine.replay(step, engine.cut(record.samples)))
+        before.restore(trainer.model, trainer.device)
+        proposed = trainer.optimizer.propose(trainer.replay(step, trainer.cut(record.samples)))
         run = self._run(proposed, machine.judge(proposed))
         then = Run(
             values={name: float(value) for name, value in waiting.values.items()},
             evidence=record.evidence,
             reason=waiting.reason,
         )
-        devices = all_gather_json(machine.device, engine.objects)
-        off = difference(then, run, engine.device)
+        devices = all_gather_json(machine.device, trainer.objects)
+        off = difference(then, run, trainer.device)
         facts = {"reason": waiting.reason, "difference": off, "tolerance": waiting.tolerance}
         if off > waiting.tolerance:
             return self._tell_persistent(step, before, waiting, record, (then, run), proposed, devices, facts)

@@ -13,10 +13,10 @@ from mimo.trainer.resume.match_keys import fit
 from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import IMPORTED, Source
 from mimo.trainer.resume.run_state import BUFFERS, PROGRESS, other_state
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
-def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
+def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
     """Take back what `mimo.trainer.resume.save.save_step` saved, in this layout or another, this precision or another.
 
     Collective over all ranks. What begins new has been made so: parameters by the seed, states by their optimizers,
@@ -30,27 +30,27 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         CheckpointError: anything is missing, unexpected or misshapen, or damaged.
     """
     take, parts = source.take, list(parts)
-    tree: dict[str, StateTree] = dict(engine.model_state())
+    tree: dict[str, StateTree] = dict(trainer.model_state())
     taken: list[Stateful] = []
     if not source.finetunes:
         taken = [part for part in parts if take.rng or not isinstance(part, Generators)]
-        others = other_state(engine, taken, 0)
+        others = other_state(trainer, taken, 0)
         tree |= {name: others[name] for name in others.keys() - {BUFFERS, IMPORTED, PROGRESS, SETTINGS}}
         if take.optimizer:
-            tree["optimizer"] = engine.optimizer.state()
+            tree["optimizer"] = trainer.optimizer.state()
     links = links_of(source.folder)
-    names = all_gather_json(sorted(_names(tree)), engine.objects)
+    names = all_gather_json(sorted(_names(tree)), trainer.objects)
     found = fit(
         {name for each in names for name in each},
         all_names(links),
-        modules=[module.name for module in engine.job.modules],
+        modules=[module.name for module in trainer.job.modules],
         saved=source.manifest.topology,
         take=take,
         finetunes=source.finetunes,
         untaken=[part.name for part in parts if part not in taken],
-        trained=source.trained([module.spec for module in engine.job.modules]),
+        trained=source.trained([module.spec for module in trainer.job.modules]),
         fresh=source.fresh,
-        adapted=[module.name for module in engine.job.modules if module.lora is not None],
+        adapted=[module.name for module in trainer.job.modules if module.lora is not None],
     )
     refuse(list(found.problems), str(source.folder))
     loaded = load_links(
@@ -60,32 +60,32 @@ def resume(engine: Engine, parts: Iterable[Stateful], source: Source) -> str:
         may_lack=found.may_lack,
         refuse_left=True,
         may_leave=found.may_leave,
-        told=engine.heartbeat,
-        group=engine.objects,
+        told=trainer.heartbeat,
+        group=trainer.objects,
     )
     if "optimizer" in loaded.tree:
-        engine.optimizer.load(loaded.tree["optimizer"])
+        trainer.optimizer.load(loaded.tree["optimizer"])
     for part in taken:
         if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])
-    engine.base = find_base(engine.constants(), links, engine.job.settings, group=engine.objects)
-    engine.imported = dict(_imported(engine, source))
-    engine.data_begun, engine.optimizer.schedule_begun = source.data_begun, source.schedule_begun
+    trainer.base = find_base(trainer.constants(), links, trainer.job.settings, group=trainer.objects)
+    trainer.imported = dict(_imported(trainer, source))
+    trainer.data_begun, trainer.optimizer.schedule_begun = source.data_begun, source.schedule_begun
     new = [*found.new, *_begun_anew(source, parts)]
     return "; ".join(
         [
             f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
             *(f"{what}: {', '.join(told)}" for what, told in (("new", new), ("left", found.left)) if told),
-            *(f"{told}" for told in differences(engine.job, source)),
-            *(keep_base(engine.base, links, engine.job.directory) if engine.rank == 0 else ()),
+            *(f"{told}" for told in differences(trainer.job, source)),
+            *(keep_base(trainer.base, links, trainer.job.directory) if trainer.rank == 0 else ()),
         ]
     )
 
 
-def _imported(engine: Engine, source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _imported(trainer: Trainer, source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the modules that the checkpoint has from published folders; all of them is in what the run saves."""
     there = Renaming(source.take.rename).there
-    for module in engine.job.modules:
+    for module in trainer.job.modules:
         if (about := source.imported.get(there(module.name))) is not None:
             yield module.name, {**about, "fresh": []}
 

@@ -12,7 +12,7 @@ from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
 from mimo.trainer.resume.chain import BASE
 from mimo.trainer.resume.compatibility import SETTINGS, optimizer_settings
 from mimo.trainer.resume.resume_point import IMPORTED
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 PROGRESS = "progress"
 """First key of where a run is."""
@@ -20,7 +20,7 @@ BUFFERS = "buffers"
 """First key of digests of modules' buffers: a checkpoint holds one of each, so that all ranks must have the same."""
 
 
-def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
+def other_state(trainer: Trainer, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
     """Return what a checkpoint holds beside modules and optimizers.
 
     The place in the data and in the learning rates' schedules follows from the step, the seed, and where both began.
@@ -29,7 +29,7 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
     Raises:
         PluginError: a part has a name that is taken, or that holds a dot.
     """
-    job = engine.job
+    job = trainer.job
     assert job.train is not None
     taken = {"optimizer", BASE, IMPORTED, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
     progress = {
@@ -37,17 +37,17 @@ def other_state(engine: Engine, parts: Iterable[Stateful], step: int) -> dict[st
         "seed": job.settings.run.seed,
         "global_batch": job.settings.run.global_batch,
         "samples": len(job.train),
-        "data_begun": engine.data_begun,
-        "schedule_begun": engine.optimizer.schedule_begun,
+        "data_begun": trainer.data_begun,
+        "schedule_begun": trainer.optimizer.schedule_begun,
     }
     others: dict[str, StateTree] = {
         PROGRESS: {key: Common(value) for key, value in progress.items()},
-        SETTINGS: {name: Owned(optimizer_settings(job.module(name)), name) for name in engine.optimizer.modules},
-        IMPORTED: {name: Common(about) for name, about in engine.imported.items()},
+        SETTINGS: {name: Owned(optimizer_settings(job.module(name)), name) for name in trainer.optimizer.modules},
+        IMPORTED: {name: Common(about) for name, about in trainer.imported.items()},
     }
     others[BUFFERS] = {
         module: {path: Owned(_digest(buffer), module) for path, buffer in buffers.items()}
-        for module, buffers in engine.buffers().items()
+        for module, buffers in trainer.buffers().items()
     }
     for part in parts:
         if part.name in taken or "." in part.name:

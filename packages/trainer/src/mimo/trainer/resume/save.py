@@ -12,7 +12,7 @@ from mimo.topology import AXES, Grid
 from mimo.trainer.config.names import CHECKPOINTS
 from mimo.trainer.resume.chain import BASE
 from mimo.trainer.resume.run_state import other_state
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
 class Saving:
@@ -23,25 +23,27 @@ class Saving:
     raised by whatever is called next.
 
     Args:
-        engine: what is trained.
+        trainer: what is trained.
         parts: what plugins add.
         tell: called with the last step trained and what could not be written, or was left out.
     """
 
-    def __init__(self, engine: Engine, parts: Iterable[Stateful], tell: Callable[[int, CheckpointError], None]) -> None:
-        settings = engine.job.settings.checkpoint
-        self._engine = engine
+    def __init__(
+        self, trainer: Trainer, parts: Iterable[Stateful], tell: Callable[[int, CheckpointError], None]
+    ) -> None:
+        settings = trainer.job.settings.checkpoint
+        self._trainer = trainer
         self._parts = list(parts)
         self._tell = tell
         self._saver = Saver(
-            engine.job.directory / CHECKPOINTS,
+            trainer.job.directory / CHECKPOINTS,
             asynchronous=settings.asynchronous,
             when_busy=settings.when_busy,
             assume_constant_structure=settings.assume_constant_structure,
             keep=settings.keep or None,
             keep_every=settings.keep_every or None,
-            told=engine.heartbeat,
-            group=engine.objects,
+            told=trainer.heartbeat,
+            group=trainer.objects,
         )
 
     def save(self, step: int, *, now: bool = False, resumes_exactly: bool = False) -> None:
@@ -60,7 +62,7 @@ class Saving:
         if now:
             self._saver.wait()
             self.report(step)
-        contents = _contents(self._engine, self._parts, step, resumes_exactly=resumes_exactly)
+        contents = _contents(self._trainer, self._parts, step, resumes_exactly=resumes_exactly)
         try:
             saved = self._saver.save(step, now=now, **contents)
         except WriteError as error:
@@ -88,9 +90,9 @@ class Saving:
         self._saver.close()
 
 
-def save_step(engine: Engine, parts: Iterable[Stateful], step: int) -> Path:
+def save_step(trainer: Trainer, parts: Iterable[Stateful], step: int) -> Path:
     """Save one step of a run that saves no other, as `Saving` does it, and return its folder."""
-    return save(engine.job.directory / CHECKPOINTS, step, **_contents(engine, parts, step))
+    return save(trainer.job.directory / CHECKPOINTS, step, **_contents(trainer, parts, step))
 
 
 def _skipped(step: int) -> SaveSkippedError:
@@ -102,17 +104,19 @@ def _skipped(step: int) -> SaveSkippedError:
     )
 
 
-def _contents(engine: Engine, parts: Iterable[Stateful], step: int, *, resumes_exactly: bool = False) -> dict[str, Any]:
-    job = engine.job
-    tree = engine.state() if job.settings.checkpoint.optimizer or resumes_exactly else engine.model_state()
-    if engine.base is not None:
-        left = engine.constants()
+def _contents(
+    trainer: Trainer, parts: Iterable[Stateful], step: int, *, resumes_exactly: bool = False
+) -> dict[str, Any]:
+    job = trainer.job
+    tree = trainer.state() if job.settings.checkpoint.optimizer or resumes_exactly else trainer.model_state()
+    if trainer.base is not None:
+        left = trainer.constants()
         for module in job.modules:
             held = tree.get(module.name, {})
             tree[module.name] = {path: one for path, one in held.items() if f"{module.name}.{path}" not in left}
-        tree[BASE] = engine.base.state(job.directory / CHECKPOINTS)
+        tree[BASE] = trainer.base.state(job.directory / CHECKPOINTS)
     return {
-        "tree": {**tree, **other_state(engine, parts, step)},
+        "tree": {**tree, **other_state(trainer, parts, step)},
         "config": job.plain,
         "topology": {module.name: _grid(module.grid) for module in job.modules},
     }

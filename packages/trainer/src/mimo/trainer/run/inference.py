@@ -11,28 +11,28 @@ from mimo.launch import ProcessInfo
 from mimo.model import LanguageModelSpec
 from mimo.trainer.job.job import Job
 from mimo.trainer.resume.chain import links_of, load_links
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
-def load_model(job: Job, place: ProcessInfo, checkpoint: Path) -> Engine:
+def load_model(job: Job, place: ProcessInfo, checkpoint: Path) -> Trainer:
     """Assemble this rank and load the weights, and nothing else, of a step folder.
 
     It may lack what predicts further tokens, which nothing but training uses.
     """
     place.progress.enter("loading the weights")
-    engine = Engine(
+    trainer = Trainer(
         job, rank=place.rank, device=torch.device(place.device), progress=place.progress, objects=place.objects
     )
     assert isinstance(job.language.spec, LanguageModelSpec)
     further = job.language.spec.parts.get("next_tokens", ())
     may_lack = [f"{job.language.name}.{prefix}.*" for prefix in further]
-    load_links(links_of(checkpoint), engine.model_state(), rename={}, may_lack=may_lack, group=engine.objects)
+    load_links(links_of(checkpoint), trainer.model_state(), rename={}, may_lack=may_lack, group=trainer.objects)
     place.progress.enter("")
-    return engine
+    return trainer
 
 
 def evaluate(job: Job, place: ProcessInfo, checkpoint: Path, step: int) -> EvaluationInfo | None:
     """Evaluate a step folder's weights on the held-out samples; None where the data has none."""
-    engine = load_model(job, place, checkpoint)
+    trainer = load_model(job, place, checkpoint)
     place.progress.enter("evaluation")
-    return engine.evaluate(step)
+    return trainer.evaluate(step)

@@ -28,7 +28,7 @@ from mimo.trainer.cost.profile import VERSION, EdgeTimes, Line, PassTimes, Profi
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import NUMBER_BYTES
 from mimo.trainer.run.kept_bytes import Kept, KeptBytes
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 _WARM_UP = 2
 _STEPS = 7
@@ -55,17 +55,17 @@ def measure_job(job: Job, place: ProcessInfo) -> Profile:
     split = split_backwards(job.plan)
     parts: list[Mapping[int, Mapping[Key, float]]] = []
     for plan in (split,) if split == job.plan else (job.plan, split):
-        # An engine of its own: where nothing will be put off, layers are spared all that it takes.
-        engine = Engine(
+        # A trainer of its own: where nothing will be put off, layers are spared all that it takes.
+        trainer = Trainer(
             attrs.evolve(job, plan=plan),
             rank=place.rank,
             device=torch.device(place.device),
             progress=place.progress,
             objects=place.objects,
         )
-        parts.append({size: _measure(engine, plan, samples(job, size)) for size in sizes(job)})
+        parts.append({size: _measure(trainer, plan, samples(job, size)) for size in sizes(job)})
     seconds = {size: {key: took for part in reversed(parts) for key, took in part[size].items()} for size in sizes(job)}
-    kept = _kept(engine, split, samples(job, job.settings.run.micro_batch))
+    kept = _kept(trainer, split, samples(job, job.settings.run.micro_batch))
     return Profile(
         version=VERSION,
         machine=machine(place.device.partition(":")[0], torch.__version__),
@@ -122,27 +122,27 @@ class _Waiting(list[Moment]):
         super().append(attrs.evolve(moment, ended=time.perf_counter()))
 
 
-def _record(engine: Engine) -> Record:
-    return Record() if engine.device.type == "cpu" else Record(moments=_Waiting())
+def _record(trainer: Trainer) -> Record:
+    return Record() if trainer.device.type == "cpu" else Record(moments=_Waiting())
 
 
-def _measure(engine: Engine, plan: Plan, data: StepData) -> Mapping[Key, float]:
+def _measure(trainer: Trainer, plan: Plan, data: StepData) -> Mapping[Key, float]:
     """Return the median seconds of each computation and reduction of a plan, as its stage's ranks took them."""
     found: defaultdict[Key, list[float]] = defaultdict(list)
     for step in range(_WARM_UP + _STEPS):
-        record = _record(engine)
-        dist.barrier(group=engine.objects)
-        engine.measure(plan, data, record, first=not step)
+        record = _record(trainer)
+        dist.barrier(group=trainer.objects)
+        trainer.measure(plan, data, record, first=not step)
         for moment in record.moments if step >= _WARM_UP else ():
             found[_key(moment.action)].append(moment.ended - moment.ready)
-    return _together(engine, plan, {key: statistics.median(values) for key, values in found.items()})
+    return _together(trainer, plan, {key: statistics.median(values) for key, values in found.items()})
 
 
 def _key(action: Action) -> Key:
     return (action.stage_id, action.kind, action.microbatches, action.edge is not None)
 
 
-def _together(engine: Engine, plan: Plan, mine: Mapping[Key, float]) -> Mapping[Key, float]:
+def _together(trainer: Trainer, plan: Plan, mine: Mapping[Key, float]) -> Mapping[Key, float]:
     """Return what each rank has found as one figure for a stage.
 
     Of ranks that wait for each other inside a computation the last to come waits least: its time is the computation's.
@@ -150,31 +150,31 @@ def _together(engine: Engine, plan: Plan, mine: Mapping[Key, float]) -> Mapping[
     """
     actions = (action for actor in plan.actors for action in actor.actions)
     keys = list(dict.fromkeys(_key(action) for action in actions if action.kind not in ("send", "receive")))
-    own = torch.tensor([mine.get(key, math.nan) for key in keys], dtype=torch.float64, device=engine.device)
-    everyone = [torch.empty_like(own) for _ in range(engine.job.world)]
+    own = torch.tensor([mine.get(key, math.nan) for key in keys], dtype=torch.float64, device=trainer.device)
+    everyone = [torch.empty_like(own) for _ in range(trainer.job.world)]
     dist.all_gather(everyone, own)
     by_rank = torch.stack(everyone).tolist()
     found = {}
     for index, key in enumerate(keys):
         stage, kind, *_ = key
-        ranks = engine.job.graph.stage_ranks(stage)
-        together = len(ranks) if kind == "reduce" else engine.job.graph.by_name[stage.module].meeting_size
+        ranks = trainer.job.graph.stage_ranks(stage)
+        together = len(ranks) if kind == "reduce" else trainer.job.graph.by_name[stage.module].meeting_size
         found[key] = max(min(by_rank[rank][index] for rank in met) for met in _groups(ranks, together))
     return found
 
 
-def _kept(engine: Engine, plan: Plan, data: StepData) -> Mapping[StageId, Kept]:
+def _kept(trainer: Trainer, plan: Plan, data: StepData) -> Mapping[StageId, Kept]:
     """Return what a microbatch keeps on the rank of each stage that keeps most."""
-    engine.measure(plan, data, Record(), first=True)
+    trainer.measure(plan, data, Record(), first=True)
     record = Record()
-    with KeptBytes(plan.actions_of(engine.rank), record) as counted:
-        engine.measure(plan, data, record)
+    with KeptBytes(plan.actions_of(trainer.rank), record) as counted:
+        trainer.measure(plan, data, record)
     by_pass: defaultdict[StageId, list[Kept]] = defaultdict(list)
     for (stage, microbatches), kept in counted.found().items():
         by_pass[stage].append(Kept(*(count // len(microbatches) for count in attrs.astuple(kept))))
-    stages = engine.job.graph.stages
+    stages = trainer.job.graph.stages
     width = len(attrs.fields(Kept))
-    own = torch.zeros(len(stages), width, dtype=torch.int64, device=engine.device)
+    own = torch.zeros(len(stages), width, dtype=torch.int64, device=trainer.device)
     for index, stage in enumerate(stages):
         # The first pass also makes what stays, gradients above all: the median leaves it out.
         if columns := list(zip(*map(attrs.astuple, by_pass[stage]), strict=True)):

@@ -99,14 +99,14 @@ def evaluate_checkpoint(step_folder: Path, job: Job, place: ProcessInfo) -> None
 
 def generate_text(step_folder: Path, request: Request, job: Job, place: ProcessInfo) -> None:
     """Print what a checkpoint writes after a prompt, as it is written; the first rank does."""
-    engine = load_model(job, place, step_folder)
+    trainer = load_model(job, place, step_folder)
     shows = place.rank == 0
     place.progress.enter("generation")
     with warnings.catch_warnings():
         if not shows:  # what an encoder says of an item
             warnings.simplefilter("ignore")
         generate(
-            engine,
+            trainer,
             prompt_of(job, request.text, request.items),
             max_tokens=request.max_tokens,
             sampling=request.sampling,

@@ -24,7 +24,7 @@ from mimo.trainer.resume.load import resume
 from mimo.trainer.resume.resume_point import Source, find_source, share_source
 from mimo.trainer.resume.save import Saving
 from mimo.trainer.run.end import end_run, report_failures
-from mimo.trainer.step.trainer import Engine
+from mimo.trainer.step.trainer import Trainer
 
 
 def train(job: Job, place: ProcessInfo) -> None:
@@ -32,7 +32,7 @@ def train(job: Job, place: ProcessInfo) -> None:
     progress = place.progress
     progress.enter("building the model")
     machine = RerunStateMachine(job, place)
-    engine = Engine(
+    trainer = Trainer(
         job,
         rank=place.rank,
         device=torch.device(place.device),
@@ -55,26 +55,26 @@ def train(job: Job, place: ProcessInfo) -> None:
     plugins = lifecycle([machine])
     parts = plugins.state(run)
     if source is not None:
-        run = attrs.evolve(run, loaded=_load(engine, machine, parts, source))
+        run = attrs.evolve(run, loaded=_load(trainer, machine, parts, source))
     else:
-        engine.base = find_base(engine.constants(), (), settings, group=place.objects)
+        trainer.base = find_base(trainer.constants(), (), settings, group=place.objects)
     del source  # its manifest may be large
     if place.rank == 0:
         _note_begin(job)
     dist.barrier(group=place.objects)
-    saving = Saving(engine, parts, partial(plugins.save_failed, run))
+    saving = Saving(trainer, parts, partial(plugins.save_failed, run))
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
     try:
         plugins.run_begin(run)
         for step in range(run.first_step, settings.run.steps + 1):
             progress.enter(f"step {step}")
             plugins.step_begin(run, step)
-            plugins.step_end(run, engine.train(step))
+            plugins.step_end(run, trainer.train(step))
             saving.report(step)
-            last, stops = step == settings.run.steps, engine.stops
+            last, stops = step == settings.run.steps, trainer.stops
             if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
                 progress.enter(f"evaluation after step {step}")
-                evaluation = engine.evaluate(step)
+                evaluation = trainer.evaluate(step)
                 if evaluation is not None:
                     plugins.evaluated(run, evaluation)
             if last or stops or _is_due(step, settings.checkpoint.interval):
@@ -84,7 +84,7 @@ def train(job: Job, place: ProcessInfo) -> None:
                 break
         progress.enter("the end of the run")
         saving.close()
-        end_run(plugins, run, partial(_draw, engine), group=place.objects)
+        end_run(plugins, run, partial(_draw, trainer), group=place.objects)
     except BaseException as error:
         report_failures(plugins.fault(run, error))
         raise
@@ -96,12 +96,12 @@ def _find(job: Job, place: ProcessInfo) -> Source | None:
     return share_source(find_source(job.settings, last=last) if place.rank == 0 else None, place.objects)
 
 
-def _load(engine: Engine, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
+def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
     """Take back what a run begins with, and return what is told of it."""
-    check_source(engine.job, source)
+    check_source(trainer.job, source)
     if not source.finetunes:
         machine.expect(source.manifest, source.folder)
-    return resume(engine, parts, source)
+    return resume(trainer, parts, source)
 
 
 def _note_begin(job: Job) -> None:
@@ -121,10 +121,10 @@ def _note_begin(job: Job) -> None:
         ) from error
 
 
-def _draw(engine: Engine) -> None:
+def _draw(trainer: Trainer) -> None:
     """Draw what the model wrote for held-out images, on the rank that knows it."""
-    if engine.judges_first:
-        save_captions(engine.job, engine.written)
+    if trainer.judges_first:
+        save_captions(trainer.job, trainer.written)
 
 
 def _is_due(step: int, interval: int) -> bool:

@@ -39,8 +39,16 @@ from mimo.trainer.step.tracing import Tracer
 from mimo.trainer.step.traffic import TrafficReport
 
 
-class Engine:
-    """A job on one rank. Make it on every rank of the world, after the process group exists.
+class Trainer:
+    """Trains a job on one rank, a step at a time.
+
+    Make one on every rank of the world, after ``torch.distributed.init_process_group``; in one process a group of one
+    rank does. All ranks call the same methods in the same order::
+
+        trainer = Trainer(job, rank=dist.get_rank(), device=torch.device("cpu"))
+        for step in range(1, 101):
+            info = trainer.train(step)
+        evaluation = trainer.evaluate(100)
 
     Args:
         job: the same on every rank.
