@@ -23,8 +23,9 @@ from mimo.hooks import Kind, RestartNeededError, ResultRejectedError, StepInfo
 from mimo.launch import ProcessInfo
 from mimo.model import ENCODERS
 from mimo.testing import Pool
+from mimo.trainer.config.names import RERUN_FILE
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.rerun.machine import RERUN_FILE, RerunStateMachine
+from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.resume.compatibility import check_source
 from mimo.trainer.resume.load import resume

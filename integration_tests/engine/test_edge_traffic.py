@@ -13,7 +13,7 @@ from tables import Table, table
 
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
-from mimo.trainer.commands.show import show_job
+from mimo.trainer.commands.tables.job import show_job
 from mimo.trainer.step.traffic import expect_traffic
 from mimo.trainer.step.trainer import Trainer
 

@@ -25,7 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from mimo.testing import Pool
-from mimo.trainer.commands.show_memory import show_memory
+from mimo.trainer.commands.tables.memory import show_memory
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.memory import Memory, estimate_memory
 from mimo.trainer.resolving.resolve import resolve

@@ -19,13 +19,14 @@ from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import Agreed, Proposed
 from mimo.topology import StageId
+from mimo.trainer.config.names import RERUN_FILE
 from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
 from mimo.trainer.config.template import EXAMPLE
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import Order, Where, apart
 from mimo.trainer.rerun.driver import Rerunner
-from mimo.trainer.rerun.machine import RERUN_FILE, RerunStateMachine
+from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.rerun.passes import PASSES
 from mimo.trainer.rerun.pending import Waiting
 from mimo.trainer.resolving.resolve import resolve

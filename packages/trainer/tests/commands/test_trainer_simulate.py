@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mimo.trainer.commands.main import run
-from mimo.trainer.commands.simulate import show_seconds
+from mimo.trainer.commands.tables.simulation import show_seconds
 
 SETTINGS = """
 [run]

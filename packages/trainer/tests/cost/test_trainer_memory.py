@@ -26,7 +26,7 @@ from mimo.optimizer.estimates import (
 )
 from mimo.topology import StageId
 from mimo.trainer.commands.main import run
-from mimo.trainer.commands.show_memory import show_memory, show_on_device
+from mimo.trainer.commands.tables.memory import show_memory, show_on_device
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings, read_settings
 from mimo.trainer.cost.memory import Memory, estimate_memory

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mimo.model import OpCost
-from mimo.trainer.commands.show_stats import show_module_stats
+from mimo.trainer.commands.tables.module_stats import show_module_stats
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.module_stats import ModuleStats, module_stats
 from mimo.trainer.cost.sample_stats import SampleStats

@@ -27,8 +27,8 @@ def inspect(checkpoint: Path, /, *, as_json: Annotated[bool, Parameter(name="--j
         as_json: print its manifest instead, without checksums.
     """
     from mimo.checkpoint import read_manifest
-    from mimo.trainer.commands.show import make_console
-    from mimo.trainer.commands.show_checkpoint import show_manifest
+    from mimo.trainer.commands.tables.checkpoint import show_manifest
+    from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.resume.resume_point import step_folder
 
     folder = step_folder(checkpoint)
@@ -48,7 +48,7 @@ def verify(checkpoint: Path, /) -> None:
         checkpoint: its folder, or a run directory for the newest one.
     """
     from mimo.checkpoint import verify as verify_step
-    from mimo.trainer.commands.show_memory import show_bytes
+    from mimo.trainer.commands.tables.memory import show_bytes
     from mimo.trainer.resume.resume_point import step_folder
 
     folder = step_folder(checkpoint)
@@ -67,8 +67,8 @@ def diff(first: Path, second: Path, /) -> int:
         second: another one.
     """
     from mimo.checkpoint import diff as diff_steps
-    from mimo.trainer.commands.show import make_console
-    from mimo.trainer.commands.show_checkpoint import show_differences
+    from mimo.trainer.commands.tables.checkpoint import show_differences
+    from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.resume.resume_point import step_folder
 
     folders = step_folder(first), step_folder(second)

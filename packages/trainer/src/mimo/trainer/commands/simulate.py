@@ -1,133 +1,36 @@
-"""What `mimo simulate` does: a job's plan and costs, played through, as files and as a summary."""
+"""``mimo simulate``: simulate one step and write its timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from pathlib import Path
+from typing import Annotated
 
-import attrs
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from mimo.hooks import ConfigError
-from mimo.schedule import Simulation, simulate, write_page, write_trace
-from mimo.topology import show_ranks
-from mimo.trainer.commands.show_memory import show_bytes
-from mimo.trainer.cost.step_cost import job_costs
-from mimo.trainer.job.job import Job
-
-TRACE_FILE = "trace.json"
-PAGE_FILE = "timeline.html"
-_FIRST = ("warm-up",)
-_LAST = ("transfer", "peers", "drain")
+from cyclopts import Parameter
 
 
-@attrs.frozen(kw_only=True)
-class Simulated:
-    """A step of a job, played through.
+def simulate(
+    file: Path,
+    /,
+    *overrides: str,
+    profile: Annotated[Path | None, Parameter(show_default=False)] = None,
+    out: Path = Path(),
+) -> None:
+    """Play one step of FILE through, and write its timeline: trace.json and timeline.html. Nothing is launched.
 
     Args:
-        job: whose.
-        simulation: what came of it.
-        origin: where the costs come from, in words.
-        files: what was written.
+        file: settings in TOML.
+        overrides: settings that differ, as key=value.
+        profile: costs that `mimo profile` measured, as schedule.profile; without any they follow from a formula.
+        out: folder to write into.
     """
+    from mimo.trainer.commands.tables.console import make_console
+    from mimo.trainer.commands.tables.simulation import show_simulated, simulate_job
+    from mimo.trainer.config.toml import read_settings
+    from mimo.trainer.resolving.resolve import resolve
+    from mimo.trainer.resume.directory import check_logging
 
-    job: Job
-    simulation: Simulation
-    origin: str
-    files: tuple[Path, ...]
-
-
-def simulate_job(job: Job, folder: Path) -> Simulated:
-    """Play the plan of a step through, and write its trace and its page into ``folder``.
-
-    Raises:
-        ConfigError: the folder cannot be written, or the costs cannot be told.
-    """
-    origin = origin_of(job)
-    simulation = simulate(job.plan, job.graph, job_costs(job))
-    timeline = attrs.evolve(simulation.timeline, name=f"{job.plan.schedule}, simulated {origin}")
-    files = (folder / TRACE_FILE, folder / PAGE_FILE)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_trace(files[0], [timeline])
-        write_page(files[1], [timeline], title=f"{job.settings.run.name}: one step")
-    except OSError as error:
-        raise ConfigError(
-            "--out", expected="a folder that can be written", got=f"{str(folder)!r}: {error.strerror}"
-        ) from error
-    return Simulated(job=job, simulation=simulation, origin=origin, files=files)
-
-
-def origin_of(job: Job) -> str:
-    """Return where a job's costs come from, in words."""
-    profile = job.settings.schedule.profile
-    return f"by the profile {profile}" if profile else "by formula"
-
-
-def show_simulated(console: Console, simulated: Simulated) -> None:
-    """Print step time, bubbles by cause, and what ranks keep at most."""
-    job, simulation = simulated.job, simulated.simulation
-    console.print(
-        f"{job.plan.schedule}, {job.microbatches} microbatches: a step takes {show_seconds(simulation.seconds)}, "
-        f"simulated {simulated.origin}",
-        markup=False,
-    )
-    if not job.settings.schedule.profile:
-        console.print("A formula tells how parts relate rather than how long they take: measure with `mimo profile`.")
-    console.print()
-    console.print("share of the step")
-    console.print(_bubbles(job, simulation))
-    console.print()
-    console.print("activations kept at most")
-    console.print(_peaks(job, simulation))
-    console.print()
-    for path in simulated.files:
-        console.print(Text(str(path)), soft_wrap=True)
-
-
-def show_seconds(seconds: float) -> str:
-    """Return seconds in a unit that suits them."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            return f"{seconds / size:.4g} {unit}"
-    raise AssertionError
-
-
-def _bubbles(job: Job, simulation: Simulation) -> Table:
-    found = {cause for idle in simulation.bubbles.values() for cause in idle}
-    modules = [module.name for module in job.modules]
-    causes = [cause for cause in (*_FIRST, *modules, *_LAST) if cause in found]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ranks")
-    for heading in ("work", *(f"for {cause}" if cause in modules else cause for cause in causes)):
-        table.add_column(heading, justify="right")
-    for ranks, rank in _actors(job):
-        idle: Mapping[str, float] = simulation.bubbles[rank]
-        shares = (simulation.work[rank], *(idle.get(cause, 0) for cause in causes))
-        table.add_row(ranks, *(_share(seconds, simulation.seconds) for seconds in shares))
-    return table
-
-
-def _peaks(job: Job, simulation: Simulation) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ranks")
-    for module in job.modules:
-        table.add_column(module.name, justify="right")
-    table.add_column("together", justify="right")
-    for ranks, rank in _actors(job):
-        peaks = simulation.peak_bytes[rank]
-        cells = (show_bytes(peaks[module.name]) if module.name in peaks else "-" for module in job.modules)
-        table.add_row(ranks, *cells, show_bytes(simulation.peak_total[rank]))
-    return table
-
-
-def _actors(job: Job) -> list[tuple[str, int]]:
-    """Return the ranks that do all alike, and one of each."""
-    return [(show_ranks(actor.ranks), actor.ranks[0]) for actor in job.plan.actors]
-
-
-def _share(seconds: float, whole: float) -> str:
-    return f"{seconds / whole:.1%}" if seconds and whole else "-"
+    given = () if profile is None else (f"schedule.profile={json.dumps(str(profile))}",)
+    settings = read_settings(file, (*overrides, *given))
+    check_logging(settings)
+    show_simulated(make_console(), simulate_job(resolve(settings), out))

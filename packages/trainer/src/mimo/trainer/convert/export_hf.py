@@ -13,6 +13,7 @@ import torch
 from mimo.checkpoint import Manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, match_names, without_absent
+from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
@@ -23,7 +24,6 @@ from mimo.trainer.convert.published_parts import CONFIG_NAME, Spec
 from mimo.trainer.convert.streams import their_streams
 from mimo.trainer.resolving.checkpoint_settings import settings_of
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.resume.resume_point import IMPORTED
 
 _BESIDE = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -16,11 +16,11 @@ from mimo.checkpoint import PublishedFolder, Stream, open_published, write_check
 from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, match_names
 from mimo.model.runtime import left_over
+from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.convert.config_lines import line_of
 from mimo.trainer.convert.published_parts import CONFIG_NAME, TIED, HfPart
 from mimo.trainer.convert.streams import our_streams
-from mimo.trainer.resume.resume_point import IMPORTED
 
 _ANY_WIDTH = 1024
 _SHOWN = 8

@@ -18,9 +18,9 @@ from torch import Tensor
 from mimo.checkpoint import Source, Stream, TensorEntry, write_checkpoint
 from mimo.hooks import CheckpointError
 from mimo.model import Lora, lora_linear, lora_names
+from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.structure import structure
 from mimo.trainer.resume.chain import Link, links_of
-from mimo.trainer.resume.resume_point import IMPORTED
 
 
 class Merged:

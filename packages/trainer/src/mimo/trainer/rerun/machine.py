@@ -21,6 +21,7 @@ from mimo.hooks import CheckpointError, Common, RunInfo, Stateful, StateTree, St
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import Proposed
+from mimo.trainer.config.names import RERUN, RERUN_FILE
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import Run, Where
 from mimo.trainer.rerun.passes import PASSES, Anomaly, PassHistory, read_past
@@ -28,10 +29,6 @@ from mimo.trainer.rerun.pending import Waiting, layout_of
 from mimo.trainer.rerun.record import RankRecord
 from mimo.trainer.rerun.state import check_devices, check_state, record_bytes
 from mimo.trainer.step.probe import Injector
-
-RERUN_FILE = "rerun.jsonl"
-RERUN = "rerun"
-"""First key of the machine's state in a checkpoint."""
 
 
 class RerunStateMachine:

@@ -20,6 +20,7 @@ from mimo.model import (
     stage_trains,
 )
 from mimo.topology import Grid
+from mimo.trainer.config.names import BASE, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS
 from mimo.trainer.config.plugin_kinds import Find
 from mimo.trainer.config.settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer.config.structure import structure
@@ -27,21 +28,8 @@ from mimo.trainer.job.job import JobModule
 from mimo.trainer.resolving.optimizer import refuse_keys_of_frozen, resolve_module_optimizer
 
 RESERVED_NAMES = frozenset(
-    {
-        "base",
-        "checkpoint",
-        "data",
-        "imported",
-        "logging",
-        "loss_scale",
-        "model",
-        "optimizer",
-        "progress",
-        "rerun",
-        "run",
-        "schedule",
-    }
-    | {"settings", "tokenizer"}
+    {BASE, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS}
+    | {"checkpoint", "data", "logging", "loss_scale", "model", "run", "schedule", "tokenizer"}
     | {"drain", "peers", "transfer", "unknown"}
 )
 """Names that a module cannot have, since checkpoints, metrics and causes of waiting use them for something else."""

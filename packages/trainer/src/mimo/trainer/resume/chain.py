@@ -18,12 +18,9 @@ from mimo.checkpoint import Loaded, Manifest, load, mark_needed, read_manifest
 from mimo.hooks import CheckpointError, Common, ConfigError, StateTree
 from mimo.model import lora_linear
 from mimo.topology.collectives import all_gather_json
-from mimo.trainer.config.names import CHECKPOINTS
+from mimo.trainer.config.names import BASE, CHECKPOINTS
 from mimo.trainer.config.settings import Settings
 from mimo.trainer.resume.renaming import Renaming
-
-BASE = "base"
-"""First key of where the weights are that a checkpoint leaves out."""
 
 
 @attrs.frozen(kw_only=True)

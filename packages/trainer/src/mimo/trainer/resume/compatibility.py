@@ -8,13 +8,11 @@ from typing import Any
 
 from mimo.hooks import ConfigError
 from mimo.model import lora_linear
+from mimo.trainer.config.names import SETTINGS
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
-
-SETTINGS = "settings"
-"""First key of what each module's optimizer followed when a checkpoint was saved."""
 
 _OF_MODULE = ("plugin", "modality", "config", "lora")
 _MISSING = "nothing"

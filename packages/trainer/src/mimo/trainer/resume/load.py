@@ -7,12 +7,13 @@ from typing import Any
 
 from mimo.hooks import Generators, Stateful, StateTree
 from mimo.topology.collectives import all_gather_json
+from mimo.trainer.config.names import BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
 from mimo.trainer.resume.chain import all_names, find_base, keep_base, links_of, load_links
-from mimo.trainer.resume.compatibility import SETTINGS, differences, refuse
+from mimo.trainer.resume.compatibility import differences, refuse
 from mimo.trainer.resume.match_keys import fit
 from mimo.trainer.resume.renaming import Renaming
-from mimo.trainer.resume.resume_point import IMPORTED, Source
-from mimo.trainer.resume.run_state import BUFFERS, PROGRESS, other_state
+from mimo.trainer.resume.resume_point import Source
+from mimo.trainer.resume.run_state import other_state
 from mimo.trainer.step.trainer import Trainer
 
 
@@ -37,7 +38,7 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
         others = other_state(trainer, taken, 0)
         tree |= {name: others[name] for name in others.keys() - {BUFFERS, IMPORTED, PROGRESS, SETTINGS}}
         if take.optimizer:
-            tree["optimizer"] = trainer.optimizer.state()
+            tree[OPTIMIZER] = trainer.optimizer.state()
     links = links_of(source.folder)
     names = all_gather_json(sorted(_names(tree)), trainer.objects)
     found = fit(
@@ -63,8 +64,8 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
         told=trainer.heartbeat,
         group=trainer.objects,
     )
-    if "optimizer" in loaded.tree:
-        trainer.optimizer.load(loaded.tree["optimizer"])
+    if OPTIMIZER in loaded.tree:
+        trainer.optimizer.load(loaded.tree[OPTIMIZER])
     for part in taken:
         if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])

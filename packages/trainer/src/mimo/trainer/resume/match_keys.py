@@ -14,13 +14,9 @@ import attrs
 
 from mimo.hooks import ConfigError
 from mimo.model import lora_linear, lora_names
+from mimo.trainer.config.names import BASE, BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS
 from mimo.trainer.config.settings import LoadSettings
-from mimo.trainer.rerun.machine import RERUN
-from mimo.trainer.resume.chain import BASE
-from mimo.trainer.resume.compatibility import SETTINGS
-from mimo.trainer.resume.renaming import OPTIMIZER, Renaming
-from mimo.trainer.resume.resume_point import IMPORTED
-from mimo.trainer.resume.run_state import BUFFERS, PROGRESS
+from mimo.trainer.resume.renaming import Renaming
 
 _UNTRAINED = "optimizer states of what was not trained"
 _FROZEN = "optimizer states of what is not trained"

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-OPTIMIZER = "optimizer"
-"""First key of the states that optimizers have for parameters, under the names of these."""
+from mimo.trainer.config.names import OPTIMIZER
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ from mimo.checkpoint import Manifest, latest, read_manifest
 from mimo.hooks import CheckpointError
 from mimo.model import EncoderSpec, LanguageModelSpec, is_frozen
 from mimo.topology.collectives import broadcast_json
-from mimo.trainer.config.names import CHECKPOINTS
+from mimo.trainer.config.names import CHECKPOINTS, IMPORTED
 from mimo.trainer.config.settings import LoadSettings, Settings
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.resume.attempt import Attempt
@@ -21,8 +21,6 @@ from mimo.trainer.resume.directory import has_steps
 
 ModuleSpec: TypeAlias = EncoderSpec | LanguageModelSpec
 
-IMPORTED = "imported"
-"""First key of where the modules of a checkpoint were read from, and what of them is not in it."""
 
 _STATES = "optimizer."
 

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 
 from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
-from mimo.trainer.resume.chain import BASE
-from mimo.trainer.resume.compatibility import SETTINGS, optimizer_settings
-from mimo.trainer.resume.resume_point import IMPORTED
+from mimo.trainer.config.names import BASE, BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
+from mimo.trainer.resume.compatibility import optimizer_settings
 from mimo.trainer.step.trainer import Trainer
-
-PROGRESS = "progress"
-"""First key of where a run is."""
-BUFFERS = "buffers"
-"""First key of digests of modules' buffers: a checkpoint holds one of each, so that all ranks must have the same."""
 
 
 def other_state(trainer: Trainer, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
@@ -31,7 +25,7 @@ def other_state(trainer: Trainer, parts: Iterable[Stateful], step: int) -> dict[
     """
     job = trainer.job
     assert job.train is not None
-    taken = {"optimizer", BASE, IMPORTED, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
+    taken = {OPTIMIZER, BASE, IMPORTED, PROGRESS, SETTINGS, BUFFERS, *(module.name for module in job.modules)}
     progress = {
         "step": step,
         "seed": job.settings.run.seed,

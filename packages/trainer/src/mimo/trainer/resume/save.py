@@ -9,8 +9,7 @@ from typing import Any
 from mimo.checkpoint import Saver, WriteError, save
 from mimo.hooks import CheckpointError, SaveSkippedError, Stateful
 from mimo.topology import AXES, Grid
-from mimo.trainer.config.names import CHECKPOINTS
-from mimo.trainer.resume.chain import BASE
+from mimo.trainer.config.names import BASE, CHECKPOINTS
 from mimo.trainer.resume.run_state import other_state
 from mimo.trainer.step.trainer import Trainer
 

@@ -23,6 +23,7 @@ from mimo.trainer.batch.lookahead import Coming, Lookout
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.config.names import OPTIMIZER
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.driver import Rerunner
 from mimo.trainer.rerun.machine import RerunStateMachine
@@ -352,7 +353,7 @@ class Trainer:
 
     def state(self) -> dict[str, StateTree]:
         """Return what a checkpoint holds of model and optimizer; parameters are views, to be filled in place."""
-        return {**self.model_state(), "optimizer": self.optimizer.state()}
+        return {**self.model_state(), OPTIMIZER: self.optimizer.state()}
 
     def constants(self) -> frozenset[str]:
         """Return the names of the parameters here that nothing changes."""

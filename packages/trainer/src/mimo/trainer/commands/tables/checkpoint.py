@@ -14,7 +14,8 @@ from rich.text import Text
 
 from mimo.hooks import plain_text
 from mimo.topology import AXES, show_ranks
-from mimo.trainer.commands.show_memory import show_bytes
+from mimo.trainer.commands.tables.memory import show_bytes
+from mimo.trainer.config.names import OPTIMIZER
 
 if TYPE_CHECKING:
     from mimo.checkpoint import Differences, Manifest, TensorEntry
@@ -81,7 +82,7 @@ def _modules(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     groups: dict[tuple[str, bool], list[TensorEntry]] = {}
     for name, entry in manifest.tensors.items():
         first, _, rest = name.partition(".")
-        is_state = first == "optimizer"
+        is_state = first == OPTIMIZER
         owner = rest.partition(".")[0] if is_state else first
         groups.setdefault((owner if owner in manifest.topology else "", is_state), []).append(entry)
     for owner in (*manifest.topology, ""):

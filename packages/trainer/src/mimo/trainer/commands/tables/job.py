@@ -1,4 +1,4 @@
-"""What `mimo check` and `mimo plugins` print: settings, grids, memory and plan as tables and text."""
+"""What `mimo check` prints: settings, grids, memory and plan as tables and text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mimo.hooks import PluginEntry, PluginFailure
 from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module, show_ranks
-from mimo.trainer.commands.show_memory import show_memory, show_on_device
-from mimo.trainer.commands.show_stats import show_module_stats
+from mimo.trainer.commands.tables.memory import show_memory, show_on_device
+from mimo.trainer.commands.tables.module_stats import show_module_stats
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.directory import holds_run
 
@@ -40,21 +39,6 @@ LEGEND = (
 )
 _PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "prefetch": False, "recompute": "none"}
 """Settings of modules that are shown where one differs from the default."""
-_WIDE = 160
-
-
-def make_console() -> Console:
-    """Return a console on standard output that cuts nothing off where that is no terminal."""
-    console = _Console(highlight=False)
-    return console if console.is_terminal else _Console(highlight=False, width=_WIDE)
-
-
-class _Console(Console):
-    """One that leaves it to the command how to end when nobody reads on."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise on, where `rich` would exit with 1."""
-        raise  # noqa: PLE0704 -- it is called while that is handled
 
 
 def show_job(
@@ -123,21 +107,6 @@ def show_plan(plan: Plan) -> Iterator[str]:
     """Yield each actor's actions as one line of short words."""
     for actor in plan.actors:
         yield f"ranks {show_ranks(actor.ranks)}: {' '.join(_words(actor))}"
-
-
-def show_plugins(rows: Iterable[PluginEntry | PluginFailure]) -> Table:
-    """Return a table of installed plugins, those that cannot be used included."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("group", "name", "registers", "distribution", "version", "hooks"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        if isinstance(row, PluginFailure):
-            table.add_row(row.group, row.name, "", row.distribution, row.version, Text(f"cannot be used: {row.error}"))
-        else:
-            table.add_row(
-                row.group, row.name, ", ".join(row.specs), row.distribution, row.version, ", ".join(row.hooks)
-            )
-    return table
 
 
 def _modules(job: Job) -> Table:

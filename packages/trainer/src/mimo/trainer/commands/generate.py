@@ -1,0 +1,70 @@
+"""``mimo generate``: print the text that a checkpoint generates from a prompt."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from mimo.hooks import ConfigError
+
+
+def generate(
+    checkpoint: Path,
+    /,
+    *,
+    image: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
+    audio: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
+    item: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
+    text: Annotated[str, Parameter(show_default=False)] = "",
+    max_tokens: int = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: Annotated[int | None, Parameter(show_default=False)] = None,
+    tp: int = 1,
+) -> int:
+    """Print what a checkpoint writes after images, sounds and text, piece by piece as it is written.
+
+    Args:
+        checkpoint: its folder, or a run directory for the newest one.
+        image: images of the prompt, in the order of their placeholders.
+        audio: clips of the prompt, likewise.
+        item: items of other modalities, likewise, as MODALITY=FILE.
+        text: the prompt, with a placeholder such as <image> for each image; left out, the items alone.
+        max_tokens: most tokens to write.
+        temperature: divides the logits before a token is drawn; 0 for the likeliest one.
+        top_p: draws among the likeliest tokens that together have this probability; 1 for all.
+        top_k: draws among so many of the likeliest tokens; 0 for all.
+        seed: of the draws; left out, that of the run.
+        tp: processes over which the language model is split.
+    """
+    from mimo.launch import with_slurm
+    from mimo.trainer.decoding.prompt import lay_out_prompt, prompt_of
+    from mimo.trainer.decoding.sampling import Sampling, nothing_drawn
+    from mimo.trainer.resolving.checkpoint_settings import settings_of
+    from mimo.trainer.resolving.resolve import resolve
+    from mimo.trainer.resume.directory import check_world
+    from mimo.trainer.resume.resume_point import step_folder
+    from mimo.trainer.run.tasks import Request, generate_text, read_items, run_job
+
+    for name, value in (("max-tokens", max_tokens), ("tp", tp)):
+        if value < 1:
+            raise ConfigError(f"--{name}", expected="a whole number from 1", got=repr(value))
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed or 0)
+    if seed is not None and not temperature:
+        raise nothing_drawn("--seed")
+    items = read_items(image, audio, item)
+    if not items and not text:
+        raise ConfigError("--text", expected="something to go on from", got="nothing", fix="Give --text, or an item.")
+    folder = step_folder(checkpoint)
+    job = resolve(settings_of(folder, (), "generate", tp=tp), purpose="generate")
+    lay_out_prompt(job, prompt_of(job, text, items))
+    check_world(job.world, with_slurm(os.environ))
+    if seed is None:
+        sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=job.settings.run.seed)
+    request = Request(items=items, text=text, max_tokens=max_tokens, sampling=sampling)
+    return run_job(job, partial(generate_text, folder, request), purpose="generate")

@@ -1,0 +1,1 @@
+"""What commands print: settings, memory, plans, checkpoints and simulations as tables and text."""
