@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.optimizer import LearningRate, ModuleParameters
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_hybrid import HYBRID, HybridConfig
@@ -166,13 +166,16 @@ class Bench:
         def step(number: int) -> None:
             optimizer.zero_gradients()
             optimizer.gather()
-            with optimizer.computing(GRID.name, 0, "forward"):
+            with optimizer.on_compute(GRID.name, 0, "forward"):
                 loss = self.loss(model, number)
-            with optimizer.computing(GRID.name, 0, "backward"), optimizer.adding(GRID.name, 0, None, last=True):
+            with (
+                optimizer.on_compute(GRID.name, 0, "backward"),
+                optimizer.on_grad_accumulation(GRID.name, 0, None, last=True),
+            ):
                 loss.backward()
             optimizer.reduce(GRID.name, 0)
             stepped = optimizer.step(
-                number, Tally(loss=float(loss.detach()), label_tokens=labels, rows={GRID.name: labels})
+                number, LocalStats(loss=float(loss.detach()), label_tokens=labels, rows={GRID.name: labels})
             )
             assert not stepped.skipped
 

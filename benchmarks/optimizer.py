@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from mimo.optimizer import LearningRate, ModuleParameters
 from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally, local_gradient
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer, local_gradient
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 
@@ -55,7 +55,7 @@ def make_ours() -> tuple[list[nn.Parameter], Callable[[int], None]]:
         meshes=meshes,
     )
     optimizer = MimoOptimizer([module], names=["language"], learning_rate=RATE, clip=1.0, meshes=meshes, device=CPU)
-    tally = Tally(label_tokens=7, rows={"language": 7})
+    tally = LocalStats(label_tokens=7, rows={"language": 7})
 
     def step(number: int) -> None:
         optimizer.step(number, tally)

@@ -29,7 +29,7 @@ from typing_extensions import override
 from mimo.launch import ProcessInfo
 from mimo.model.runtime import DeferredWeightGrads, Part, WeightGradQueue
 from mimo.optimizer import Phase
-from mimo.optimizer.runtime import Tally
+from mimo.optimizer.runtime import LocalStats
 from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
@@ -213,9 +213,9 @@ class Sleeper(Program):
         self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
         self.written = []
 
-    def tally(self) -> Tally:
+    def tally(self) -> LocalStats:
         """Return nothing."""
-        return Tally()
+        return LocalStats()
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Sleep, and return as many rows as the routes send."""

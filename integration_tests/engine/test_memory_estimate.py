@@ -99,7 +99,7 @@ def watched(trainer: Trainer) -> tuple[Watch, ExitStack]:
         return lambda *given, **named: watch.bounds(inner(*given, **named))
 
     for program in trainer.programs:
-        for name in ("computing", "adding"):
+        for name in ("on_compute", "on_grad_accumulation"):
             patches.enter_context(patch.object(program, name, around(getattr(program, name))))
     for name in ("gather", "wait"):
         patches.enter_context(patch.object(Group, name, watch.after(getattr(Group, name))))

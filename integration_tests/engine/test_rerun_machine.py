@@ -17,7 +17,7 @@ from torch import nn
 from mimo.hooks import CheckpointError, Common, RestartNeededError, RunInfo, StepInfo
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
-from mimo.optimizer.runtime import Agreed, Proposed
+from mimo.optimizer.runtime import ReducedStats, StepDecision
 from mimo.topology import StageId
 from mimo.trainer.config.names import RERUN_FILE
 from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
@@ -44,23 +44,25 @@ def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: An
     return resolve(make_settings(table))
 
 
-def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> Proposed:
+def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:
     """Return what all ranks agreed on in a step of one label token; ``passes`` are rows of the language model."""
     norm = loss if norm is None else norm
     finite = math.isfinite(loss) and math.isfinite(norm)
-    agreed = Agreed(
+    agreed = ReducedStats(
         loss=loss,
         label_tokens=tokens,
         rows={},
         seconds={},
         counts={},
         zeros={},
-        told={PASSES: torch.tensor([0.0, 0.0, passes**POWER, *[0.0] * 9], dtype=torch.float64)},  # two stages a module
+        extra_sums={
+            PASSES: torch.tensor([0.0, 0.0, passes**POWER, *[0.0] * 9], dtype=torch.float64)
+        },  # two stages a module
         squares={("language", ""): norm * norm},
-        alike=True,
+        digests_equal=True,
         stops=0,
     )
-    return Proposed(
+    return StepDecision(
         agreed=agreed,
         loss=loss,
         norm=norm if finite else math.nan,
@@ -162,7 +164,7 @@ def test_how_far_two_numbers_are_apart(one: float, other: float, expected: float
 class Scripted:
     """A trainer of one rank whose steps come to what is written down, one run after the other."""
 
-    def __init__(self, job: Job, results: list[Proposed]) -> None:
+    def __init__(self, job: Job, results: list[StepDecision]) -> None:
         self.job, self.rank, self.device, self.model = job, 0, CPU, nn.Linear(1, 1)
         self.results = list(results)
         self.optimizer = SimpleNamespace(propose=lambda _tally: self.results.pop(0), loss_scale=1.0)
@@ -233,7 +235,7 @@ def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], boo
 
 
 def _rerunner(
-    plain: Job, directory: Path, rerun: Mapping[str, Any], results: list[Proposed]
+    plain: Job, directory: Path, rerun: Mapping[str, Any], results: list[StepDecision]
 ) -> tuple[Rerunner, RerunStateMachine, Scripted]:
     """Return what runs these results."""
     settings = attrs.evolve(

@@ -57,7 +57,7 @@ def test_in_order_begins_each_sum_as_soon_as_its_gradients_are_final() -> None:
     """While the backward of layers before it has not begun."""
     events: list[str] = []
     _, in_order, loss = layers_of(events)
-    with in_order.adding(None):
+    with in_order.on_grad_accumulation(None):
         loss.backward()
         events.append("over")
     passes = [f"{what} of {number}" for number in (2, 1, 0) for what in ("backward", "sum")]
@@ -69,7 +69,7 @@ def test_in_order_begins_what_no_gradient_came_for_at_the_end_and_in_the_order_o
     events: list[str] = []
     layers, in_order, _ = layers_of(events)
     events.clear()
-    with in_order.adding(None):
+    with in_order.on_grad_accumulation(None):
         layers[2](torch.ones(1, 2)).sum().backward()
         layers[0](torch.ones(1, 2)).sum().backward()
         events.append("over")
@@ -81,7 +81,7 @@ def test_in_order_takes_what_was_not_put_off_for_final() -> None:
     events: list[str] = []
     layers, in_order, _ = layers_of(events)
     later = Later({layers[1].weight})
-    with in_order.adding(later):
+    with in_order.on_grad_accumulation(later):
         events.append("computes")
         later.added(layers[1].weight)
         events.append("over")
@@ -92,7 +92,7 @@ def test_in_order_is_deaf_outside_of_the_last_backward() -> None:
     """Gradients of earlier ones begin nothing, then or later."""
     events: list[str] = []
     layers, in_order, _ = layers_of(events)
-    with in_order.adding(None):
+    with in_order.on_grad_accumulation(None):
         pass
     events.clear()
     layers[2](torch.ones(1, 2)).sum().backward()
@@ -104,7 +104,7 @@ def test_in_order_refuses_a_gradient_that_was_not_final() -> None:
     layers, in_order, loss = layers_of([])
 
     def add() -> None:
-        with in_order.adding(None):
+        with in_order.on_grad_accumulation(None):
             loss.backward()
             layers[2](torch.ones(1, 2)).sum().backward()
 
@@ -137,7 +137,7 @@ def _replicated(rank: int, overlaps: bool) -> tuple[list[list[float]], list[str]
         for parameter in named.values():
             parameter.grad = None
         for last in (False, True):
-            with prepared.adding(None, last):
+            with prepared.on_grad_accumulation(None, last):
                 for number in runs:
                     layers[number](torch.full((1, 1), float(10**number))).sum().backward()
         prepared.reduce()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.optimizer import LearningRate, ModuleParameters
 from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally, agree, is_counted
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer, agree, is_counted
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 
@@ -110,10 +110,10 @@ def give(optimizer: MimoOptimizer, rank: int, step: int) -> None:
         optimizer.reduce(module.part.grid.name, 0)
 
 
-def tally(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> Tally:
+def tally(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> LocalStats:
     """Return a rank's share: tokens on one rank, rows on ranks 0 and 2."""
     counted = {0: {"vision": 2}, 2: {"language": 9}}.get(rank, {}) if rows is None else rows
-    return Tally(loss=loss, label_tokens=TOKENS if rank == 3 else 0, rows=counted)
+    return LocalStats(loss=loss, label_tokens=TOKENS if rank == 3 else 0, rows=counted)
 
 
 def train(rank: int) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
@@ -161,7 +161,7 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
     if fault == "loss":
         stepped = optimizer.step(1, tally(rank, loss=math.inf if rank == 2 else 1.0))
     elif fault == "tokens":
-        stepped = optimizer.step(1, Tally(loss=1.0))
+        stepped = optimizer.step(1, LocalStats(loss=1.0))
     elif fault == "rows":
         stepped = optimizer.step(1, tally(rank, rows={"language": 9} if rank == 2 else {}))
     else:
@@ -253,7 +253,7 @@ def several(rank: int, order: tuple[int, ...]) -> tuple[list[float], list[float]
     between = gradients()
     optimizer.reduce("language", order[1])
     assert {name: is_counted(module.part, name) for name in names} == dict.fromkeys(names, rank == 0)
-    stepped = optimizer.step(1, Tally(label_tokens=1, rows={"language": 1}))
+    stepped = optimizer.step(1, LocalStats(label_tokens=1, rows={"language": 1}))
     assert stepped.norm == pytest.approx(math.sqrt(3 * (4**2 + 2**2 + 6**2)) / 2, rel=1e-6)
     return between, [2 * one for one in gradients()], sorted(optimizer.state()["language"])
 
@@ -283,7 +283,7 @@ def tied(rank: int) -> tuple[float, list[float]]:
         parameter.grad = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False)
     optimizer.reduce_tied("language")
     optimizer.reduce("language", rank)
-    stepped = optimizer.step(1, Tally(label_tokens=1 if rank else 0, rows={"language": 1}))
+    stepped = optimizer.step(1, LocalStats(label_tokens=1 if rank else 0, rows={"language": 1}))
     norm = parameters["language.norm"]
     assert isinstance(norm, DTensor)
     return stepped.norm, norm.to_local().tolist()
@@ -298,7 +298,7 @@ def test_optimizer_tied_parameter_is_summed_over_stages_and_counted_once(run_ran
 
 def stopping(rank: int) -> tuple[int, int]:
     """Return how many ranks are to stop, in a step before one of them is told, and in that step."""
-    tallies = (Tally(loss=math.nan), Tally(loss=math.nan) + Tally(stops=int(rank == 2)))
+    tallies = (LocalStats(loss=math.nan), LocalStats(loss=math.nan) + LocalStats(stops=int(rank == 2)))
     found = [agree(one, squares={}, modules=("language",), counts=(), device=torch.device("cpu")) for one in tallies]
     return found[0].stops, found[1].stops
 

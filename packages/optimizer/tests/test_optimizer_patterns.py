@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.optimizer import LearningRate, ModuleParameters, Pattern, Rule
 from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Stepped, Tally, local_gradient
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer, StepResult, local_gradient
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 
@@ -200,12 +200,12 @@ def give(optimizer: MimoOptimizer, rank: int, step: int) -> None:
         optimizer.reduce(name, 0)
 
 
-def train(rank: int, clip_by: str, named: bool) -> tuple[dict[str, Tensor], list[Stepped], dict[str, list[str]]]:
+def train(rank: int, clip_by: str, named: bool) -> tuple[dict[str, Tensor], list[StepResult], dict[str, list[str]]]:
     """Step a few times; return this rank's whole weights, what steps came to, and the names of states."""
     optimizer, found = build(rank, clip_by, named), []
     for step in range(1, STEPS + 1):
         give(optimizer, rank, step)
-        tally = Tally(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1})
+        tally = LocalStats(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1})
         found.append(optimizer.step(step, tally))
         optimizer.zero_gradients()
     weights = {
@@ -262,7 +262,7 @@ def spoil(rank: int, name: str) -> tuple[bool, float, bool]:
     if rank == 3:
         for module in optimizer.modules.values():
             local_gradient(module.part.parameters[name]).fill_(math.inf)
-    stepped = optimizer.step(1, Tally(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1}))
+    stepped = optimizer.step(1, LocalStats(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1}))
     state = [value for tree in optimizer.state().values() for value in tree.values()]
     changed = any(float(lay_out(value).abs().sum()) for value in state)
     return stepped.skipped, stepped.group_norms["vision"], changed

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from mimo.hooks import Common
 from mimo.optimizer import LearningRate, ModuleParameters
 from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
-from mimo.optimizer.runtime import SCALING, LossScale, MimoOptimizer, ModuleOptimizer, Stepped, Tally
+from mimo.optimizer.runtime import SCALING, LocalStats, LossScale, MimoOptimizer, ModuleOptimizer, StepResult
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 
@@ -91,7 +91,7 @@ def build(rank: int, scaling: LossScale | None) -> MimoOptimizer:
     )
 
 
-def take(optimizer: MimoOptimizer, rank: int, step: int, *, fault: str = "") -> Stepped:
+def take(optimizer: MimoOptimizer, rank: int, step: int, *, fault: str = "") -> StepResult:
     """Take a step as a loss that was scaled would have it, with a fault on rank 1, which holds only the encoder."""
     optimizer.zero_gradients()
     for name, module in optimizer.modules.items():
@@ -103,7 +103,7 @@ def take(optimizer: MimoOptimizer, rank: int, step: int, *, fault: str = "") -> 
                 value[0, 0] = math.nan
             parameter.grad = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False)
         optimizer.reduce(name, 0)
-    tally = Tally(
+    tally = LocalStats(
         loss=math.inf if rank == 1 and fault == "loss" else 1.0,
         label_tokens=TOKENS if rank == 3 and fault != "tokens" else 0,
         rows={"vision": 2, "language": 9} if rank == 2 else {},

@@ -113,10 +113,10 @@ def run(rank: int, case: Case) -> dict[str, dict[str, Tensor]]:
         for microbatch, filled in enumerate(case.full):
             x = rows_of(rank, microbatch) if rank in filled else torch.zeros(0, ROWS[0])
             x = x.to({"fp32": torch.float32, "bf16": torch.bfloat16}[case.precision])
-            with prepared.computing("forward"):
+            with prepared.on_compute("forward"):
                 y = stage(x)
             last = microbatch == len(case.full) - 1
-            with prepared.adding(None, last), prepared.computing("backward"):
+            with prepared.on_grad_accumulation(None, last), prepared.on_compute("backward"):
                 if y.requires_grad:
                     (y.float().square().sum() / y.shape[1]).backward()
         prepared.reduce()

@@ -96,8 +96,8 @@ def test_a_lane_alone_gathers_nothing_ahead() -> None:
     ("shard", "expected"),
     [
         ("optimizer", SentBytes(step=300 + 150)),
-        ("gradients", SentBytes(step=150, adding=300)),
-        ("full", SentBytes(forward=225, backward=225, adding=300)),
+        ("gradients", SentBytes(step=150, grad_accumulation=300)),
+        ("full", SentBytes(forward=225, backward=225, grad_accumulation=300)),
     ],
 )
 def test_each_way_to_spread_sends_at_its_own_time(shard: Shard, expected: SentBytes) -> None:

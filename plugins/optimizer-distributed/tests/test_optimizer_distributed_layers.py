@@ -114,7 +114,7 @@ def _wrong_order(rank: int, order: Sequence[int]) -> None:
     stage = OwnWay(order=order)
     part, meshes = lay_out(rank, Case(lanes=2, config=config_of("full"), full=()), stage)
     prepared = DISTRIBUTED.prepare(part, meshes, config_of("full"))
-    with prepared.computing("forward"):
+    with prepared.on_compute("forward"):
         stage(torch.zeros(1, 3))
 
 

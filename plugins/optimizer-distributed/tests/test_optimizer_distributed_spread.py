@@ -86,7 +86,7 @@ def _pieces(rank: int, case: Case) -> dict[str, Any]:
         lambda leave, _given, _output: held.update(inside=bool((leave.weight == whole["leave.weight"]).all()))
     )
     prepared.gather(ThreadPoolExecutor(1))
-    with prepared.computing("forward"):
+    with prepared.on_compute("forward"):
         stage(torch.zeros(1, 3))
     prepared.settle("any")
     after = stage.leave.weight
@@ -115,9 +115,9 @@ def _sums(_rank: int) -> list[Tensor]:
     for microbatches in ((0,), (1,), (0, 1)):
         prepared.gather(ThreadPoolExecutor(1))
         for microbatch in microbatches:
-            with prepared.computing("forward"):
+            with prepared.on_compute("forward"):
                 y = stage(rows_of(0, microbatch).bfloat16())
-            with prepared.computing("backward"):
+            with prepared.on_compute("backward"):
                 y.float().square().sum().backward()
         prepared.reduce()
         found.append(torch.cat([full(piece.grad).flatten() for piece in (prepared.parameters or {}).values()]))

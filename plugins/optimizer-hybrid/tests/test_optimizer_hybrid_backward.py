@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.optimizer import LearningRate, ModuleParameters, OptimizerSpec
-from mimo.optimizer.runtime import FlatSum, MimoOptimizer, ModuleOptimizer, Tally, _replicate
+from mimo.optimizer.runtime import FlatSum, LocalStats, MimoOptimizer, ModuleOptimizer, _replicate
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed import DISTRIBUTED, DistributedConfig
@@ -64,12 +64,12 @@ class Setup:
         self.optimizer.gather()
         with patch.object(Staging, "stage", self._staged):
             for index, own in enumerate(rows):
-                with self.optimizer.computing("model", 0, "forward"):
+                with self.optimizer.on_compute("model", 0, "forward"):
                     loss = self.model(own)
                 last = index == len(rows) - 1
                 with (
-                    self.optimizer.adding("model", 0, None, last=last),
-                    self.optimizer.computing("model", 0, "backward"),
+                    self.optimizer.on_grad_accumulation("model", 0, None, last=last),
+                    self.optimizer.on_compute("model", 0, "backward"),
                 ):
                     self.events.append("backward")
                     loss.backward()
@@ -78,7 +78,7 @@ class Setup:
 
     def step(self, step: int) -> bool:
         """Take the step of these gradients; tell whether it was skipped."""
-        return self.optimizer.step(step, Tally(loss=1.0, label_tokens=3, rows={"model": 1})).skipped
+        return self.optimizer.step(step, LocalStats(loss=1.0, label_tokens=3, rows={"model": 1})).skipped
 
     @property
     def values(self) -> list[Tensor]:

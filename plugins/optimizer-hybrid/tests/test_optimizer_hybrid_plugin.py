@@ -11,7 +11,7 @@ from torch import nn
 
 from mimo.hooks import ConfigError, discover
 from mimo.optimizer import OPTIMIZERS, LearningRate, ModuleParameters
-from mimo.optimizer.runtime import MimoOptimizer, ModuleOptimizer, Tally
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_hybrid import HYBRID, HybridConfig
@@ -87,7 +87,7 @@ def steps(_rank: int, fraction: float) -> list[bool]:
             layer(torch.ones(2, 20)).sum().backward()
         for name in layers:
             optimizer.reduce(name, 0)
-        optimizer.step(step, Tally(loss=1.0, label_tokens=1, rows=rows))
+        optimizer.step(step, LocalStats(loss=1.0, label_tokens=1, rows=rows))
         optimizer.settle()
         after = _values(optimizer)
         found += [

@@ -59,7 +59,7 @@ class Asked:
     def sent(self, numbers: Numbers, _config: Any) -> SentBytes:
         """Tell other bytes for each time."""
         self.numbers.append(numbers)
-        return SentBytes(step=numbers.trained, forward=1e9, backward=2e9, adding=3e9)
+        return SentBytes(step=numbers.trained, forward=1e9, backward=2e9, grad_accumulation=3e9)
 
     def find(self, kind: Kind[Any], name: str, where: str) -> Any:
         """Find the plugin under the name of ``adamw``."""

@@ -47,7 +47,7 @@ class Order:
             layer.register_forward_hook(self._after)
 
     @contextmanager
-    def computing(self, phase: Phase) -> Iterator[None]:
+    def on_compute(self, phase: Phase) -> Iterator[None]:
         """Gather during the context; leaving it by an error leaves the rest undone."""
         assert self._phase is None, "one computation of a stage at a time"
         self._phase, self._next = phase, 0

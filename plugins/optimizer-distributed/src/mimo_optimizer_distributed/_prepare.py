@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from mimo.optimizer import Access, ModuleParameters, Phase, Prepared, PutOff
+from mimo.optimizer import Access, DeferredGrads, ModuleParameters, Phase, Prepared
 from mimo.optimizer.runtime import FlatSum, InOrder, layers, replicate, sum_over
 from mimo.topology import StageId
 from mimo.topology.meshes import Meshes
@@ -132,8 +132,8 @@ class Spread:
             parameters={name: piece for name, piece in self._pieces.items() if name in part.parameters},
             frozen={name: piece for name, piece in self._pieces.items() if name in part.frozen},
             gather=self._gather,
-            computing=self._computing,
-            adding=self._adding,
+            on_compute=self._on_compute,
+            on_grad_accumulation=self._on_grad_accumulation,
             before_tied=self._reduce_tied,
             settle=self._settle,
         )
@@ -231,18 +231,20 @@ class Spread:
                 group.wait()
 
     @contextmanager
-    def _computing(self, phase: Phase) -> Iterator[None]:
-        with nullcontext() if self._order is None else self._order.computing(phase):
+    def _on_compute(self, phase: Phase) -> Iterator[None]:
+        with nullcontext() if self._order is None else self._order.on_compute(phase):
             yield
         if phase == "backward":  # in fp32 at once, what is not put off too, before the next one adds to it
             self._add()
 
     @contextmanager
-    def _adding(self, put_off: PutOff | None, last: bool) -> Iterator[None]:  # noqa: FBT001 - as `Prepared` has it
+    def _on_grad_accumulation(self, deferred: DeferredGrads | None, last: bool) -> Iterator[None]:  # noqa: FBT001 - as `Prepared` has it
         sums_now = self._reduces_early or (last and self._in_order is not None)
         for one in self._sums:
             one.is_last = last
-        with self._in_order.adding(put_off) if sums_now and self._in_order is not None else nullcontext():
+        with (
+            self._in_order.on_grad_accumulation(deferred) if sums_now and self._in_order is not None else nullcontext()
+        ):
             yield
         if sums_now and self._in_order is None:
             for one in self._sums:  # one message at a time, and not all of them in memory

@@ -63,10 +63,10 @@ def sent(numbers: Numbers, config: Sharding) -> SentBytes:
     copies = 2 * (lanes.copies - 1) / lanes.copies * WEIGHT_BYTES * numbers.trained / lanes.size
     if config.shard == "full":
         gathered = share * numbers.number_bytes * numbers.all
-        return SentBytes(step=copies, forward=gathered, backward=gathered, adding=reduced)
+        return SentBytes(step=copies, forward=gathered, backward=gathered, grad_accumulation=reduced)
     once = copies + share * numbers.number_bytes * numbers.trained
     if config.shard == "gradients":
-        return SentBytes(step=once, adding=reduced)
+        return SentBytes(step=once, grad_accumulation=reduced)
     return SentBytes(step=once + reduced)
 
 

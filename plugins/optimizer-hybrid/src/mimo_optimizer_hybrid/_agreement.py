@@ -20,7 +20,7 @@ from mimo_optimizer_hybrid.optimizer import count_numbers, device_of, divide
 
 
 @attrs.frozen(kw_only=True)
-class Agreed:
+class BuildPlan:
     """By what an optimizer is built.
 
     Args:
@@ -38,7 +38,7 @@ class Agreed:
     overlaps: bool
 
 
-def agree(shares: Sequence[Share], device: torch.device) -> list[Agreed]:
+def agree(shares: Sequence[Share], device: torch.device) -> list[BuildPlan]:
     """Decide how this rank's parameters are stepped. Call it on every rank of the world, whether it has shares or not.
 
     Args:
@@ -103,13 +103,13 @@ def _fractions(shares: Sequence[Share], device: torch.device) -> list[float]:
     return [mean if one == "auto" else one for mean, one in zip(means, given, strict=True)]
 
 
-def _agreed(share: Share, fraction: float) -> Agreed:
+def _agreed(share: Share, fraction: float) -> BuildPlan:
     parameters = share.part.parameters
     readers = readers_of(share.prepared)
     waited = [name for one in readers for name in one.order if name in parameters]
     # What another stage holds a copy of comes first, so that the halves of both stages can be cut behind it.
     names = sorted(dict.fromkeys([*waited, *parameters]), key=lambda name: name not in share.part.tied)
-    return Agreed(
+    return BuildPlan(
         config=attrs.evolve(share.config, fraction=fraction),
         names=tuple(names),
         kept=len(share.part.tied),

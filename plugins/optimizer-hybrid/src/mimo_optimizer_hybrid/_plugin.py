@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mimo.optimizer import Overlap
-    from mimo_optimizer_hybrid._agreement import Agreed
+    from mimo_optimizer_hybrid._agreement import BuildPlan
     from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 
@@ -83,7 +83,7 @@ def _prepare(part: ModuleParameters, meshes: Any, config: HybridConfig) -> Prepa
     )
 
 
-def _agree(shares: Sequence[Share], meshes: Any) -> Sequence[Agreed]:
+def _agree(shares: Sequence[Share], meshes: Any) -> Sequence[BuildPlan]:
     import torch
 
     from mimo_optimizer_hybrid._agreement import agree
@@ -91,7 +91,7 @@ def _agree(shares: Sequence[Share], meshes: Any) -> Sequence[Agreed]:
     return agree(shares, torch.device(meshes.device_type))
 
 
-def _build(parameters: Mapping[str, nn.Parameter], agreed: Agreed, _meshes: Any) -> torch.optim.Optimizer:
+def _build(parameters: Mapping[str, nn.Parameter], agreed: BuildPlan, _meshes: Any) -> torch.optim.Optimizer:
     from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
     config = agreed.config

@@ -73,15 +73,15 @@ class Readers:
         Args:
             inner: how they lie; it calls `wait` before it gathers any, and `reduced` when their gradients are final.
         """
-        computing = inner.computing
+        on_compute = inner.on_compute
         if inner.parameters is None:
             for stage, layers in self._stages:
                 stage.module.register_forward_pre_hook(_hook_of_stage(stage, layers), prepend=True)
                 for layer in layers:
                     layer.module.register_forward_pre_hook(_hook_of_layer(layer), prepend=True)
         else:
-            computing = self._computing(inner, tuple(self._parameters.keys() - inner.parameters.keys()))
-        own = {"computing": computing, "settle": self._settling(inner), "readers": self}
+            on_compute = self._on_compute(inner, tuple(self._parameters.keys() - inner.parameters.keys()))
+        own = {"on_compute": on_compute, "settle": self._settling(inner), "readers": self}
         return Read(**{**attrs.asdict(inner, recurse=False), **own})
 
     def wait(self, names: Collection[str]) -> None:
@@ -97,16 +97,16 @@ class Readers:
         for optimizer in self._optimizers:
             optimizer.gradients_final(names)
 
-    def _computing(self, inner: Prepared, whole: Collection[str]) -> Callable[[Phase], AbstractContextManager[None]]:
+    def _on_compute(self, inner: Prepared, whole: Collection[str]) -> Callable[[Phase], AbstractContextManager[None]]:
         """Return the bounds of a computation, which waits for what is not gathered."""
 
         @contextmanager
-        def computing(phase: Phase) -> Iterator[None]:
+        def on_compute(phase: Phase) -> Iterator[None]:
             self.wait(whole)
-            with inner.computing(phase):
+            with inner.on_compute(phase):
                 yield
 
-        return computing
+        return on_compute
 
     def _settling(self, inner: Prepared) -> Callable[[Access], None]:
         def settle(access: Access) -> None:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Phase: TypeAlias = Literal["forward", "backward"]
 Access: TypeAlias = Literal["step", "any"]
-"""What is about to happen to parameters: those that train are stepped, or any may be read or changed from outside."""
+"""The kind of access to parameters: the optimizer steps the trained ones, or any may be read or changed outside."""
 GRADIENT_SCALE = "gradient_scale"
 """Key of an optimizer's parameter groups: what it multiplies gradients by itself as it steps; see `OptimizerSpec`."""
 Sums: TypeAlias = Literal["lanes", "stages"]
-"""What gradients are about to be summed over: the ranks that share a stage, or the stages that share a parameter."""
+"""Over what gradients are summed: the ranks that share a stage, or the stages that share a parameter."""
 LOSS_SCALES = (2.0**-16, 2.0**32)
-"""Least and largest scale of fp16's loss. Below, what is not finite is so by itself; above, gradients are zero."""
+"""Smallest and largest loss scale of fp16. Below, values are not finite by themselves; above, gradients are zero."""
 
 
 def _nothing(*_given: Any) -> None:
@@ -55,8 +55,8 @@ class ModuleParameters:
             part of the gradient.
         whole: names of those that are not trained and that other code than layers changes between steps: they stay
             whole on every lane, and fp32.
-        observe: is to be called with "lanes", ``stages`` and this rank's own gradients whenever a sum of some of these
-            over lanes begins, before any other rank has added to them. It only reads them, and waits for nothing.
+        observe: the plugin calls it with "lanes", ``stages`` and this rank's own gradients whenever a sum of some of
+            them over lanes begins, before any other rank has added to them. It only reads them, and waits for nothing.
     """
 
     grid: Grid
@@ -85,64 +85,64 @@ class ModuleParameters:
     def only(self, names: Iterable[str]) -> ModuleParameters:
         """Return those of ``names`` alone."""
         names = list(names)
-        kept = {name: self.parameters[name] for name in names if name in self.parameters}
+        parameters = {name: self.parameters[name] for name in names if name in self.parameters}
         frozen = {name: self.frozen[name] for name in names if name in self.frozen}
         return attrs.evolve(
             self,
-            parameters=kept,
+            parameters=parameters,
             frozen=frozen,
-            summed=self.summed & kept.keys(),
-            tied=self.tied & kept.keys(),
-            experts=self.experts & (kept.keys() | frozen.keys()),
+            summed=self.summed & parameters.keys(),
+            tied=self.tied & parameters.keys(),
+            experts=self.experts & (parameters.keys() | frozen.keys()),
             whole=self.whole & frozen.keys(),
         )
 
 
-class PutOff(Protocol):
-    """Weight gradients that a backward of a stage has put off, and that are about to be computed."""
+class DeferredGrads(Protocol):
+    """Weight gradients that a backward of a stage has deferred, and that are about to be computed."""
 
     @property
     def parameters(self) -> Collection[Tensor]:
-        """The leaves whose gradients they are."""
+        """The autograd leaves of these gradients."""
 
     def on_grad_accumulation(self, callback: Callable[[Tensor], None]) -> None:
         """Call ``callback`` with each leaf once all deferred parts of its gradient have been added."""
 
 
 def _no_bounds(*_given: Any) -> AbstractContextManager[None]:
-    """Return a context in which nothing is done."""
+    """Return a context that does nothing."""
     return nullcontext()
 
 
 @attrs.frozen
 class Prepared:
-    """How parameters and gradients lie over the data lanes.
+    """How parameters and gradients are laid out over the data lanes.
 
     Args:
         reduce: leaves the gradient of each of ``parameters`` summed over the whole step, in fp32.
-        parameters: what the optimizer steps, by full name: None for the given ones, or this rank's pieces of them as
-            DTensors of the whole shape, whose mesh has an axis `mimo.topology.DATA` beside the axes of the given one.
-        frozen: the same for those that are not trained.
-        gather: is called on all lanes alike whenever stages are to run: begins to gather what they compute with. What
-            it must wait for before that, it does on the given executor, one thread that does things in order.
-        computing: gives the context of each forward and backward of a stage, of the part of a backward that is not put
-            off likewise; entered and left on all lanes in the same order.
-        adding: gives the context of each backward of a stage, or of the part of it that was put off. Leaving it, the
-            stage's gradients, or sums of them on their way, hold all that this backward adds. Given are what was put
-            off, None for a whole backward, and whether it is the last that adds to them in the step. Sums over lanes
-            may begin within, and are then waited for in ``reduce``.
-        before_tied: is called before gradients of tied parameters are added up over stages, which is before ``reduce``:
-            leaves those that are not of the given parameters where ``reduce`` would.
-        settle: is called before values of the parameters are read or changed from outside the layers, with what is
-            about to happen; what layers have gathered of them is then out of date, or given back.
+        parameters: what the optimizer steps, by full name: None for the given ones, or this rank's shards of them as
+            DTensors of the full shape, whose mesh has an axis `mimo.topology.DATA` beside the axes of the given one.
+        frozen: likewise, for parameters that are not trained.
+        gather: called on all lanes before stages run; begins to gather the weights that they compute with. It waits
+            only on the given executor, a thread that runs tasks in order.
+        on_compute: returns the context of each forward and backward of a stage, without deferred weight gradients;
+            entered and left on all lanes in the same order.
+        on_grad_accumulation: returns the context of each backward of a stage, or of its deferred part. When it ends,
+            the stage's gradients, or pending sums of them, contain everything that this backward adds. It receives the
+            deferred gradients, None for a whole backward, and whether it is the last in the step. Sums over lanes may
+            begin within; ``reduce`` then waits for them.
+        before_tied: called before gradients of tied parameters are summed over stages, which is before ``reduce``;
+            puts those that belong to other parameters than the given ones where ``reduce`` would.
+        settle: called before values of the parameters are read or changed outside the layers, with the kind of access;
+            it invalidates or writes back what layers have gathered.
     """
 
     reduce: Callable[[], None]
     parameters: Mapping[str, nn.Parameter] | None = None
     frozen: Mapping[str, nn.Parameter] | None = None
     gather: Callable[[Executor], None] = _nothing
-    computing: Callable[[Phase], AbstractContextManager[None]] = _no_bounds
-    adding: Callable[[PutOff | None, bool], AbstractContextManager[None]] = _no_bounds
+    on_compute: Callable[[Phase], AbstractContextManager[None]] = _no_bounds
+    on_grad_accumulation: Callable[[DeferredGrads | None, bool], AbstractContextManager[None]] = _no_bounds
     before_tied: Callable[[], None] = _nothing
     settle: Callable[[Access], None] = _nothing
 
@@ -188,8 +188,8 @@ class OptimizerSpec:
         agree: decides by what the optimizers are built that the plugin steps parameters with here, before any of them
             is: what it returns for each is given to ``build`` in place of the config. It is called on every rank of a
             run that names the plugin, with nothing where it steps nothing, so that all ranks can talk to each other.
-        memory: tells what an optimizer that `build` has made holds, for the metrics; None if that is nothing special.
-        estimates: tell what it will hold and send, before anything is allocated; see `mimo.optimizer.estimates`.
+        memory: returns what an optimizer made by `build` holds, for the metrics; None if there is nothing to report.
+        estimates: of what it will hold and send, before anything is allocated; see `mimo.optimizer.estimates`.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""What an optimizer plugin will hold and send, told from shapes before anything is allocated. Free of torch.
+"""What an optimizer plugin will hold and send, from shapes, before anything is allocated. Free of torch.
 
-The functions of `Estimates` mirror those of `OptimizerSpec`: `Estimates.laid` tells what ``prepare`` makes of the
+The functions of `Estimates` mirror those of `OptimizerSpec`: `Estimates.laid` returns what ``prepare`` makes of the
 parameters of a stage, `Estimates.state` what ``build`` holds of those that it steps, and `Estimates.sent` what
 reductions and gathering send. Bytes are those of tensors: messages on their way and what an allocator rounds up to are
 not among them.
@@ -173,14 +173,14 @@ class SentBytes:
     Args:
         step: once a step.
         forward: in each forward.
-        backward: in each backward, of the part that is not put off.
-        adding: whenever a backward has added its gradients.
+        backward: in each backward, without deferred weight gradients.
+        grad_accumulation: whenever a backward has added its gradients.
     """
 
     step: float = 0
     forward: float = 0
     backward: float = 0
-    adding: float = 0
+    grad_accumulation: float = 0
 
     def __add__(self, other: SentBytes) -> SentBytes:
         """Return what both send."""
@@ -188,7 +188,7 @@ class SentBytes:
             step=self.step + other.step,
             forward=self.forward + other.forward,
             backward=self.backward + other.backward,
-            adding=self.adding + other.adding,
+            grad_accumulation=self.grad_accumulation + other.grad_accumulation,
         )
 
 
@@ -220,7 +220,7 @@ def reduced_once(numbers: Numbers, _config: object = None) -> SentBytes:
 
 @attrs.frozen(kw_only=True)
 class Estimates:
-    """What a plugin tells of its memory and messages; left out, it is taken for AdamW that replicates.
+    """Estimates of a plugin's memory and messages; without them it counts as AdamW that replicates.
 
     Args:
         laid: given the parameters of a part and the plugin's config, what `OptimizerSpec.prepare` makes of them.

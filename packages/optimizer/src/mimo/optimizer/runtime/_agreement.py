@@ -1,4 +1,4 @@
-"""The one small world all-reduce of a step: everything that all ranks must agree on, in float64."""
+"""The one small world all-reduce of a step: all sums on which ranks base the same decisions, in float64."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 N = TypeVar("N", int, float, Tensor)
 
-Bin: TypeAlias = tuple[str, str]
-"""A module, and a clip group of it: what squares of gradients are summed by."""
+NormBucket: TypeAlias = tuple[str, str]
+"""A module and one of its clip groups, for which squared gradients are summed."""
 
 WORDS, WORD_BITS = 4, 18
-"""Of a digest: so short that float64 adds up the squares of 100,000 ranks' words exactly."""
+"""Words of a digest and their bits: float64 sums the squares of the words of 100,000 ranks exactly."""
 
 
 @attrs.frozen(kw_only=True)
-class Tally:
-    """What one rank contributes; each global quantity is given by exactly one rank for each part of it.
+class LocalStats:
+    """The contribution of one rank to the step's sums; exactly one rank contributes each part of a quantity.
 
     Args:
         loss: sum of token losses.
@@ -30,11 +30,11 @@ class Tally:
         rows: rows that each module ran, by module name.
         seconds: time spent in each module, by module name.
         counts: further sums by name (samples cut, samples right).
-        zeros: numbers of gradients that are exactly zero, by module name.
-        told: further sums of several values each by name, what models tell beside their rows: float64, on any device.
-        digest: what this rank takes the samples of the coming step to be, as `WORDS` numbers below ``2**WORD_BITS``;
-            None where it does not look at them.
-        stops: 1 where this rank has been asked to stop after the step.
+        zeros: number of gradient elements that are exactly zero, by module name.
+        extra_sums: further sums of several values each, by name, such as metrics of models: float64, on any device.
+        digest: of the samples that this rank expects in the next step, as `WORDS` numbers below ``2**WORD_BITS``; None
+            on a rank that does not read them.
+        stops: 1 if this rank was asked to stop after the step.
     """
 
     loss: float = 0.0
@@ -43,31 +43,31 @@ class Tally:
     seconds: Mapping[str, float] = attrs.field(factory=dict)
     counts: Mapping[str, int] = attrs.field(factory=dict)
     zeros: Mapping[str, int] = attrs.field(factory=dict)
-    told: Mapping[str, Tensor] = attrs.field(factory=dict)
+    extra_sums: Mapping[str, Tensor] = attrs.field(factory=dict)
     digest: tuple[int, ...] | None = None
     stops: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: LocalStats) -> LocalStats:
         """Return the sums of both."""
-        return Tally(
+        return LocalStats(
             loss=self.loss + other.loss,
             label_tokens=self.label_tokens + other.label_tokens,
             rows=_add(self.rows, other.rows),
             seconds=_add(self.seconds, other.seconds),
             counts=_add(self.counts, other.counts),
             zeros=_add(self.zeros, other.zeros),
-            told=_add(self.told, other.told),
+            extra_sums=_add(self.extra_sums, other.extra_sums),
             digest=self.digest or other.digest,
             stops=self.stops + other.stops,
         )
 
 
 @attrs.frozen(kw_only=True)
-class Agreed:
+class ReducedStats:
     """The same on every rank: sums over the step, and squared gradient norms by module and clip group.
 
-    Gradients are as they are before any scaling. ``alike`` says whether all ranks that gave a digest gave the same one,
-    ``stops`` how many ranks have been asked to stop after the step.
+    Gradients are unscaled. ``digests_equal``: whether all digests were equal. ``stops``: how many ranks were asked to
+    stop after the step.
     """
 
     loss: float
@@ -76,9 +76,9 @@ class Agreed:
     seconds: Mapping[str, float]
     counts: Mapping[str, int]
     zeros: Mapping[str, int]
-    told: Mapping[str, Tensor]
-    squares: Mapping[Bin, float]
-    alike: bool
+    extra_sums: Mapping[str, Tensor]
+    squares: Mapping[NormBucket, float]
+    digests_equal: bool
     stops: int
 
     @property
@@ -88,51 +88,53 @@ class Agreed:
 
 
 def agree(
-    tally: Tally,
+    stats: LocalStats,
     *,
-    squares: Mapping[Bin, float],
-    bins: Sequence[Bin] = (),
+    squares: Mapping[NormBucket, float],
+    buckets: Sequence[NormBucket] = (),
     modules: Sequence[str],
     counts: Sequence[str],
-    told: Mapping[str, int] | None = None,
+    extra_sums: Mapping[str, int] | None = None,
     device: torch.device,
-) -> Agreed:
-    """Sum tallies and squared norms over the world in one message.
+) -> ReducedStats:
+    """Sum statistics and squared norms over the world in one message.
 
     Args:
-        tally: this rank's share.
+        stats: this rank's share.
         squares: this rank's share of the squared gradient norms.
-        bins: all modules and clip groups that have one, in an order that all ranks share.
+        buckets: all of the run, in an order that is equal on all ranks.
         modules: names of all modules, likewise.
         counts: names of all further sums, likewise.
-        told: names of all sums of several values, likewise, and how many values each has.
-        device: where the process group works.
+        extra_sums: names of all sums of several values, likewise, with their numbers of values.
+        device: of the process group.
     """
-    mine = [tally.loss, tally.label_tokens, tally.stops, *_digest_terms(tally.digest)]
-    named = [(tally.rows, modules), (tally.seconds, modules), (tally.zeros, modules), (tally.counts, counts)]
+    mine = [stats.loss, stats.label_tokens, stats.stops, *_digest_terms(stats.digest)]
+    named = [(stats.rows, modules), (stats.seconds, modules), (stats.zeros, modules), (stats.counts, counts)]
     mine += [values.get(name, 0) for values, names in named for name in names]
-    mine += [squares.get(one, 0.0) for one in bins]
+    mine += [squares.get(bucket, 0.0) for bucket in buckets]
     vector = torch.tensor(mine, dtype=torch.float64, device=device)
-    sizes = dict(told or {})
+    sizes = dict(extra_sums or {})
     if sizes:
         nothing = {name: vector.new_zeros(size) for name, size in sizes.items()}
-        vector = torch.cat([vector, *(tally.told.get(name, nothing[name]).to(vector) for name in sizes)])
+        vector = torch.cat([vector, *(stats.extra_sums.get(name, nothing[name]).to(vector) for name in sizes)])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(vector)
     loss, label_tokens, stops, *rest = vector[: len(mine)].tolist()
     sums = iter(rest)
-    alike = _all_alike([next(sums) for _ in range(1 + 2 * WORDS)])
+    digests_equal = _digests_equal([next(sums) for _ in range(1 + 2 * WORDS)])
     rows, seconds, zeros, others = ({name: next(sums) for name in names} for _, names in named)
-    return Agreed(
+    return ReducedStats(
         loss=loss,
         label_tokens=round(label_tokens),
         rows={name: round(value) for name, value in rows.items()},
         seconds=seconds,
-        squares={one: next(sums) for one in bins},
+        squares={bucket: next(sums) for bucket in buckets},
         counts={name: round(value) for name, value in others.items()},
         zeros={name: round(value) for name, value in zeros.items()},
-        told=dict(zip(sizes, torch.split(vector[len(mine) :], list(sizes.values())), strict=True)) if sizes else {},
-        alike=alike,
+        extra_sums=dict(zip(sizes, torch.split(vector[len(mine) :], list(sizes.values())), strict=True))
+        if sizes
+        else {},
+        digests_equal=digests_equal,
         stops=round(stops),
     )
 
@@ -145,10 +147,10 @@ def _digest_terms(digest: tuple[int, ...] | None) -> list[int]:
     return [1, *digest, *(word * word for word in digest)]
 
 
-def _all_alike(sums: Sequence[float]) -> bool:
-    """Tell from the sums whether all digests were the same.
+def _digests_equal(sums: Sequence[float]) -> bool:
+    """Return from the sums whether all digests were equal.
 
-    Cauchy-Schwarz: ``(sum d)^2 <= n sum d^2``, with equality for equal numbers alone. All sums are exact.
+    Cauchy-Schwarz: ``(sum d)^2 <= n sum d^2``, with equality only for equal numbers. All sums are exact.
     """
     ranks, *terms = (int(value) if math.isfinite(value) else 0 for value in sums)
     return all(total * total == ranks * squares for total, squares in zip(terms[:WORDS], terms[WORDS:], strict=True))

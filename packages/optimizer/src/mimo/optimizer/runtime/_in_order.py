@@ -1,8 +1,8 @@
 """Sums over data lanes that begin while a backward still runs, as soon as their gradients are final.
 
 As in PyTorch's DistributedDataParallel (Li et al. 2020, arXiv:2006.15704, section 3.2.3): all lanes must begin the same
-sums in the same order, and a lane without a sample has no backward, or one that skips layers. So each sum is begun when
-its own gradients and those of all sums before it are final, and what is left when the backward is over.
+sums in the same order, and a lane without a sample has no backward, or one that skips layers. So each sum begins when
+its own gradients and those of all sums before it are final, and the rest when the backward ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from mimo.hooks import RunError
-from mimo.optimizer._specs import PutOff
+from mimo.optimizer._specs import DeferredGrads
 
 
 class LaneSum(Protocol):
@@ -22,13 +22,13 @@ class LaneSum(Protocol):
 
     @property
     def leaves(self) -> Collection[Tensor]:
-        """The leaves of autograd whose gradients they are, as far as there are any yet."""
+        """The autograd leaves of these gradients, as far as they exist."""
 
     def begin(self) -> None:
-        """Begin the sum, without waiting for another lane."""
+        """Begin the sum without waiting for another lane."""
 
     def look(self) -> None:
-        """Take the sum if it is there, without waiting for it."""
+        """Use the sum if it has finished; do not wait for it."""
 
 
 class InOrder:
@@ -48,16 +48,16 @@ class InOrder:
         self._is_open = False
 
     @contextmanager
-    def adding(self, put_off: PutOff | None) -> Iterator[None]:
-        """Begin the sums within, as a backward, or the part of it that was put off, goes on."""
+    def on_grad_accumulation(self, deferred: DeferredGrads | None) -> Iterator[None]:
+        """Begin sums within the context, while a backward or its deferred part runs."""
         assert not self._is_open, "one backward of a stage at a time"
         self._watch()
         self._awaited = [set(one.leaves) for one in self._sums]
-        if put_off is not None:
-            late = set(put_off.parameters)
+        if deferred is not None:
+            late = set(deferred.parameters)
             for awaited in self._awaited:
                 awaited.intersection_update(late)
-            put_off.on_grad_accumulation(self._added)
+            deferred.on_grad_accumulation(self._added)
         self._next, self._is_open = 0, True
         try:
             self._begin()
@@ -69,7 +69,7 @@ class InOrder:
             self._is_open = False
 
     def _watch(self) -> None:
-        """See the gradients of leaves that have come to be since the last time."""
+        """Register hooks on leaves that exist since the last call."""
         for index, one in enumerate(self._sums):
             for leaf in one.leaves:
                 if leaf not in self._sum_of:
@@ -77,7 +77,7 @@ class InOrder:
                     leaf.register_post_accumulate_grad_hook(self._added)
 
     def _added(self, leaf: Tensor) -> None:
-        """Take note that autograd, or what was put off, has added a gradient."""
+        """Record that autograd, or a deferred gradient, has added to a leaf."""
         if not self._is_open or leaf not in self._sum_of:
             return
         index = self._sum_of[leaf]

@@ -1,4 +1,4 @@
-"""One optimizer over modules with different grids: one agreement, one decision to skip, one set of state names."""
+"""One optimizer over modules with different grids: one all-reduce, one decision to skip, one set of state names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mimo.hooks import StateTree
 from mimo.optimizer._learning_rate import LearningRate
-from mimo.optimizer._specs import Access, Phase, Prepared, PutOff
-from mimo.optimizer.runtime._agreement import Agreed, Bin, Tally, agree
+from mimo.optimizer._specs import Access, DeferredGrads, Phase, Prepared
+from mimo.optimizer.runtime._agreement import LocalStats, NormBucket, ReducedStats, agree
 from mimo.optimizer.runtime._gradients import Gradients
 from mimo.optimizer.runtime._module_optimizer import ModuleOptimizer
 from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied
@@ -23,19 +23,19 @@ from mimo.topology.meshes import Meshes
 
 
 @attrs.frozen(kw_only=True)
-class Proposed:
-    """What a step comes to, equal on all ranks, while nothing has been changed by it yet.
+class StepDecision:
+    """The decision on a step, equal on all ranks, before anything is changed.
 
     Args:
-        agreed: what all ranks added up.
-        loss: a label token.
-        norm: of the mean gradient, before clipping; not a number where the loss or any gradient is not finite.
-        norms: the same of each module, as they are.
-        group_norms: the same of each clip group.
-        skips: whether nothing is to be stepped.
+        agreed: sums over all ranks.
+        loss: mean over label tokens.
+        norm: of the mean gradient, before clipping; nan if the loss or any gradient is not finite.
+        norms: of each module, even if not finite.
+        group_norms: of each clip group.
+        skips: whether the step is skipped.
     """
 
-    agreed: Agreed
+    agreed: ReducedStats
     loss: float
     norm: float
     norms: Mapping[str, float]
@@ -44,21 +44,21 @@ class Proposed:
 
 
 @attrs.frozen(kw_only=True)
-class Stepped:
-    """What one optimizer step did, equal on all ranks.
+class StepResult:
+    """The result of one optimizer step, equal on all ranks.
 
     Args:
-        agreed: what all ranks added up.
-        loss: a label token.
+        agreed: sums over all ranks.
+        loss: mean over label tokens.
         norm: of the mean gradient, before clipping.
-        norms: the same of each module.
-        group_norms: the same of each clip group, of which there may be one alone.
+        norms: of each module.
+        group_norms: of each clip group; there may be only one.
         lr: of the run.
-        skipped: whether nothing was stepped.
-        loss_scale: what the loss had been multiplied by, None where nothing scales it.
+        skipped: whether the step was skipped.
+        loss_scale: by which the loss was multiplied; None without scaling.
     """
 
-    agreed: Agreed
+    agreed: ReducedStats
     loss: float
     norm: float
     norms: Mapping[str, float]
@@ -76,14 +76,14 @@ class MimoOptimizer:
         names: names of all modules of the run, in one order on every rank.
         learning_rate: the global schedule, which is reported; each module has its own.
         clip: largest gradient norm of a clip group; 0 for none.
-        clips: the same of clip groups that have their own, by name.
-        clip_groups: those of each module of the run, alike on every rank; one for all by default.
-        counts: names of further sums that a `Tally` may carry.
-        told: names of its sums of several values, and how many each has.
-        counts_zeros: whether to count the numbers of gradients that are exactly zero.
-        scaling: of the loss that gradients are of; None for none.
+        clips: of clip groups with their own limit, by name.
+        clip_groups: of each module of the run, equal on all ranks; one for all by default.
+        counts: names of further sums of `LocalStats`.
+        extra_sums: names of its sums of several values, with their numbers of values.
+        counts_zeros: whether to count gradient elements that are exactly zero.
+        scaling: of the loss; None for none.
         meshes: the groups of this rank.
-        device: where the process group works.
+        device: of the process group.
 
     Attributes:
         schedule_begun: steps of the run before the learning rates' schedules began.
@@ -99,7 +99,7 @@ class MimoOptimizer:
         clips: Mapping[str, float] | None = None,
         clip_groups: Mapping[str, Sequence[str]] | None = None,
         counts: Sequence[str] = (),
-        told: Mapping[str, int] | None = None,
+        extra_sums: Mapping[str, int] | None = None,
         counts_zeros: bool = False,
         scaling: LossScale | None = None,
         meshes: Meshes,
@@ -113,30 +113,30 @@ class MimoOptimizer:
         self._clip = clip
         self._clips = dict(clips or {})
         groups = clip_groups or dict.fromkeys(names, ("",))
-        self._bins: tuple[Bin, ...] = tuple((name, group) for name in names for group in groups[name])
+        self._buckets: tuple[NormBucket, ...] = tuple((name, group) for name in names for group in groups[name])
         self._counts = tuple(counts)
-        self._told = dict(told or {})
+        self._extra_sums = dict(extra_sums or {})
         self._counts_zeros = counts_zeros
         self._scaling = scaling
         self._meshes = meshes
         self._device = device
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gather")  # it starts with the first thing to do
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gather")  # the thread starts with the first task
         self._reduced: dict[tuple[str, frozenset[int]], set[int]] = {}
         self._added: dict[tuple[str, frozenset[int]], set[int]] = {}
         self._proposed: dict[str, Tensor] = {}
-        """The gradients of what was proposed last."""
+        """The gradients of the last proposed step."""
         self._gradients = Gradients(
             [module.part for module in modules],
-            {name: one for module in modules for name, one in module.bins.items()},
+            {name: bucket for module in modules for name, bucket in module.buckets.items()},
         )
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is to be multiplied by before its backward."""
+        """The factor of the loss before its backward."""
         return 1.0 if self._scaling is None else self._scaling.scale
 
     def zero_gradients(self) -> None:
-        """Forget all gradients, so that none of an earlier step is ever applied again."""
+        """Drop all gradients, so that no gradient is applied twice."""
         for module in self.modules.values():
             for parameter in module.part.parameters.values():
                 parameter.grad = None
@@ -147,7 +147,7 @@ class MimoOptimizer:
     def reduce(self, module: str, stage: int) -> None:
         """Sum the gradients of one stage of a module over the ranks that share its parameters.
 
-        What it shares with another stage here is summed with the one that comes last, as both have then added to it.
+        Parameters shared by two stages here are summed with the last of them, when both have contributed.
         """
         for stages, prepared in self._of(module, stage):
             done = self._reduced.setdefault((module, stages), set())
@@ -157,56 +157,58 @@ class MimoOptimizer:
                 done.clear()
 
     def gather(self) -> None:
-        """Begin to gather what the stages compute with; on all ranks alike, before any of them computes."""
+        """Begin to gather the weights that stages compute with; on all ranks, before any of them computes."""
         for module in self.modules.values():
             for prepared in module.prepared.values():
                 prepared.gather(self._executor)
 
     @contextmanager
-    def computing(self, module: str, stage: int, phase: Phase) -> Iterator[None]:
-        """Be told of the beginning and the end of a forward or backward of a stage."""
+    def on_compute(self, module: str, stage: int, phase: Phase) -> Iterator[None]:
+        """Run a forward or backward of a stage within the contexts of its optimizer plugins."""
         with ExitStack() as bounds:
             for _, prepared in self._of(module, stage):
-                bounds.enter_context(prepared.computing(phase))
+                bounds.enter_context(prepared.on_compute(phase))
             yield
 
     @contextmanager
-    def adding(self, module: str, stage: int, put_off: PutOff | None, *, last: bool) -> Iterator[None]:
-        """Be told of the beginning and the end of what adds to the gradients of a stage.
+    def on_grad_accumulation(
+        self, module: str, stage: int, deferred: DeferredGrads | None, *, last: bool
+    ) -> Iterator[None]:
+        """Add to the gradients of a stage within the contexts of its optimizer plugins.
 
         Args:
             module: the stage's.
             stage: which.
-            put_off: weight gradients that a backward has put off and that are now computed; None for a backward.
-            last: whether nothing is added to the stage's gradients in this step after it.
+            deferred: weight gradients that a backward deferred and that are computed now; None for a backward.
+            last: whether it is the last in this step to add to the stage's gradients.
         """
         with ExitStack() as bounds:
             for stages, prepared in self._of(module, stage):
                 done = self._added.setdefault((module, stages), set())
                 if last:
                     done.add(stage)
-                bounds.enter_context(prepared.adding(put_off, done == stages))
+                bounds.enter_context(prepared.on_grad_accumulation(deferred, done == stages))
             yield
 
     def _of(self, module: str, stage: int) -> Iterator[tuple[frozenset[int], Prepared]]:
-        """Yield how the parameters of a stage lie, with all stages that hold them."""
+        """Yield the prepared parameters of a stage, with all stages that hold them."""
         for stages, prepared in self.modules[module].prepared.items():
             if stage in stages:
                 yield stages, prepared
 
     def settle(self, access: Access = "any") -> None:
-        """Make the parameters what a reader or writer of their values takes them for."""
+        """Make the parameters valid for a reader or writer of their values."""
         for module in self.modules.values():
             for prepared in module.prepared.values():
                 prepared.settle(access)
 
     def weights(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return all parameters of each module, frozen ones too, by full name, as they lie on this rank."""
+        """Return all parameters of each module, frozen ones too, by full name, as laid out on this rank."""
         self.settle()
         return {name: {**module.part.parameters, **module.part.frozen} for name, module in self.modules.items()}
 
     def reduce_tied(self, module: str) -> None:
-        """Add up the two gradients of a parameter tied over stages, on both stages."""
+        """Sum the two gradients of a parameter tied over stages, on both stages."""
         part = self.modules[module].part
         for prepared in self.modules[module].prepared.values():
             prepared.before_tied()
@@ -214,36 +216,36 @@ class MimoOptimizer:
         for name in sorted(part.tied):
             reduce_tied(part.parameters[name], part, self._meshes)
 
-    def step(self, step: int, tally: Tally) -> Stepped:
-        """Agree with all ranks, then scale, clip and step every module, or skip on all ranks alike."""
-        return self.apply(step, self.propose(tally))
+    def step(self, step: int, stats: LocalStats) -> StepResult:
+        """Reduce the statistics, then scale, clip and step every module, or skip the step on all ranks."""
+        return self.apply(step, self.propose(stats))
 
     @torch.no_grad()
-    def propose(self, tally: Tally) -> Proposed:
-        """Agree with all ranks on what a step comes to, and change nothing.
+    def propose(self, stats: LocalStats) -> StepDecision:
+        """Reduce the statistics of all ranks to a decision on the step; change nothing.
 
         The gradient is divided by the label tokens of the whole step, and by the loss scale. A step without any, or
-        with a loss or gradient that is not finite, is to be skipped.
+        with a loss or gradient that is not finite, is skipped.
         """
         gradients = self._proposed = self._gradients.read()
-        agreed = self._agree(tally, gradients)
+        agreed = self._agree(stats, gradients)
         tokens = max(agreed.label_tokens, 1)
         divisor = tokens * self.loss_scale
         norm = math.sqrt(sum(agreed.squares.values())) / divisor if agreed.finite else math.nan
-        return Proposed(
+        return StepDecision(
             agreed=agreed,
             loss=agreed.loss / tokens,
             norm=norm,
             norms={name: _norm(agreed, module=name) / divisor for name in self._names},
-            group_norms={group: _norm(agreed, group=group) / divisor for _, group in self._bins},
+            group_norms={group: _norm(agreed, group=group) / divisor for _, group in self._buckets},
             skips=agreed.label_tokens == 0 or not math.isfinite(norm),
         )
 
     @torch.no_grad()
-    def apply(self, step: int, proposed: Proposed) -> Stepped:
-        """Scale, clip and step every module as was last proposed, or skip; a module that saw no rows is left untouched.
+    def apply(self, step: int, proposed: StepDecision) -> StepResult:
+        """Scale, clip and step every module by the last decision, or skip; a module without rows is unchanged.
 
-        All ranks are given the same, but for whether it skips what was proposed to be stepped, which they decide alike.
+        ``proposed`` is equal on all ranks; whoever makes it skip must do so on all of them.
         """
         gradients, self._proposed = self._proposed, {}
         agreed = proposed.agreed
@@ -259,7 +261,7 @@ class MimoOptimizer:
                         stepper.step(lr, gradients, factors[stepper.rule.clip_group])
         if self._scaling is not None and agreed.label_tokens:
             self._scaling.update(finite=agreed.finite)
-        return Stepped(
+        return StepResult(
             agreed=agreed,
             loss=proposed.loss,
             norm=proposed.norm,
@@ -270,38 +272,38 @@ class MimoOptimizer:
             loss_scale=None if self._scaling is None else loss_scale,
         )
 
-    def _agree(self, tally: Tally, gradients: Mapping[str, Tensor]) -> Agreed:
-        """Add up over all ranks what they found in their steps and gradients."""
+    def _agree(self, stats: LocalStats, gradients: Mapping[str, Tensor]) -> ReducedStats:
+        """Sum the statistics and the squared gradients over all ranks."""
         if self._counts_zeros:
-            tally = attrs.evolve(tally, zeros=self._gradients.zeros(gradients))
+            stats = attrs.evolve(stats, zeros=self._gradients.zeros(gradients))
         return agree(
-            tally,
+            stats,
             squares=self._gradients.squares(gradients),
-            bins=self._bins,
+            buckets=self._buckets,
             modules=self._names,
             counts=self._counts,
-            told=self._told,
+            extra_sums=self._extra_sums,
             device=self._device,
         )
 
     def _clipping(self, group: str, norm: float) -> float:
-        """Return what gradients of a clip group of this norm are multiplied by to be no longer than they may."""
+        """Return the factor that clips gradients of this norm in a clip group."""
         clip = self._clips.get(group, self._clip)
         return clip / norm if clip and norm > clip else 1.0
 
     def state(self) -> StateTree:
-        """Return ``{module: {"<parameter>.<state>": value}}``; both stages give a tied parameter's, bitwise alike.
+        """Return ``{module: {"<parameter>.<state>": value}}``; both stages return a tied parameter's, bitwise equal.
 
-        The loss scale, if there is one, stands beside the modules.
+        The loss scale, if any, is an entry beside the modules.
         """
         scaling = {} if self._scaling is None else {SCALING: self._scaling.state()}
         return scaling | {name: module.state() for name, module in self.modules.items()}
 
     @torch.no_grad()
     def load(self, tree: StateTree) -> None:
-        """Take back what `state` gave; tensors that were filled in place are there already.
+        """Load what `state` returned; tensors that were filled in place are there already.
 
-        A loss scale that ``tree`` lacks, that of a run without one, stays as it is.
+        If ``tree`` has no loss scale, as from a run without one, the present one stays.
         """
         if self._scaling is not None and SCALING in tree:
             self._scaling.load(tree[SCALING])
@@ -309,6 +311,8 @@ class MimoOptimizer:
             module.load(tree[name])
 
 
-def _norm(agreed: Agreed, *, module: str | None = None, group: str | None = None) -> float:
+def _norm(agreed: ReducedStats, *, module: str | None = None, group: str | None = None) -> float:
     """Return the norm of the summed gradients of a module, or of a clip group."""
-    return math.sqrt(sum(square for bin_, square in agreed.squares.items() if module == bin_[0] or group == bin_[1]))
+    return math.sqrt(
+        sum(square for bucket, square in agreed.squares.items() if module == bucket[0] or group == bucket[1])
+    )

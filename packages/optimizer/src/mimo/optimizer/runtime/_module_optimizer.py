@@ -13,7 +13,7 @@ from mimo.hooks import Common, StateTree
 from mimo.optimizer._learning_rate import LearningRate
 from mimo.optimizer._rules import Pattern, Rule, Rules
 from mimo.optimizer._specs import GRADIENT_SCALE, ModuleParameters, OptimizerSpec, Prepared, Share
-from mimo.optimizer.runtime._agreement import Bin
+from mimo.optimizer.runtime._agreement import NormBucket
 from mimo.topology.meshes import Meshes
 
 
@@ -157,7 +157,7 @@ class ModuleOptimizer(LaidOut):
         return self.part.grid.name
 
     @property
-    def bins(self) -> dict[str, Bin]:
+    def buckets(self) -> dict[str, NormBucket]:
         """The module and clip group of each parameter, by full name."""
         return {name: (self.name, stepper.rule.clip_group) for stepper in self.steppers for name in stepper.names}
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mimo.optimizer._specs import ModuleParameters, Prepared, PutOff
+from mimo.optimizer._specs import DeferredGrads, ModuleParameters, Prepared
 from mimo.optimizer.runtime._in_order import InOrder
 from mimo.topology import StageId
 from mimo.topology.meshes import DATA_AXES, Meshes, tied_pairs
@@ -182,14 +182,14 @@ def replicate(
         ]
     in_order = InOrder(early, name=grid.name)
 
-    def adding(put_off: PutOff | None, last: bool) -> AbstractContextManager[None]:  # noqa: FBT001 - as `Prepared` has it
-        return in_order.adding(put_off) if last else nullcontext()
+    def on_grad_accumulation(deferred: DeferredGrads | None, last: bool) -> AbstractContextManager[None]:  # noqa: FBT001 - as `Prepared` has it
+        return in_order.on_grad_accumulation(deferred) if last else nullcontext()
 
     def reduce() -> None:
         for message in (*late, *early):
             message.complete()
 
-    return Prepared(reduce, adding=adding) if early else Prepared(reduce)
+    return Prepared(reduce, on_grad_accumulation=on_grad_accumulation) if early else Prepared(reduce)
 
 
 def _cut(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:

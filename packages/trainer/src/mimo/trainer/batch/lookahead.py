@@ -12,7 +12,7 @@ import attrs
 
 from mimo.hooks import UserError
 from mimo.launch import Heartbeat
-from mimo.optimizer.runtime import WORDS, Agreed, Tally
+from mimo.optimizer.runtime import WORDS, LocalStats, ReducedStats
 from mimo.trainer.batch.step_data import StepData
 
 Digest = tuple[int, ...] | None
@@ -53,7 +53,7 @@ class Lookout:
         *,
         cut: Callable[[int], StepData],
         digest: Callable[[StepData], Digest],
-        agree: Callable[[Tally], Agreed],
+        agree: Callable[[LocalStats], ReducedStats],
         reach: int,
         last: int,
         progress: Heartbeat,
@@ -73,7 +73,7 @@ class Lookout:
         self._coming = known if known and known[0].step == step else []
         while len(self._coming) < self._reach and (not self._coming or self._coming[-1].step < self._last):
             coming = self._look(step + len(self._coming))
-            self._coming.append(attrs.evolve(coming, alike=self._agree(Tally(digest=coming.digest)).alike))
+            self._coming.append(attrs.evolve(coming, alike=self._agree(LocalStats(digest=coming.digest)).digests_equal))
         return self._coming[0], self._coming[1] if self._reach > 1 and len(self._coming) > 1 else None
 
     def further(self, step: int) -> Digest:

@@ -101,7 +101,7 @@ def _stage(job: Job, stage: StageId, stats: SampleStats, speed: Speed) -> StageC
     return StageCost(
         forward=Seconds(seconds_of(sent.forward), forward * seconds),
         input_gradient=Seconds(seconds_of(sent.backward), inputs * seconds),
-        weight_gradient=Seconds(seconds_of(sent.adding), weights * seconds),
+        weight_gradient=Seconds(seconds_of(sent.grad_accumulation), weights * seconds),
         recompute=Seconds(each=repeated * seconds),
         reduce=seconds_of(sent.step),
         activations=round(saved),

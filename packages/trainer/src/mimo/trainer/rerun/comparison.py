@@ -11,7 +11,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.optimizer.runtime import Proposed
+from mimo.optimizer.runtime import StepDecision
 from mimo.schedule import Costs, simulate
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.job.job import Job
@@ -36,7 +36,7 @@ class Run:
     passes: Anomaly | None = None
 
     @classmethod
-    def of(cls, proposed: Proposed, evidence: Mapping[Deed, float], verdict: str | Anomaly) -> Run:
+    def of(cls, proposed: StepDecision, evidence: Mapping[Deed, float], verdict: str | Anomaly) -> Run:
         """Return the run that came to what is proposed, with why it can't be right."""
         values = {"loss": proposed.loss, "grad_norm": proposed.norm}
         values |= {f"norms.{name}": norm for name, norm in proposed.norms.items()}

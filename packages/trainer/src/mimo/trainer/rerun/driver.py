@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mimo.hooks import DataError, RestartNeededError, ResultRejectedError
-from mimo.optimizer.runtime import Proposed
+from mimo.optimizer.runtime import StepDecision
 from mimo.schedule.runtime import Record
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.batch.digest import digest_of
@@ -51,7 +51,7 @@ class Rerunner:
         self._bounds = Bounds(machine.settings.spike_steps)
         self._order = Order(trainer.job, trainer.rank, trainer.objects)
 
-    def propose(self, step: int, record: Record | None) -> Proposed:
+    def propose(self, step: int, record: Record | None) -> StepDecision:
         """Run a step as often as needed, and return what is to be stepped by.
 
         Raises:
@@ -76,25 +76,25 @@ class Rerunner:
             return self._reject(step, before, self._run(first, verdict))
         return self._accept(first)
 
-    def _accept(self, proposed: Proposed) -> Proposed:
+    def _accept(self, proposed: StepDecision) -> StepDecision:
         assert self._witness is not None
         self._machine.accept(proposed)
         if not proposed.skips and self._machine.settings.spike_factor:
             self._bounds.add(self._witness)
         return proposed
 
-    def _run(self, proposed: Proposed, verdict: str | Anomaly) -> Run:
+    def _run(self, proposed: StepDecision, verdict: str | Anomaly) -> Run:
         assert self._witness is not None
         return Run.of(proposed, self._witness.values(), verdict)
 
-    def _again(self, before: Before, data: StepData | None) -> tuple[Proposed, Run]:
+    def _again(self, before: Before, data: StepData | None) -> tuple[StepDecision, Run]:
         """Run the step once more, of samples that were kept, or of those at hand."""
         trainer = self._trainer
         before.restore(trainer.model, trainer.device)
         proposed = trainer.optimizer.propose(trainer.repeat(data))
         return proposed, self._run(proposed, self._machine.judge(proposed))
 
-    def _report(self, step: int, before: Before, first: Proposed) -> Proposed:
+    def _report(self, step: int, before: Before, first: StepDecision) -> StepDecision:
         """Run a step again, whatever it came to, and tell how far the two are apart."""
         device = self._trainer.device
         run = self._run(first, "")
@@ -107,7 +107,7 @@ class Rerunner:
         self._machine.tell(step, "determinism", "", runs=(run, other), differences=told)
         return proposed
 
-    def _reject(self, step: int, before: Before, first: Run, kept: KeptSamples | None = None) -> Proposed:
+    def _reject(self, step: int, before: Before, first: Run, kept: KeptSamples | None = None) -> StepDecision:
         """Run a step that can't be right again, and find out whether that was a fault that passed."""
         machine, device = self._machine, self._trainer.device
         if kept is None:
@@ -234,7 +234,7 @@ class Rerunner:
         record = RankRecord(samples=kept, evidence=evidence, generators=before.generators, buffers=before.buffers)
         self._machine.wait(waiting, record)
 
-    def _replay(self, step: int, waiting: Waiting) -> Proposed:
+    def _replay(self, step: int, waiting: Waiting) -> StepDecision:
         """Run the step that waited from what was read then, and find out whether the device was at fault."""
         machine, trainer = self._machine, self._trainer
         record = machine.record()
@@ -279,10 +279,10 @@ class Rerunner:
         waiting: Waiting,
         record: RankRecord,
         runs: tuple[Run, Run],
-        proposed: Proposed,
+        proposed: StepDecision,
         devices: Sequence[str],
         facts: Mapping[str, object],
-    ) -> Proposed:
+    ) -> StepDecision:
         """Say whose device was at fault, and go on with what this one came to, if that can be right."""
         machine = self._machine
         then, run = runs

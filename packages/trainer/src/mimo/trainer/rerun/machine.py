@@ -20,7 +20,7 @@ from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError, Common, RunInfo, Stateful, StateTree, StepInfo, hookimpl
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
-from mimo.optimizer.runtime import Proposed
+from mimo.optimizer.runtime import StepDecision
 from mimo.trainer.config.names import RERUN, RERUN_FILE
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import Run, Where
@@ -73,7 +73,7 @@ class RerunStateMachine:
         """Relative difference of two runs of a step that is no fault, as far as is known."""
         return self.settings.tolerance or self._measured
 
-    def judge(self, proposed: Proposed) -> str | Anomaly:
+    def judge(self, proposed: StepDecision) -> str | Anomaly:
         """Return why the result of a step can't be right; empty if it can, or if the step is skipped anyway.
 
         Returns:
@@ -82,9 +82,9 @@ class RerunStateMachine:
         agreed = proposed.agreed
         if agreed.label_tokens == 0 or (self._scales and not agreed.finite):
             return ""
-        return self._judge_values(proposed) or self._passes.judge(agreed.told[PASSES].tolist()) or ""
+        return self._judge_values(proposed) or self._passes.judge(agreed.extra_sums[PASSES].tolist()) or ""
 
-    def _judge_values(self, proposed: Proposed) -> str:
+    def _judge_values(self, proposed: StepDecision) -> str:
         agreed = proposed.agreed
         if not agreed.finite:
             return f"a {'gradient' if math.isfinite(agreed.loss) else 'loss'} that is not finite"
@@ -99,12 +99,12 @@ class RerunStateMachine:
                     return f"{what} of {value:.6g}, above {bound:.6g}, {times}"
         return ""
 
-    def accept(self, proposed: Proposed) -> None:
+    def accept(self, proposed: StepDecision) -> None:
         """Take in a step that was found right."""
         if proposed.agreed.label_tokens and proposed.agreed.finite:
             self._losses.append(proposed.loss)
             self._norms.append(proposed.norm)
-            self._passes.accept(proposed.agreed.told[PASSES].tolist())
+            self._passes.accept(proposed.agreed.extra_sums[PASSES].tolist())
 
     def measure(self, difference: float) -> None:
         """Take in a difference of two runs of a step that is no fault."""

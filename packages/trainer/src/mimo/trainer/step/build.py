@@ -135,7 +135,7 @@ class Assembly:
             clips=job.settings.optimizer.clip_groups,
             clip_groups={module.name: module.optimizer.rules.clip_groups for module in job.modules},
             counts=COUNTS,
-            told=told,
+            extra_sums=told,
             counts_zeros=job.settings.logging.zero_gradients,
             scaling=make_scaling(job.settings.run),
             meshes=self._meshes,

@@ -19,7 +19,7 @@ from mimo.hooks import PluginError, RunError, UserError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import AuxLosses, DeferredWeightGrads, LanguageBatch, MtpLabels, Part, TensorAxis
 from mimo.optimizer import Phase
-from mimo.optimizer.runtime import MimoOptimizer, Tally
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer
 from mimo.schedule.runtime import LOSS
 from mimo.topology import Coordinates, Edge, StageId
 from mimo.topology.collectives import all_gather_single
@@ -119,9 +119,9 @@ class Program(abc.ABC):
         self._rows = 0
         self._truncated = 0
 
-    def tally(self) -> Tally:
+    def tally(self) -> LocalStats:
         """Return this rank's share of what the step adds up to."""
-        return Tally(
+        return LocalStats(
             loss=float(torch.stack(self._losses).sum()) if self._losses else 0.0,
             label_tokens=self._label_tokens,
             rows={self.module.name: self._rows},
@@ -130,7 +130,7 @@ class Program(abc.ABC):
                 "right": sum(written.right for written in self.written),
                 "samples": len(self.written),
             },
-            told=self._told,
+            extra_sums=self._told,
         )
 
     @abc.abstractmethod
@@ -150,13 +150,13 @@ class Program(abc.ABC):
     def on_compute(self, phase: Phase) -> AbstractContextManager[None]:
         """Tell the optimizer of a forward or backward, as `StageProgram` says."""
         assert self._optimizer is not None
-        return self._optimizer.computing(self.module.name, self.part.stage.index, phase)
+        return self._optimizer.on_compute(self.module.name, self.part.stage.index, phase)
 
     def on_grad_accumulation(self, deferred: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
         """Tell the optimizer of what adds to the gradients, as `StageProgram` says."""
         assert self._optimizer is not None
         assert deferred is None or isinstance(deferred, DeferredWeightGrads)
-        return self._optimizer.adding(self.module.name, self.part.stage.index, deferred, last=last)
+        return self._optimizer.on_grad_accumulation(self.module.name, self.part.stage.index, deferred, last=last)
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the ranks that share the parameters."""

@@ -15,7 +15,7 @@ from mimo.data import Dataset, StepSampler
 from mimo.hooks import EvaluationInfo, StateTree, StepInfo, UserError
 from mimo.launch import Heartbeat
 from mimo.model import LanguageModelSpec
-from mimo.optimizer.runtime import Agreed, Proposed, Stepped, Tally, agree
+from mimo.optimizer.runtime import LocalStats, ReducedStats, StepDecision, StepResult, agree
 from mimo.schedule import Plan, PlanPhase, Route
 from mimo.schedule.runtime import Executor, Record
 from mimo.trainer.batch.digest import check_length, difference, digest_of
@@ -167,11 +167,11 @@ class Trainer:
             truncated=stepped.agreed.counts["truncated"],
             skipped=stepped.skipped,
             losses={
-                name: float(stepped.agreed.told[name]) / max(stepped.agreed.label_tokens, 1)
+                name: float(stepped.agreed.extra_sums[name]) / max(stepped.agreed.label_tokens, 1)
                 for name in self._told.losses
             },
-            counts={name: stepped.agreed.told[name].long().tolist() for name in self._told.counts},
-            edges=self._traffic.read(stepped.agreed.told),
+            counts={name: stepped.agreed.extra_sums[name].long().tolist() for name in self._told.counts},
+            edges=self._traffic.read(stepped.agreed.extra_sums),
             loss_scale=stepped.loss_scale,
             group_norms={group: stepped.group_norms[group] for group in self._named_groups},
             optimizer_bytes=self._optimizer_bytes,
@@ -179,7 +179,7 @@ class Trainer:
             flops=self._flops.of(self.data, label_tokens=stepped.agreed.label_tokens, seconds=took),
         )
 
-    def accumulate(self, step: int, record: Record | None = None) -> Tally:
+    def accumulate(self, step: int, record: Record | None = None) -> LocalStats:
         """Run the plan of ``step``; gradients are then summed over the whole step, and not yet divided by anything.
 
         Args:
@@ -199,9 +199,9 @@ class Trainer:
             raise now.fault
         if not now.alike:
             raise difference(job, now.data, where=f"step {step}", device=self.device)
-        return self._accumulate(now, following, record) + Tally(digest=self._lookout.further(step))
+        return self._accumulate(now, following, record) + LocalStats(digest=self._lookout.further(step))
 
-    def repeat(self, data: StepData | None = None) -> Tally:
+    def repeat(self, data: StepData | None = None) -> LocalStats:
         """Run the last step once more, as `accumulate` did: from its own samples, or from the same that lie elsewhere.
 
         What was made ahead for it is made again, and what it makes ahead.
@@ -210,40 +210,45 @@ class Trainer:
         self.optimizer.zero_gradients()
         now, following = self._last
         tally = self._accumulate(now if data is None else attrs.evolve(now, data=data), following, None)
-        return tally + Tally(digest=self._lookout.compared)
+        return tally + LocalStats(digest=self._lookout.compared)
 
-    def replay(self, step: int, data: StepData) -> Tally:
+    def replay(self, step: int, data: StepData) -> LocalStats:
         """Run a step as `accumulate` does, from samples that nobody compares; nothing is made ahead for the next."""
         self.optimizer.zero_gradients()
         tally = self._accumulate(Coming(step=step, data=data, digest=None), None, None)
-        return tally + Tally(digest=self._lookout.further(step))
+        return tally + LocalStats(digest=self._lookout.further(step))
 
-    def _accumulate(self, now: Coming, following: Coming | None, record: Record | None) -> Tally:
+    def _accumulate(self, now: Coming, following: Coming | None, record: Record | None) -> LocalStats:
         """Run the plan of a step, and before it what should have been made ahead, and is not."""
         self._last = now, following
-        before = Tally()
+        before = LocalStats()
         if self._prefetches and self._made != now.step:
             before = self._make_ahead(self.job.plan, now)
             if (fault := self._fault()) is not None:
                 raise fault
-        return before + self._run_step(now, following, record) + self._noted() + Tally(stops=int(self._progress.stops))
+        return (
+            before
+            + self._run_step(now, following, record)
+            + self._noted()
+            + LocalStats(stops=int(self._progress.stops))
+        )
 
-    def _noted(self) -> Tally:
+    def _noted(self) -> LocalStats:
         """Return what this rank's passes have come to, for the machine to judge."""
         if self._witness is None:
-            return Tally()
-        return Tally(told={PASSES: self._witness.sums(self._judged, loss_scale=self.optimizer.loss_scale)})
+            return LocalStats()
+        return LocalStats(extra_sums={PASSES: self._witness.sums(self._judged, loss_scale=self.optimizer.loss_scale)})
 
-    def _make_ahead(self, plan: Plan, step: Coming) -> Tally:
+    def _make_ahead(self, plan: Plan, step: Coming) -> LocalStats:
         """Make what a step finds made when it begins, and return only what that cost."""
         self._made = None
         if self._witness is not None:
             self._witness.begin(None, step.step)
         tally = self._run(self._training, plan, step.data, judge=False, following=step.data, half="next")
         self._made = step.step
-        return Tally(seconds=tally.seconds, told=tally.told)
+        return LocalStats(seconds=tally.seconds, extra_sums=tally.extra_sums)
 
-    def _run_step(self, now: Coming, following: Coming | None, record: Record | None) -> Tally:
+    def _run_step(self, now: Coming, following: Coming | None, record: Record | None) -> LocalStats:
         """Run the plan of a step, and of the one that follows it what is made ahead, if that is known to begin."""
         ahead = following if following is not None and following.is_sound else None
         self._made, self._half = None, "this" if self._prefetches and ahead is None else "both"
@@ -269,24 +274,24 @@ class Trainer:
         faults = (program.fault for program in self.programs if isinstance(program, EncoderProgram))
         return next((fault for fault in faults if fault is not None), None)
 
-    def update(self, step: int, tally: Tally) -> Stepped:
+    def update(self, step: int, tally: LocalStats) -> StepResult:
         """Agree with all ranks on what `accumulate` has added up, and step every module, or skip on all ranks alike."""
         return self.apply(step, self.optimizer.propose(tally))
 
-    def _propose(self, step: int, record: Record | None) -> Proposed:
+    def _propose(self, step: int, record: Record | None) -> StepDecision:
         if self._rerunner is None:
             return self.optimizer.propose(self.accumulate(step, record))
         return self._rerunner.propose(step, record)
 
-    def apply(self, step: int, proposed: Proposed) -> Stepped:
+    def apply(self, step: int, proposed: StepDecision) -> StepResult:
         """Step every module by what all ranks have agreed on, or skip on all ranks alike."""
         stepped = self.optimizer.apply(step, proposed)
-        self._lookout.settle(alike=stepped.agreed.alike)
+        self._lookout.settle(alike=stepped.agreed.digests_equal)
         self.stops = stepped.agreed.stops > 0
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
         if language.spec.experts is not None and not stepped.skipped:
-            counts = {name: stepped.agreed.told[name] for name in self._told.counts}
+            counts = {name: stepped.agreed.extra_sums[name] for name in self._told.counts}
             for part in self.model.parts_of(language.name):
                 language.spec.experts.after_step(part.module, counts)
         return stepped
@@ -303,7 +308,7 @@ class Trainer:
         check_length(len(job.evaluation), where="evaluation", device=self.device)
         if not len(job.evaluation):
             return None
-        tally = Tally()
+        tally = LocalStats()
         self.written.clear()
         with torch.no_grad():
             for samples in _batches(job.evaluation, job.settings.evaluation_batch):
@@ -316,7 +321,7 @@ class Trainer:
                 )
                 with self._progress.within(f"{self._progress.doing}, reading samples {samples[0]} to {samples[-1]}"):
                     digest = self._digest(data)
-                if not self._agree(Tally(digest=digest)).alike:
+                if not self._agree(LocalStats(digest=digest)).digests_equal:
                     raise difference(job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)
                 tally += self._run(self._evaluating, job.evaluation_plan, data, judge=True)
                 self.written += [written for program in self.programs for written in program.written]
@@ -412,7 +417,7 @@ class Trainer:
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
         return digest_of(data) if self.holds_modules else None
 
-    def _agree(self, tally: Tally) -> Agreed:
+    def _agree(self, tally: LocalStats) -> ReducedStats:
         names = [module.name for module in self.job.modules]
         return agree(tally, squares={}, modules=names, counts=COUNTS, device=self.device)
 
@@ -426,7 +431,7 @@ class Trainer:
         record: Record | None = None,
         following: StepData | None = None,
         half: PlanPhase = "both",
-    ) -> Tally:
+    ) -> LocalStats:
         for program in self.programs:
             program.begin(data, judge=judge, following=following)
         microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
@@ -440,7 +445,7 @@ class Trainer:
             module = self.job.module(name).name
             seconds[module] = seconds.get(module, 0.0) + took
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
-        return sum((program.tally() for program in self.programs), Tally(seconds=seconds, told=sent))
+        return sum((program.tally() for program in self.programs), LocalStats(seconds=seconds, extra_sums=sent))
 
 
 def _named_groups(job: Job) -> tuple[str, ...]:
