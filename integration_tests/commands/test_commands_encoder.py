@@ -76,6 +76,18 @@ def test_the_tutorials_encoder_with_a_seam_keeps_its_promises(folder: Path) -> N
     assert "\nok seam: Tower and projector one after the other compute what the whole does" in verdicts
 
 
+def test_the_tutorials_packed_encoder_keeps_its_promises(folder: Path) -> None:
+    """Over tensor and context ranks, in stages, on both sides of its seam, and recomputed, it computes the same."""
+    (packed,) = re.findall(r"^## A packed encoder.*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    source = folder / "mimo_encoder_tiles.py"
+    source.write_text(f"{source.read_text()}\n\n{packed}")
+    (words,) = (command.split()[1:] for command in CHECKS if "tiles" in command)
+    verdicts = succeed(*words, cwd=folder, path=build(folder)).splitlines()
+    assert not [line for line in verdicts if line.startswith("NO")]
+    kept = {line.split(" ", 1)[1].partition(":")[0] for line in verdicts if line.startswith("ok ")}
+    assert kept >= {"tensor ranks", "sequence parallel", "context ranks", "stages", "seam", "recompute"}
+
+
 @pytest.mark.soak
 def test_the_tutorials_encoder_with_a_seam_is_ahead_of_its_projector(folder: Path) -> None:
     """It trains as it does in its own step."""

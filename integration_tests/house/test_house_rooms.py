@@ -44,7 +44,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         ),
         "language": Row("parallel spec layers attention"),
         "decoder": Row("parallel spec layers attention language", modules="flops"),
-        "hybrid": Row("parallel spec layers attention language decoder", modules="sequences"),
+        "hybrid": Row("parallel spec layers attention language decoder", modules="mamba sequences"),
         "build": Row("parallel spec layers language", modules="build hf lora part trainable"),
         "testing": Row("parallel spec build"),
     },
@@ -66,6 +66,8 @@ FLAT = {"mimo.checkpoint", "mimo.data", "mimo_optimizer_hybrid"}
 """Packages with more files in a folder. One that is put into rooms leaves this set."""
 CIRCULAR = {"mimo.trainer", "mimo_optimizer_distributed", "mimo_optimizer_hybrid"}
 """Packages with import circles. One whose circles are gone leaves this set."""
+AMBIGUOUS = {"mimo.trainer", "mimo_optimizer_distributed"}
+"""Packages in which two classes share a name. One in which none do leaves this set."""
 
 
 @attrs.frozen(kw_only=True)
@@ -246,6 +248,26 @@ def test_house_rows_allow_no_more_than_is_used(package: str) -> None:
         assert set(row.imports.split()) <= {other for here, other, _ in used if here == room}, room
         others = {module for here, other, module in used if other == room != here}
         assert {f"{package}.{room}.{module}" for module in row.modules.split()} <= others, room
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_house_class_names_have_one_meaning(package: str) -> None:
+    """No two classes or type aliases of a package share a name, an underscore before it aside."""
+    found: dict[str, list[str]] = {}
+    for file in sources_of(package).files.values():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if name := _type_name(node):
+                found.setdefault(name.lstrip("_"), []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    shared = {name: places for name, places in found.items() if len(places) > 1}
+    assert bool(shared) == (package in AMBIGUOUS), shared
+
+
+def _type_name(node: ast.stmt) -> str | None:
+    """Return the name of a class or type alias that a statement makes."""
+    if isinstance(node, ast.ClassDef):
+        return node.name
+    is_alias = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias"
+    return ast.unparse(node.target) if isinstance(node, ast.AnnAssign) and is_alias else None
 
 
 def test_house_guard_of_rooms_can_fail(tmp_path: Path) -> None:

@@ -49,16 +49,16 @@ class Config:
     """Of an encoder that is hardly more than a projector."""
 
     projector: ProjectorConfig
-    kept: int = 0
+    class_tokens: int = 0
 
 
 CONFIGS = (
-    Config(projector=ProjectorConfig(kind="linear", bias=False), kept=1),
+    Config(projector=ProjectorConfig(kind="linear", bias=False), class_tokens=1),
     Config(projector=ProjectorConfig(kind="linear", shuffle=2, norm="layer")),
-    Config(projector=ProjectorConfig(norm="layer", hidden=7), kept=2),
+    Config(projector=ProjectorConfig(norm="layer", hidden=7), class_tokens=2),
     Config(projector=ProjectorConfig(shuffle=2, norm="rms", activation="squared_relu", bias=False)),
     Config(projector=ProjectorConfig(shuffle=4)),
-    Config(projector=RESAMPLER, kept=2),
+    Config(projector=RESAMPLER, class_tokens=2),
     Config(projector=attrs.evolve(RESAMPLER, shuffle=2, norm="layer", queries=3, activation="silu")),
 )
 
@@ -68,7 +68,7 @@ class Model(PackedEncoder):
 
     def __init__(self, config: Config, hidden: int) -> None:
         super().__init__(())
-        self.kept = config.kept
+        self.class_tokens = config.class_tokens
         self.embed = Linear(3, WIDTH)
         self.projector = Projector(config.projector, WIDTH, hidden)
 
@@ -78,14 +78,14 @@ class Model(PackedEncoder):
         mine = self.rows.held(len(x))
         embedded = self.rows.pad(self.embed(x[mine.start : mine.stop]), total=len(x))
         grids = [item["grid"] for item in items]
-        return self.projector(embedded, grids, self.rows, prefix=PREFIX, kept=self.kept)  # type: ignore[no-any-return]
+        return self.projector(embedded, grids, self.rows, prefix=PREFIX, class_tokens=self.class_tokens)  # type: ignore[no-any-return]
 
 
 SPEC = EncoderSpec(
     name="model",
     config=Config,
     measure=lambda raw: raw,
-    rows=lambda config, size: projected_rows(config.projector, (size[0], size[1]), kept=config.kept),
+    rows=lambda config, size: projected_rows(config.projector, (size[0], size[1]), class_tokens=config.class_tokens),
     prepare=lambda _config, raw: raw,
     build=Model,
     tensor=packed_tensor(lambda config: projector_divisible(config.projector)),
@@ -180,9 +180,9 @@ def test_layout_changes_nothing(run_ranks: Callable[..., list[Any]], cp: int, tp
     run_ranks(cp * tp, _check_layout, cp, tp)
 
 
-def _joined(x: Tensor, grid: tuple[int, int], shuffle: int, kept: int) -> Tensor:
+def _joined(x: Tensor, grid: tuple[int, int], shuffle: int, class_tokens: int) -> Tensor:
     """Each row of an item is gathered from its place."""
-    rows = [x[index] for index in range(kept)]
+    rows = [x[index] for index in range(class_tokens)]
     for down in range(0, grid[0], shuffle):
         for across in range(0, grid[1], shuffle):
             places = [(down + i) * grid[1] + across + j for i in range(shuffle) for j in range(shuffle)]
@@ -222,7 +222,7 @@ def _mlp(x: Tensor, module: Any, activation: str) -> Tensor:
 def _reference(config: Config, projector: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
     """One item's rows."""
     settings = config.projector
-    x = _norm(_joined(x, grid, settings.shuffle, config.kept), settings.norm, getattr(projector, "norm", None))
+    x = _norm(_joined(x, grid, settings.shuffle, config.class_tokens), settings.norm, getattr(projector, "norm", None))
     if settings.kind == "linear":
         return _product(x, projector.linear)
     if settings.kind == "mlp":
@@ -254,7 +254,7 @@ def _check_formulas(_rank: int) -> None:
     for config in CONFIGS:
         projector = _random(config)
         x = torch.randn(sum(PREFIX + down * across for down, across in GRIDS), WIDTH, requires_grad=True)
-        rows = projector(x, GRIDS, PackedRows(), prefix=PREFIX, kept=config.kept)
+        rows = projector(x, GRIDS, PackedRows(), prefix=PREFIX, class_tokens=config.class_tokens)
         items = x.split([PREFIX + down * across for down, across in GRIDS])
         wanted = torch.cat([_reference(config, projector, item, grid) for item, grid in zip(items, GRIDS, strict=True)])
         torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-4)
@@ -274,15 +274,17 @@ def _check_work(_rank: int) -> None:
         projector = _random(config)
         x = torch.randn(sum(PREFIX + down * across for down, across in GRIDS), WIDTH)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            rows = projector(x, GRIDS, PackedRows(), prefix=PREFIX, kept=config.kept)
-        work = projector_cost(config.projector, GRIDS, width=WIDTH, hidden=HIDDEN, kept=config.kept)
+            rows = projector(x, GRIDS, PackedRows(), prefix=PREFIX, class_tokens=config.class_tokens)
+        work = projector_cost(config.projector, GRIDS, width=WIDTH, hidden=HIDDEN, class_tokens=config.class_tokens)
         counted = counter.get_flop_counts()["Global"]
         assert sum(counted.values()) == work.weighted  # attention is not counted on CPUs
         assert work.weights == sum(parameter.numel() for parameter in projector.parameters())
         if config.projector.kind == "resampler":
-            seen = sum(config.kept + down * across // config.projector.shuffle**2 for down, across in GRIDS)
+            seen = sum(config.class_tokens + down * across // config.projector.shuffle**2 for down, across in GRIDS)
             assert work.inner == 2 * 2 * config.projector.layers * config.projector.queries * seen * 12
-        assert len(rows) == sum(projected_rows(config.projector, grid, kept=config.kept) for grid in GRIDS)
+        assert len(rows) == sum(
+            projected_rows(config.projector, grid, class_tokens=config.class_tokens) for grid in GRIDS
+        )
 
 
 def test_the_formula_counts_what_a_forward_takes(run_ranks: Callable[..., list[Any]]) -> None:

@@ -69,12 +69,12 @@ class Radio(PackedEncoder):
         hidden = self.pass_layers(hidden, lengths)
         if not self.stage.is_last:
             return hidden
-        kept = len(self.config.keep)
-        if not kept:
+        class_rows = len(self.config.keep)
+        if not class_rows:
             return cast("Tensor", self.projector(hidden, grids, self.rows, prefix=self.config.prefix))
         index = _kept(lengths, prefix=self.config.prefix, keep=self.config.keep)
         hidden = self.rows.take(hidden, index, total=sum(lengths))
-        return cast("Tensor", self.projector(hidden, grids, self.rows, prefix=kept, kept=kept))
+        return cast("Tensor", self.projector(hidden, grids, self.rows, prefix=class_rows, class_tokens=class_rows))
 
     def _grid(self, image: Tensor) -> Grid:
         return image.shape[1] // self.config.patch, image.shape[2] // self.config.patch

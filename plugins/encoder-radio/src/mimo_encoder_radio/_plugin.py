@@ -32,12 +32,12 @@ def _measure(raw: Any) -> tuple[int, ...]:
 
 
 def _rows(config: RadioConfig, size: tuple[int, ...]) -> int:
-    kept = len(config.keep)
-    return sum(projected_rows(config.projector, grid, kept=kept) for grid in grids_of(config, size))
+    class_rows = len(config.keep)
+    return sum(projected_rows(config.projector, grid, class_tokens=class_rows) for grid in grids_of(config, size))
 
 
 def _grid(config: RadioConfig, size: tuple[int, ...]) -> tuple[int, int, int] | None:
-    return projected_grid(config.projector, grids_of(config, size), kept=len(config.keep))
+    return projected_grid(config.projector, grids_of(config, size), class_tokens=len(config.keep))
 
 
 def _message_rows(config: RadioConfig, size: tuple[int, ...]) -> int:

@@ -35,6 +35,6 @@ def radio_work(
         encoder += OpCost(copied=sum(patches) * pixels, weights=learned)
     if not stage.is_last:
         return {"encoder": encoder}
-    kept = len(config.keep)
-    projector = projector_cost(config.projector, grids, width=config.width, hidden=hidden, kept=kept)
+    class_rows = len(config.keep)
+    projector = projector_cost(config.projector, grids, width=config.width, hidden=hidden, class_tokens=class_rows)
     return {"encoder": encoder, "projector": projector}

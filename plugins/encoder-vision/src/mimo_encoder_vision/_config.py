@@ -158,7 +158,7 @@ class VisionConfig:
         return self.layers + 1 + self.feature_layer
 
     @property
-    def kept(self) -> int:
+    def class_rows(self) -> int:
         """Number of class tokens that are handed on."""
         return 0
 
@@ -249,11 +249,11 @@ class ClipConfig(LearnedConfig):
     def __attrs_post_init__(self) -> None:
         """Refuse also a class token among joined patches."""
         super().__attrs_post_init__()
-        if self.kept and self.projector.shuffle > 1:
+        if self.class_rows and self.projector.shuffle > 1:
             raise refused("keep_class_token", "false, since the projector joins patches", self.keep_class_token)
 
     @property
-    def kept(self) -> int:
+    def class_rows(self) -> int:
         """Number of class tokens that are handed on."""
         return int(self.keep_class_token)
 

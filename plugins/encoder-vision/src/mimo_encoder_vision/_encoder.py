@@ -87,7 +87,7 @@ class VisionTransformer(PackedEncoder):
             hidden = self.norm(hidden)
         if not self.stage.is_last:
             return hidden
-        rows = self.projector(hidden, grids, self.rows, prefix=config.class_tokens, kept=config.kept)
+        rows = self.projector(hidden, grids, self.rows, prefix=config.class_tokens, class_tokens=config.class_rows)
         return cast("Tensor", rows)
 
     def _embed(self, tiles: Sequence[Tensor], grids: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Tensor:

@@ -28,12 +28,14 @@ def grids_of(config: VisionConfig, size: tuple[int, ...]) -> list[tuple[int, int
 
 def rows_of(config: VisionConfig, size: tuple[int, ...]) -> int:
     """Return the rows that an image becomes."""
-    return sum(projected_rows(config.projector, grid, kept=config.kept) for grid in grids_of(config, size))
+    return sum(
+        projected_rows(config.projector, grid, class_tokens=config.class_rows) for grid in grids_of(config, size)
+    )
 
 
 def row_grid_of(config: VisionConfig, size: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Return the tiles of an image, and the rows down and across of each; None where rows lie in no grid."""
-    return projected_grid(config.projector, grids_of(config, size), kept=config.kept)
+    return projected_grid(config.projector, grids_of(config, size), class_tokens=config.class_rows)
 
 
 def packed_rows_of(config: VisionConfig, size: tuple[int, ...]) -> int:

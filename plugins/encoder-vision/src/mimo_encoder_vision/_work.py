@@ -42,5 +42,5 @@ def encoder_work(
     if not stage.is_last:
         return {"encoder": encoder}
     last = OpCost(copied=float(rows * width * config.final_norm), weights=2 * width)
-    projector = projector_cost(config.projector, grids, width=width, hidden=hidden, kept=config.kept)
+    projector = projector_cost(config.projector, grids, width=width, hidden=hidden, class_tokens=config.class_rows)
     return {"encoder": encoder + last, "projector": projector}

@@ -3,7 +3,7 @@
 from mimo.hooks import Kind
 from mimo.model import hookspecs
 from mimo.model.build import Frozen, check_module, check_training, is_frozen, named_by_parts, stage_trains
-from mimo.model.decoder import DECODER, DecoderConfig
+from mimo.model.decoder import DECODER, DecoderConfig, stage_context, stage_experts, stage_recompute, stage_tensor
 from mimo.model.encoder import packed_context, packed_recompute, packed_seam, packed_stages, packed_tensor
 from mimo.model.hybrid import HYBRID, HybridConfig
 from mimo.model.spec import (
@@ -16,7 +16,9 @@ from mimo.model.spec import (
     MAX_TILES,
     MAX_VOCABULARY,
     MAX_WIDTH,
+    STAGE_PARTS,
     Activation,
+    AttentionConfig,
     AuxLossNames,
     ContextSupport,
     EncoderSeam,
@@ -27,14 +29,19 @@ from mimo.model.spec import (
     HfTensor,
     LanguageModelSpec,
     Lora,
+    MlpConfig,
+    MoeConfig,
     OpCost,
     ProjectorConfig,
+    RotaryConfig,
     Side,
     Stage,
+    StageConfig,
     TensorSupport,
     attention_cost,
     best_tiling,
     encoder_layer_cost,
+    ends_share,
     file_shapes,
     hf_divisor,
     hf_known,
@@ -52,6 +59,7 @@ from mimo.model.spec import (
     projected_rows,
     projector_cost,
     projector_divisible,
+    stage_parts,
     without_absent,
 )
 
@@ -80,7 +88,9 @@ __all__ = [
     "MAX_TILES",
     "MAX_VOCABULARY",
     "MAX_WIDTH",
+    "STAGE_PARTS",
     "Activation",
+    "AttentionConfig",
     "AuxLossNames",
     "ContextSupport",
     "DecoderConfig",
@@ -94,16 +104,21 @@ __all__ = [
     "HybridConfig",
     "LanguageModelSpec",
     "Lora",
+    "MlpConfig",
+    "MoeConfig",
     "OpCost",
     "ProjectorConfig",
+    "RotaryConfig",
     "Side",
     "Stage",
+    "StageConfig",
     "TensorSupport",
     "attention_cost",
     "best_tiling",
     "check_module",
     "check_training",
     "encoder_layer_cost",
+    "ends_share",
     "file_shapes",
     "hf_divisor",
     "hf_known",
@@ -128,6 +143,11 @@ __all__ = [
     "projected_rows",
     "projector_cost",
     "projector_divisible",
+    "stage_context",
+    "stage_experts",
+    "stage_parts",
+    "stage_recompute",
+    "stage_tensor",
     "stage_trains",
     "without_absent",
 ]

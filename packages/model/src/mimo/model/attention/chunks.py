@@ -65,10 +65,10 @@ def batch(chunks: Sequence[Chunk], lengths: Sequence[int], *, causal: bool) -> l
     that would hide padding, so there all look at equally many rows.
     """
     if not causal:
-        alike: dict[tuple[int, int], list[int]] = {}
+        calls_of_shape: dict[tuple[int, int], list[int]] = {}
         for index, chunk in enumerate(chunks):
-            alike.setdefault((lengths[chunk.segment], chunk.rows), []).append(index)
-        return [alike[shape] for shape in sorted(alike, reverse=True)]
+            calls_of_shape.setdefault((lengths[chunk.segment], chunk.rows), []).append(index)
+        return [calls_of_shape[shape] for shape in sorted(calls_of_shape, reverse=True)]
     calls: list[list[int]] = []
     start = stop = least = 0
     for index in sorted(range(len(chunks)), key=lambda i: (-chunks[i].stop, -chunks[i].start)):

@@ -231,7 +231,7 @@ def _query_index(
         first = call.keys - call.queries if causal else start
         at = first + torch.arange(call.queries)
         inside = (at >= start) & (at < stop)
-        # Padding takes the place of its chunk's first or last row: finite, never kept, so without gradient.
+        # Padding takes the place of its chunk's first or last row: finite, never read, so without gradient.
         packed = ends[each].unsqueeze(1) - stop + at.clamp(start, stop - 1)
         size = call.chunks * call.queries
         inverse_index[packed[inside]] = (torch.arange(size).view(call.chunks, -1) + offset)[inside]

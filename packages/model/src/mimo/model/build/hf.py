@@ -42,8 +42,8 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
     ]
     for name in sorted(set(tensors) - set(shapes)):
         if (first := copies.get(name)) is not None:
-            alike = first in tensors and torch.equal(tensors[name], tensors[first])
-            problem = "" if alike else f"not a copy of {first}, though it is tied"
+            is_copy = first in tensors and torch.equal(tensors[name], tensors[first])
+            problem = "" if is_copy else f"not a copy of {first}, though it is tied"
         else:
             problem = left_over(family, config, name, partial(tensors.__getitem__, name))
         problems += [f"{name} is {problem}"] if problem else []
@@ -79,14 +79,14 @@ def left_over(family: HfFamily, config: Any, name: str, fetch: Callable[[], Tens
         family: of the folder.
         config: the module's.
         name: there.
-        fetch: returns the tensor; called where its numbers count.
+        fetch: returns the tensor; called where its values matter.
     """
-    for pattern, numbers in family.fixed(config).items():
+    for pattern, values in family.fixed(config).items():
         if fnmatchcase(name, pattern):
             found = fetch()
-            wanted = torch.tensor(numbers, device=found.device).to(found.dtype)
+            wanted = torch.tensor(values, device=found.device).to(found.dtype)
             fits = found.numel() == len(wanted) or len(wanted) == 1
-            return "" if fits and bool((found.flatten() == wanted).all()) else f"not {list(numbers)}"
+            return "" if fits and bool((found.flatten() == wanted).all()) else f"not {list(values)}"
     return "" if any(fnmatchcase(name, pattern) for pattern in family.ignored) else "read by nothing"
 
 

@@ -27,7 +27,7 @@ class Resettable(Protocol):
 
 @contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
-    """Let the CPU's random numbers inside follow from ``seed`` and ``name`` alone, and those outside not notice."""
+    """Draw the CPU's random numbers inside from ``seed`` and ``name`` alone, and leave those outside as they were."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int.from_bytes(digest, "big"))

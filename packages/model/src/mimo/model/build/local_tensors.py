@@ -1,6 +1,6 @@
 """Let modules written for plain tensors compute on the local pieces of their parameters.
 
-A stranger's ``nn.Linear`` reads ``self.weight``, which is a `DTensor` here and mixes with no plain tensor. Each such
+A third-party ``nn.Linear`` reads ``self.weight``, which is a `DTensor` here and mixes with no plain tensor. Each such
 module gets a subclass of its class in which the name of a parameter is a property that reads `local` of it, as
 `torch.nn.utils.parametrize` does; names, saving and ``isinstance`` stay what they are.
 """

@@ -1,8 +1,8 @@
-"""Recomputation: of chosen methods the inputs are kept, and all else again when backward comes to it.
+"""Recomputation: chosen methods save only their inputs, and backward computes the rest again.
 
-PyTorch's checkpoints, without their random numbers, since no layer draws any. Collectives inside are repeated, by all
-ranks of their groups alike: a method is computed again up to the last tensor that it keeps, which is the same place on
-every rank as long as none keeps fewer tensors for having fewer rows.
+PyTorch's checkpoints, without their random numbers, since no layer draws any. Collectives inside are repeated by all
+ranks of their groups: a method is computed again up to the last tensor that it saves, which is the same place on every
+rank as long as no rank saves fewer tensors because it has fewer rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mimo.hooks import PluginError
 
 
 def recompute(methods: Iterable[Callable[..., Any]], *, name: str) -> None:
-    """Make each method compute again in backward what it would keep for it.
+    """Make each method compute again in backward what it would otherwise save.
 
     Args:
         methods: bound methods of submodules, ``layer.forward`` for all of a layer.

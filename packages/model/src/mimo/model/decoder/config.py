@@ -280,9 +280,9 @@ class DecoderConfig:
 
     @property
     def expert_paths(self) -> tuple[str, ...]:
-        """Paths of the layers that have experts, those that predict further tokens included."""
-        further = [f"next_tokens.{place}.layers.0" for place in range(self.next_tokens if self.experts else 0)]
-        return (*(f"layers.{layer}" for layer in self.expert_layers), *further)
+        """Paths of the layers that have experts, those of multi-token prediction included."""
+        mtp_paths = [f"next_tokens.{place}.layers.0" for place in range(self.next_tokens if self.experts else 0)]
+        return (*(f"layers.{layer}" for layer in self.expert_layers), *mtp_paths)
 
     @property
     def gated(self) -> bool:

@@ -34,9 +34,15 @@ def decoder_cost(
 
 
 def stage_cost(
-    config: StageConfig, stage: Stage, layers: Iterable[OpCost], further: OpCost, *, lengths: Sequence[int], labels: int
+    config: StageConfig,
+    stage: Stage,
+    layers: Iterable[OpCost],
+    mtp_layers: OpCost,
+    *,
+    lengths: Sequence[int],
+    labels: int,
 ) -> Mapping[str, OpCost]:
-    """Return by part what a stage takes whose ``layers`` take this, and ``further`` those of one further token."""
+    """Return by part the cost of a stage, given those of its ``layers`` and of the layers of one MTP module."""
     hidden, rows, found = config.hidden, sum(lengths), {}
     if stage.is_first:
         found["embedding"] = OpCost(copied=rows, weights=config.vocabulary * hidden)
@@ -49,7 +55,7 @@ def stage_cost(
         if not (stage.is_first or config.tied):
             found["embedding"] = OpCost(copied=config.next_tokens * rows, weights=config.vocabulary * hidden)
         heads = (
-            further + mtp_cost(config, rows, max(labels - number * len(lengths), 0))
+            mtp_layers + mtp_cost(config, rows, max(labels - number * len(lengths), 0))
             for number in range(1, config.next_tokens + 1)
         )
         found["next_tokens"] = sum(heads, OpCost())
@@ -57,11 +63,11 @@ def stage_cost(
 
 
 def mtp_cost(config: StageConfig, rows: int, labels: int) -> OpCost:
-    """Return what predicting one further token takes beside its layers, of which so many rows take part."""
+    """Return the cost of one MTP module without its layers; ``labels`` rows take part."""
     hidden = config.hidden
     head = attrs.evolve(linear_cost(labels, hidden, config.vocabulary), weights=0)  # the model's
     work = linear_cost(rows, 2 * hidden, hidden) + head
-    # Kept: embeddings, the joined halves, the last norm's rows and its, and those of them that the head reads.
+    # Saved: embeddings, the joined halves, the last norm's rows and its, and those of them that the head reads.
     return work + OpCost(copied=(5.0 * rows + labels) * hidden, split=labels * config.vocabulary)
 
 
@@ -74,7 +80,7 @@ def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], 
 
 
 def repeated_layer(layer: OpCost, inputs: float) -> OpCost:
-    """Return what a layer takes that keeps its inputs, so many numbers, and computes all else again."""
+    """Return the cost of a layer that saves its inputs, so many elements, and computes all else again."""
     return attrs.evolve(
         layer,
         repeated=layer.forward,
@@ -95,9 +101,9 @@ def attention_layer_cost(config: DecoderConfig, recompute: Recompute, lengths: S
     key = linear_cost(rows, hidden, keys, bias=bias, shared=True)
     work += key + key
     work += attention_cost(lengths, width=queries, causal=True, window=config.sliding_window)
-    # Kept: queries, keys and values turned, what they attend to and its log-sum.
+    # Saved: queries, keys and values turned, what they attend to and its log-sum.
     work += OpCost(split=rows * (2.0 * queries + 2.0 * keys + config.heads))
-    normed = queries + keys if config.query_key_norm else 0  # kept before they are turned too
+    normed = queries + keys if config.query_key_norm else 0  # saved before they are turned too
     work += OpCost(split=float(rows * normed))
     return _again(work, recompute, rows * (normed + queries + config.heads), repeated=work.inner)
 
@@ -108,11 +114,11 @@ def mlp_cost(
     """Return what a feed-forward part of this width takes, without its norm."""
     bias = config.mlp_bias if bias is None else bias
     up, down = linear_cost(rows, config.hidden, width, bias=bias), linear_cost(rows, width, config.hidden, bias=bias)
-    if not config.gated:  # the ReLU and its square are kept
+    if not config.gated:  # the ReLU and its square are saved
         work = up + down + OpCost(split=2.0 * rows * width)
         return _again(work, recompute, rows * width, recomputed=2.0 * rows * width)
     gate = linear_cost(rows, config.hidden, width, bias=bias, shared=True)
-    # Gate and up, the gate's SiLU and their product are kept.
+    # Gate and up, the gate's SiLU and their product are saved.
     work = up + gate + down + OpCost(split=4.0 * rows * width)
     return _again(work, recompute, 2.0 * rows * width)
 
@@ -134,7 +140,7 @@ def experts_cost(config: DecoderConfig, recompute: Recompute, rows: float) -> Op
 def _again(
     work: OpCost, recompute: Recompute, dropped: float, *, repeated: float = 0, recomputed: float | None = None
 ) -> OpCost:
-    """Return ``work``, with ``selective`` recomputation of so many numbers that it then does not keep."""
+    """Return ``work``; with ``selective`` recomputation it saves ``dropped`` elements less, and computes them again."""
     if recompute != "selective":
         return work
     recomputed = dropped if recomputed is None else recomputed

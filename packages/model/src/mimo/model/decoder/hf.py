@@ -17,7 +17,6 @@ from mimo.model.decoder.config import DecoderConfig
 from mimo.model.decoder.hf_keys import (
     DROPOUT,
     UNREAD,
-    Keys,
     read_common,
     read_llama,
     read_mistral,
@@ -33,27 +32,27 @@ from mimo.model.decoder.hf_keys import (
     write_qwen3_moe,
     write_window,
 )
-from mimo.model.spec import HfFamily, HfTensor
+from mimo.model.spec import HfFamily, HfKeys, HfTensor
 
 _HEADLESS = (
     "transformers has no class of this family that reads text alone and has a head: {0} gives hidden rows, of which "
     "lm_head.weight, or where it is tied model.embed_tokens.weight, makes the logits"
 )
 _UNWRITTEN = frozenset({"balance_loss", "z_loss", "next_tokens", "next_tokens_loss"})
-"""Said where a model is trained, not in what it is; what predicts further tokens begins new, and is left out."""
+"""Settings of training, which no folder holds; MTP modules begin new, and are left out."""
 
 
 def _describe(
     config: DecoderConfig,
     *,
     family: str,
-    settings: Callable[[Keys], Mapping[str, Any]],
-    write: Callable[[DecoderConfig], Keys],
-) -> Keys:
+    settings: Callable[[HfKeys], Mapping[str, Any]],
+    write: Callable[[DecoderConfig], HfKeys],
+) -> HfKeys:
     """Return what a folder says of ``config``, having made sure that it says all of it."""
     written = {**write_common(config), **write(config)}
-    kept = {name: getattr(config, name) for name in _UNWRITTEN}
-    back = _resolved(DecoderConfig(**{**settings(written), **kept}))
+    unwritten = {name: getattr(config, name) for name in _UNWRITTEN}
+    back = _resolved(DecoderConfig(**{**settings(written), **unwritten}))
     for field in attrs.fields(DecoderConfig):
         ours, theirs = getattr(_resolved(config), field.name), getattr(back, field.name)
         if ours != theirs:
@@ -116,13 +115,13 @@ def decoder_tensors(config: DecoderConfig) -> list[HfTensor]:
 def _family(
     model_type: str,
     architecture: str,
-    read: Callable[[Keys], Mapping[str, Any]],
-    write: Callable[[DecoderConfig], Keys],
-    left_out: Keys,
+    read: Callable[[HfKeys], Mapping[str, Any]],
+    write: Callable[[DecoderConfig], HfKeys],
+    left_out: HfKeys,
     *,
     grids: bool = False,
 ) -> HfFamily:
-    def settings(keys: Keys) -> Keys:
+    def settings(keys: HfKeys) -> HfKeys:
         whole = {**left_out, **keys}
         return {**read_common(whole, grids=grids), **read(whole)}
 
@@ -143,12 +142,12 @@ def _family(
         dropout=DROPOUT,
         ignored=("*.rotary_emb.inv_freq", "visual.*"),
         copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {},
-        told=_HEADLESS.format(architecture) if architecture.endswith("TextModel") else "",
+        export_note=_HEADLESS.format(architecture) if architecture.endswith("TextModel") else "",
     )
 
 
 # What a key means that a folder leaves out, as sections of composed models do; by transformers' classes of configs.
-_OF_LLAMA: Keys = {
+_OF_LLAMA: HfKeys = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
     "intermediate_size": 11_008,
@@ -158,14 +157,14 @@ _OF_LLAMA: Keys = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
 }
-_OF_MISTRAL: Keys = {
+_OF_MISTRAL: HfKeys = {
     **_OF_LLAMA,
     "intermediate_size": 14_336,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
-_OF_QWEN2: Keys = {
+_OF_QWEN2: HfKeys = {
     **_OF_LLAMA,
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
@@ -174,8 +173,8 @@ _OF_QWEN2: Keys = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-_OF_QWEN3: Keys = {**_OF_QWEN2, "head_dim": 128}
-_OF_QWEN3_MOE: Keys = {
+_OF_QWEN3: HfKeys = {**_OF_QWEN2, "head_dim": 128}
+_OF_QWEN3_MOE: HfKeys = {
     **_OF_QWEN2,
     "hidden_size": 2048,
     "intermediate_size": 6144,
@@ -185,7 +184,7 @@ _OF_QWEN3_MOE: Keys = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
-_OF_QWEN2_VL: Keys = {
+_OF_QWEN2_VL: HfKeys = {
     **_OF_QWEN2,
     "vocab_size": 152_064,
     "hidden_size": 8192,

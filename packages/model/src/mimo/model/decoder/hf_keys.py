@@ -5,16 +5,12 @@ Reading refuses, by its key, what the decoder can't do. Writing tells what the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from mimo.hooks import ConfigError
 from mimo.model.decoder.config import DecoderConfig
 from mimo.model.decoder.hf_rope import read_rope, write_rope
-from mimo.model.spec import hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_refused, hf_small
-
-Keys: TypeAlias = Mapping[str, Any]
-"""Of a ``config.json``."""
+from mimo.model.spec import HfKeys, hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_refused, hf_small
 
 _NUMBERS = {
     "vocabulary": "vocab_size",
@@ -32,7 +28,7 @@ UNREAD = DecoderConfig().intermediate
 DROPOUT = ("attention_dropout",)
 
 
-def read_common(keys: Keys, *, grids: bool) -> dict[str, Any]:
+def read_common(keys: HfKeys, *, grids: bool) -> dict[str, Any]:
     """Return the settings that all families have keys for.
 
     Args:
@@ -53,22 +49,22 @@ def read_common(keys: Keys, *, grids: bool) -> dict[str, Any]:
     }
 
 
-def _read_biases(keys: Keys) -> dict[str, Any]:
+def _read_biases(keys: HfKeys) -> dict[str, Any]:
     return {"attention_bias": hf_flag(keys, "attention_bias")}
 
 
-def read_llama(keys: Keys) -> dict[str, Any]:
+def read_llama(keys: HfKeys) -> dict[str, Any]:
     """Return what Llama has besides."""
     _one_window(keys, None)  # layers that have one are refused
     return {**_read_biases(keys), "mlp_bias": hf_flag(keys, "mlp_bias")}
 
 
-def read_mistral(keys: Keys) -> dict[str, Any]:
+def read_mistral(keys: HfKeys) -> dict[str, Any]:
     """Return what Mistral has besides."""
     return {"sliding_window": _one_window(keys, keys["sliding_window"])}
 
 
-def _one_window(keys: Keys, said: Any) -> int:
+def _one_window(keys: HfKeys, said: Any) -> int:
     """Return the window where all layers have it, 0 for none; layers that are named besides must be of that kind."""
     window = hf_number({"sliding_window": said}, "sliding_window") if said else 0
     if _are_windowed(keys, window) is not bool(window):
@@ -76,7 +72,7 @@ def _one_window(keys: Keys, said: Any) -> int:
     return window
 
 
-def _are_windowed(keys: Keys, window: int) -> bool:
+def _are_windowed(keys: HfKeys, window: int) -> bool:
     """Return whether ``layer_types`` names layers with a window; as ``window`` says where it is not there."""
     kinds, layers = keys.get("layer_types"), hf_number(keys, "num_hidden_layers")
     if kinds is not None and kinds not in ([_FULL] * layers, [_SLIDING] * layers):
@@ -84,7 +80,7 @@ def _are_windowed(keys: Keys, window: int) -> bool:
     return bool(window) if kinds is None else _SLIDING in kinds
 
 
-def _read_window(keys: Keys) -> dict[str, Any]:
+def _read_window(keys: HfKeys) -> dict[str, Any]:
     """Return the window of Qwen's folders, which may leave it to later layers; the decoder has one for all."""
     said = keys["sliding_window"] if hf_flag(keys, "use_sliding_window") else None
     if keys.get("layer_types") is not None:
@@ -96,12 +92,12 @@ def _read_window(keys: Keys) -> dict[str, Any]:
     return {"sliding_window": _one_window(keys, said if full == 0 else None)}
 
 
-def read_qwen2(keys: Keys) -> dict[str, Any]:
+def read_qwen2(keys: HfKeys) -> dict[str, Any]:
     """Return what Qwen 2.5 has besides."""
     return {**_read_window(keys), "qkv_bias": True}
 
 
-def read_qwen3(keys: Keys) -> dict[str, Any]:
+def read_qwen3(keys: HfKeys) -> dict[str, Any]:
     """Return what Qwen 3 has besides."""
     return {
         **_read_window(keys),
@@ -111,7 +107,7 @@ def read_qwen3(keys: Keys) -> dict[str, Any]:
     }
 
 
-def read_qwen3_moe(keys: Keys) -> dict[str, Any]:
+def read_qwen3_moe(keys: HfKeys) -> dict[str, Any]:
     """Return what Qwen3-MoE has besides."""
     hf_only(keys, "decoder_sparse_step", [1])
     experts = "num_local_experts" if "num_local_experts" in keys else "num_experts"
@@ -149,7 +145,7 @@ def write_common(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def write_llama(config: DecoderConfig) -> Keys:
+def write_llama(config: DecoderConfig) -> HfKeys:
     """Return those of Llama besides."""
     if config.hidden % config.heads:
         raise ConfigError(
@@ -161,12 +157,12 @@ def write_llama(config: DecoderConfig) -> Keys:
     return {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
 
 
-def write_mistral(config: DecoderConfig) -> Keys:
+def write_mistral(config: DecoderConfig) -> HfKeys:
     """Return those of Mistral besides."""
     return {"sliding_window": config.sliding_window or None}
 
 
-def write_window(config: DecoderConfig) -> Keys:
+def write_window(config: DecoderConfig) -> HfKeys:
     """Return those of Qwen 2.5 besides."""
     window = config.sliding_window
     return {
@@ -176,7 +172,7 @@ def write_window(config: DecoderConfig) -> Keys:
     }
 
 
-def write_qwen2_vl(config: DecoderConfig) -> Keys:
+def write_qwen2_vl(config: DecoderConfig) -> HfKeys:
     """Return those of Qwen2-VL's text besides."""
     if not config.mrope_section:
         raise ConfigError(
@@ -195,7 +191,7 @@ def write_qwen2_vl(config: DecoderConfig) -> Keys:
     return {**write_window(config), **write_rope(config, {"mrope_section": list(config.mrope_section)})}
 
 
-def write_nothing(_config: DecoderConfig) -> Keys:
+def write_nothing(_config: DecoderConfig) -> HfKeys:
     """Refuse to write a family that is more than a language model."""
     raise ConfigError(
         "modules.language.config",
@@ -205,12 +201,12 @@ def write_nothing(_config: DecoderConfig) -> Keys:
     )
 
 
-def write_qwen3(config: DecoderConfig) -> Keys:
+def write_qwen3(config: DecoderConfig) -> HfKeys:
     """Return those of Qwen 3 besides."""
     return {**write_window(config), "attention_bias": config.attention_bias}
 
 
-def write_qwen3_moe(config: DecoderConfig) -> Keys:
+def write_qwen3_moe(config: DecoderConfig) -> HfKeys:
     """Return those of Qwen3-MoE besides."""
     return {
         "use_sliding_window": bool(config.sliding_window),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from mimo.model.decoder.config import DecoderConfig
-from mimo.model.spec import hf_number, hf_only, hf_real, hf_refused
-
-Keys: TypeAlias = Mapping[str, Any]
-"""Of a ``config.json``."""
+from mimo.model.spec import HfKeys, hf_number, hf_only, hf_real, hf_refused
 
 _SCALING = {
     "rope_factor": "factor",
@@ -27,7 +24,7 @@ _LARGEST_FACTOR = 1e6  # by which positions are stretched
 _SECTION = (16, 24, 24)  # of Qwen2-VL's families, where a folder names none
 
 
-def read_rope(keys: Keys, *, grids: bool) -> dict[str, Any]:
+def read_rope(keys: HfKeys, *, grids: bool) -> dict[str, Any]:
     """Return what ``rope_scaling`` says and ``rope_theta`` beside it, or ``rope_parameters`` since transformers 5."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     rope = keys.get(name) or {}
@@ -48,7 +45,7 @@ def read_rope(keys: Keys, *, grids: bool) -> dict[str, Any]:
     return {"rope_theta": base, "mrope_section": section, **_read_stretch(keys, rope, name, kind)}
 
 
-def _read_section(rope: Keys, name: str) -> tuple[int, ...]:
+def _read_section(rope: HfKeys, name: str) -> tuple[int, ...]:
     """Return how many turned pairs follow each of the three positions."""
     section = rope.get("mrope_section", _SECTION)
     where = f"{name}.mrope_section"
@@ -57,7 +54,7 @@ def _read_section(rope: Keys, name: str) -> tuple[int, ...]:
     return tuple(hf_number({where: turned}, where, low=0) for turned in section)
 
 
-def _read_stretch(keys: Keys, rope: Keys, name: str, kind: str) -> dict[str, Any]:
+def _read_stretch(keys: HfKeys, rope: HfKeys, name: str, kind: str) -> dict[str, Any]:
     """Return by what positions are stretched, nothing where they are not."""
     if kind == "default":
         return {}
@@ -81,7 +78,7 @@ def _read_stretch(keys: Keys, rope: Keys, name: str, kind: str) -> dict[str, Any
     return found
 
 
-def write_rope(config: DecoderConfig, more: Keys) -> dict[str, Any]:
+def write_rope(config: DecoderConfig, more: HfKeys) -> dict[str, Any]:
     """Return positions in both spellings: a reader that doesn't know one of them must not turn otherwise."""
     kind = "default" if config.rope_scaling == "none" else config.rope_scaling
     rope = {"rope_type": kind, **{_SCALING[ours]: getattr(config, ours) for ours in _SCALED_BY[kind]}, **more}

@@ -66,8 +66,8 @@ def _layers(module: nn.Module) -> list[Callable[..., Any]]:
 
     assert isinstance(module, LanguageStage)
     heads = [head for head in module.next_tokens.values() if isinstance(head, MtpModule)]
-    further = [layer for head in heads for layer in head.layers.values()]
-    return [layer.forward for layer in (*module.layers.values(), *further)]
+    mtp_layers = [layer for head in heads for layer in head.layers.values()]
+    return [layer.forward for layer in (*module.layers.values(), *mtp_layers)]
 
 
 def _cheap(module: nn.Module) -> list[Callable[..., Any]]:

@@ -10,12 +10,13 @@ from mimo.model.decoder.config import DecoderConfig
 from mimo.model.decoder.hf import DECODER_HF
 from mimo.model.decoder.parallelize import stage_context, stage_experts, stage_recompute, stage_tensor
 from mimo.model.spec import (
+    STAGE_PARTS,
     AuxLossNames,
     LanguageModelSpec,
     Stage,
     ends_share,
-    has_embedding,
     load_name,
+    stage_parts,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _build(config: DecoderConfig, stage: Stage) -> nn.Module:
 
 
 def check_vocabulary(size: int) -> None:
-    """Refuse to build a language model whose vocabulary nobody has told.
+    """Refuse to build a language model whose vocabulary is unknown.
 
     Raises:
         ConfigError: it is 0.
@@ -59,17 +60,6 @@ def _flops(
     return decoder_cost(config, stage, recompute, lengths, labels)
 
 
-def _stage_parts(config: DecoderConfig, stage: Stage) -> frozenset[str]:
-    parts = {"layers"}
-    if has_embedding(config, stage):
-        parts.add("embedding")
-    if stage.is_last:
-        parts.add("head")
-    if stage.is_last and config.next_tokens:
-        parts.add("next_tokens")
-    return frozenset(parts)
-
-
 DECODER = LanguageModelSpec(
     name="decoder",
     config=DecoderConfig,
@@ -78,13 +68,8 @@ DECODER = LanguageModelSpec(
     vocabulary=lambda config: config.vocabulary,
     build=_build,
     tied=ends_share,
-    parts={
-        "embedding": ("embedding",),
-        "layers": ("layers",),
-        "head": ("norm", "head"),
-        "next_tokens": ("next_tokens",),
-    },
-    stage_parts=_stage_parts,
+    parts=STAGE_PARTS,
+    stage_parts=stage_parts,
     tensor=stage_tensor(lambda config: {"heads": config.heads}),
     context=stage_context(),
     experts=stage_experts(lambda config: config.experts),

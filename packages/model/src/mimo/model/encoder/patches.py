@@ -20,7 +20,7 @@ def packed_patches(
         like: gives device and dtype.
         width: C·P·P, for when there is no image to tell.
         zeros: rows of zeros before the patches of each image, where class tokens will be.
-        channels_last: whether the numbers of a patch lie as [P, P, C], not as [C, P, P].
+        channels_last: whether the elements of a patch lie as [P, P, C], not as [C, P, P].
     """
     order = (1, 2, 3, 4, 0) if channels_last else (1, 2, 0, 3, 4)
     pieces = [

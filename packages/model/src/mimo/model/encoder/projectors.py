@@ -47,7 +47,7 @@ class Projector(nn.Module):
             self.resampler = Resampler(config, inputs, hidden)
 
     def forward(
-        self, x: Tensor, grids: Sequence[PatchGrid], rows: PackedRows, *, prefix: int = 0, kept: int = 0
+        self, x: Tensor, grids: Sequence[PatchGrid], rows: PackedRows, *, prefix: int = 0, class_tokens: int = 0
     ) -> Tensor:
         """Return this rank's slice of the rows [R, H]; `mimo.model.projected_rows` of each grid.
 
@@ -56,33 +56,33 @@ class Projector(nn.Module):
             grids: of all items.
             rows: how the rows are cut.
             prefix: class tokens before each grid.
-            kept: of these, how many stay, the first ones; 0 where rows are joined.
+            class_tokens: of these, how many stay, the first ones; 0 where rows are joined.
         """
         shuffle = self.config.shuffle
-        if prefix != kept or shuffle > 1:
+        if prefix != class_tokens or shuffle > 1:
             total = sum(prefix + down * across for down, across in grids)
-            x = rows.take(x, joined(grids, shuffle=shuffle, prefix=prefix, kept=kept), total=total)
+            x = rows.take(x, joined(grids, shuffle=shuffle, prefix=prefix, class_tokens=class_tokens), total=total)
         if self.config.norm != "none":
             x = self.norm(x)
         if self.config.kind == "linear":
             return cast("Tensor", self.linear(x))
         if self.config.kind == "mlp":
             return cast("Tensor", self.mlp(x))
-        lengths = [kept + down * across // shuffle**2 for down, across in grids]
+        lengths = [class_tokens + down * across // shuffle**2 for down, across in grids]
         return cast("Tensor", self.resampler(x, lengths, rows))
 
 
-def joined(grids: Sequence[PatchGrid], *, shuffle: int, prefix: int, kept: int) -> Tensor:
+def joined(grids: Sequence[PatchGrid], *, shuffle: int, prefix: int, class_tokens: int) -> Tensor:
     """Return which of the rows of all grids each row is made of, [R, K].
 
     Args:
         grids: whose sides ``shuffle`` divides.
         shuffle: side of the squares that become one row; of each square row by row.
         prefix: class tokens before each grid.
-        kept: of these, how many stay.
+        class_tokens: of these, how many stay.
     """
-    assert shuffle == 1 or not kept, "a class token has no neighbours"
-    own = {grid: _joined(grid, shuffle, prefix, kept) for grid in set(grids)}
+    assert shuffle == 1 or not class_tokens, "a class token has no neighbours"
+    own = {grid: _joined(grid, shuffle, prefix, class_tokens) for grid in set(grids)}
     pieces, start = [torch.empty(0, shuffle**2, dtype=torch.long)], 0
     for grid in grids:
         pieces.append(own[grid] + start)
@@ -90,12 +90,12 @@ def joined(grids: Sequence[PatchGrid], *, shuffle: int, prefix: int, kept: int) 
     return torch.cat(pieces)
 
 
-def _joined(grid: PatchGrid, shuffle: int, prefix: int, kept: int) -> Tensor:
+def _joined(grid: PatchGrid, shuffle: int, prefix: int, class_tokens: int) -> Tensor:
     down, across = grid
     assert down % shuffle == across % shuffle == 0, (grid, shuffle)
     places = torch.arange(prefix, prefix + down * across).view(down // shuffle, shuffle, across // shuffle, shuffle)
     return torch.cat(
-        (torch.arange(kept).view(-1, 1).expand(-1, shuffle**2), places.transpose(1, 2).reshape(-1, shuffle**2))
+        (torch.arange(class_tokens).view(-1, 1).expand(-1, shuffle**2), places.transpose(1, 2).reshape(-1, shuffle**2))
     )
 
 
@@ -127,11 +127,11 @@ class Resampler(nn.Module):
             rows: how rows are cut.
         """
         mine = rows.held(len(lengths) * self.queries.count)
-        asks = self.queries(torch.arange(mine.start, mine.stop, device=x.device) % self.queries.count)
+        x_queries = self.queries(torch.arange(mine.start, mine.stop, device=x.device) % self.queries.count)
         segments = rows.crossed(lengths, queries=self.queries.count, device=x.device)
         for layer in self.layers.values():
-            asks = layer(asks, x, segments, rows)
-        return cast("Tensor", self.output(self.norm(asks)))
+            x_queries = layer(x_queries, x, segments, rows)
+        return cast("Tensor", self.output(self.norm(x_queries)))
 
 
 class ResamplerLayer(nn.Module):
@@ -145,7 +145,7 @@ class ResamplerLayer(nn.Module):
         self.mlp_norm = LayerNorm(width, eps=_EPS)
         self.mlp = EncoderMlp(width, RESAMPLER_RATIO * width, width, activation=config.activation)
 
-    def forward(self, asks: Tensor, seen: Tensor, segments: Segments, rows: PackedRows) -> Tensor:
-        """Return [T, W] of ``asks`` [T, W]; for the rest see `CrossAttention`."""
-        asks = asks + self.attention(self.attention_norm(asks), seen, segments, rows)
-        return cast("Tensor", asks + self.mlp(self.mlp_norm(asks)))
+    def forward(self, x_queries: Tensor, seen: Tensor, segments: Segments, rows: PackedRows) -> Tensor:
+        """Return [T, W] of ``x_queries`` [T, W]; for the rest see `CrossAttention`."""
+        x_queries = x_queries + self.attention(self.attention_norm(x_queries), seen, segments, rows)
+        return cast("Tensor", x_queries + self.mlp(self.mlp_norm(x_queries)))

@@ -1,6 +1,6 @@
 """What a plugin registers for an encoder of the shared layers: `mimo.model.runtime.PackedEncoder`. Free of torch.
 
-Five of `EncoderSpec`'s optional supports are alike for all of these.
+Five of `EncoderSpec`'s optional supports are the same for all of these.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _layers(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def _middles(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return what of the layers keeps much and is cheap to compute again: what lies between their products."""
+    """Return what of the layers saves much and is cheap to compute again: what lies between their products."""
     from mimo.model.encoder.layers import EncoderLayer
 
     layers = (part for part in module.modules() if isinstance(part, EncoderLayer))

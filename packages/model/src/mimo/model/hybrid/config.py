@@ -220,17 +220,17 @@ class HybridConfig:
 
     @property
     def next_pattern(self) -> str:
-        """A letter for each layer of what predicts one further token, resolved."""
+        """A letter for each layer of an MTP module, resolved."""
         kinds = (ATTENTION + MAMBA, EXPERTS + MLP)
         fitting = ([letter for letter in some if letter in self.pattern] for some in kinds)
         return self.next_tokens_pattern or "".join(letters[0] for letters in fitting if letters)
 
     @property
     def expert_paths(self) -> tuple[str, ...]:
-        """Paths of the layers that have experts, those that predict further tokens included."""
+        """Paths of the layers that have experts, those of multi-token prediction included."""
         own = [place for place, letter in enumerate(self.next_pattern) if letter == EXPERTS]
-        further = [f"next_tokens.{number}.layers.{place}" for number in range(self.next_tokens) for place in own]
-        return (*(f"layers.{layer}" for layer in self.expert_layers), *further)
+        mtp_paths = [f"next_tokens.{number}.layers.{place}" for number in range(self.next_tokens) for place in own]
+        return (*(f"layers.{layer}" for layer in self.expert_layers), *mtp_paths)
 
     @property
     def decoder(self) -> DecoderConfig:

@@ -28,9 +28,9 @@ def hybrid_cost(
         labels: how many of all these rows have labels; the head reads no others.
     """
     letters = [config.pattern[index] for index in stage.layers(config.layers)]
-    further = config.next_pattern if stage.is_last and config.next_tokens else ""
-    of_kind = {letter: _layer(config, letter, recompute, lengths) for letter in {*letters, *further}}
-    layers, each = ([of_kind[letter] for letter in some] for some in (letters, further))
+    mtp_letters = config.next_pattern if stage.is_last and config.next_tokens else ""
+    of_kind = {letter: _layer(config, letter, recompute, lengths) for letter in {*letters, *mtp_letters}}
+    layers, each = ([of_kind[letter] for letter in some] for some in (letters, mtp_letters))
     return stage_cost(config, stage, layers, sum(each, OpCost()), lengths=lengths, labels=labels)
 
 
@@ -64,12 +64,12 @@ def _mamba(config: HybridConfig, recompute: Recompute, rows: int) -> OpCost:
     work += OpCost(inner=inside + states)
     work += OpCost(weights=mixed * (config.mamba_taps + config.mamba_conv_bias) + 3 * heads + width)
     # The scan keeps pairs, in float64 which there are, of each group's once, of each head's decays and products;
-    # states at chunks' beginnings and ends, the rows that it multiplies; the convolution its taps; the norm the gate,
+    # states at the starts and ends of chunks, the rows that it multiplies; the convolution its taps; the norm the gate,
     # its SiLU, what it gates and norms.
     pairs = count * chunk * chunk * (config.mamba_groups + 3.0 * heads + 2.0)
-    kept = pairs + 3.0 * count * width * config.mamba_state + rows * (6.0 * width + 2.0 * shared)
-    kept += rows * mixed * (config.mamba_taps + 1.0) + 5.0 * rows * width
-    work += OpCost(split=rows * (mixed + heads + 2.0 * width) + kept)
+    saved = pairs + 3.0 * count * width * config.mamba_state + rows * (6.0 * width + 2.0 * shared)
+    saved += rows * mixed * (config.mamba_taps + 1.0) + 5.0 * rows * width
+    work += OpCost(split=rows * (mixed + heads + 2.0 * width) + saved)
     if recompute != "selective":
         return work
-    return attrs.evolve(work, repeated=work.inner, split=work.split - kept, recomputed=kept)
+    return attrs.evolve(work, repeated=work.inner, split=work.split - saved, recomputed=saved)

@@ -14,9 +14,9 @@ import attrs
 
 from mimo.hooks import ConfigError
 from mimo.model.hybrid.config import ATTENTION, EXPERTS, MLP, HybridConfig
-from mimo.model.hybrid.hf_keys import WRITTEN_KINDS, Keys, read_mamba, read_nemotron, write_mamba, write_nemotron
+from mimo.model.hybrid.hf_keys import WRITTEN_KINDS, read_mamba, read_nemotron, write_mamba, write_nemotron
 from mimo.model.hybrid.hf_tensors import adaptable_linears, hybrid_tensors, nemotron_tensors
-from mimo.model.spec import HfFamily
+from mimo.model.spec import HfFamily, HfKeys
 
 _UNWRITTEN = frozenset(
     {"expert_bias_rate", "balance_loss", "z_loss", "next_tokens", "next_tokens_loss", "next_tokens_pattern"}
@@ -28,13 +28,13 @@ def _describe(
     config: HybridConfig,
     *,
     family: str,
-    read: Callable[[Keys], Mapping[str, Any]],
-    write: Callable[[HybridConfig], Keys],
-) -> Keys:
+    read: Callable[[HfKeys], Mapping[str, Any]],
+    write: Callable[[HybridConfig], HfKeys],
+) -> HfKeys:
     """Return what a folder says of ``config``, having made sure that it says all of it."""
     written = write(config)
-    kept = {name: getattr(config, name) for name in _UNWRITTEN}
-    back = _resolved(HybridConfig(**{**read(written), **kept}))
+    unwritten = {name: getattr(config, name) for name in _UNWRITTEN}
+    back = _resolved(HybridConfig(**{**read(written), **unwritten}))
     for field in attrs.fields(HybridConfig):
         ours, theirs = getattr(_resolved(config), field.name), getattr(back, field.name)
         if ours != theirs:
@@ -61,8 +61,8 @@ def _resolved(config: HybridConfig) -> HybridConfig:
     return attrs.evolve(config, **found)
 
 
-def _describe_further(config: HybridConfig) -> Keys:
-    """Return what a folder says of what predicts further tokens: `transformers` has names of layers, others letters."""
+def _describe_further(config: HybridConfig) -> HfKeys:
+    """Return what a folder says of MTP modules: `transformers` has names of layers, others letters."""
     return {
         "num_nextn_predict_layers": config.next_tokens,
         "mtp_layers_block_type": [WRITTEN_KINDS[letter] for letter in config.next_pattern],
@@ -73,8 +73,8 @@ def _describe_further(config: HybridConfig) -> Keys:
 def _family(
     model_type: str,
     architecture: str,
-    read: Callable[[Keys], Mapping[str, Any]],
-    write: Callable[[HybridConfig], Keys],
+    read: Callable[[HfKeys], Mapping[str, Any]],
+    write: Callable[[HybridConfig], HfKeys],
     renamed: Sequence[Mapping[str, str]],
     **more: Any,
 ) -> HfFamily:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from mimo.hooks import ConfigError
 from mimo.model.hybrid.config import ATTENTION, EXPERTS, MAMBA, MLP, HybridConfig
-from mimo.model.spec import hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_real, hf_refused, hf_small
-
-Keys: TypeAlias = Mapping[str, Any]
-"""Of a ``config.json``."""
+from mimo.model.spec import (
+    HfKeys,
+    hf_divisor,
+    hf_flag,
+    hf_no_dropout,
+    hf_number,
+    hf_only,
+    hf_real,
+    hf_refused,
+    hf_small,
+)
 
 _KINDS = {
     "linear_attention": MAMBA,
@@ -33,14 +40,14 @@ _OF_MAMBA = {"mamba_groups": "n_groups", "mamba_taps": "conv_kernel", "mamba_chu
 _OF_NEMOTRON = {**_OF_MAMBA, "mamba_heads": "mamba_num_heads", "mamba_state": "ssm_state_size"}
 
 # What a key means that a folder leaves out, as sections of composed models do; by transformers' classes of configs.
-_LEFT_OUT: Keys = {
+_LEFT_OUT: HfKeys = {
     "hidden_size": 4096,
     "layer_norm_epsilon": 1e-5,
     "n_groups": 8,
     "conv_kernel": 4,
     "use_conv_bias": True,
 }
-_LEFT_OUT_OF_MAMBA: Keys = {
+_LEFT_OUT_OF_MAMBA: HfKeys = {
     **_LEFT_OUT,
     "vocab_size": 32_768,
     "num_hidden_layers": 64,
@@ -49,7 +56,7 @@ _LEFT_OUT_OF_MAMBA: Keys = {
     "state_size": 128,
     "chunk_size": 256,
 }
-_LEFT_OUT_OF_NEMOTRON: Keys = {
+_LEFT_OUT_OF_NEMOTRON: HfKeys = {
     **_LEFT_OUT,
     "vocab_size": 131_072,
     "num_attention_heads": 32,
@@ -80,7 +87,7 @@ _OLD_NAMES = {
 """Further names of keys of Nemotron-H, which are taken for these."""
 
 
-def _read_pattern(keys: Keys) -> str:
+def _read_pattern(keys: HfKeys) -> str:
     kinds, pattern = keys.get("layers_block_type"), keys.get("hybrid_override_pattern")
     if kinds is None:
         if not isinstance(pattern, str):
@@ -92,7 +99,7 @@ def _read_pattern(keys: Keys) -> str:
     return "".join(_KINDS[kind] for kind in kinds)
 
 
-def read_nemotron(published: Keys) -> dict[str, Any]:
+def read_nemotron(published: HfKeys) -> dict[str, Any]:
     """Return the settings that a folder of Nemotron-H decides."""
     renamed = {theirs: published[old] for old, theirs in _OLD_NAMES.items() if old in published}
     keys = {**_LEFT_OUT_OF_NEMOTRON, **published, **renamed}
@@ -148,7 +155,7 @@ def read_nemotron(published: Keys) -> dict[str, Any]:
     return found
 
 
-def _check_experts(keys: Keys) -> None:
+def _check_experts(keys: HfKeys) -> None:
     for key in ("n_group", "topk_group", "n_shared_experts"):
         hf_only(keys, key, [1])
     hf_only(keys, "moe_latent_size", [None])
@@ -194,7 +201,7 @@ def write_nemotron(config: HybridConfig) -> dict[str, Any]:
     }
 
 
-def read_mamba(published: Keys) -> dict[str, Any]:
+def read_mamba(published: HfKeys) -> dict[str, Any]:
     """Return the settings that a folder of Mamba-2 decides."""
     keys = {**_LEFT_OUT_OF_MAMBA, **published}
     hf_only(keys, "hidden_act", ["silu"])

@@ -1,6 +1,6 @@
 """Where folders of Nemotron-H and Mamba-2 hold the tensors of a ``hybrid``.
 
-Both have the same table. What predicts further tokens lies in those of Nemotron-H under names of its own,
+Both have the same table. MTP modules lie in those of Nemotron-H under names of its own,
 ``mtp.layers.0`` and on, of which `transformers` reads none.
 """
 
@@ -15,7 +15,7 @@ from mimo.model.spec import HfTensor
 
 
 def hybrid_tensors(config: HybridConfig) -> list[HfTensor]:
-    """Return the table of both families, without what predicts further tokens."""
+    """Return the table of both families, without MTP modules."""
     found = [
         HfTensor(ours="embedding.weight", theirs="backbone.embeddings.weight"),
         HfTensor(ours="norm.weight", theirs="backbone.norm_f.weight"),
@@ -28,7 +28,7 @@ def hybrid_tensors(config: HybridConfig) -> list[HfTensor]:
 
 
 def nemotron_tensors(config: HybridConfig) -> list[HfTensor]:
-    """Return the table of Nemotron-H, with what predicts further tokens: the layers of all, one after the other."""
+    """Return the table of Nemotron-H, with MTP modules: the layers of all, one after the other."""
     return [*hybrid_tensors(config), *(attrs.evolve(entry, optional=True) for entry in _further(config))]
 
 

@@ -54,7 +54,7 @@ class Convolution(nn.Module):
     ) -> Tensor:
         """Return [R, W] of ``x`` [R, W], which are some of the columns here.
 
-        With ``before``, which puts as many rows as it is told before some, they go on from those.
+        With ``before``, which puts so many earlier rows before some, they continue those.
         """
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias

@@ -1,6 +1,6 @@
 """The built-in language model ``hybrid``: how it registers. Free of torch until it is built.
 
-Where it only asks for settings that a decoder has too, it does as the decoder does.
+Where it needs only settings that a decoder has too, it does as the decoder does.
 """
 
 from __future__ import annotations

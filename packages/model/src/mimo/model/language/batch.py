@@ -121,8 +121,8 @@ class LanguageBatch:
     ) -> LanguageBatch:
         """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `MtpLabels`."""
         samples = torch.full_like(tokens, len(lengths))
-        numbers = torch.arange(len(lengths), device=tokens.device)
-        owned = numbers.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
+        indices = torch.arange(len(lengths), device=tokens.device)
+        owned = indices.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
         samples[: len(owned)] = owned
         counts = torch.bincount(samples[labels != NO_LABEL], minlength=len(lengths))
         return cls(

@@ -1,4 +1,4 @@
-"""What predicts one further token: multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+"""Multi-token prediction: a module that predicts one token after the next (DeepSeek-V3, arXiv:2412.19437, section 2.2).
 
 Shapes: T rows, H hidden; with sequence parallelism T outside of the layers is this rank's slice.
 """

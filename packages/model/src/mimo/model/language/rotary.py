@@ -56,8 +56,8 @@ def pair_rates(config: RotaryConfig, device: torch.device) -> Tensor:
         case "llama3":
             turns = config.rope_original_tokens * rates / (2 * math.pi)  # in one of the samples that it began with
             low, high = config.rope_low_factor, config.rope_high_factor
-            kept = ((turns - low) / (high - low)).clamp(0, 1)
-            return rates * (kept + (1 - kept) / config.rope_factor)
+            unstretched = ((turns - low) / (high - low)).clamp(0, 1)
+            return rates * (unstretched + (1 - unstretched) / config.rope_factor)
 
 
 class _Turn(torch.autograd.Function):

@@ -3,7 +3,7 @@
 Each head h keeps a state [P, S], zero before a sample's first row, which row t changes and reads:
 ``state = exp(step · rate) · state + step · x · B``, ``y = state · C + skip · x``. `scan_by_row` does just that.
 `scan_by_chunks` cuts the rows into chunks, each of which is a product like attention's plus what the state before it
-adds (the paper's section 6): the same numbers by large products, and one step of recurrence a chunk. Where `mamba_ssm`
+adds (the paper's section 6): the same results by large products, and one step of recurrence a chunk. Where `mamba_ssm`
 is installed, its kernels do it on CUDA.
 Shapes: T rows, N heads of P columns, G groups of heads that share B and C, S columns of the state; K chunks of Q rows.
 """
@@ -122,7 +122,7 @@ def scan(inputs: ScanInputs, chunks: SampleChunks) -> Tensor:
 
 
 def scan_on(inputs: ScanInputs, chunks: SampleChunks, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what further rows of one sample read, [T, N, P], and the state [N, P, S] after the last; see `scan`.
+    """Return what more rows of one sample read, [T, N, P], and the state [N, P, S] after the last; see `scan`.
 
     Args:
         inputs: of at least one row.

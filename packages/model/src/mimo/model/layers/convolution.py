@@ -34,7 +34,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: SampleChunk
 
 
 def convolve_continued(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the same of further rows of one sample, [T, W], by the same sums in the same order; see `convolve`.
+    """Return the same of more rows of one sample, [T, W], by the same sums in the same order; see `convolve`.
 
     Args:
         seen: [K - 1 + T, W], the rows before these at first, 0 where there are none.

@@ -92,7 +92,7 @@ class ContextAxis:
         return torch.cat([part.view(-1, w) for part, w in zip(parts, widths, strict=True) if w], 1)
 
     def _swap(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send each rank its numbers of ``x``, return what all sent here."""
+        """Send each rank its elements of ``x``, return what all sent here."""
         if self.size == 1:
             return x
 

@@ -102,7 +102,7 @@ class TensorAxis:
         return x if self.size == 1 else linear(x, self.total, self.total)
 
     def share_out(self, x: Tensor) -> Tensor:
-        """Return this rank's `span` of rows that all ranks hold alike, [T, …] -> [n, …].
+        """Return this rank's `span` of rows that are equal on all ranks, [T, …] -> [n, …].
 
         The gradient of all rows comes back on every rank.
         """

@@ -7,6 +7,7 @@ from mimo.model.spec.encoder_flops import Activation, encoder_layer_cost
 from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
 from mimo.model.spec.hf import HfFamily, HfTensor, file_shapes, match_names, without_absent
 from mimo.model.spec.hf_keys import (
+    HfKeys,
     hf_divisor,
     hf_flag,
     hf_known,
@@ -19,6 +20,7 @@ from mimo.model.spec.hf_keys import (
 )
 from mimo.model.spec.language_config import (
     AXES,
+    STAGE_PARTS,
     AttentionConfig,
     MlpConfig,
     MoeConfig,
@@ -27,6 +29,7 @@ from mimo.model.spec.language_config import (
     ends_share,
     has_embedding,
     load_name,
+    stage_parts,
 )
 from mimo.model.spec.limits import (
     MAX_HEADS,
@@ -76,6 +79,7 @@ __all__ = [
     "MAX_VOCABULARY",
     "MAX_WIDTH",
     "RESAMPLER_RATIO",
+    "STAGE_PARTS",
     "Activation",
     "AttentionConfig",
     "AuxLossNames",
@@ -85,6 +89,7 @@ __all__ = [
     "EncoderStages",
     "ExpertSupport",
     "HfFamily",
+    "HfKeys",
     "HfTensor",
     "LanguageModelSpec",
     "Lora",
@@ -124,5 +129,6 @@ __all__ = [
     "projected_rows",
     "projector_cost",
     "projector_divisible",
+    "stage_parts",
     "without_absent",
 ]

@@ -32,7 +32,7 @@ def encoder_layer_cost(
     value = linear_cost(rows, width, width, bias=True, shared=True)
     layer = square + square + key + value + attention_cost(lengths, width=width, causal=False)
     layer += linear_cost(rows, width, intermediate, bias=True) + linear_cost(rows, intermediate, width, bias=True)
-    # Kept: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; the two ends of
+    # Saved: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; the two ends of
     # the activation.
     layer += OpCost(
         copied=4.0 * rows * width, split=rows * (4.0 * width + heads + 2.0 * intermediate), weights=4 * width
@@ -42,7 +42,7 @@ def encoder_layer_cost(
     if recompute == "selective":  # what lies between the products: attention itself, and the activation
         again = rows * (float(width) + heads + intermediate)
         return attrs.evolve(layer, repeated=layer.inner, split=layer.split - again, recomputed=again)
-    kept = float(rows * width)
+    inputs = float(rows * width)
     return attrs.evolve(
-        layer, repeated=layer.forward, split=0, copied=kept, recomputed=layer.split + layer.copied - kept
+        layer, repeated=layer.forward, split=0, copied=inputs, recomputed=layer.split + layer.copied - inputs
     )

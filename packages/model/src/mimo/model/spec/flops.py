@@ -1,6 +1,6 @@
 """What a forward of one stage takes, by formula: arithmetic, and what it keeps for its backward.
 
-From this costs are told before anything has been measured. T rows of all samples of a lane, over all its context and
+Costs follow from this before anything has been measured. T rows of all samples of a lane, over all its context and
 tensor ranks.
 """
 
@@ -15,7 +15,7 @@ import attrs
 class OpCost:
     """What one forward of a stage takes, all ranks of a lane together.
 
-    A product of T rows with a weight of I x O numbers is 2·T·I·O operations; its backward is two such products, one
+    A product of T rows with a weight of I x O elements is 2·T·I·O operations; its backward is two such products, one
     for the rows' gradient and one for the weight's; of rows that an item holds, as pixels, only the latter. A product
     of two activations, as attention has, takes two as well, both for the rows' gradients.
 
@@ -24,11 +24,11 @@ class OpCost:
         of_items: of these, those in products of rows that an item holds, which need no gradient.
         inner: operations in products of activations.
         repeated: of both, those that backward does once more because it recomputes.
-        split: numbers that it keeps for its backward, of tensors that tensor ranks split.
-        copied: numbers that it keeps besides, of tensors that they split with sequence parallelism only.
-        recomputed: numbers that recomputing brings back, at most at one time.
-        operands: numbers that the gradients of weights are made of, rows and their gradients.
-        weights: numbers in the stage's parameters.
+        split: elements that it saves for its backward, of tensors that tensor ranks split.
+        copied: elements that it saves besides, of tensors that they split with sequence parallelism only.
+        recomputed: elements that recomputing brings back, at most at one time.
+        operands: elements that the gradients of weights are made of, rows and their gradients.
+        weights: elements of the stage's parameters.
         expert_weights: of these, those of experts, which lie on the expert view of the grid.
     """
 
@@ -84,7 +84,7 @@ def linear_cost(
         inputs: columns of the rows.
         outputs: columns of the product.
         bias: whether one is added.
-        shared: whether the rows are those of another product, which are kept once for both.
+        shared: whether the rows are those of another product, which are saved once for both.
         of_items: whether an item holds the rows.
     """
     operations = 2.0 * rows * inputs * outputs

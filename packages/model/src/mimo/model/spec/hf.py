@@ -71,12 +71,12 @@ class HfFamily:
         describe: of our config, the ``config.json`` (without ``architectures``, ``model_type`` and the dtype); the
             inverse of ``settings``. Raises `ConfigError` with our setting where the family has no place for it.
         tensors: of our config, the table; only what of the module the family has, so of an encoder no projector.
-        renamed: how names can begin otherwise than in the table, by beginnings; the fullest of these is taken where
+        renamed: other prefixes that names can have, by those in the table; the fullest of these is taken where
             several fit, and the first is written. ``({}, {"": "language_model."}, {"model.": "model.text_model."})``.
         ignored: glob patterns of names that nobody needs: a text tower, a pooling head, positions that follow from the
             configuration.
-        fixed: of our config, by glob pattern of names, the numbers that a tensor must hold which is no parameter of
-            ours but counts (an input's mean, a layer scale of ones), where a folder has one; one number for all alike.
+        fixed: of our config, by glob pattern of names, the values that a tensor must hold which is no parameter of
+            ours but matters (an input's mean, a layer scale of ones), where a folder has one; one value serves for all.
         copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
             a head that is tied to the embedding.
         beside: of our config, what ``config.json`` says of the tensors that are optional, where they are written.
@@ -84,7 +84,7 @@ class HfFamily:
             `transformers` makes of a folder; None where these are those of ``tensors``.
         dropout: keys of ``config.json`` that say how much is dropped at random while a model is trained. ``settings``
             refuses other values than 0 (`mimo.model.hf_no_dropout`); a user can have them set aside by name.
-        told: what whoever loads an exported folder must know, as a sentence without its dot; empty for nothing.
+        export_note: what whoever loads an exported folder must know, as a sentence without its dot; empty for nothing.
     """
 
     model_type: str
@@ -98,12 +98,14 @@ class HfFamily:
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
     beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
     dropout: Sequence[str] = ()
-    told: str = ""
+    export_note: str = ""
     adaptable: Callable[[Any], Sequence[HfTensor]] | None = None
 
     def copies_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, str]:
-        """Return ``copies`` with the names of a folder, which begin as `match_names` has found."""
-        return {_begun(name, renamed): _begun(first, renamed) for name, first in self.copies(config).items()}
+        """Return ``copies`` with the names of a folder, with the prefixes that `match_names` has found."""
+        return {
+            _with_prefix(name, renamed): _with_prefix(first, renamed) for name, first in self.copies(config).items()
+        }
 
 
 def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -139,10 +141,10 @@ def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) 
 def match_names(
     family: HfFamily, table: Sequence[HfTensor], names: Iterable[str]
 ) -> tuple[Mapping[str, str], list[HfTensor]]:
-    """Return how the names of a folder begin, and the table with its own, of what it has of what is optional.
+    """Return the prefixes of a folder's names, and the table with its names, without optional tensors that it lacks.
 
     Args:
-        family: knows how they can begin.
+        family: knows the prefixes that they can have.
         table: as ``family.tensors`` gives it.
         names: in the folder; none to write one.
     """
@@ -161,12 +163,12 @@ def without_absent(table: Sequence[HfTensor], is_there: Callable[[HfTensor], boo
     return [entry for entry in table if held or not entry.optional]
 
 
-def _renamed(theirs: str | tuple[str, ...], beginnings: Mapping[str, str]) -> str | tuple[str, ...]:
+def _renamed(theirs: str | tuple[str, ...], prefixes: Mapping[str, str]) -> str | tuple[str, ...]:
     if isinstance(theirs, str):
-        return _begun(theirs, beginnings)
-    return tuple(_begun(name, beginnings) for name in theirs)
+        return _with_prefix(theirs, prefixes)
+    return tuple(_with_prefix(name, prefixes) for name in theirs)
 
 
-def _begun(name: str, beginnings: Mapping[str, str]) -> str:
-    longest = max((begin for begin in beginnings if name.startswith(begin)), key=len, default=None)
-    return name if longest is None else beginnings[longest] + name.removeprefix(longest)
+def _with_prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    longest = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None)
+    return name if longest is None else prefixes[longest] + name.removeprefix(longest)

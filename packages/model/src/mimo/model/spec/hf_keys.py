@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from mimo.hooks import ConfigError
 
+HfKeys: TypeAlias = Mapping[str, Any]
+"""Keys of a ``config.json``."""
 _LARGEST = (1 << 31) - 1  # of a size, far above any
 _LARGEST_EPS = 0.1  # published ones are 1e-3 at most
 

@@ -5,12 +5,20 @@ Any object with these attributes serves; `mimo.model.DecoderConfig` has all of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from mimo.model.spec.stage import Stage
 
 AXES = ("time", "down", "across")
 """Of the positions of a grid's rows, in the order of ``mrope_section``."""
+STAGE_PARTS: Mapping[str, Sequence[str]] = {
+    "embedding": ("embedding",),
+    "layers": ("layers",),
+    "head": ("norm", "head"),
+    "next_tokens": ("next_tokens",),
+}
+"""Parts of a `mimo.model.runtime.LanguageStage` that a user can freeze, each with the prefixes of its parameters."""
 
 
 class StageConfig(Protocol):
@@ -193,6 +201,18 @@ def ends_share(config: StageConfig) -> bool:
 def has_embedding(config: StageConfig, stage: Stage) -> bool:
     """Tell whether a stage of one of our language models holds the embedding."""
     return stage.is_first or (stage.is_last and ends_share(config))
+
+
+def stage_parts(config: StageConfig, stage: Stage) -> frozenset[str]:
+    """Return the names of the parts that a stage of one of our language models holds, of `STAGE_PARTS`."""
+    parts = {"layers"}
+    if has_embedding(config, stage):
+        parts.add("embedding")
+    if stage.is_last:
+        parts.add("head")
+    if stage.is_last and config.next_tokens:
+        parts.add("next_tokens")
+    return frozenset(parts)
 
 
 def load_name(path: str) -> str:

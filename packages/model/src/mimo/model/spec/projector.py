@@ -83,30 +83,30 @@ class ProjectorConfig:
             raise _refused("hidden", f"the resampler's own width, a multiple of heads = {self.heads}", self.hidden)
 
 
-def projected_rows(config: ProjectorConfig, grid: PatchGrid, *, kept: int = 0) -> int:
+def projected_rows(config: ProjectorConfig, grid: PatchGrid, *, class_tokens: int = 0) -> int:
     """Return the rows that a grid becomes.
 
     Args:
         config: of the projector.
         grid: whose sides the shuffle must divide.
-        kept: class tokens that are kept before it.
+        class_tokens: class tokens that stay before it.
     """
     down, across = grid
     assert down % config.shuffle == across % config.shuffle == 0, (grid, config.shuffle)
-    return config.queries if config.kind == "resampler" else kept + down * across // config.shuffle**2
+    return config.queries if config.kind == "resampler" else class_tokens + down * across // config.shuffle**2
 
 
 def projected_grid(
-    config: ProjectorConfig, grids: Sequence[PatchGrid], *, kept: int = 0
+    config: ProjectorConfig, grids: Sequence[PatchGrid], *, class_tokens: int = 0
 ) -> tuple[int, int, int] | None:
     """Return how many frames, rows down and across an item's rows are, as `EncoderSpec` wants its ``grid``.
 
     Args:
         config: of the projector.
-        grids: of the item, all alike: each is a frame.
-        kept: class tokens that are kept before each grid; with these, as out of a resampler, rows lie in no grid.
+        grids: of the item, all the same: each is a frame.
+        class_tokens: class tokens that stay before each grid; with these, as out of a resampler, rows lie in no grid.
     """
-    if kept or config.kind == "resampler":
+    if class_tokens or config.kind == "resampler":
         return None
     down, across = grids[0]
     return len(grids), down // config.shuffle, across // config.shuffle
@@ -118,7 +118,7 @@ def projector_divisible(config: ProjectorConfig) -> Mapping[str, int]:
 
 
 def projector_cost(
-    config: ProjectorConfig, grids: Sequence[PatchGrid], *, width: int, hidden: int, kept: int = 0
+    config: ProjectorConfig, grids: Sequence[PatchGrid], *, width: int, hidden: int, class_tokens: int = 0
 ) -> OpCost:
     """Return what a forward of a projector takes.
 
@@ -127,10 +127,10 @@ def projector_cost(
         grids: of all items.
         width: of the encoder's rows.
         hidden: of the language model's.
-        kept: class tokens that are kept before each grid.
+        class_tokens: class tokens that stay before each grid.
     """
     inputs = width * config.shuffle**2
-    seen = [kept + down * across // config.shuffle**2 for down, across in grids]
+    seen = [class_tokens + down * across // config.shuffle**2 for down, across in grids]
     rows = sum(seen)
     work = OpCost(copied=rows * inputs)
     if config.norm != "none":

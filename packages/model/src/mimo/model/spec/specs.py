@@ -70,7 +70,8 @@ class ExpertSupport:
             submodules that use it and returns how each expert parameter is split, by name. The tensor plan leaves
             those parameters out.
         after_step: called on every rank after each step that was not skipped, with the module and the step's counts of
-            its `AuxLosses`, summed over all ranks; moves what follows the load of the experts, alike on all ranks.
+            its `AuxLosses`, summed over all ranks; moves what follows the load of the experts, equally
+            on all ranks.
     """
 
     count: Callable[[Any], int]
@@ -173,10 +174,10 @@ class EncoderSpec:
 
 @attrs.frozen(kw_only=True)
 class AuxLossNames:
-    """The names of all that a language model's stages add to a `AuxLosses`, since every rank must know them beforehand.
+    """The names of all that a language model's stages add to `AuxLosses`, since every rank must know them beforehand.
 
     Args:
-        losses: of further losses.
+        losses: of auxiliary losses.
         counts: of counts, with the number of values that each has.
     """
 

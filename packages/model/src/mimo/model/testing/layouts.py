@@ -60,8 +60,8 @@ def assert_layouts(
     config = spec.config() if config is None else config
     subjects = [Subject(spec=spec, config=config, hidden=hidden, raw=tuple(batch)) for batch in batches]
     for ranks in dict.fromkeys(place.cp * place.tp for place in places):
-        alike = [place for place in places if place.cp * place.tp == ranks]
-        said = run_ranks(ranks, partial(_look, subjects, alike, like), seconds=seconds)
+        of_ranks = [place for place in places if place.cp * place.tp == ranks]
+        said = run_ranks(ranks, partial(_look, subjects, of_ranks, like), seconds=seconds)
         if wrong := next(filter(None, said), None):
             msg = f"encoder {spec.name!r} {wrong}"
             raise AssertionError(msg)
@@ -105,7 +105,7 @@ def _look(subjects: Sequence[Subject], places: Sequence[Place], like: Place | No
 
 
 def _check_bits(subject: Subject, place: Place, other: Trained) -> None:
-    """Refuse rows and gradients that are not bit for bit those of a layout that cuts them alike."""
+    """Refuse rows and gradients that are not bit for bit those of a layout that cuts them in the same way."""
     trained = train(subject, place)
     if not torch.equal(trained.rows, other.rows):
         raise BrokenError(f"rows of {len(subject.raw)} items are not to the bit those on {other.built.place}")
@@ -153,9 +153,9 @@ def _pieces(built: Built) -> dict[str, Tensor]:
 
 def _digest(gradient: Tensor) -> str:
     """Return what two tensors have in common if their elements are equal: minus zero is zero."""
-    numbers = (gradient.detach().cpu().contiguous() + 0).flatten().view(torch.uint8)
+    data = (gradient.detach().cpu().contiguous() + 0).flatten().view(torch.uint8)
     found = hashlib.blake2b(f"{gradient.dtype} {[*gradient.shape]}".encode(), digest_size=16)
-    found.update(ctypes.string_at(numbers.data_ptr(), len(numbers)))
+    found.update(ctypes.string_at(data.data_ptr(), len(data)))
     return found.hexdigest()
 
 

@@ -48,9 +48,9 @@ def check_stages(subject: Subject) -> None:
     if sent != promised:
         raise BrokenError(f"stage 0 sends a tensor of shape {sent}, message_rows() and width() promise {promised}")
     for index, part in enumerate(built.parts):
-        told = stages.parts(subject.config, Stage(index, RANKS))
-        if told != (held := _held(subject, part)):
-            raise BrokenError(f"stage {index} holds the parts {sorted(held)}, parts() says {sorted(told)}")
+        named = stages.parts(subject.config, Stage(index, RANKS))
+        if named != (held := _held(subject, part)):
+            raise BrokenError(f"stage {index} holds the parts {sorted(held)}, parts() says {sorted(named)}")
     _check_place(subject, Place(pp=RANKS))
 
 

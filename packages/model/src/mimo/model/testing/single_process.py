@@ -21,7 +21,7 @@ _LEFT_OUT = 0.05
 
 
 def check_measure(subject: Subject) -> None:
-    """measure() tells an item's size as whole numbers, the same each time."""
+    """measure() returns an item's size as whole numbers, the same each time."""
     for index, raw in enumerate(subject.raw):
         size = subject.spec.measure(raw)
         if not isinstance(size, tuple) or not all(type(side) is int for side in size):
@@ -71,9 +71,9 @@ def check_rows(subject: Subject) -> None:
 
 def check_items(subject: Subject) -> None:
     """forward() leaves the items that it is given as they were."""
-    items, kept = subject.items(), subject.items()
+    items, copies = subject.items(), subject.items()
     subject.build().encode(items, subject.sizes())
-    for index, (item, before) in enumerate(zip(items, kept, strict=True)):
+    for index, (item, before) in enumerate(zip(items, copies, strict=True)):
         changed = [name for name in before if name not in item or not torch.equal(item[name], before[name])]
         if changed or len(item) > len(before):
             name = (changed or sorted(item.keys() - before.keys()))[0]

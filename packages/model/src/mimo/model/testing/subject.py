@@ -32,7 +32,7 @@ class Verdict:
     Args:
         check: its short name.
         promise: what an encoder promises.
-        broken: how it is broken; None where it is kept or was not looked at.
+        broken: how it is broken; None where it holds or was not checked.
         skipped: why it was not looked at; None where it was.
     """
 
@@ -69,7 +69,7 @@ class Place:
         sequence_parallel: whether tensor ranks split the rows between layers.
         seam: whether the projector is a stage of its own, behind the tower's.
         recompute: what backward computes again.
-        splits_backward: whether weight gradients are put off, as some schedules do.
+        splits_backward: whether weight gradients are deferred, as some schedules do.
         frozen: what is not trained.
         dtype: of weights and rows.
         seed: of initial values.
@@ -127,7 +127,7 @@ class Subject:
         Args:
             place: how it is laid out; on this rank alone if None.
             stirred: whether its parameters are moved off their initial values, among them zeros and ones that hide
-                mistakes; alike in any layout.
+                mistakes; the same in any layout.
         """
         place = place or Place()
         mesh = _mesh(place)

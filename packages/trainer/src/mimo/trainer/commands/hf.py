@@ -113,8 +113,8 @@ def export_hf(
         )
         return
     print(_line(f"{done.folder}: {module} as {done.family.architecture}, {done.tensors} tensors of {dtype}"))
-    if done.family.told:
-        print(f"note: {done.family.told}")
+    if done.family.export_note:
+        print(f"note: {done.family.export_note}")
     if done.left:
         print(_line(f"left out, as {done.family.model_type} has no place for it: {', '.join(done.left)}"))
     print(f"copied: {', '.join(done.copied)}" if done.copied else "no tokenizer files: --beside DIR copies them")
