@@ -11,6 +11,8 @@ import pytest
 
 from mimo.trainer.commands.main import run
 from mimo.trainer.commands.tables.simulation import show_seconds
+from mimo.trainer.config.toml import read_settings
+from mimo.trainer.resolving.resolve import resolve
 
 SETTINGS = """
 [run]
@@ -109,3 +111,37 @@ def test_simulate_needs_no_torch(file: str, tmp_path: Path) -> None:
 def test_seconds_are_shown_in_a_unit_that_suits_them(seconds: float, text: str) -> None:
     """Four digits of them."""
     assert show_seconds(seconds) == text
+
+
+def test_simulate_takes_a_plan_from_a_file(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan as runs write it is proved and simulated in place of the schedule's."""
+    job = resolve(read_settings(Path(file), ("schedule.plugin=gpipe",)))
+    plan = tmp_path / "plan.json"
+    plan.write_text(job.plan.to_json())
+    assert run(["simulate", file, "--plan", str(plan), "--out", str(tmp_path)]) == 0
+    assert "gpipe, 4 microbatches: a step takes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("", "plan: expected JSON, got "),
+        (
+            '{"schedule": "mine", "microbatches": 3, "actors": []}',
+            "expected a plan of 4 microbatches, as these settings",
+        ),
+        ('{"schedule": "mine", "microbatches": 4, "actors": []}', "expected 1 lists of actions"),
+        (None, "--plan: expected a plan that can be read, got "),
+    ],
+    ids=["empty", "of another step", "incomplete", "missing"],
+)
+def test_simulate_refuses_a_plan_that_does_not_fit(
+    wrong: str | None, words: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the cause, and nothing is written."""
+    plan = tmp_path / "plan.json"
+    if wrong is not None:
+        plan.write_text(wrong)
+    assert run(["simulate", file, "--plan", str(plan), "--out", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mimo.hooks import ConfigError
-from mimo.schedule import Simulation, simulate, write_page, write_trace
+from mimo.hooks import ConfigError, PlanError
+from mimo.schedule import Plan, Simulation, check, simulate, write_page, write_trace
 from mimo.topology import show_ranks
 from mimo.trainer.commands.tables.memory import show_bytes
 from mimo.trainer.cost.step_cost import job_costs
@@ -38,6 +38,27 @@ class Simulated:
     simulation: Simulation
     origin: str
     files: tuple[Path, ...]
+
+
+def read_plan(job: Job, path: Path) -> Job:
+    """Return the job with the plan of a file, proved for the job's modules.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        PlanError: it holds no plan, or one that does not fit the job or could deadlock.
+    """
+    try:
+        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--plan", expected="a plan that can be read", got=f"{str(path)!r}: {error}") from error
+    if plan.microbatches != job.microbatches:
+        raise PlanError(
+            str(path),
+            expected=f"a plan of {job.microbatches} microbatches, as these settings have in a step",
+            got=str(plan.microbatches),
+        )
+    check(plan, job.graph)
+    return attrs.evolve(job, plan=plan)
 
 
 def simulate_job(job: Job, folder: Path) -> Simulated:
