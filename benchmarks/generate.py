@@ -1,4 +1,4 @@
-"""Time of a written token, with what the language model remembers, without it, and by `transformers` with its cache.
+"""Time of a generated token: with the decode cache, without it, and by `transformers` with its cache.
 
 A decoder of the same configuration and weights writes the same likeliest tokens in all three, from a prompt of random
 bytes: ours as `mimo generate` does, text decoded piece by piece, theirs by `generate` of `LlamaForCausalLM`. All take
@@ -75,7 +75,7 @@ def make(hidden: int, layers: int) -> Ways:
 
     return Ways(
         remembering=lambda: generate(trainer, prompt, max_tokens=TOKENS),
-        rereading=lambda: generate(trainer, prompt, max_tokens=TOKENS, remembers=False),
+        rereading=lambda: generate(trainer, prompt, max_tokens=TOKENS, use_cache=False),
         theirs=theirs,
     )
 

@@ -228,7 +228,7 @@ def test_a_plugin_that_fails_to_import_is_named_with_its_reason(tmp_path: Path) 
         (["check", "pyproject.toml"], 2, ["mimo: tool: expected a known key"]),
         (["trian", EXAMPLE], 2, ['Did you mean "train"?']),
         (["train", EXAMPLE, "--run.steps=3"], 2, ["settings are written as key=value, without dashes: run.steps=3"]),
-        (["generate", "runs"], 2, ["mimo: --text: expected something to go on from, got nothing."]),
+        (["generate", "runs"], 2, ["mimo: --text: expected a prompt, got nothing."]),
         (["generate", "runs", "--seed", "3"], 2, ["mimo: --seed: expected a --temperature above 0 beside it, got 0"]),
     ],
 )

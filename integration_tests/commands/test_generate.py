@@ -1,4 +1,4 @@
-"""Writing on from text, pictures and clips: with what the model remembers as without, over tensor ranks as on one."""
+"""Generation from text, pictures and clips: with the decode cache as without, over tensor ranks as on one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def settings_for(name: str, tp: int = 1) -> Table:
     return settings
 
 
-def write(rank: int, settings: Table, *, strange: bool = False, remembers: bool = True) -> list[str]:
+def write(rank: int, settings: Table, *, strange: bool = False, use_cache: bool = True) -> list[str]:
     """Return what a model writes after pictures and text, greedily and drawn, by pieces."""
     job = make_job(settings)
     assert job.train is not None
@@ -69,7 +69,7 @@ def write(rank: int, settings: Table, *, strange: bool = False, remembers: bool 
     for sampling in (Sampling(), DRAWN):
         pieces: list[str] = []
         written.append(
-            generate(trainer, prompt, max_tokens=TOKENS, sampling=sampling, told=pieces.append, remembers=remembers)
+            generate(trainer, prompt, max_tokens=TOKENS, sampling=sampling, on_text=pieces.append, use_cache=use_cache)
         )
         assert "".join(pieces) == written[-1]
         assert len(pieces) == len(written[-1].split())  # each is told by itself
@@ -104,7 +104,7 @@ def test_what_is_remembered_changes_no_token(name: str, pool: Pool) -> None:
 def write_again(rank: int, settings: Table) -> list[list[str]]:
     """Return what is written where the whole text is read for each token, and by a stranger's model that must."""
     strange = [write(rank, settings, strange=True)] if "mrope_section" in str(settings) else []
-    return [write(rank, settings, remembers=False), *strange]
+    return [write(rank, settings, use_cache=False), *strange]
 
 
 @pytest.mark.parametrize(("name", "tp"), [("decoder", 2), ("window", 3), ("experts", 2), ("hybrid", 2), ("hybrid", 3)])
@@ -194,10 +194,10 @@ def test_other_layouts_are_refused(modules: Modules, text: str, pool: Pool) -> N
 
 
 def write_checkpoint(rank: int, folder: str, tp: int) -> list[str]:
-    """Return what a checkpoint writes greedily after a text, with what it remembers and without."""
+    """Return what a checkpoint generates greedily after a text, with the decode cache and without."""
     trainer = open_checkpoint(Path(folder), rank=rank, tp=tp)
     prompt = prompt_of(trainer.job, "to be")
-    return [generate(trainer, prompt, max_tokens=TOKENS, remembers=remembers) for remembers in (True, False)]
+    return [generate(trainer, prompt, max_tokens=TOKENS, use_cache=use_cache) for use_cache in (True, False)]
 
 
 @pytest.mark.parametrize(("family", "further"), [("llama", 1), ("nemotron_h", 0)])

@@ -413,7 +413,7 @@ def test_check_shows_what_follows_which_pattern(file: Path, capsys: pytest.Captu
     )
     assert run(["check", str(file), *overrides]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    start = next(index for index, line in enumerate(lines) if "numbers" in line)
+    start = next(index for index, line in enumerate(lines) if "elements" in line)
     assert lines[start + 1 : start + 6] == [
         ["vision", 'optimizer.patterns."*.norm*"', "adamw", "0.5", "norms", "0.25", "2", "32"],
         ["vision", "no", "pattern", "adamw", "0.001", "-", "1", "21", "14,528"],

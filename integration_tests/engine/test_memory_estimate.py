@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from mimo.testing import Pool
 from mimo.trainer.commands.tables.memory import show_memory
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.cost.memory import Memory, estimate_memory
+from mimo.trainer.cost.memory import RankMemory, estimate_memory
 from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.step.trainer import Trainer
 from mimo_optimizer_distributed._fsdp import Group
@@ -106,10 +106,10 @@ def watched(trainer: Trainer) -> tuple[Watch, ExitStack]:
     return watch, patches
 
 
-def measure(rank: int, settings: Table) -> tuple[Memory, Memory]:
+def measure(rank: int, settings: Table) -> tuple[RankMemory, RankMemory]:
     """Do a step; return what the rank was said to hold, and what it held."""
     job = make_job(settings)
-    told = estimate_memory(job).get(rank, Memory())
+    told = estimate_memory(job).get(rank, RankMemory())
     trainer = Trainer(job, rank=rank, device=CPU)
     watch, patches = watched(trainer)
     with patches:
@@ -124,7 +124,7 @@ def measure(rank: int, settings: Table) -> tuple[Memory, Memory]:
                 state, host = state + one.held.device, host + one.held.host
             else:
                 state += size_of(value for states in one.state.values() for value in states.values())
-    held = Memory(weights=weights, gathered=watch.gathered, gradients=watch.gradients, state=state, host=host)
+    held = RankMemory(weights=weights, gathered=watch.gathered, gradients=watch.gradients, state=state, host=host)
     return told, held
 
 

@@ -38,7 +38,7 @@ def test_a_checkpoint_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture
     saved(tmp_path)
     assert run(["checkpoint", "inspect", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "step 7, 4 tensors of 15 numbers in 1 shards" in out
+    assert "step 7, 4 tensors of 15 elements in 1 shards" in out
     for line in (
         r"language +2 +10 +0\.0 MiB +0\.0 MiB +0-1 +1 +1 +1 +2",
         r"- +1 +3 +0\.0 MiB +- +- +- +- +- +-",
@@ -77,7 +77,7 @@ def test_two_checkpoints_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     """Ends with 0 where nothing differs, with 1 and what it is where anything does, with 3 where one is damaged."""
     first, same = saved(tmp_path / "a"), saved(tmp_path / "b")
     assert run(["checkpoint", "diff", str(tmp_path / "a"), str(same)]) == 0
-    assert capsys.readouterr().out == f"{first} and {same}: the same names, numbers and values\n"
+    assert capsys.readouterr().out == f"{first} and {same}: the same names, elements and values\n"
     saved(
         tmp_path / "c",
         plugin={"counts": torch.tensor([1.0, 3.0, 1.0]), "more": torch.ones(1)},

@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_not_there_ends_with_3(tmp_path: Path, capsys: pyte
 def test_generation_needs_something_to_go_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An image or a text."""
     assert run(["generate", str(tmp_path)]) == 2
-    assert "--text: expected something to go on from, got nothing." in capsys.readouterr().err
+    assert "--text: expected a prompt, got nothing." in capsys.readouterr().err
 
 
 def test_an_image_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from mimo.trainer.commands.main import run
 from mimo.trainer.commands.tables.memory import show_memory, show_on_device
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings, read_settings
-from mimo.trainer.cost.memory import Memory, estimate_memory
+from mimo.trainer.cost.memory import RankMemory, estimate_memory
 from mimo.trainer.cost.step_cost import ACCELERATOR, formula_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
@@ -199,7 +199,7 @@ def test_costs_tell_experts_from_the_rest(job: Callable[..., tuple[Job, Asked]])
 MEBIBYTE = 2**20
 
 
-def texts(memory: dict[int, Memory], world: int, machine: int) -> list[str]:
+def texts(memory: dict[int, RankMemory], world: int, machine: int) -> list[str]:
     """Return the lines that are shown of memory."""
     console = Console(width=120)
     with console.capture() as shown:
@@ -210,7 +210,7 @@ def texts(memory: dict[int, Memory], world: int, machine: int) -> list[str]:
 
 def test_ranks_that_hold_the_same_are_shown_together() -> None:
     """Host memory only where there is any, and then of each machine, which may have ranks that are idle."""
-    held = Memory(weights=3 * MEBIBYTE, gradients=2 * MEBIBYTE, state=MEBIBYTE)
+    held = RankMemory(weights=3 * MEBIBYTE, gradients=2 * MEBIBYTE, state=MEBIBYTE)
     lines = texts({0: held, 1: held, 3: attrs.evolve(held, gathered=MEBIBYTE)}, 4, 2)
     assert lines == [
         "ranks weights gathered gradients optimizer on the device",
@@ -225,7 +225,7 @@ def test_ranks_that_hold_the_same_are_shown_together() -> None:
 
 def test_bounds_are_told_as_such() -> None:
     """Where only the run decides what lies where."""
-    memory = Memory(weights=MEBIBYTE, state=MEBIBYTE, host=MEBIBYTE, at_most=True)
+    memory = RankMemory(weights=MEBIBYTE, state=MEBIBYTE, host=MEBIBYTE, at_most=True)
     assert show_on_device(memory) == "at most 2.0 MiB"
     assert show_on_device(attrs.evolve(memory, at_most=False)) == "about 2.0 MiB"
     assert any("by trial" in line for line in texts({0: memory}, 1, 1))

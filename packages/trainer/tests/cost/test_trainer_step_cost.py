@@ -18,7 +18,17 @@ from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.cost.profile import VERSION, EdgeTimes, Line, PassTimes, Profile, StageTimes, digest, fitting, machine
+from mimo.trainer.cost.profile import (
+    VERSION,
+    EdgeTimes,
+    Line,
+    PassTimes,
+    Profile,
+    StageTimes,
+    digest,
+    layout_of,
+    machine,
+)
 from mimo.trainer.cost.step_cost import ACCELERATOR, PROCESSOR, formula_costs, job_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
@@ -76,7 +86,7 @@ def profile_of(job: Job, **changes: Any) -> Profile:
         machine=machine("cpu", "2"),
         settings=digest(job),
         micro_batch=job.settings.run.micro_batch,
-        modules=fitting(job),
+        modules=layout_of(job),
         stages=tuple(times(stage) for stage in job.graph.stages),
         edges=tuple(EdgeTimes(name=edge.name, bytes=10, latency=0.125, bandwidth=80.0) for edge in job.graph.edges),
     )

@@ -18,7 +18,7 @@ from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.settings import RunSettings
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.memory import estimate_memory
-from mimo.trainer.cost.profile import fitting
+from mimo.trainer.cost.profile import layout_of
 from mimo.trainer.cost.step_cost import formula_costs
 from mimo.trainer.job import precision as _precision
 from mimo.trainer.job.job import Job
@@ -170,8 +170,8 @@ def test_bytes_follow_what_layers_compute_in(job: Callable[..., Job]) -> None:
 
 def test_a_profile_is_of_one_precision(job: Callable[..., Job]) -> None:
     """Seconds and bytes of another would be others."""
-    assert fitting(job())["vision"]["precision"] == "fp32"
-    assert fitting(job("run.precision=bf16", "optimizer.plugin=any"))["vision"]["precision"] == "bf16"
+    assert layout_of(job())["vision"]["precision"] == "fp32"
+    assert layout_of(job("run.precision=bf16", "optimizer.plugin=any"))["vision"]["precision"] == "bf16"
 
 
 def test_only_fp16_scales_its_loss() -> None:

@@ -222,7 +222,11 @@ TWO_BEGINNINGS = (
         ("load.optimizer=false", "none", f"load.optimizer: {NOTHING_LOADED.format(False)}"),
         ("load.may_lack=['a']", "none", f"load.may_lack: {NOTHING_LOADED.format(['a'])}"),
         ("load.rename.a=b", "none", f"load.rename: {NOTHING_LOADED.format({'a': 'b'})}"),
-        ("load.rename.a=''", "latest", "load.rename: expected beginnings of names, here and there, got 'a' = ''."),
+        (
+            "load.rename.a=''",
+            "latest",
+            "load.rename: expected prefixes of names, here and in the checkpoint, got 'a' = ''.",
+        ),
         ("load.finetune=x", "y", TWO_BEGINNINGS),
     ],
 )

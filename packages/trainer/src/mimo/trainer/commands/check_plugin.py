@@ -55,7 +55,7 @@ def _examples(spec: EncoderSpec, config: Any) -> Sequence[Any]:
 
 
 def _picture(width: int, height: int) -> Image.Image:
-    """Return a picture in which no two places are alike."""
+    """Return a picture in which no two pixels are equal."""
     from PIL import Image
 
     gradients = (Image.linear_gradient("L"), Image.linear_gradient("L").rotate(90), Image.radial_gradient("L"))

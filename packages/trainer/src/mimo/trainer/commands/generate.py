@@ -59,7 +59,7 @@ def generate(
         raise nothing_drawn("--seed")
     items = read_items(image, audio, item)
     if not items and not text:
-        raise ConfigError("--text", expected="something to go on from", got="nothing", fix="Give --text, or an item.")
+        raise ConfigError("--text", expected="a prompt", got="nothing", fix="Give --text, or an item.")
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, (), "generate", tp=tp), purpose="generate")
     lay_out_prompt(job, prompt_of(job, text, items))

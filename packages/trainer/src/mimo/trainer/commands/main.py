@@ -37,14 +37,14 @@ def main() -> None:
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # else Python tells of it when it ends, as it tries once more
+    except BrokenPipeError:  # else Python reports it at exit, when it flushes again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _UNREAD
     sys.exit(code)
 
 
 def run(words: Sequence[str]) -> int:
-    """Run a command line and return its exit code; errors are told on standard error, once and plainly."""
+    """Run a command line and return its exit code; errors are printed on standard error, once."""
     try:
         check_words(words)
         code = make_app()(words, exit_on_error=False, print_error=True, result_action="return_value")
@@ -66,7 +66,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _is_unread() -> bool:
-    """Tell whether nobody reads standard output on, as after ``| head``."""
+    """Return whether the reader of standard output has closed it, as ``| head`` does."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return bool(poll.poll(0))
@@ -89,9 +89,9 @@ def make_app() -> App:
 
 
 def _print_error(text: str) -> None:
-    """Print an error once: under torchrun each process meets the same one, and the first of a machine tells it."""
+    """Print an error once: under torchrun each process meets the same one, and the first of a machine prints it."""
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
         sys.stderr.write(f"{plain_text(text)}\n")
         sys.stderr.flush()
     else:
-        time.sleep(_PRINTED_SECONDS)  # torchrun ends all when the first one exits, which must not be before it was told
+        time.sleep(_PRINTED_SECONDS)  # torchrun ends all when the first one exits, so not before the error is out

@@ -39,22 +39,22 @@ def rest_field(cls: type) -> str | None:
     return next((field.name for field in attrs.fields(cls) if field.metadata.get(REST)), None)
 
 
-def at_least(least: int) -> Validator:
+def at_least(limit: int) -> Validator:
     """Return a validator that refuses smaller numbers."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not value >= least:  # so that a NaN is refused too
-            raise ConfigError(attribute.name, expected=f"{least} or more", got=repr(value))
+        if not value >= limit:  # so that a NaN is refused too
+            raise ConfigError(attribute.name, expected=f"{limit} or more", got=repr(value))
 
     return check
 
 
-def at_most(most: float) -> Validator:
+def at_most(limit: float) -> Validator:
     """Return a validator that refuses larger numbers."""
 
     def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not value <= most:
-            raise ConfigError(attribute.name, expected=f"at most {most}", got=repr(value))
+        if not value <= limit:
+            raise ConfigError(attribute.name, expected=f"at most {limit}", got=repr(value))
 
     return check
 

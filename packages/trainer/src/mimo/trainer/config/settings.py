@@ -73,7 +73,7 @@ class RunSettings:
         "processes; 0: highest rank + 1, gaps idle", default=0, validator=[at_least(0), at_most(MAX_RANKS)]
     )
     timeout: float = setting(
-        "seconds after which a run ends in which no rank goes on",
+        "seconds without progress on any rank after which the run ends",
         default=600.0,
         validator=[at_least(1), at_most(MAX_TIMEOUT)],
     )
@@ -127,13 +127,13 @@ class ModuleSettings:
         "encode the next step during this one; for an encoder that is frozen, but for its projector", default=False
     )
     recompute: Literal["none", "selective", "full"] = setting(
-        "what backward computes again to save memory: none, selective or full", default="none"
+        "activations that backward recomputes to save memory: none, selective or full", default="none"
     )
     frozen: bool | tuple[str, ...] = setting(
-        "what is not trained: true for all, or a list of parts and of patterns of parameters' names", default=()
+        "what is not trained: true for all, or a list of parts and patterns of parameter names", default=()
     )
     lora: Lora | None = setting(  # noqa: RUF009 -- declares a field, as all do
-        "linears that are adapted by low-rank products beside them", default=None
+        "linears that LoRA adapts", default=None
     )
     ignore: tuple[str, ...] = setting(
         'keys of a published config.json that import-hf sets aside: ["attention_dropout"]', default=()
@@ -202,21 +202,25 @@ class CheckpointSettings:
     """When checkpoints are saved, and what is loaded before the first step."""
 
     interval: int = setting("steps between checkpoints; 0: only at the end", default=0, validator=[at_least(0)])
-    keep: int = setting("newest checkpoints that are kept; 0: all", default=0, validator=[at_least(0)])
+    keep: int = setting("number of newest checkpoints to keep; 0: all", default=0, validator=[at_least(0)])
     keep_every: int = setting(
-        "steps that are multiples of it are kept too; 0: none", default=0, validator=[at_least(0), _beside_keep]
+        "also keep checkpoints of steps that are multiples of it; 0: none",
+        default=0,
+        validator=[at_least(0), _beside_keep],
     )
-    asynchronous: bool = setting("write while training goes on, from a copy in host memory", default=True)
+    asynchronous: bool = setting("write during training, from a copy in host memory", default=True)
     when_busy: Literal["wait", "skip"] = setting(
         "wait or skip, when the one before is still being written", default="wait", validator=[_beside_asynchronous]
     )
     optimizer: bool = setting(
-        "hold optimizer states too; false: weights alone, and whoever resumes begins these states new", default=True
+        "save optimizer states too; false: weights alone, and a resumed run starts with new states", default=True
     )
-    frozen: bool = setting("hold what is not trained too; false: name the checkpoint that it came from", default=True)
-    assume_constant_structure: bool = setting("plan again only when what is saved has changed", default=True)
+    frozen: bool = setting("save frozen weights too; false: refer to the checkpoint that they came from", default=True)
+    assume_constant_structure: bool = setting(
+        "plan a save again only when the saved tensors have changed", default=True
+    )
     load: str = setting(
-        "none; latest, to go on with the run in the directory; or a checkpoint's folder",
+        "none; latest, to resume the run in the directory; or a checkpoint's folder",
         default="none",
         validator=[not_empty],
     )
@@ -224,19 +228,19 @@ class CheckpointSettings:
 
 @attrs.frozen(kw_only=True)
 class LoadSettings:
-    """What is taken of the checkpoint that a run begins with; what is missing or too much is refused unless named."""
+    """What is loaded from the checkpoint that a run starts from; missing or unused names are refused unless listed."""
 
-    finetune: str = setting("a checkpoint or run whose weights alone a new run begins with; empty: none", default="")
-    optimizer: bool = setting("optimizer states; false: they begin new", default=True)
-    rng: bool = setting("seed and plugins' generators; false: run.seed, and generators begin new", default=True)
-    schedule: bool = setting("where learning rates are; false: their schedules begin anew", default=True)
-    data: bool = setting("the place in the data; false: the data begin anew", default=True)
+    finetune: str = setting("a checkpoint or run whose weights alone a new run starts from; empty: none", default="")
+    optimizer: bool = setting("optimizer states; false: they start new", default=True)
+    rng: bool = setting("seed and plugins' generators; false: run.seed, and new generators", default=True)
+    schedule: bool = setting("position in the learning-rate schedules; false: they start again", default=True)
+    data: bool = setting("position in the data; false: the data start again", default=True)
     may_lack: tuple[str, ...] = setting(
-        "patterns of names that the checkpoint may lack, and that keep what they begin with", default=()
+        "patterns of names that the checkpoint may lack; they keep their initial values", default=()
     )
-    may_leave: tuple[str, ...] = setting("patterns of names in the checkpoint that may be left", default=())
+    may_leave: tuple[str, ...] = setting("patterns of names in the checkpoint that may stay unused", default=())
     rename: Mapping[str, str] = setting(
-        "beginnings of names here, and what the checkpoint has instead", default=attrs.Factory(dict)
+        "prefixes of names here, and those that the checkpoint has instead", default=attrs.Factory(dict)
     )
 
 
@@ -248,9 +252,9 @@ class LoggingSettings:
     tensorboard: bool = setting("event files in <run directory>/tensorboard", default=False)
     interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
     edges: bool = setting("rows and bytes sent on each edge by each rank, in metrics.jsonl", default=False)
-    zero_gradients: bool = setting("numbers of gradients that are exactly zero, in metrics.jsonl", default=False)
+    zero_gradients: bool = setting("count of gradient elements that are exactly zero, in metrics.jsonl", default=False)
     trace: bool = setting(
-        "what ranks did when, beside the simulation, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",
+        "timelines of ranks beside the simulated ones, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",
         default=False,
     )
 

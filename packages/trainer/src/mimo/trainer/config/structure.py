@@ -45,7 +45,7 @@ def structure(table: Any, cls: type[C], where: str, *, siblings: Iterable[str] =
 
     Raises:
         ConfigError: a key is unknown or missing, or a value is wrong; named by its full path.
-        PluginError: the types of ``cls`` cannot be told.
+        PluginError: the types of ``cls`` cannot be resolved.
     """
     if not isinstance(table, Mapping):
         raise _mismatch(where, "a table", table)
@@ -80,7 +80,7 @@ def structure(table: Any, cls: type[C], where: str, *, siblings: Iterable[str] =
         return cls(**values)
     except UserError as error:
         raise type(error)(
-            _place(where, error.where, own), expected=error.expected, got=error.got, fix=error.fix
+            _full_path(where, error.where, own), expected=error.expected, got=error.got, fix=error.fix
         ) from error
     except (ValueError, TypeError) as error:
         raise _of_validator(where, own, error) from error
@@ -177,14 +177,15 @@ def _list(value: Any, kind: Any, where: str) -> Any:
         if len(value) != len(arguments):
             raise _mismatch(where, f"a list of {len(arguments)}", value)
         return tuple(
-            _value(one, item, f"{where}[{at}]") for at, (one, item) in enumerate(zip(value, arguments, strict=True))
+            _value(one, item, f"{where}[{index}]")
+            for index, (one, item) in enumerate(zip(value, arguments, strict=True))
         )
     item = arguments[0] if arguments else Any
-    return make(_value(one, item, f"{where}[{at}]") for at, one in enumerate(value))
+    return make(_value(one, item, f"{where}[{index}]") for index, one in enumerate(value))
 
 
 def _union(value: Any, kind: Any, where: str) -> Any:
-    """Try the arms in turn; only if one of them alone fits the value's shape is its own error told."""
+    """Try the arms in turn; the error of an arm is raised only if it alone fits the value's shape."""
     failures: list[ConfigError] = []
     for arm in get_args(kind):
         if arm is type(None):
@@ -205,13 +206,13 @@ def _ranks(value: Any, _kind: Any, where: str) -> Ranks:
 
 
 def _is_table(kind: Any) -> bool:
-    found = get_origin(kind) or kind
-    return isinstance(found, type) and issubclass(found, Mapping)
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
 def _is_list(kind: Any) -> bool:
-    found = get_origin(kind) or kind
-    return isinstance(found, type) and issubclass(found, Sequence) and not issubclass(found, str | bytes)
+    origin = get_origin(kind) or kind
+    return isinstance(origin, type) and issubclass(origin, Sequence) and not issubclass(origin, str | bytes)
 
 
 def _noun(kind: Any) -> str:
@@ -234,17 +235,17 @@ def _mismatch(where: str, expected: str, got: Any, suggest_from: Sequence[Any] =
     return ConfigError(where, expected=expected, got=repr(got), fix=fix)
 
 
-def _place(where: str, told: str, own: Sequence[str]) -> str:
-    """Return the full path of a setting that a class told by its own name, or by the path that it usually has."""
-    keys = told.split(".")
-    first = next((at for at, key in enumerate(keys) if key in own), None)
+def _full_path(where: str, named: str, own: Sequence[str]) -> str:
+    """Return the full path of a setting that a class named by its own name, or by the path that it usually has."""
+    keys = named.split(".")
+    first = next((index for index, key in enumerate(keys) if key in own), None)
     if first is not None:
         return functools.reduce(join_path, keys[first:], where)
-    return told if told == where or told.startswith(f"{where}.") else join_path(where, told)
+    return named if named == where or named.startswith(f"{where}.") else join_path(where, named)
 
 
 def _of_validator(where: str, own: Sequence[str], error: Exception) -> ConfigError:
-    """Return the error of a stranger's validator; attrs' own begin with the name of the field."""
+    """Return the error of a third-party validator; those of attrs start with the name of the field."""
     text = str(error.args[0]) if error.args else str(error)
     named = re.match(r"'(\w+)' ", text)
     place = join_path(where, named[1]) if named is not None and named[1] in own else where

@@ -99,12 +99,12 @@ def override_key(table: Mapping[str, Any], override: str) -> Mapping[str, Any]:
 def parse_value(text: str) -> Any:
     """Return a value as TOML reads it; what is no TOML value is the text itself, so that ``0-3`` needs no quotes."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text.strip()
-    value = found["value"]
+    value = table["value"]
     # A second line is not part of a value, and no setting is a date.
-    if len(found) > 1 or isinstance(value, dt.date | dt.time):
+    if len(table) > 1 or isinstance(value, dt.date | dt.time):
         return text.strip()
     return value
 
@@ -112,13 +112,13 @@ def parse_value(text: str) -> Any:
 def write_config(table: Mapping[str, Any], path: Path) -> None:
     """Write plain data, such as a job's resolved settings, as TOML that reads back as the same settings.
 
-    The file is there whole or not at all; see `write_whole`.
+    The file is there complete or not at all; see `write_atomically`.
     """
-    write_whole(path, tomli_w.dumps(table))
+    write_atomically(path, tomli_w.dumps(table))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, whenever the process or the machine ends."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there complete or not at all, whenever the process or the machine ends."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -132,12 +132,12 @@ def _keys(path: str) -> list[str]:
     if '"' not in path:
         return [key.strip() for key in path.split(".")]
     try:
-        found: Any = tomllib.loads(f"{path} = 0")
+        table: Any = tomllib.loads(f"{path} = 0")
     except (ValueError, RecursionError):
         return []
     keys = []
-    while isinstance(found, dict):
-        ((key, found),) = found.items()
+    while isinstance(table, dict):
+        ((key, table),) = table.items()
         keys.append(key)
     return keys
 
@@ -171,10 +171,10 @@ def _check_modules(modules: Any) -> None:
     """
     if not isinstance(modules, Mapping):
         return  # refused with everything else
-    whole = [name for name, table in modules.items() if isinstance(table, Mapping) and "plugin" in table]
+    complete = [name for name, table in modules.items() if isinstance(table, Mapping) and "plugin" in table]
     for name in modules:
-        near = difflib.get_close_matches(name, whole, n=1)
-        if near and name not in whole:
+        near = difflib.get_close_matches(name, complete, n=1)
+        if near and name not in complete:
             where, fix = f"modules.{name}", f"Did you mean {near[0]!r}? A module of its own needs a plugin."
             raise ConfigError(where, expected="a module that there is", got=f"{name!r}, which has no plugin", fix=fix)
 

@@ -34,7 +34,7 @@ class Read:
         part: which.
         streams: its tensors by path.
         dtypes: that its tensors have in the folder.
-        fresh: beginnings of paths of which the folder holds nothing.
+        fresh: prefixes of paths that the folder has no tensors for.
         names: of the folder's tensors, those that are read or compared.
     """
 
@@ -53,7 +53,7 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[Read, ..
         asked: configs of modules by name, where a file of settings says them; others are as their folder says.
 
     Raises:
-        ConfigError: the settings of a module are not those of its folder; all that differ are told, and shapes.
+        ConfigError: the settings of a module are not those of its folder; the message lists all differences.
         CheckpointError: a folder is damaged or incomplete, or its tensors are not those that its settings mean.
     """
     parts = tuple(parts)
@@ -98,7 +98,7 @@ def whole_shapes(spec: Any, config: Any, hidden: int) -> tuple[nn.Module, dict[s
     try:
         with torch.device("meta"):
             built = _build(spec, config, hidden)
-    except (RuntimeError, TypeError):  # some read numbers back while being built
+    except (RuntimeError, TypeError):  # some read values back while being built
         built = _build(spec, config, hidden)
     return built, {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
 
@@ -119,7 +119,7 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
     problems = list(_misfits(folder, expected))
     if differing:
         raise _refusal(part, differing, problems)
-    # Of a composed model's tensors only those below this module's own beginning are its business.
+    # Of a composed model's tensors this module reads those with its own prefix alone.
     scope = tuple(renamed.values()) if part.section and renamed else ("",)
     copies = family.copies_there(config, renamed)
     for name in sorted(folder.tensors.keys() - set(expected)):
@@ -179,7 +179,7 @@ def _check_depth(part: HfPart, config: Any, folder: PublishedFolder) -> None:
 
 
 def _settings_that_differ(part: HfPart, config: Any) -> Iterator[ConfigError]:
-    """Yield the settings in which a config is not the folder's, as far as the family tells them apart."""
+    """Yield the settings in which a config is not the folder's, as far as the family distinguishes them."""
     if config == part.config:
         return
     where = f"modules.{part.name}.config"

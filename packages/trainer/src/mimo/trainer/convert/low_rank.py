@@ -81,8 +81,8 @@ def _fits(entry: HfTensor, down: Tensor, up: Tensor) -> bool:
     if down.dim() > 2:  # noqa: PLR2004 - each expert has its own
         return False
     part = entry.part_shape((up.shape[0], down.shape[1]))
-    alike = part[0] == up.shape[0] and math.prod(part[1:]) == down.shape[1]
-    return alike and (entry.dims is None or entry.dims[0] == 0)
+    fits = part[0] == up.shape[0] and math.prod(part[1:]) == down.shape[1]
+    return fits and (entry.dims is None or entry.dims[0] == 0)
 
 
 def _seen_there(entry: HfTensor, down: Tensor) -> Tensor:

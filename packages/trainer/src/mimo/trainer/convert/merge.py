@@ -133,8 +133,8 @@ def merge(checkpoint: Path, out: Path) -> Path:
 def without_lora(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of the same model without LoRA."""
     tables = config.get("modules", {})
-    kept = {name: {key: one for key, one in table.items() if key != "lora"} for name, table in tables.items()}
-    return {**config, "modules": kept}
+    modules = {name: {key: one for key, one in table.items() if key != "lora"} for name, table in tables.items()}
+    return {**config, "modules": modules}
 
 
 def _added(down: Tensor, up: Tensor, begin: int, end: int) -> Tensor:

@@ -34,7 +34,7 @@ def our_streams(
     dtype: torch.dtype,
     where: Callable[[str], str] = str,
 ) -> dict[str, Stream]:
-    """Return our tensors by path; numbers that are not finite are refused when they are read.
+    """Return our tensors by path; elements that are not finite are refused when they are read.
 
     Args:
         table: with the names of the folder.

@@ -1,7 +1,7 @@
-"""What each rank will hold of parameters, gradients and optimizer state, from shapes alone; nothing is allocated.
+"""Bytes of parameters, gradients and optimizer state that each rank will hold, from shapes; nothing is allocated.
 
-The shapes are this file's. What becomes of them, laid out over data lanes and stepped, the optimizer plugins tell
-(`mimo.optimizer.estimates`); they are asked as `mimo.optimizer.runtime.ModuleOptimizer` asks for the real things.
+This file computes the shapes. Optimizer plugins estimate the bytes of these shapes over data lanes and of their
+state (`mimo.optimizer.estimates`), called as `mimo.optimizer.runtime.ModuleOptimizer` calls them for real tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mimo.trainer.job.precision import NUMBER_BYTES
 
 
 @attrs.frozen(kw_only=True)
-class Memory:
+class RankMemory:
     """Bytes that a rank holds beside activations and messages on their way, the most at one time of each kind.
 
     Rows that are made a step ahead are held from step to step, and so are here.
@@ -56,9 +56,9 @@ class Memory:
         """All that lies on the device."""
         return self.weights + self.gathered + self.gradients + self.state + self.ahead
 
-    def __add__(self, other: Memory) -> Memory:
+    def __add__(self, other: RankMemory) -> RankMemory:
         """Return what both take."""
-        return Memory(
+        return RankMemory(
             weights=self.weights + other.weights,
             gathered=self.gathered + other.gathered,
             gradients=self.gradients + other.gradients,
@@ -69,10 +69,10 @@ class Memory:
         )
 
 
-def estimate_memory(job: Job) -> Mapping[int, Memory]:
+def estimate_memory(job: Job) -> Mapping[int, RankMemory]:
     """Return what each rank that holds a module will hold; where ``run.device`` is ``auto``, as on an accelerator."""
     shapes, ahead = _Shapes(job), _made_ahead(job)
-    return {rank: _of_rank(job, rank, shapes) + Memory(ahead=ahead.get(rank, 0)) for rank in job.graph.ranks}
+    return {rank: _of_rank(job, rank, shapes) + RankMemory(ahead=ahead.get(rank, 0)) for rank in job.graph.ranks}
 
 
 def _made_ahead(job: Job) -> Mapping[int, int]:
@@ -80,11 +80,11 @@ def _made_ahead(job: Job) -> Mapping[int, int]:
     found: dict[int, int] = {}
     if not any(module.prefetch for module in job.graph.modules):
         return found
-    samples, kept = SampleStats.of(job), in_flight(job.plan)
+    samples, saved = SampleStats.of(job), in_flight(job.plan)
     for stage in job.graph.stages:
         if each := rows_ahead(job, stage, samples):
             for rank in job.graph.stage_ranks(stage):
-                found[rank] = found.get(rank, 0) + round(each * kept[stage])
+                found[rank] = found.get(rank, 0) + round(each * saved[stage])
     return found
 
 
@@ -92,7 +92,7 @@ _Part: TypeAlias = frozenset[int]
 """The stages of a module that hold a parameter: what several share is laid out by itself."""
 
 
-def _of_rank(job: Job, rank: int, shapes: _Shapes) -> Memory:
+def _of_rank(job: Job, rank: int, shapes: _Shapes) -> RankMemory:
     names = [module.name for module in job.modules if rank in module.grid]
     found = [_laid(job, rank, name, shapes) for name in names]
     laid = [one for module in found for one in module.values()]
@@ -106,7 +106,7 @@ def _of_rank(job: Job, rank: int, shapes: _Shapes) -> Memory:
     gathered = max((sum(one.gathered_inside for one in some) for some in computing), default=0)
     at_once = [laid] if splits else computing
     gradients = max((sum(one.gradients_inside for one in some) for some in at_once), default=0)
-    memory = Memory(
+    memory = RankMemory(
         weights=sum(one.weights for one in laid),
         gathered=gathered + sum(one.gathered for one in laid),
         gradients=gradients + sum(one.gradients for one in laid),
@@ -133,15 +133,15 @@ def _laid(job: Job, rank: int, name: str, shapes: _Shapes) -> Mapping[_Part, Lai
     }
 
 
-def _state(job: Job, name: str, pieces: Iterable[ParameterShape]) -> Memory:
+def _state(job: Job, name: str, pieces: Iterable[ParameterShape]) -> RankMemory:
     """Return what the optimizers of a module hold, one for each rule that any of its parameters follows."""
-    by_name, found = {piece.name: piece for piece in pieces}, Memory()
+    by_name, found = {piece.name: piece for piece in pieces}, RankMemory()
     for rule, names in job.module(name).optimizer.rules.split(by_name):
         stepped = SteppedShapes(
             pieces=tuple(by_name[one] for one in names), on_accelerator=job.settings.run.device != "cpu"
         )
         state = rule.spec.estimates.state(stepped, rule.config)
-        found += Memory(state=state.device, host=state.host, at_most=state.at_most)
+        found += RankMemory(state=state.device, host=state.host, at_most=state.at_most)
     return found
 
 

@@ -69,6 +69,6 @@ def _parameters(module: JobModule, hidden: int) -> dict[str, ModuleStats]:
     found: dict[str, ModuleStats] = {}
     for one in names_of(module, hidden):
         part = part_of(module, one.name.removeprefix(f"{module.name}."))
-        own = ModuleStats(module=module.name, part=part, parameters=one.numbers, trained=one.numbers * one.trained)
+        own = ModuleStats(module=module.name, part=part, parameters=one.elements, trained=one.elements * one.trained)
         found[part] = found[part] + own if part in found else own
     return found

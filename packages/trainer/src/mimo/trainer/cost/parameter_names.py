@@ -14,15 +14,15 @@ from mimo.trainer.job.job import Job, JobModule
 
 
 @attrs.frozen(kw_only=True)
-class Name:
-    """A parameter of a module, its pieces together: its full name, how many numbers it has, whether it is trained."""
+class ParameterName:
+    """A parameter of a module, its pieces together: its full name, number of elements, and whether it is trained."""
 
     name: str
-    numbers: int
+    elements: int
     trained: bool
 
 
-def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[Name, ...]:
+def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[ParameterName, ...]:
     """Return the parameters of a module, in order.
 
     Args:
@@ -31,14 +31,14 @@ def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[N
         device: on which it is built; nothing is allocated on the default one.
 
     Raises:
-        RuntimeError, TypeError: some modules read numbers back while being built, and cannot be built without storage.
+        RuntimeError, TypeError: some modules read values back while being built, and cannot be built without storage.
     """
     with torch.device(device):
         built = build_stage(module.spec, module.config, Stage(), hidden)
     attach_lora(built, module.lora, {})
     trained = trainable_paths(module.spec, built, frozen=module.frozen, lora=module.lora)
     return tuple(
-        Name(name=f"{module.name}.{path}", numbers=parameter.numel(), trained=path in trained)
+        ParameterName(name=f"{module.name}.{path}", elements=parameter.numel(), trained=path in trained)
         for path, parameter in built.named_parameters()
     )
 
@@ -56,7 +56,7 @@ def check_patterns_of(job: Job, *, computes: bool = True) -> None:
     """
     if not any(module.optimizer.patterns for module in job.modules):
         return
-    named: dict[str, tuple[Name, ...]] = {}
+    named: dict[str, tuple[ParameterName, ...]] = {}
     for module in job.modules:
         try:
             named[module.name] = names_of(module, job.hidden)
@@ -73,10 +73,10 @@ def check_patterns_of(job: Job, *, computes: bool = True) -> None:
 
 @attrs.frozen(kw_only=True)
 class Followers:
-    """How many trained parameters of a module follow a pattern, and how many numbers they are."""
+    """How many trained parameters of a module follow a pattern, and their number of elements."""
 
     parameters: int
-    numbers: int
+    elements: int
 
 
 def followers(job: Job) -> Iterator[tuple[str, Mapping[str, Followers]]]:
@@ -92,5 +92,5 @@ def _followers(module: JobModule, hidden: int) -> Mapping[str, Followers]:
     for one in names_of(module, hidden):
         if one.trained:
             pattern = rules.pattern_of(one.name)
-            found.setdefault("" if pattern is None else pattern.where, []).append(one.numbers)
-    return {where: Followers(parameters=len(numbers), numbers=sum(numbers)) for where, numbers in found.items()}
+            found.setdefault("" if pattern is None else pattern.where, []).append(one.elements)
+    return {where: Followers(parameters=len(counts), elements=sum(counts)) for where, counts in found.items()}

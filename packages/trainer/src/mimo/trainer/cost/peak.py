@@ -40,9 +40,9 @@ KNOWN: tuple[tuple[frozenset[str], Mapping[Precision, float]], ...] = (
     (frozenset({"V100", "PCIE"}), _of(112, 14, bf16=False)),
     (frozenset({"T4"}), _of(65, 8.1, bf16=False)),
 )
-"""Words of a GPU's name, and 10^12 operations a second of dense products by precision, as NVIDIA's data sheets tell
-them (those with sparsity are twice as many); fp32 without TF32, as torch multiplies by default. The first counts whose
-words are all there. A part of a GPU (MIG) is none of these."""
+"""Words of a GPU's name, and 10^12 operations a second of dense products by precision, from NVIDIA's data sheets
+(twice as many with sparsity); fp32 without TF32, as torch multiplies by default. The first entry counts whose words
+are all in the name. A part of a GPU (MIG) is none of these."""
 
 
 def peak_of(run: RunSettings, device: torch.device) -> float:

@@ -25,24 +25,24 @@ from mimo.trainer.job.job import Job
 
 VERSION = 1
 _WHERE = "schedule.profile"
-_LARGEST = 2**24
+_MAX_SIZE = 2**24
 """Bytes of the largest file that is read; one of a thousand stages is a tenth of it."""
 _AGAIN = "Write one for this job with `mimo profile FILE`, or leave it out."
 
 
 _SHOWN_LETTERS = 80
-_MOST = 1e18
+_LIMIT = 1e18
 """No time, count or size of a step comes near it, and what is computed from less stays finite."""
 
 
 def _number(_instance: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not 0 <= value < _MOST:
-        raise ConfigError(attribute.name, expected=f"a number from 0 and below {_MOST:g}", got=_shown(value))
+    if value is not None and not 0 <= value < _LIMIT:
+        raise ConfigError(attribute.name, expected=f"a number from 0 and below {_LIMIT:g}", got=_shown(value))
 
 
 def _speed(_instance: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not 0 < value < _MOST:
-        raise ConfigError(attribute.name, expected=f"a number above 0 and below {_MOST:g}", got=_shown(value))
+    if value is not None and not 0 < value < _LIMIT:
+        raise ConfigError(attribute.name, expected=f"a number above 0 and below {_LIMIT:g}", got=_shown(value))
 
 
 def _count(default: Any = attrs.NOTHING) -> Any:
@@ -147,7 +147,7 @@ class Profile:
             return Seconds() if line is None else Seconds(line.fixed * factor, line.sample * micro_batch * factor)
 
         def stage_cost(times: StageTimes) -> StageCost:
-            factor = _whole(times, micro_batch)
+            factor = _backward_scale(times, micro_batch)
             return StageCost(
                 forward=seconds(times.forward),
                 input_gradient=seconds(times.input_gradient, factor),
@@ -176,14 +176,17 @@ def read_profile(path: Path, job: Job) -> Costs:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(_MAX_SIZE + 1)
     except OSError as error:
         raise ConfigError(
             _WHERE, expected="a file that can be read", got=f"{str(path)!r}: {error.strerror}", fix=_AGAIN
         ) from error
-    if len(content) > _LARGEST:
+    if len(content) > _MAX_SIZE:
         raise ConfigError(
-            _WHERE, expected=f"a profile of at most {_LARGEST} bytes", got=f"{str(path)!r}, which is larger", fix=_AGAIN
+            _WHERE,
+            expected=f"a profile of at most {_MAX_SIZE} bytes",
+            got=f"{str(path)!r}, which is larger",
+            fix=_AGAIN,
         )
     try:
         table = json.loads(content)
@@ -199,8 +202,8 @@ def read_profile(path: Path, job: Job) -> Costs:
     return profile.costs(job.settings.run.micro_batch)
 
 
-def fitting(job: Job) -> Mapping[str, Mapping[str, Any]]:
-    """Return by module what a profile of ``job`` holds for, as plain data."""
+def layout_of(job: Job) -> Mapping[str, Mapping[str, Any]]:
+    """Return by module the layout that a profile of ``job`` is valid for, as plain data."""
     cuts = job.model_graph.by_name
     return {
         module.name: {
@@ -226,7 +229,7 @@ def fitting(job: Job) -> Mapping[str, Mapping[str, Any]]:
 
 
 def digest(job: Job) -> str:
-    """Return what tells the settings of a job from others."""
+    """Return a digest of the settings of a job."""
     return hashlib.sha256(json.dumps(job.plain, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -246,10 +249,10 @@ def machine(device: str, torch_version: str) -> Mapping[str, str]:
     }
 
 
-def _whole(times: StageTimes, micro_batch: int) -> float:
-    """Return by what both parts of a backward are multiplied so that together they take what a whole one took.
+def _backward_scale(times: StageTimes, micro_batch: int) -> float:
+    """Return the factor by which both parts of a split backward are scaled so that their sum is that of a full one.
 
-    Where the job's own schedule splits it, there is no whole one, and the parts stand as they were measured.
+    Where the job's own schedule splits it, no full one was measured, and the parts count as they are.
     """
     if times.backward is None:
         return 1.0
@@ -260,21 +263,21 @@ def _whole(times: StageTimes, micro_batch: int) -> float:
 def _check(profile: Profile, job: Job, path: Path) -> None:
     """Refuse a profile of another job."""
     differing = [
-        (what, here, there)
-        for what, here, there in (
-            ("modules", fitting(job), profile.modules),
+        (what, own, other)
+        for what, own, other in (
+            ("modules", layout_of(job), profile.modules),
             ("stages", sorted(_stage_names(job)), sorted(f"{times.module}.{times.stage}" for times in profile.stages)),
             ("edges", sorted(edge.name for edge in job.graph.edges), sorted(times.name for times in profile.edges)),
         )
-        if here != there
+        if own != other
     ]
     if not differing:
         return
-    what, here, there = _deepest(*differing[0])
+    what, own, other = _deepest(*differing[0])
     raise ConfigError(
         _WHERE,
-        expected=f"a profile of this job, whose {what} is {_shown(here)}",
-        got=f"{str(path)!r}, where it is {_shown(there)}",
+        expected=f"a profile of this job, whose {what} is {_shown(own)}",
+        got=f"{str(path)!r}, where it is {_shown(other)}",
         fix=_AGAIN,
     )
 
@@ -286,12 +289,12 @@ def _stage_names(job: Job) -> list[str]:
 _ABSENT = "missing"
 
 
-def _deepest(what: str, here: Any, there: Any) -> tuple[str, Any, Any]:
+def _deepest(what: str, own: Any, other: Any) -> tuple[str, Any, Any]:
     """Return the first place inside two unequal values at which they differ."""
-    if not isinstance(here, Mapping) or not isinstance(there, Mapping):
-        return what, here, there
-    key = next(key for key in (*here, *there) if here.get(key, _ABSENT) != there.get(key, _ABSENT))
-    return _deepest(f"{what}.{key}", here.get(key, _ABSENT), there.get(key, _ABSENT))
+    if not isinstance(own, Mapping) or not isinstance(other, Mapping):
+        return what, own, other
+    key = next(key for key in (*own, *other) if own.get(key, _ABSENT) != other.get(key, _ABSENT))
+    return _deepest(f"{what}.{key}", own.get(key, _ABSENT), other.get(key, _ABSENT))
 
 
 def _shown(value: Any) -> str:

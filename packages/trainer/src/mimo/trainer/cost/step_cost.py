@@ -215,9 +215,9 @@ def rows_ahead(job: Job, stage: StageId, stats: SampleStats) -> float:
     if not modules[stage.module].prefetch:
         return 0.0
     handed_on = [edge for edge in job.graph.outputs(stage) if not modules[edge.target.module].prefetch]
-    numbers = sum(_rows(job, edge, module, stats) * job.width(edge) for edge in handed_on)
+    elements = sum(_rows(job, edge, module, stats) * job.width(edge) for edge in handed_on)
     share = _share(job, module, stats) / _cuts(module)
-    return numbers * share * NUMBER_BYTES[job.settings.run.precision]
+    return elements * share * NUMBER_BYTES[job.settings.run.precision]
 
 
 def _message_bytes(job: Job, edge: Edge, stats: SampleStats) -> int:

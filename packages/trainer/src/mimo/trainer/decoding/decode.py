@@ -1,7 +1,7 @@
-"""Writing on from a prompt, token by token, on one process or over tensor ranks.
+"""Generation from a prompt, token by token, on one process or over tensor ranks.
 
-The prompt is read once; after it each token is one row more if the language model has a decode cache
-(`mimo.model.runtime.SupportsDecodeCache`), and otherwise the whole text again. Every rank chooses each token itself, of
+The prompt is computed once; each token after it computes one row if the language model has a decode cache
+(`mimo.model.runtime.SupportsDecodeCache`), and otherwise the full text again. Every rank chooses each token itself, of
 the same logits.
 Shapes: V ids of the tokenizer, H hidden.
 """
@@ -35,25 +35,25 @@ def generate(
     *,
     max_tokens: int,
     sampling: Sampling = _GREEDY,
-    told: Callable[[str], None] = lambda _piece: None,
-    remembers: bool = True,
+    on_text: Callable[[str], None] = lambda _piece: None,
+    use_cache: bool = True,
 ) -> str:
-    """Return what the model writes after ``prompt``, until the end or ``max_tokens``; each rank must call it.
+    """Return the text that the model generates after ``prompt``, up to ``max_tokens`` tokens; collective.
 
-    The prompt has at most ``data.max_tokens`` tokens. What is written may be longer, as far as positions go that are
-    computed, not learned; the model has seen none so far from the beginning while it trained.
+    The prompt has at most ``data.max_tokens`` tokens. The generated text may go beyond that where positions are
+    computed, not learned; the model was not trained on such positions.
 
     Args:
         trainer: on whose every rank each module is whole, or split by ``tp`` alone.
-        prompt: what to go on from.
-        max_tokens: most tokens to write.
+        prompt: text and items before it.
+        max_tokens: largest number of tokens to generate.
         sampling: how each is chosen.
-        told: is told each piece of text when it is known; together they are what is returned.
-        remembers: whether to use what the language model remembers, if it does; without it the same is written, slower.
+        on_text: called with each piece of text as soon as it is known; together they are what is returned.
+        use_cache: whether to use the decode cache, if the language model has one; the text is the same without it.
 
     Raises:
         ConfigError: the trainer is laid out otherwise, the prompt does not fit, or an item is broken.
-        RunError: the model gives what is no number.
+        RunError: the logits are not finite.
     """
     job = trainer.job
     layout = lay_out_prompt(job, prompt)
@@ -62,8 +62,8 @@ def generate(
     trainer.optimizer.gather()
     rows = {module.name: _encode(trainer, module.name, prompt, layout) for module in job.encoders}
     reading = _Reading(language, layout, rows)
-    if remembers and isinstance(language.part.module, SupportsDecodeCache):
-        reading.memory = language.part.module.new_decode_cache()
+    if use_cache and isinstance(language.part.module, SupportsDecodeCache):
+        reading.cache = language.part.module.new_decode_cache()
     text, written, pieces = StreamedText(job.tokenizer), list[int](), list[str]()
     while len(written) < max_tokens:
         trainer.heartbeat()
@@ -74,44 +74,44 @@ def generate(
         written.append(token)
         pieces.append(text.add(token))
         if pieces[-1]:
-            told(pieces[-1])
+            on_text(pieces[-1])
     pieces.append(text.end())
     if pieces[-1]:
-        told(pieces[-1])
+        on_text(pieces[-1])
     return "".join(pieces)
 
 
 @attrs.define
 class _Reading:
-    """A sample as the language model reads it, further and further.
+    """The sample that the language model continues.
 
     Args:
         program: the language model on this rank.
         layout: of the prompt.
-        rows: what the encoders made of its items, by module.
-        memory: of the language model; None where it reads the whole text each time.
+        rows: of its items, from the encoders, by module.
+        cache: decode cache of the language model; None where it computes the full text for each token.
     """
 
     program: LanguageProgram
     layout: SampleLayout
     rows: Mapping[str, Tensor]
-    memory: object = None
+    cache: object = None
 
     def read(self, written: Sequence[int]) -> Tensor:
         """Return the logits [V] of what comes after the prompt and these tokens, the last of which is new."""
-        if self.memory is None or not written:
-            batch, rows = self._whole(written), self.rows
+        if self.cache is None or not written:
+            batch, rows = self._full(written), self.rows
         else:
             batch, rows = self._last(written), {}
         with self.program.on_compute("forward"):
             hidden = self.program.part.language(batch, rows, None)
             return self.program.logits(hidden[-1:])[0]
 
-    def _whole(self, written: Sequence[int]) -> LanguageBatch:
+    def _full(self, written: Sequence[int]) -> LanguageBatch:
         tokens = np.concatenate([self.layout.tokens, np.asarray(written, dtype=np.int64)])
         layout = attrs.evolve(self.layout, tokens=tokens, labels=np.full(len(tokens), NO_LABEL, dtype=np.int64))
         batch = language_batch(pack([layout]), self.program.job, self.program.device, trains=False)
-        return attrs.evolve(batch, decode_cache=self.memory)
+        return attrs.evolve(batch, decode_cache=self.cache)
 
     def _last(self, written: Sequence[int]) -> LanguageBatch:
         def one(value: int) -> Tensor:
@@ -129,7 +129,7 @@ class _Reading:
             samples=one(0),
             label_tokens=(0,),
             labelled=one(0)[:0],
-            decode_cache=self.memory,
+            decode_cache=self.cache,
         )
 
 

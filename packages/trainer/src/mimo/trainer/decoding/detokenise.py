@@ -1,4 +1,4 @@
-"""Text of tokens as they come: each piece as soon as it is whole, none twice."""
+"""Streaming detokenisation: each piece of text as soon as it is complete, none twice."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StreamedText:
     """Decodes ids one by one; all pieces together are what the tokenizer decodes of all ids at once.
 
     A piece is what ids add to the text of those just before them, since a token's text may depend on its neighbour: a
-    space between words, a letter whose bytes are spread over several tokens. It waits while its end may be the
-    beginning of such a letter, or while a byte more would change it: those of SentencePiece show each byte of a row as
+    space between words, a letter whose bytes are spread over several tokens. It waits while its end may be
+    part of such a letter, or while a byte more would change it: those of SentencePiece show each byte of a row as
     broken if one of them is.
 
     Args:

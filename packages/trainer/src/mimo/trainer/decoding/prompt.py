@@ -1,4 +1,4 @@
-"""What generation goes on from: a text with placeholders, and an item for each of them."""
+"""Prompts: a text with placeholders, and an item for each of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prompt_of(job: Job, text: str, raws: Mapping[str, Sequence[Any]] | None = No
     """Return a prompt of ``text`` and raw items; an empty text is one placeholder for each item.
 
     Args:
-        job: whose model is to go on.
+        job: of the model that continues it.
         text: with a placeholder ``<modality>`` for each item, in any order.
         raws: for each modality its items in the order of their placeholders: what the datasets of its encoder give,
             or the path of a file.

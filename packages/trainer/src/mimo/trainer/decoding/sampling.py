@@ -1,4 +1,4 @@
-"""Which token comes next, of the logits of all: the likeliest, or one drawn. Free of torch.
+"""Sampling of the next token from the logits: the likeliest, or one drawn. Free of torch.
 
 A draw depends on the seed and the token's place in its sample alone, not on who draws it or what was drawn before.
 Shapes: V ids of the tokenizer.
@@ -28,7 +28,7 @@ def _checked(expected: str, holds: Callable[[float], bool]) -> Callable[[Samplin
 
 
 def nothing_drawn(option: str) -> ConfigError:
-    """Return what to say of an option for drawing where the likeliest token is taken."""
+    """Return the error of an option for drawing where the likeliest token is taken."""
     return ConfigError(
         option,
         expected="a --temperature above 0 beside it",
@@ -83,14 +83,14 @@ class Sampling:
             return int(logits.argmax())
         with np.errstate(over="ignore", under="ignore"):
             weights = np.exp((logits.astype(np.float64) - float(top)) / self.temperature)  # [V]
-        kept = self._kept(weights)
-        # By id and not by size: where two are nearly alike, a rounding must not exchange their places.
-        sums = weights[kept].cumsum()
+        candidates = self._candidates(weights)
+        # By id and not by size: where two are nearly equal, a rounding must not exchange their places.
+        sums = weights[candidates].cumsum()
         bits = np.random.Philox(np.random.SeedSequence([self.seed, position])).random_raw() >> 11
         place = int(np.searchsorted(sums, bits * _UNIT * sums[-1], side="right"))
-        return int(kept[min(place, len(kept) - 1)])
+        return int(candidates[min(place, len(candidates) - 1)])
 
-    def _kept(self, weights: NDArray[np.float64]) -> NDArray[np.intp]:
+    def _candidates(self, weights: NDArray[np.float64]) -> NDArray[np.intp]:
         """Return the ids that may be drawn, ascending."""
         if self.top_k == 0 and self.top_p == 1:
             return np.arange(len(weights))

@@ -47,12 +47,12 @@ class OptimizerChoice:
 
 @attrs.frozen(kw_only=True)
 class PartShare:
-    """What of a part of a stage is trained.
+    """How much of a part of a stage is trained.
 
     Args:
-        trained: of the part's own numbers, from 0 to 1.
-        added: numbers that LoRA adds.
-        operands: numbers of each row that what it adds reads.
+        trained: fraction of the part's own elements that are trained.
+        added: elements that LoRA adds.
+        operands: elements of each row that the added products read.
     """
 
     trained: float
@@ -103,7 +103,7 @@ class JobModule:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """All that a process needs to know to begin.
+    """Everything that a process needs to know to start.
 
     Args:
         settings: as written, with defaults.

@@ -79,7 +79,7 @@ class MeasuredDataset:
 
     def _measure(self, info: ItemInfo) -> ItemInfo:
         encoder = self._encoders.get(info.modality)
-        if encoder is None:  # told by whoever lays the sample out
+        if encoder is None:  # refused when the sample is laid out
             return info
         try:
             return attrs.evolve(info, size=_size(encoder, self._inner.raw(info.sample, info.index)))

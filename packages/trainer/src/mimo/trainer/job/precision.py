@@ -1,4 +1,4 @@
-"""What layers compute in: how wide its numbers are, which optimizers hold to it, and fp16's loss scale."""
+"""Precision that layers compute in: bytes of an element, optimizers that support it, and fp16's loss scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mimo.optimizer.runtime import LossScale
 
 NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2})
-"""Of one number that layers compute with, and that travels between stages."""
+"""Of one element that layers compute with, and that travels between stages."""
 
 _SCALE, _SCALE_STEPS = 2.0**16, 2000
 
@@ -69,11 +69,11 @@ def _check_scale(run: RunSettings) -> None:
                 got=repr(value),
                 fix="Leave it out.",
             )
-    least, most = LOSS_SCALES
-    if run.loss_scale and not least <= run.loss_scale <= most:
+    smallest, largest = LOSS_SCALES
+    if run.loss_scale and not smallest <= run.loss_scale <= largest:
         raise ConfigError(
             "run.loss_scale",
-            expected=f"0, or a number from 2^{math.log2(least):.0f} to 2^{math.log2(most):.0f}",
+            expected=f"0, or a number from 2^{math.log2(smallest):.0f} to 2^{math.log2(largest):.0f}",
             got=repr(run.loss_scale),
             fix="Leave it out: steps find the right one.",
         )

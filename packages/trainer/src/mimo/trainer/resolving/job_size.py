@@ -1,4 +1,4 @@
-"""How large a job may be as a whole, judged before a plan is made: microbatches, actions, tokens of a step, vocabulary.
+"""How large a job may be in all, checked before a plan is made: microbatches, actions, tokens of a step, vocabulary.
 
 Single settings are bounded where they are declared. These follow from several together.
 """

@@ -9,11 +9,11 @@ from mimo.trainer.config.settings import LoadSettings, Settings
 from mimo.trainer.config.structure import unstructure
 
 _RESUMING = ("optimizer", "rng", "schedule", "data")
-"""What a run goes on with, and a new one that takes weights alone has no use for."""
+"""State that a resumed run loads, and that a new run that takes weights alone does not use."""
 
 
 def check_load(settings: Settings) -> None:
-    """Refuse settings of ``[load]`` that would be ignored, and two beginnings.
+    """Refuse settings of ``[load]`` that would be ignored, and two checkpoints to start from.
 
     Raises:
         ConfigError: by the path of the key.
@@ -48,5 +48,5 @@ def check_load(settings: Settings) -> None:
     for here, there in load.rename.items():
         if not here or not there:
             raise ConfigError(
-                "load.rename", expected="beginnings of names, here and there", got=f"{here!r} = {there!r}"
+                "load.rename", expected="prefixes of names, here and in the checkpoint", got=f"{here!r} = {there!r}"
             )

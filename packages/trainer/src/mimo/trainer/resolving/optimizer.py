@@ -192,6 +192,6 @@ def _refuse_global_keys(keys: Collection[str], where: str, owner: str) -> None:
 
 
 def _may_match(glob: str, name: str) -> bool:
-    """Tell whether a pattern may match full names of a module, as far as its text before any wildcard tells."""
+    """Return whether a pattern may match full names of a module, by its text before any wildcard."""
     before, prefix = re.split(r"[*?\[]", glob, maxsplit=1)[0], f"{name}."
     return before.startswith(prefix) or (before != glob and prefix.startswith(before))

@@ -288,7 +288,7 @@ def _data(
 
 
 def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:
-    """Return a plan that does nothing, for a job whose costs are still to be told."""
+    """Return an empty plan, for a job whose costs are not known yet."""
     return Plan(schedule=spec.name, microbatches=microbatches, actors=())
 
 

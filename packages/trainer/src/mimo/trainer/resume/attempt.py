@@ -21,7 +21,7 @@ import attrs
 from mimo.hooks import RestartNeededError, ResultRejectedError
 from mimo.launch import is_joining, with_slurm
 from mimo.trainer.config.names import ATTEMPT_FILE, CHECKPOINTS, ERROR_FILE
-from mimo.trainer.config.toml import write_whole
+from mimo.trainer.config.toml import write_atomically
 
 if TYPE_CHECKING:
     from mimo.launch.runtime import Fault
@@ -133,7 +133,7 @@ def _note(directory: Path, code: int | None, text: str, environ: Mapping[str, st
     last = _read(directory, job)
     before = _newest(directory) if last is None else last.before
     now = Attempt(job=job, requeues=environ.get(_REQUEUES, "0"), before=before, code=code, text=text)
-    write_whole(directory / ATTEMPT_FILE, json.dumps(attrs.asdict(now)))
+    write_atomically(directory / ATTEMPT_FILE, json.dumps(attrs.asdict(now)))
 
 
 def _read(directory: Path, job: str) -> Attempt | None:

@@ -1,4 +1,4 @@
-"""The end of a run: what lifecycle plugins and pictures do wrong there is reported once, and changes no exit code."""
+"""The end of a run: failures of lifecycle plugins and pictures are reported once, and change no exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def end_run(
 ) -> None:
     """Draw what is drawn at the end, call `mimo_run_end` of all plugins, and report what failed, once; collective.
 
-    By now everything is trained and saved, so the run has come to what it has come to.
+    Everything is trained and saved by then.
 
     Args:
         plugins: all of this rank.
@@ -33,19 +33,19 @@ def end_run(
 
 
 def report_failures(failures: Sequence[UserError]) -> None:
-    """Write what plugins did wrong on standard error, if it can be written, with tracebacks of what is no user's error.
+    """Write plugins' failures to standard error, if it can be written, with tracebacks unless they are user errors.
 
     Args:
         failures: of all plugins.
     """
-    told = ""
+    text = ""
     for failure in failures:
         cause = failure.__cause__
         if cause is not None and not isinstance(cause, UserError):
-            told += "".join(traceback.format_exception(cause))
-        told += f"mimo: {failure} The run ends as it would have without.\n"
+            text += "".join(traceback.format_exception(cause))
+        text += f"mimo: {failure} The run ends as it would have without.\n"
     with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
-        sys.stderr.write(plain_text(told))
+        sys.stderr.write(plain_text(text))
         sys.stderr.flush()
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is used for: evaluation in any layout; `_generate.py` has the writing."""
+"""Evaluation of a checkpoint in any layout, and its weights loaded for generation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mimo.trainer.step.trainer import Trainer
 def load_model(job: Job, place: ProcessInfo, checkpoint: Path) -> Trainer:
     """Assemble this rank and load the weights, and nothing else, of a step folder.
 
-    It may lack what predicts further tokens, which nothing but training uses.
+    They may lack the multi-token prediction layers, which only training uses.
     """
     place.progress.enter("loading the weights")
     trainer = Trainer(
         job, rank=place.rank, device=torch.device(place.device), progress=place.progress, objects=place.objects
     )
     assert isinstance(job.language.spec, LanguageModelSpec)
-    further = job.language.spec.parts.get("next_tokens", ())
-    may_lack = [f"{job.language.name}.{prefix}.*" for prefix in further]
+    mtp = job.language.spec.parts.get("next_tokens", ())
+    may_lack = [f"{job.language.name}.{prefix}.*" for prefix in mtp]
     load_links(links_of(checkpoint), trainer.model_state(), rename={}, may_lack=may_lack, group=trainer.objects)
     place.progress.enter("")
     return trainer

@@ -24,10 +24,20 @@ from mimo.schedule import Action, ActionKind, ActorPlan, Plan
 from mimo.schedule.runtime import Moment, Record
 from mimo.topology import Edge, StageId
 from mimo.trainer.batch.step_data import StepData
-from mimo.trainer.cost.profile import VERSION, EdgeTimes, Line, PassTimes, Profile, StageTimes, digest, fitting, machine
+from mimo.trainer.cost.profile import (
+    VERSION,
+    EdgeTimes,
+    Line,
+    PassTimes,
+    Profile,
+    StageTimes,
+    digest,
+    layout_of,
+    machine,
+)
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import NUMBER_BYTES
-from mimo.trainer.run.kept_bytes import Kept, KeptBytes
+from mimo.trainer.run.saved_bytes import SavedBytes, SavedBytesMode
 from mimo.trainer.step.trainer import Trainer
 
 _WARM_UP = 2
@@ -65,14 +75,14 @@ def measure_job(job: Job, place: ProcessInfo) -> Profile:
         )
         parts.append({size: _measure(trainer, plan, samples(job, size)) for size in sizes(job)})
     seconds = {size: {key: took for part in reversed(parts) for key, took in part[size].items()} for size in sizes(job)}
-    kept = _kept(trainer, split, samples(job, job.settings.run.micro_batch))
+    saved = _saved_bytes(trainer, split, samples(job, job.settings.run.micro_batch))
     return Profile(
         version=VERSION,
         machine=machine(place.device.partition(":")[0], torch.__version__),
         settings=digest(job),
         micro_batch=job.settings.run.micro_batch,
-        modules=fitting(job),
-        stages=tuple(_stage(job, stage, seconds, kept[stage]) for stage in job.graph.stages),
+        modules=layout_of(job),
+        stages=tuple(_stage(job, stage, seconds, saved[stage]) for stage in job.graph.stages),
         edges=tuple(edge_times(job, edge, place) for edge in job.graph.edges),
     )
 
@@ -163,24 +173,24 @@ def _together(trainer: Trainer, plan: Plan, mine: Mapping[Key, float]) -> Mappin
     return found
 
 
-def _kept(trainer: Trainer, plan: Plan, data: StepData) -> Mapping[StageId, Kept]:
+def _saved_bytes(trainer: Trainer, plan: Plan, data: StepData) -> Mapping[StageId, SavedBytes]:
     """Return what a microbatch keeps on the rank of each stage that keeps most."""
     trainer.measure(plan, data, Record(), first=True)
     record = Record()
-    with KeptBytes(plan.actions_of(trainer.rank), record) as counted:
+    with SavedBytesMode(plan.actions_of(trainer.rank), record) as counted:
         trainer.measure(plan, data, record)
-    by_pass: defaultdict[StageId, list[Kept]] = defaultdict(list)
-    for (stage, microbatches), kept in counted.found().items():
-        by_pass[stage].append(Kept(*(count // len(microbatches) for count in attrs.astuple(kept))))
+    by_pass: defaultdict[StageId, list[SavedBytes]] = defaultdict(list)
+    for (stage, microbatches), saved in counted.by_pass().items():
+        by_pass[stage].append(SavedBytes(*(count // len(microbatches) for count in attrs.astuple(saved))))
     stages = trainer.job.graph.stages
-    width = len(attrs.fields(Kept))
+    width = len(attrs.fields(SavedBytes))
     own = torch.zeros(len(stages), width, dtype=torch.int64, device=trainer.device)
     for index, stage in enumerate(stages):
         # The first pass also makes what stays, gradients above all: the median leaves it out.
         if columns := list(zip(*map(attrs.astuple, by_pass[stage]), strict=True)):
             own[index] = torch.tensor([statistics.median_low(column) for column in columns])
     dist.all_reduce(own, op=dist.ReduceOp.MAX)
-    return {stage: Kept(*row) for stage, row in zip(stages, own.tolist(), strict=True)}
+    return {stage: SavedBytes(*row) for stage, row in zip(stages, own.tolist(), strict=True)}
 
 
 def edge_times(job: Job, edge: Edge, place: ProcessInfo) -> EdgeTimes:
@@ -232,7 +242,7 @@ def _sent_bytes(job: Job, edge: Edge) -> float:
     return statistics.mean(most) * row_bytes / job.settings.run.micro_batch
 
 
-def _stage(job: Job, stage: StageId, seconds: Mapping[int, Mapping[Key, float]], kept: Kept) -> StageTimes:
+def _stage(job: Job, stage: StageId, seconds: Mapping[int, Mapping[Key, float]], saved: SavedBytes) -> StageTimes:
     kinds: tuple[ActionKind, ...] = ("forward", "backward", "input-gradient", "weight-gradient")
     micro = job.settings.run.micro_batch
     largest = micro * max(len(passed) for passed in job.graph.by_name[stage.module].passes(job.microbatches))
@@ -258,9 +268,9 @@ def _stage(job: Job, stage: StageId, seconds: Mapping[int, Mapping[Key, float]],
         weight_gradient=lines["weight-gradient"],
         reduce=statistics.median(reductions[False] or [0.0]),
         reduce_tied=statistics.median(reductions[True] or [0.0]),
-        activations=kept.activations / micro,
-        recomputed=kept.recomputed / micro if job.graph.by_name[stage.module].recompute != "none" else 0.0,
-        weight_inputs=kept.weight_inputs / micro,
+        activations=saved.activations / micro,
+        recomputed=saved.recomputed / micro if job.graph.by_name[stage.module].recompute != "none" else 0.0,
+        weight_inputs=saved.weight_inputs / micro,
         passes=tuple(
             PassTimes(
                 samples=count,

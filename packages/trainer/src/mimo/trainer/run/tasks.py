@@ -110,7 +110,7 @@ def generate_text(step_folder: Path, request: Request, job: Job, place: ProcessI
             prompt_of(job, request.text, request.items),
             max_tokens=request.max_tokens,
             sampling=request.sampling,
-            told=show_text if shows else lambda _piece: None,
+            on_text=show_text if shows else lambda _piece: None,
         )
     place.progress.enter("")
     if shows:

@@ -1,4 +1,4 @@
-"""The training loop of one rank: load, step, evaluate, save, and tell the lifecycle plugins."""
+"""The training loop of one rank: load, step, evaluate, save, and call the lifecycle plugins."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _find(job: Job, place: ProcessInfo) -> Source | None:
 
 
 def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
-    """Take back what a run begins with, and return what is told of it."""
+    """Load what the run starts from, and return a description of it."""
     check_source(trainer.job, source)
     if not source.finetunes:
         machine.expect(source.manifest, source.folder)

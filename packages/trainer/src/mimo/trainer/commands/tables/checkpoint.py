@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 def show_manifest(console: Console, folder: Path, manifest: Manifest) -> None:
     """Print what a checkpoint holds: where it comes from, its modules, each tensor and value, and its settings."""
-    count, size = sum(map(_numbers, manifest.tensors.values())), sum(map(_bytes, manifest.tensors.values()))
+    count, size = sum(map(_elements, manifest.tensors.values())), sum(map(_bytes, manifest.tensors.values()))
     console.print(
-        f"{plain_text(str(folder))}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} numbers "
+        f"{plain_text(str(folder))}: step {manifest.step}, {len(manifest.tensors)} tensors of {count:,} elements "
         f"in {len(manifest.shards)} shards, {show_bytes(size)}",
         markup=False,
     )
-    _print(console, ("module", "tensors", "numbers", "size", "optimizer state", "ranks", *AXES), _modules(manifest))
+    _print(console, ("module", "tensors", "elements", "size", "optimizer state", "ranks", *AXES), _modules(manifest))
     _print(
         console,
         ("tensor", "type", "shape", "pieces"),
@@ -48,7 +48,7 @@ def show_differences(console: Console, first: Path, second: Path, found: Differe
     """Print what differs between two checkpoints."""
     both = plain_text(f"{first} and {second}")
     if not found:
-        console.print(f"{both}: the same names, numbers and values", soft_wrap=True, markup=False)
+        console.print(f"{both}: the same names, elements and values", soft_wrap=True, markup=False)
         return
     console.print(f"{both} differ", soft_wrap=True, markup=False)
     _print(console, ("only in the first",), ((name,) for name in found.only_first))
@@ -56,7 +56,7 @@ def show_differences(console: Console, first: Path, second: Path, found: Differe
     _print(console, ("entry", "first", "second"), ((one.path, one.first, one.second) for one in found.kinds))
     _print(
         console,
-        ("tensor", "numbers that differ", "of", "by at most", "relative"),
+        ("tensor", "elements that differ", "of", "by at most", "relative"),
         (
             (one.name, f"{one.differing:,}", f"{one.elements:,}", f"{one.absolute:.3g}", f"{one.relative:.3g}")
             for one in found.tensors
@@ -93,7 +93,7 @@ def _modules(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         yield (
             owner or "-",
             str(len(own)),
-            f"{sum(map(_numbers, own)):,}",
+            f"{sum(map(_elements, own)):,}",
             show_bytes(sum(map(_bytes, own))),
             show_bytes(sum(map(_bytes, state))) if state else "-",
             *_layout(grid),
@@ -116,7 +116,7 @@ def _settings(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
             yield f"{path}{key}", json.dumps(value)
 
 
-def _numbers(entry: TensorEntry) -> int:
+def _elements(entry: TensorEntry) -> int:
     return math.prod(entry.shape)
 
 

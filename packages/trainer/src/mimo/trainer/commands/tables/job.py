@@ -19,7 +19,7 @@ from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.directory import holds_run
 
 if TYPE_CHECKING:
-    from mimo.trainer.cost.memory import Memory
+    from mimo.trainer.cost.memory import RankMemory
     from mimo.trainer.cost.module_stats import ModuleStats
     from mimo.trainer.cost.parameter_names import Followers
     from mimo.trainer.step.traffic import ExpectedTraffic
@@ -44,7 +44,7 @@ _PASSING: Mapping[str, object] = {"chunks": 1, "batch_factor": 1, "prefetch": Fa
 def show_job(
     console: Console,
     job: Job,
-    memory: Mapping[int, Memory],
+    memory: Mapping[int, RankMemory],
     traffic: Iterable[ExpectedTraffic] = (),
     *,
     followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
@@ -141,7 +141,7 @@ def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Tab
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "parameters of", "optimizer", "lr", "clip group", "clip"):
         table.add_column(heading)
-    for heading in ("parameters", "numbers"):
+    for heading in ("parameters", "elements"):
         table.add_column(heading, justify="right")
     for name, found in followers.items():
         rules = job.module(name).optimizer.rules
@@ -149,7 +149,7 @@ def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Tab
             if where in found:
                 clip = job.settings.optimizer.clip_of(rule.clip_group)
                 group, most = rule.clip_group or "-", f"{clip:g}" if clip else "-"
-                counts = (f"{found[where].parameters:,}", f"{found[where].numbers:,}")
+                counts = (f"{found[where].parameters:,}", f"{found[where].elements:,}")
                 cells = (
                     name,
                     where or "no pattern",
@@ -163,7 +163,7 @@ def _patterns(job: Job, followers: Mapping[str, Mapping[str, Followers]]) -> Tab
     return table
 
 
-def _ranks(job: Job, memory: Mapping[int, Memory]) -> Table:
+def _ranks(job: Job, memory: Mapping[int, RankMemory]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("rank", *(module.name for module in job.modules), "parameters, gradients, optimizer"):
         table.add_column(heading)

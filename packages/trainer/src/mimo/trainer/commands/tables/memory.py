@@ -1,4 +1,4 @@
-"""What `mimo check` prints of memory: what ranks and machines will hold of parameters, gradients and optimizers."""
+"""Tables of `mimo check` of the memory of ranks and machines: parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from mimo.topology import show_ranks
 
 if TYPE_CHECKING:
-    from mimo.trainer.cost.memory import Memory
+    from mimo.trainer.cost.memory import RankMemory
 
 _MEBIBYTE = 2**20
 
@@ -21,12 +21,12 @@ def show_bytes(count: int) -> str:
     return f"{count / _MEBIBYTE:,.1f} MiB"
 
 
-def show_on_device(memory: Memory) -> str:
+def show_on_device(memory: RankMemory) -> str:
     """Return in words what lies on the device."""
     return f"{'at most' if memory.at_most else 'about'} {show_bytes(memory.device)}"
 
 
-def show_memory(memory: Mapping[int, Memory], world: int, machine: int) -> Iterator[Table | Text]:
+def show_memory(memory: Mapping[int, RankMemory], world: int, machine: int) -> Iterator[Table | Text]:
     """Yield what ranks hold by kind, and what their machines hold; those that hold the same stand together.
 
     Args:
@@ -57,15 +57,15 @@ def show_memory(memory: Mapping[int, Memory], world: int, machine: int) -> Itera
         yield _machines(memory, world, machine)
 
 
-def _machines(memory: Mapping[int, Memory], world: int, each: int) -> Table:
-    alike: dict[str, list[range]] = {}
+def _machines(memory: Mapping[int, RankMemory], world: int, each: int) -> Table:
+    machines: dict[str, list[range]] = {}
     for first in range(0, world, each):
         ranks = range(first, min(first + each, world))
         held = sum(memory[rank].host for rank in ranks if rank in memory)
-        alike.setdefault(show_bytes(held), []).append(ranks)
+        machines.setdefault(show_bytes(held), []).append(ranks)
     rows = (
         (str(len(found)), show_ranks([rank for ranks in found for rank in ranks]), held)
-        for held, found in alike.items()
+        for held, found in machines.items()
     )
     return _table(("machines", "ranks"), ("host memory of each",), rows)
 

@@ -1,4 +1,4 @@
-"""What `mimo simulate` does: a job's plan and costs, played through, as files and as a summary."""
+"""The simulation of `mimo simulate`: a step of a job as files and as a summary."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def simulate_job(job: Job, folder: Path) -> Simulated:
     """Play the plan of a step through, and write its trace and its page into ``folder``.
 
     Raises:
-        ConfigError: the folder cannot be written, or the costs cannot be told.
+        ConfigError: the folder cannot be written, or the costs cannot be read.
     """
     origin = origin_of(job)
     simulation = simulate(job.plan, job.graph, job_costs(job))
@@ -146,7 +146,7 @@ def _peaks(job: Job, simulation: Simulation) -> Table:
 
 
 def _actors(job: Job) -> list[tuple[str, int]]:
-    """Return the ranks that do all alike, and one of each."""
+    """Return the ranks of each actor, and the first of them."""
     return [(show_ranks(actor.ranks), actor.ranks[0]) for actor in job.plan.actors]
 
 

@@ -1,7 +1,7 @@
-"""How many bytes a step keeps, seen from below: every storage that its operations make, for as long as it lives.
+"""Measures the bytes that passes save for their backwards: every storage that operations allocate, while it lives.
 
-Whatever keeps a tensor is counted so, autograd, checkpoints and weight gradients that are put off alike. What lay
-there before, parameters and gradients above all, is not.
+It counts whatever holds a tensor: autograd, recomputation and deferred weight gradients. Storages that existed
+before, of parameters and gradients above all, are not counted.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from mimo.topology import StageId
 
 
 @attrs.frozen
-class Kept:
-    """Bytes that a pass keeps: from its forward on, more while its backward runs, and from that to its weight part."""
+class SavedBytes:
+    """Bytes that a pass holds: from its forward on, more during its backward, and from that to its weight part."""
 
     activations: int = 0
     recomputed: int = 0
     weight_inputs: int = 0
 
 
-class KeptBytes(TorchDispatchMode):
-    """Within it, a run that takes down a `Record` has what is alive counted, by the action that made it.
+class SavedBytesMode(TorchDispatchMode):
+    """Counts the live storages by the action that allocated them, while an executor fills a `Record`.
 
     Args:
         actions: of this rank, in order.
-        record: what the run takes down; how many moments it has tells which action is being done.
+        record: of the run; its number of moments is the index of the current action.
     """
 
     def __init__(self, actions: Sequence[Action], record: Record) -> None:
@@ -44,43 +44,43 @@ class KeptBytes(TorchDispatchMode):
         self._record = record
         self._alive: dict[int, tuple[StorageWeakRef, int, int]] = {}
         self._before: dict[int, dict[int, int]] = {}
-        self._most: dict[int, dict[int, int]] = {}
+        self._peaks: dict[int, dict[int, int]] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Do an operation, and take note of the storages that it made."""
+        """Run an operation and note the storages that it allocated."""
         index = len(self._record.moments)
         if index not in self._before:
             self._before[index] = self._by_maker()
-        found = function(*args, **(kwargs or {}))
-        there = {storage._cdata for storage in _storages((args, kwargs))}  # noqa: SLF001 -- as StorageWeakRef.cdata
-        for storage in _storages(found):
+        result = function(*args, **(kwargs or {}))
+        existing = {storage._cdata for storage in _storages((args, kwargs))}  # noqa: SLF001 -- as StorageWeakRef.cdata
+        for storage in _storages(result):
             reference = StorageWeakRef(storage)
-            if reference.cdata not in there:
+            if reference.cdata not in existing:
                 self._alive.setdefault(reference.cdata, (reference, index, storage.nbytes()))
         if index < len(self._actions) and self._actions[index].kind in ("backward", "input-gradient"):
             now = self._by_maker()
-            if sum(now.values()) > sum(self._most.get(index, {}).values()):
-                self._most[index] = now
-        return found
+            if sum(now.values()) > sum(self._peaks.get(index, {}).values()):
+                self._peaks[index] = now
+        return result
 
-    def found(self) -> Mapping[tuple[StageId, tuple[int, ...]], Kept]:
-        """Return what each pass of each stage keeps, by the stage and the microbatches of the pass."""
-        kept: dict[tuple[StageId, tuple[int, ...]], Kept] = {}
+    def by_pass(self) -> Mapping[tuple[StageId, tuple[int, ...]], SavedBytes]:
+        """Return the bytes of each pass of each stage, by the stage and the microbatches of the pass."""
+        saved: dict[tuple[StageId, tuple[int, ...]], SavedBytes] = {}
         for index, action in enumerate(self._actions):
             key = (action.stage_id, action.microbatches)
             makers = self._makers(action)
             if action.kind in ("backward", "input-gradient"):
                 before = _sum(self._before.get(index, {}), makers)
-                most = _sum(self._most.get(index, {}), makers | {index})
-                kept[key] = Kept(activations=before, recomputed=max(most - before, 0))
-            elif action.kind == "weight-gradient" and key in kept:
-                kept[key] = attrs.evolve(kept[key], weight_inputs=_sum(self._before.get(index, {}), makers))
-        return kept
+                peak = _sum(self._peaks.get(index, {}), makers | {index})
+                saved[key] = SavedBytes(activations=before, recomputed=max(peak - before, 0))
+            elif action.kind == "weight-gradient" and key in saved:
+                saved[key] = attrs.evolve(saved[key], weight_inputs=_sum(self._before.get(index, {}), makers))
+        return saved
 
     def _makers(self, action: Action) -> set[int]:
-        """Return the actions that made what a pass keeps: its receives, forward and first part of its backward."""
+        """Return the actions that allocate what a pass holds: receives, forward, and first part of the backward."""
         return {
             index
             for index, other in enumerate(self._actions)
@@ -91,7 +91,7 @@ class KeptBytes(TorchDispatchMode):
         }
 
     def _by_maker(self) -> dict[int, int]:
-        """Return the bytes that are alive, by the action that made them; the dead are forgotten."""
+        """Return the live bytes by the action that allocated them, and drop dead storages."""
         found: dict[int, int] = {}
         for key, (reference, maker, size) in list(self._alive.items()):
             if reference.expired():
