@@ -132,11 +132,11 @@ def test_threads_share_the_files_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     step = save(tmp_path, 1, tree, **ABOUT, shard_bytes=1 << 20)
     monkeypatch.setattr("mimo.checkpoint._read_shards.PORTION_BYTES", 1 << 18)
     monkeypatch.setattr("mimo.checkpoint._load.count_threads", lambda _places: 3)
-    told: list[int] = []
+    calls: list[int] = []
     target = {name: torch.zeros(50_000) for name in tree}
-    load(step, target, told=lambda: told.append(threading.get_ident()))
+    load(step, target, on_progress=lambda: calls.append(threading.get_ident()))
     assert all(torch.equal(target[name], tensor) for name, tensor in tree.items())
-    assert {*told} == {threading.get_ident()}
+    assert {*calls} == {threading.get_ident()}
 
     (shard, *_) = sorted(step.glob("*.safetensors"))
     with shard.open("r+b") as file:

@@ -253,11 +253,11 @@ def test_lost_ranks_are_told_by_whatever_is_called_next(
 
 def test_writing_before_training_goes_on_is_told_as_it_goes(tmp_path: Path) -> None:
     """Each few MiB, in the thread that waits."""
-    told: list[threading.Thread] = []
-    with opened(tmp_path, told=lambda: told.append(threading.current_thread())) as saver:
+    calls: list[threading.Thread] = []
+    with opened(tmp_path, on_progress=lambda: calls.append(threading.current_thread())) as saver:
         saver.save(1, {"x": torch.ones(5 << 20)}, **ABOUT)  # 20 MiB
-    assert len(told) >= 5
-    assert set(told) == {threading.current_thread()}
+    assert len(calls) >= 5
+    assert set(calls) == {threading.current_thread()}
 
 
 def test_writing_beside_training_is_told_only_while_somebody_waits(
@@ -265,7 +265,7 @@ def test_writing_beside_training_is_told_only_while_somebody_waits(
 ) -> None:
     """And then only if it goes on: neither a training loop that hangs nor a disk that does looks like progress."""
     monkeypatch.setattr(_saver, "_LOOK_SECONDS", 0.02)
-    told: list[threading.Thread] = []
+    calls: list[threading.Thread] = []
     part, parts = torch.ones(1 << 18), 40
     stalled, go_on = threading.Event(), threading.Event()
 
@@ -278,23 +278,23 @@ def test_writing_beside_training_is_told_only_while_somebody_waits(
                 time.sleep(0.02)
             yield view_bytes(part)
 
-    with opened(tmp_path, asynchronous=True, told=lambda: told.append(threading.current_thread())) as saver:
+    with opened(tmp_path, asynchronous=True, on_progress=lambda: calls.append(threading.current_thread())) as saver:
         monkeypatch.setattr(saver._staging, "data", data)
         saver.save(1, {"x": torch.ones(parts << 18)}, **ABOUT)
         assert stalled.wait(60)
         time.sleep(0.1)
-        assert not told
+        assert not calls
         found: list[int] = []
 
         def free() -> None:
-            found.append(len(told))
+            found.append(len(calls))
             go_on.set()
 
         threading.Timer(0.3, free).start()
         saver.wait()
     assert found == [0]
-    assert len(told) >= 5
-    assert set(told) == {threading.current_thread()}
+    assert len(calls) >= 5
+    assert set(calls) == {threading.current_thread()}
 
 
 def test_reading_is_told_as_it_goes(tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_reading_is_told_as_it_goes(tmp_path: Path) -> None:
     with opened(tmp_path) as saver:
         step = saver.save(1, {"x": torch.ones(5 << 18)}, **ABOUT)  # 5 MiB
     assert step is not None
-    told: list[int] = []
-    load(step, {"x": torch.zeros(5 << 18)}, told=lambda: told.append(1))
-    assert len(told) == 5
+    calls: list[int] = []
+    load(step, {"x": torch.zeros(5 << 18)}, on_progress=lambda: calls.append(1))
+    assert len(calls) == 5
 
 
 def test_a_failed_write_is_told_once_and_the_next_save_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_a_failed_write_is_told_once_and_the_next_save_works(tmp_path: Path, mon
 def test_a_write_that_is_waited_for_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, bool]
 ) -> None:
-    """Without a background there is nothing to be told later."""
+    """Without a background there is nothing to be reported later."""
     now = more.pop("now", False)
     with opened(tmp_path, **more) as saver:
         with monkeypatch.context() as patch:
@@ -346,7 +346,7 @@ def test_a_write_that_is_waited_for_raises(
 
 
 def test_other_background_failures_are_no_write_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake isn't taken for a full disk; several are told in their order."""
+    """A mistake isn't taken for a full disk; several are reported in their order."""
     with opened(tmp_path, asynchronous=True) as saver:
         with monkeypatch.context() as patch:
             patch.setattr(_writer, "checksum", lambda data: 1 // 0)

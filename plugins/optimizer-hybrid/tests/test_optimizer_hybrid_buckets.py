@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mimo_optimizer_hybrid._buckets import bucket_numbers, cut_buckets, cut_pieces, first_of_host
 from mimo_optimizer_hybrid._division import Division, travelling_bytes
-from mimo_optimizer_hybrid._memory import Held
+from mimo_optimizer_hybrid._memory import HeldBytes
 
 SIZES = st.lists(st.integers(min_value=0, max_value=500), max_size=30)
 MOST = st.integers(min_value=1, max_value=12).map(lambda factor: 16 * factor)
@@ -89,5 +89,5 @@ def test_what_travels_is_pinned_and_moments_are_not() -> None:
     keys = {"fraction": 0.5, "bucket_bytes": 64, "staging_bytes": 0}
     plain, pinned = (Division.of([100, 10, 50, 40], **keys, pins=pins) for pins in (False, True))  # type: ignore[arg-type]
     moments, steps = 8 * 100, 4 * 3
-    assert plain.bytes == Held(host=moments + steps + 4 * (10 + 50 + 40) + 2 * 64, device=8 * 100 + 4)
-    assert pinned.bytes == Held(host=moments + steps + 64 + 256 + 256 + 2 * 64, device=8 * 100 + 4)
+    assert plain.bytes == HeldBytes(host=moments + steps + 4 * (10 + 50 + 40) + 2 * 64, device=8 * 100 + 4)
+    assert pinned.bytes == HeldBytes(host=moments + steps + 64 + 256 + 256 + 2 * 64, device=8 * 100 + 4)

@@ -15,7 +15,7 @@ from torch import nn
 from mimo.hooks import ConfigError
 from mimo_optimizer_hybrid._agreement import ask_together
 from mimo_optimizer_hybrid._memory import Pool, ask_alone, pools
-from mimo_optimizer_hybrid.optimizer import Held, HybridDeviceOptimizer
+from mimo_optimizer_hybrid.optimizer import HeldBytes, HybridDeviceOptimizer
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:         1000000 kB\nMemAvailable:    2000000 kB\n"
 SYSTEM = 2_000_000 * 1024
@@ -193,7 +193,7 @@ def test_bytes_are_those_promised(fraction: float | Literal["auto"]) -> None:
     numbers = sum(parameter.numel() for parameter in parameters.values())
     assert optimizer.held == optimizer.promised
     if fraction == 0:
-        assert optimizer.promised == Held(host=0, device=8 * numbers + 4 * len(shapes))
+        assert optimizer.promised == HeldBytes(host=0, device=8 * numbers + 4 * len(shapes))
     if fraction == 1:
         assert optimizer.promised.device == 0
         assert optimizer.promised.host == 12 * numbers + 4 * len(shapes) + 2 * 4 * 336

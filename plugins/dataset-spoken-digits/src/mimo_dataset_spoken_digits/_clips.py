@@ -157,7 +157,7 @@ def _speak_all(clips: Sequence[Clip], place: Path, program: str) -> None:
 
 
 def _check_unlike(clips: Sequence[Clip], folder: Path) -> None:
-    """Refuse a voice that sounds like another: a program that lacks one may speak in another and not tell."""
+    """Refuse a voice that sounds like another: a program that lacks one may speak in another without an error."""
     known: dict[bytes, Clip] = {}
     for clip in clips:
         other = known.setdefault(hashlib.sha256((folder / clip.file).read_bytes()).digest(), clip)
@@ -184,23 +184,23 @@ def _speak(clip: Clip, folder: Path, program: str) -> tuple[int, int]:
         str(path),
         DIGITS[clip.digit],
     ]
-    told = ""
+    output = ""
     try:
-        told = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=True).stderr  # noqa: S603 - the user's program, our words
+        output = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=True).stderr  # noqa: S603 - the user's program, our words
         with wave.open(str(path), "rb") as file:
             size = (file.getnframes(), file.getframerate())
     except (OSError, EOFError, wave.Error, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", "") or told or str(error) or "a file that is no clip"
-        raise _silent(words, told) from error
+        output = getattr(error, "stderr", "") or output or str(error) or "a file that is no clip"
+        raise _silent(words, output) from error
     if not size[0]:
-        raise _silent(words, told or "an empty clip")
+        raise _silent(words, output or "an empty clip")
     return size
 
 
-def _silent(words: Sequence[str], told: str) -> ConfigError:
+def _silent(words: Sequence[str], output: str) -> ConfigError:
     return ConfigError(
         "data.program",
         expected=f"a clip from {' '.join(words)!r}",
-        got=told.strip(),
+        got=output.strip(),
         fix="Try it; espeak-ng 1.51 works.",
     )

@@ -1,4 +1,4 @@
-"""Clips from strangers: size by header, samples on demand; nothing is decoded or kept beyond what the encoder hears.
+"""Untrusted clips: size by header, samples on demand; nothing is decoded or stored beyond what the encoder hears.
 
 A raw clip is a path, the bytes of a file, or a pair (waveform, rate): numbers in -1 .. 1, [frames] or
 [frames, channels] as `soundfile.read` returns them, or whole numbers of any width.
@@ -32,14 +32,14 @@ the squares of what is far above that are infinite, and so is the loss."""
 
 _UNKNOWN = 0x7FFFF000  # from here on a RIFF header's size means that whoever wrote it, into a pipe, couldn't know it
 _BLOCK = 1 << 16  # frames decoded at a time, so that channels never lie in memory all at once
-_GUESSED = 2 * 1152  # by so many frames the length of an MP3 file that doesn't tell it may be guessed too long
+_GUESSED = 2 * 1152  # by so many frames the length of an MP3 file that doesn't give it may be guessed too long
 
 
 def clip_size(raw: Any) -> tuple[int, int]:
     """Return (frames, frames a second) of a raw clip from its header.
 
     Raises:
-        ValueError: it is no clip that can be read; its name is told.
+        ValueError: it is no clip that can be read; the text names it.
     """
     if isinstance(raw, tuple):
         wave, rate = _waveform(raw)
@@ -53,9 +53,9 @@ def read_clip(raw: Any, *, frames: int) -> NDArray[np.float32]:
 
     Raises:
         ValueError: it can't be read, ends before its header says, or holds what is no number or far above 1; its name
-            and the frame are told.
+            and the frame are in the text.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # it is told below, once and with its place
+    with np.errstate(over="ignore", invalid="ignore"):  # it is reported below, once and with its place
         if isinstance(raw, tuple):
             wave, _ = _waveform(raw)
             mono = _mixed(_scaled(wave[:frames]))
@@ -76,7 +76,7 @@ def read_clip(raw: Any, *, frames: int) -> NDArray[np.float32]:
 def resampled(mono: NDArray[np.float32], *, rate: int, to: int, samples: int) -> NDArray[np.float32]:
     """Return a clip of ``rate`` at the rate ``to``, exactly ``samples`` of it.
 
-    Where the rates differ it is told as a warning, which Python shows once for each rate.
+    Where the rates differ it is reported as a warning, which Python shows once for each rate.
     """
     if rate != to:
         import soxr
@@ -157,9 +157,9 @@ def _check_length(raw: bytes | str | Path) -> None:
     else:
         with Path(raw).open("rb") as opened:
             held, header = os.fstat(opened.fileno()).st_size, opened.read(8)
-    told = int.from_bytes(header[4:], "little" if header[:4] == b"RIFF" else "big")
-    if held < told < _UNKNOWN:  # it counts all but these eight bytes; some writers count them too
-        msg = f"it is cut off: its header tells of {told + 8:,} bytes, {held:,} are there"
+    stated = int.from_bytes(header[4:], "little" if header[:4] == b"RIFF" else "big")
+    if held < stated < _UNKNOWN:  # it counts all but these eight bytes; some writers count them too
+        msg = f"it is cut off: its header tells of {stated + 8:,} bytes, {held:,} are there"
         raise ValueError(msg)
 
 

@@ -1,6 +1,6 @@
 """Settings of the encoder, and how many rows a clip becomes, in whole numbers. Free of torch.
 
-A clip's size is (frames, frames a second), as its header tells; the encoder hears it at 16,000 samples a second.
+A clip's size is (frames, frames a second), from its header; the encoder hears it at 16,000 samples a second.
 """
 
 from __future__ import annotations

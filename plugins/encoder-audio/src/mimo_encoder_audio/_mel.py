@@ -17,7 +17,7 @@ _LINEAR = 200 / 3  # Hz a mel below the corner; above it each mel is a constant 
 _CORNER = 1000.0  # Hz
 _FACTOR = math.log(6.4) / 27
 _FLOOR = 1e-10  # of power, before the logarithm
-_RANGE = 8.0  # decades below the loudest that are told apart
+_RANGE = 8.0  # decades below the loudest that are distinguished
 
 
 def mel_filters(mels: int) -> Tensor:

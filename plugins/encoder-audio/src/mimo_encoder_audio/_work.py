@@ -21,9 +21,9 @@ def encoder_work(
     if stage.is_first:
         first = linear_cost(2 * rows, 3 * config.mels, width, bias=True, of_items=True)
         second = linear_cost(rows, 3 * width, width, bias=True)
-        # Kept: what both products read, and what both activations do.
-        kept = OpCost(copied=rows * (6.0 * config.mels + 6.0 * width), weights=config.positions * width)
-        encoder = first + second + kept + encoder
+        # Saved: what both products read, and what both activations do.
+        saved = OpCost(copied=rows * (6.0 * config.mels + 6.0 * width), weights=config.positions * width)
+        encoder = first + second + saved + encoder
     if not stage.is_last:
         return {"encoder": encoder}
     grids = [(stacked_rows(config, size), 1) for size in sizes]

@@ -54,7 +54,7 @@ class Radio(PackedEncoder):
 
         Args:
             items: prepared images, on the first stage: ``pixels`` [n, C, height, width].
-            sizes: their header sizes; a later stage has nothing else to tell the images apart.
+            sizes: their header sizes; a later stage has nothing else to separate the images.
             hidden: rows [T, W] of the stage before; None on the first.
         """
         images = [image for item in items for image in item["pixels"]]

@@ -69,7 +69,7 @@ class VisionTransformer(PackedEncoder):
 
         Args:
             items: prepared images, on the first stage.
-            sizes: their header sizes; a later stage has nothing else to tell the images apart.
+            sizes: their header sizes; a later stage has nothing else to separate the images.
             hidden: rows [T, W] of the stage before; None on the first.
         """
         config = self.config

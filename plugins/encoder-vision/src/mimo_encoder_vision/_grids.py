@@ -1,7 +1,7 @@
 """How many patches an image becomes, from its header's size alone. Free of torch.
 
 Each rank on any machine must find the same: whole numbers and exact fractions, but for `_enlarged`, whose few
-operations are rounded alike everywhere.
+operations are rounded the same way everywhere.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch.nn import functional
 def sine_positions(grid: tuple[int, int], *, width: int, like: Tensor) -> Tensor:
     """Return the 2-D sine-cosine positions [T, W] of the patches of a grid (down, across).
 
-    Half of the columns tell the row and half the column, each as sines and cosines (He et al. 2021, arXiv:2111.06377,
+    Half of the columns encode the row and half the column, each as sines and cosines (He et al. 2021, arXiv:2111.06377,
     section 3, after Vaswani et al. 2017, section 3.5). No parameter, so any size will do.
     """
     down, across = grid

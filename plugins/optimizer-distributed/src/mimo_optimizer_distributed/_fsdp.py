@@ -106,12 +106,12 @@ class Group:
         return self._pending is not None or self._is_due is not None or bool(self._group.is_unsharded)
 
     def gather(self) -> None:
-        """Begin to gather the parameters, on all lanes alike."""
+        """Begin to gather the parameters, on all lanes."""
         if not self.is_gathered:
             self._begin_gather()
 
     def gather_when_ready(self, executor: Executor, stream: torch.Stream | None) -> None:
-        """Have a thread begin to gather the parameters, on all lanes alike; its groups are used by no other.
+        """Have a thread begin to gather the parameters, on all lanes; its groups are used by no other.
 
         Args:
             executor: the thread.

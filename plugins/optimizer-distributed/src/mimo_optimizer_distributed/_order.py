@@ -155,13 +155,13 @@ class _Leave(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tell: Callable[[], None], rows: Tensor) -> Tensor:
-        ctx.tell = tell
+    def forward(ctx: Any, on_backward: Callable[[], None], rows: Tensor) -> Tensor:
+        ctx.on_backward = on_backward
         return rows.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-        ctx.tell()
+        ctx.on_backward()
         return None, gradient
 
 

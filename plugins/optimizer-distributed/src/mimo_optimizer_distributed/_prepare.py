@@ -177,7 +177,7 @@ class Spread:
         return copies if lanes is not None and lanes.size() > 1 else None
 
     def _group(self, found: Mapping[str, Owned]) -> Iterator[Group]:
-        """Yield groups of what lies alike; copies of tied parameters by themselves.
+        """Yield groups of parameters with equal layout; copies of tied parameters by themselves.
 
         Those of the other stage then go in messages of the same length, so that sums are made in one order, and the
         copies stay the same to the bit.

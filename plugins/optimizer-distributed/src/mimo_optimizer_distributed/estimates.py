@@ -1,4 +1,4 @@
-"""What spreading parameters over data lanes holds and sends, told from shapes: for any plugin that spreads them.
+"""What spreading parameters over data lanes holds and sends, from shapes: for any plugin that spreads them.
 
 `mimo_optimizer_distributed.spec.sharded_optimizer` takes `laid` and `sent` as such. Free of torch.
 

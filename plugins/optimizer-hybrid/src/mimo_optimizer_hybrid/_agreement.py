@@ -46,7 +46,7 @@ def agree(shares: Sequence[Share], device: torch.device) -> list[BuildPlan]:
         device: where the process group works.
 
     Raises:
-        ConfigError: what ranks of a machine hold together is more than its memory; on all ranks alike.
+        ConfigError: what ranks of a machine hold together is more than its memory; on all ranks.
     """
     agreed = [_agreed(share, fraction) for share, fraction in zip(shares, _fractions(shares, device), strict=True)]
     needed = 0
@@ -66,7 +66,7 @@ def agree(shares: Sequence[Share], device: torch.device) -> list[BuildPlan]:
 
 
 def ask_together(needed: int, own: Iterable[Pool], device: torch.device) -> None:
-    """Refuse on all ranks of the world alike, before any has taken memory, if one of them lacks some.
+    """Refuse on all ranks of the world, before any has taken memory, if one of them lacks some.
 
     Args:
         needed: bytes of host memory that this rank is about to take.
@@ -91,7 +91,7 @@ def ask_together(needed: int, own: Iterable[Pool], device: torch.device) -> None
 
 
 def _fractions(shares: Sequence[Share], device: torch.device) -> list[float]:
-    """Return the fraction of each share: one for all ranks of a module, so that its copies are stepped alike."""
+    """Return the fraction of each share: one for all ranks of a module, so that its copies stay equal."""
     tried = [share.part.parameters for share in shares if share.config.fraction == "auto"]
     best = math.nan
     if tried:

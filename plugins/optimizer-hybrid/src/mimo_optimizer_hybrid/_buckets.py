@@ -41,7 +41,7 @@ def cut_buckets(sizes: Sequence[int], most: int) -> list[range]:
 
     Args:
         sizes: numbers of each parameter.
-        most: numbers of a bucket; a parameter with more is one by itself.
+        most: elements of a bucket; a parameter with more is one by itself.
 
     Returns:
         The parameters of each bucket, by their index.

@@ -1,4 +1,4 @@
-"""What host and device each hold of an optimizer, told from sizes before anything is allocated. Free of torch."""
+"""What host and device each hold of an optimizer, from sizes, before anything is allocated. Free of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 import attrs
 
 from mimo_optimizer_hybrid._buckets import Piece, bucket_numbers, cut_buckets, cut_pieces, first_of_host
-from mimo_optimizer_hybrid._memory import Held
+from mimo_optimizer_hybrid._memory import HeldBytes
 
 NUMBER_BYTES = 4
 """Of fp32."""
@@ -30,7 +30,7 @@ class Division:
         begin: the first of them; the host holds all from there on.
         buckets: of these, counted from ``begin``.
         pieces: of the buckets.
-        most: numbers of a bucket and of a staging buffer.
+        most: elements of a bucket and of a staging buffer.
         staging: number of staging buffers.
         sizes: numbers of all parameters.
         pins: whether what travels lies in pinned memory, which torch takes in powers of two.
@@ -63,7 +63,7 @@ class Division:
             fraction: of all numbers that the host is to hold.
             bucket_bytes: of parameters that are stepped together.
             staging_bytes: host memory for gradients on their way, at least two buckets.
-            shares: numbers by which parameters are divided, where ranks with other ``sizes`` must do so alike.
+            shares: numbers by which parameters are divided, where ranks with other ``sizes`` must divide the same way.
             kept: of the first parameters, those that the host holds only if it holds all.
             pins: whether the device is an accelerator.
         """
@@ -82,12 +82,12 @@ class Division:
         return sum(self.sizes[self.begin :]) / max(sum(self.sizes), 1)
 
     @property
-    def bytes(self) -> Held:
+    def bytes(self) -> HeldBytes:
         """State and staging; each parameter counts its own steps, in one number."""
         device, host = self.sizes[: self.begin], self.sizes[self.begin :]
         masters = sum(travelling_bytes(sum(host[at] for at in bucket), pins=self.pins) for bucket in self.buckets)
         staging = travelling_bytes(self.staging * self.most, pins=self.pins)
-        return Held(
+        return HeldBytes(
             host=masters + staging + MOMENTS_BYTES * sum(host) + NUMBER_BYTES * len(host),
             device=MOMENTS_BYTES * sum(device) + NUMBER_BYTES * len(device),
         )

@@ -1,4 +1,4 @@
-"""What the two halves of the optimizer will hold, told from shapes. Free of torch."""
+"""What the two halves of the optimizer will hold, from shapes. Free of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from mimo.optimizer.estimates import LaidBytes, PartShapes, StateBytes, SteppedShapes
 from mimo_optimizer_distributed import estimates
 from mimo_optimizer_hybrid._division import Division
-from mimo_optimizer_hybrid._memory import Held
+from mimo_optimizer_hybrid._memory import HeldBytes
 
 if TYPE_CHECKING:
     from mimo_optimizer_hybrid._plugin import HybridConfig
@@ -26,7 +26,7 @@ def state(stepped: SteppedShapes, config: HybridConfig) -> StateBytes:
     """Tell what host and device hold; with a fraction that the run finds by trial, the most that each can."""
     pieces = sorted(stepped.pieces, key=lambda piece: not piece.tied)  # as the plugin's `_agreement` has them
 
-    def halves(fraction: float) -> Held:
+    def halves(fraction: float) -> HeldBytes:
         return Division.of(
             [piece.numbers for piece in pieces],
             fraction=fraction,

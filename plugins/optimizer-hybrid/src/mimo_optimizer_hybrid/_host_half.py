@@ -82,7 +82,7 @@ class HostHalf:
     Args:
         parameters: in the order in which they are stepped.
         pieces: of them, in which they are stepped.
-        most: numbers of a staging buffer.
+        most: elements of a staging buffer.
         staging: number of staging buffers.
         device: of the parameters.
     """
@@ -264,13 +264,13 @@ class HostHalf:
     def _step_piece(self, piece: Sequence[_Slice], orders: Mapping[int, _Order]) -> None:
         """Step what has a gradient, that of like settings together, and send new values up."""
         for settings in dict.fromkeys(orders[one.span.parameter].settings for one in piece):
-            alike = [one for one in piece if orders[one.span.parameter].settings == settings]
+            same = [one for one in piece if orders[one.span.parameter].settings == settings]
             fused_adamw(
-                [one.master for one in alike],
-                [one.gradient for one in alike],
-                [one.average for one in alike],
-                [one.square for one in alike],
-                [one.held.step for one in alike],
+                [one.master for one in same],
+                [one.gradient for one in same],
+                [one.average for one in same],
+                [one.square for one in same],
+                [one.held.step for one in same],
                 settings.group,
             )
         targets, sources = [], []
@@ -285,7 +285,7 @@ class HostHalf:
         self._up.copy(targets, sources)
 
     def _finish(self, bucket: int, orders: Mapping[int, _Order]) -> torch.Event | None:
-        """Let those go on that wait for a bucket."""
+        """Wake the threads that wait for a bucket."""
         event = self._sent[bucket] = self._up.mark()
         for index in self._members[bucket]:
             if index in orders:

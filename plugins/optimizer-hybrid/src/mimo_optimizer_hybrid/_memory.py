@@ -14,7 +14,7 @@ from mimo.hooks import ConfigError
 
 
 @attrs.frozen(kw_only=True)
-class Held:
+class HeldBytes:
     """Bytes that an optimizer holds beside parameters and gradients, by where they are."""
 
     host: int
@@ -112,10 +112,10 @@ class _Version:
 
     def free(self, folder: Path) -> int | None:
         """Return what a group may still use; None if it has no limit, or is not one that can be seen."""
-        most, used, told = _read(folder / self.limit), _read(folder / self.used), _read(folder / "memory.stat")
+        most, used, stats = _read(folder / self.limit), _read(folder / self.used), _read(folder / "memory.stat")
         if not (most.isdigit() and used.isdigit()):
             return None
-        stat = dict(line.split() for line in told.splitlines())
+        stat = dict(line.split() for line in stats.splitlines())
         return max(int(most) - int(used) + int(stat.get(self.inactive, 0)), 0)  # cached files are given back
 
 
@@ -146,9 +146,9 @@ def _control_groups(root: Path) -> Iterator[tuple[Path, _Version]]:
 
 def _available(meminfo: Path) -> int:
     """Return what the system could give without swapping."""
-    told = dict(line.split(":", 1) for line in _read(meminfo).splitlines() if ":" in line)
-    if "MemAvailable" in told:
-        return int(told["MemAvailable"].removesuffix("kB")) * 1024
+    meminfo_lines = dict(line.split(":", 1) for line in _read(meminfo).splitlines() if ":" in line)
+    if "MemAvailable" in meminfo_lines:
+        return int(meminfo_lines["MemAvailable"].removesuffix("kB")) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -68,7 +68,7 @@ class Readers:
         self._waits: dict[tuple[str, ...], list[Callable[[], None]]] = {}
 
     def prepared(self, inner: Prepared) -> Read:
-        """Return how the parameters lie, with the optimizer told what it needs to know.
+        """Return how the parameters lie, with what the optimizer needs to know.
 
         Args:
             inner: how they lie; it calls `wait` before it gathers any, and `reduced` when their gradients are final.

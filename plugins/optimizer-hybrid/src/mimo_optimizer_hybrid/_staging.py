@@ -38,7 +38,7 @@ class Staging:
 
     Args:
         pieces: in the order in which they are stepped.
-        most: numbers of a buffer.
+        most: elements of a buffer.
         buffers: how many there are, at most.
         device: of the gradients.
     """

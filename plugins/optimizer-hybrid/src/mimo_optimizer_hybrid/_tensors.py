@@ -68,5 +68,5 @@ class Settings:
     @property
     def group(self) -> dict[str, Any]:
         """As a parameter group has them."""
-        kept = {"lr": self.lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-        return {**kept, GRADIENT_SCALE: self.scale}
+        settings = {"lr": self.lr, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+        return {**settings, GRADIENT_SCALE: self.scale}

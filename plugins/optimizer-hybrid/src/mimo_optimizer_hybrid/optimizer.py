@@ -15,15 +15,15 @@ from mimo_optimizer_hybrid._balance import balanced_fraction
 from mimo_optimizer_hybrid._division import Division
 from mimo_optimizer_hybrid._host_half import HostHalf
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
-from mimo_optimizer_hybrid._memory import Held, ask_alone
+from mimo_optimizer_hybrid._memory import HeldBytes, ask_alone
 from mimo_optimizer_hybrid._parameters import Parameters, group_parameters
 from mimo_optimizer_hybrid._tensors import Settings, local, mean_numbers
 
-__all__ = ["Held", "HybridDeviceOptimizer"]
+__all__ = ["HeldBytes", "HybridDeviceOptimizer"]
 
 
 class HybridDeviceOptimizer(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter 2019) over fp32 parameters, plain tensors and DTensors alike, by their local parts.
+    """AdamW (Loshchilov and Hutter 2019) over fp32 parameters, plain tensors and DTensors, by their local parts.
 
     The last of the parameters, about ``fraction`` of all numbers, are held by the host in buckets: an fp32 copy of
     their values and both moments. It steps them on a thread of its own, with the same kernel and to the same bits as
@@ -52,7 +52,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         weight_decay: times the learning rate.
         kept: of the first parameters, those that the host holds only if it holds all, by ``fraction`` = 1.
         overlaps: whether `step` returns early.
-        ask: is told the bytes of host memory that are about to be taken, and may refuse.
+        ask: receives the bytes of host memory that are about to be taken, and may refuse.
 
     Raises:
         ConfigError: the fraction is out of range, or host memory cannot hold its share; nothing is allocated then.
@@ -224,7 +224,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         self.distrust()
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldBytes:
         """Bytes of state and staging, measured: of the memory that tensors really have."""
         device = [
             value
@@ -233,7 +233,9 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
             for value in states.values()
         ]
         with torch.no_grad():
-            return Held(host=self._host.bytes, device=sum(local(value).untyped_storage().nbytes() for value in device))
+            return HeldBytes(
+                host=self._host.bytes, device=sum(local(value).untyped_storage().nbytes() for value in device)
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  # torch's own signature
         """Forget gradients; those that are overwritten have been read by then."""
@@ -273,7 +275,7 @@ def divide(
 ) -> Division:
     """Divide parameters between host and device, as `HybridDeviceOptimizer` does with these settings.
 
-    Ranks that hold copies of one parameter, or pieces of any, divide alike: by what a rank holds on average.
+    Ranks that hold copies of one parameter, or pieces of any, divide the same way: by what a rank holds on average.
     """
     with torch.no_grad():
         sizes = [local(parameter).numel() for parameter in parameters]

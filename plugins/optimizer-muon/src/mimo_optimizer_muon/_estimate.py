@@ -1,4 +1,4 @@
-"""What Muon's optimizer will hold, told from shapes. Free of torch."""
+"""What Muon's optimizer will hold, from shapes. Free of torch."""
 
 from __future__ import annotations
 

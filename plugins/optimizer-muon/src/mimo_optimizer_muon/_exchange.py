@@ -104,7 +104,7 @@ class Hop:
 
 
 class Exchange:
-    """The way there and back of matrices that the same mesh axes cut. All their ranks make theirs alike.
+    """The way there and back of matrices that the same mesh axes cut. All their ranks make them in the same way.
 
     Args:
         matrices: in the same order on each of these ranks.

@@ -1,4 +1,4 @@
-"""How matrices are cut over mesh axes, and which rank works on which: plain numbers, found alike on every rank."""
+"""How matrices are cut over mesh axes, and which rank works on which: plain numbers, equal on all ranks."""
 
 from __future__ import annotations
 

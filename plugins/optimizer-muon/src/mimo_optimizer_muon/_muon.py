@@ -64,7 +64,7 @@ class _Bucket:
 
 
 class ShardedMuon(torch.optim.Optimizer):
-    """`torch.optim.Muon` for matrices and `LocalAdamW` for the rest, for plain tensors and DTensors alike.
+    """`torch.optim.Muon` for matrices and `LocalAdamW` for the rest, for plain tensors and DTensors.
 
     Each matrix of a `DTensor` is brought together on one of the ranks over which it is cut, the work shared out evenly;
     ranks that hold copies do the same work. So all ranks over which a matrix is cut must step together, with the same

@@ -1,4 +1,4 @@
-"""What the ranks offer to save, compared: common values are equal, replicas alike, each name is one kind of entry."""
+"""What the ranks offer to save, compared: common values are equal, replicas too, and each name is one kind of entry."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _refuse_existing(path: Path, expected: str) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file and sync it; what can't be read is told by its own name."""
+    """Copy a file and sync it; an error names the file."""
     try:
         opened = source.open("rb")
     except OSError as error:

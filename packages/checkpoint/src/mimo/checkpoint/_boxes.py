@@ -87,7 +87,7 @@ def _any_overlap(dims: int, boxes: Sequence[Box]) -> bool:
     full = [box for box in boxes if box.elements]
     if not dims:
         return len(full) > 1
-    # Sweep along the dim that tells most boxes apart; only those open at the same place are compared.
+    # Sweep along the dim that separates most boxes; only those open at the same place are compared.
     sweep = max(range(dims), key=lambda dim: len({box.offset[dim] for box in full}))
     active: list[Box] = []
     for box in sorted(full, key=lambda box: box.offset[sweep]):

@@ -88,11 +88,11 @@ def diff(first: Path, second: Path) -> Differences:
             for name in both
             if (kind := _kind(one.manifest, name)) != (other_kind := _kind(other.manifest, name))
         ]
-        alike = [name for name in both if name not in {kind.path for kind in kinds}]
-        compared = [_compare_tensor(one, other, name) for name in alike if name in one.manifest.tensors]
+        comparable = [name for name in both if name not in {kind.path for kind in kinds}]
+        compared = [_compare_tensor(one, other, name) for name in comparable if name in one.manifest.tensors]
         about, other_about = _about(one.manifest), _about(other.manifest)
         values, other_values = _values(one.manifest), _values(other.manifest)
-        pairs = [(name, values[name], other_values[name]) for name in alike if name in values]
+        pairs = [(name, values[name], other_values[name]) for name in comparable if name in values]
         pairs += [(name, about[name], other_about[name]) for name in about]
         return Differences(
             only_first=tuple(sorted(one.manifest.names - other.manifest.names)),
@@ -145,7 +145,7 @@ def _measure(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float, float]
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return how far numbers are apart; large integers too, whose difference float64 could not tell from 0."""
+    """Return the differences of elements; also of large integers, whose difference float64 could round to 0."""
     far = (one.double() - other.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     if one.dtype not in (torch.int64, torch.uint64):
         return far

@@ -80,7 +80,7 @@ def begin(folder: Path, step: int, *, room: int) -> Path:
         else:
             _discard(path, int(match[1].removeprefix("step_")))
     disk = shutil.disk_usage(folder)
-    if disk.total and disk.free < room + _SPARE_BYTES:  # some network file systems tell no sizes
+    if disk.total and disk.free < room + _SPARE_BYTES:  # some network file systems report no sizes
         raise WriteError(
             str(folder / name_step(step)),
             expected=f"{room + _SPARE_BYTES:,} bytes free on its disk",

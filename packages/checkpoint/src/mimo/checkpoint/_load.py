@@ -69,7 +69,7 @@ def load(
     may_lack: Iterable[str] = (),
     refuse_left: bool = False,
     may_leave: Iterable[str] = (),
-    told: Callable[[], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Loaded:
     """Fill ``tree`` from a checkpoint; collective over the default process group.
@@ -86,7 +86,7 @@ def load(
         may_lack: glob patterns (`fnmatch`) of names here; those that the checkpoint lacks keep what they hold.
         refuse_left: refuse entries of the checkpoint that no rank asks for, instead of leaving them.
         may_leave: glob patterns of names in the checkpoint that may be left all the same.
-        told: called for each block (1 MiB) that this thread has read, so that somebody sees it going on; others, on
+        on_progress: called for each block (1 MiB) that this thread has read, to show its progress; others, on
             cores that no rank uses, may have read more.
         group: see `save`.
 
@@ -110,7 +110,7 @@ def load(
 
     threads = count_threads([request.place for request in requests])
     outcome = ranks.attempt(
-        lambda: read_shards(folder, ready.manifest, ready.reads, threads=threads, told=told), where=where
+        lambda: read_shards(folder, ready.manifest, ready.reads, threads=threads, on_progress=on_progress), where=where
     )
     take_all(ranks.gather_everywhere(outcome, PLAIN))
     held = {**ready.manifest.common, **{name: entry.value for name, entry in ready.manifest.owned.items()}}

@@ -69,7 +69,7 @@ class Manifest:
         block_bytes: length of the blocks of shard data that have a checksum each.
         tensors: by flat name.
         shards: by file name.
-        common: JSON values that every rank held alike, by flat name.
+        common: JSON values that are equal on all ranks, by flat name.
         owned: JSON values of one module each, by flat name.
         topology: the grids of the run that saved, as plain data.
         config: the resolved config of the run that saved, as plain data.
@@ -91,7 +91,7 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """Digest of step, structure and checksums: tells whether two ranks read the same checkpoint."""
+        """Digest of step, structure and checksums: equal if two ranks read the same checkpoint."""
         shards = {name: [entry.header_checksum, *entry.blocks] for name, entry in self.shards.items()}
         return digest(_json.write([self.step, self.structure, shards]).encode())
 

@@ -72,8 +72,8 @@ def make_request(manifest: Manifest, flat: Flat, wish: Wish, *, place: str) -> R
     lacking = frozenset(
         name for name, there in names.items() if there not in manifest.names and matches(name, wish.may_lack)
     )
-    told = {name: _compare_tensor(manifest, names[name], tensor) for name, tensor in flat.tensors.items()}
-    told |= {name: _compare_value(manifest, names[name], leaf, wish) for name, leaf in flat.values.items()}
+    messages = {name: _compare_tensor(manifest, names[name], tensor) for name, tensor in flat.tensors.items()}
+    messages |= {name: _compare_value(manifest, names[name], leaf, wish) for name, leaf in flat.values.items()}
     used = {wish.prefix_of(name) for name in names}
     return Request(
         identity=manifest.identity,
@@ -81,7 +81,7 @@ def make_request(manifest: Manifest, flat: Flat, wish: Wish, *, place: str) -> R
         lacking=lacking,
         misfits={
             name: text if name == names[name] else f"{text} (there: {names[name]})"
-            for name, text in told.items()
+            for name, text in messages.items()
             if text and name not in lacking
         },
         renamed={prefix: prefix in used for prefix in wish.rename},

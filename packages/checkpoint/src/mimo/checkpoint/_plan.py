@@ -1,4 +1,4 @@
-"""Who writes what: from the entries that each rank holds to one order for each, which serves every later save alike.
+"""Who writes what: from the entries that each rank holds to one order for each, which every later save uses too.
 
 PyTorch's planner says which pieces there are and whether they make up each tensor; which of its holders writes a piece
 that several hold is decided here, by bytes. An order holds no tensor and no value, so that it can't bring back those of

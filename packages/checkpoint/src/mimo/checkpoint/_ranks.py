@@ -99,7 +99,7 @@ class Ranks:
 
         Args:
             work: what may fail.
-            where: its place, for errors that don't tell theirs.
+            where: its place, for errors without one.
             writes: whether an `OSError` means that files can't be written.
         """
         try:
@@ -209,13 +209,13 @@ def take_all(outcomes: Sequence[T | Failure]) -> list[T]:
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     if not failures:
         return [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
-    told: dict[tuple[str, str, str, str], list[int]] = {}  # one cause on several ranks is told once
+    causes: dict[tuple[str, str, str, str], list[int]] = {}  # one cause on several ranks is reported once
     for failure in failures:
-        told.setdefault((failure.where, failure.expected, failure.got, failure.fix), []).append(failure.rank)
-    (where, expected, _, fix), *others = told
+        causes.setdefault((failure.where, failure.expected, failure.got, failure.fix), []).append(failure.rank)
+    (where, expected, _, fix), *others = causes
     gots = [
         got + (f" on rank {', '.join(map(str, found))}" if len(outcomes) > 1 else "")
-        for (_, _, got, _), found in told.items()
+        for (_, _, got, _), found in causes.items()
     ]
     more = [f"{place}: expected {aim}, got {got}" for (place, aim, _, _), got in zip(others, gots[1:], strict=True)]
     raise Failure(

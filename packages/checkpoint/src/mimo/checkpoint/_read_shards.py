@@ -25,7 +25,12 @@ _MOST_THREADS = 4
 
 
 def read_shards(
-    folder: Path, manifest: Manifest, reads: Iterable[Read], *, threads: int, told: Callable[[], None] | None = None
+    folder: Path,
+    manifest: Manifest,
+    reads: Iterable[Read],
+    *,
+    threads: int,
+    on_progress: Callable[[], None] | None = None,
 ) -> None:
     """Fill the targets of ``reads``, which come in the order of the files.
 
@@ -34,7 +39,7 @@ def read_shards(
         manifest: of the checkpoint.
         reads: boxes and their targets.
         threads: how many read, this one included.
-        told: called for each block that this thread has read.
+        on_progress: called for each block that this thread has read.
 
     Raises:
         CheckpointError: a file or block is damaged; names it. The other threads end what they are at.
@@ -42,11 +47,11 @@ def read_shards(
     portions = list(_cut(reads))
     left = iter(portions[1:])  # each thread takes the next one
 
-    def work(first: Iterable[_Portion], told: Callable[[], None] | None) -> None:
+    def work(first: Iterable[_Portion], on_progress: Callable[[], None] | None) -> None:
         slab = make_slab(manifest.block_bytes)
         try:
             for shard, portion in itertools.chain(first, left):
-                with ShardReader(folder / shard, manifest.shards[shard], slab, told=told) as reader:
+                with ShardReader(folder / shard, manifest.shards[shard], slab, on_progress=on_progress) as reader:
                     read_boxes(reader, portion)
         except BaseException:
             list(left)  # nothing is left for the others
@@ -54,7 +59,7 @@ def read_shards(
 
     with ThreadPoolExecutor(threads) as pool:
         helpers = [pool.submit(work, (), None) for _ in range(min(threads, len(portions)) - 1)]
-        work(portions[:1], told)
+        work(portions[:1], on_progress)
     for helper in helpers:
         helper.result()
 

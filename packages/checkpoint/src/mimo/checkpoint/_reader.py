@@ -34,19 +34,19 @@ class ShardReader:
         path: the file.
         entry: what the manifest says of it.
         slab: of `make_slab`, with the manifest's ``block_bytes``; no other reader uses it while this one does.
-        told: called for each block that was read.
+        on_progress: called for each block that was read.
 
     Raises:
         CheckpointError: the file is missing, no regular file, or of another size or header; names the file.
     """
 
     def __init__(
-        self, path: Path, entry: ShardEntry, slab: memoryview, *, told: Callable[[], None] | None = None
+        self, path: Path, entry: ShardEntry, slab: memoryview, *, on_progress: Callable[[], None] | None = None
     ) -> None:
         self._path = path
         self._entry = entry
         self._slab = slab
-        self._told = told or (lambda: None)
+        self._on_progress = on_progress or (lambda: None)
         self._kept = -1  # the block in the slab: many small tensors share one
         try:
             # A link could lead out of the folder, a pipe would wait for ever.
@@ -134,7 +134,7 @@ class ShardReader:
 
     def _read_checked(self, index: int, parts: Sequence[memoryview]) -> None:
         self._fill(parts, self.span(index)[0])
-        self._told()
+        self._on_progress()
         got, expected = checksum(parts[0]) if len(parts) == 1 else checksum_parts(parts), self._entry.blocks[index]
         if got != expected:
             raise CheckpointError(f"{self._path} block {index}", expected=f"the checksum {expected}", got=got, fix=_FIX)

@@ -44,8 +44,8 @@ def reshard(
         if number < 1:
             raise CheckpointError(name, expected="at least 1", got=repr(number))
     with Source(source) as opened:
-        kept = _without(opened.manifest, drop)
-        cuts = _cut(kept.tensors, parts)
+        remaining = _without(opened.manifest, drop)
+        cuts = _cut(remaining.tensors, parts)
         layouts = [
             layout for part, found in enumerate(cuts) for layout in lay_out(part, found, shard_bytes=shard_bytes)
         ]
@@ -54,7 +54,7 @@ def reshard(
             for slot in layout.slots:
                 yield from map(view_bytes, opened.chunks(slot.cut.name, slot.cut.box))
 
-        return commit_alone(target, kept, layouts, data)
+        return commit_alone(target, remaining, layouts, data)
 
 
 def _without(manifest: Manifest, drop: Sequence[str]) -> Manifest:

@@ -143,7 +143,7 @@ def write_together(
     *,
     where: str,
     new_order: bool,
-    told: Callable[[], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> Path | Failure:
     """Write and commit one step; collective. Every rank gets the step's folder, or the failure of all of them.
 
@@ -155,7 +155,7 @@ def write_together(
         keep: which older steps stay.
         where: the step's folder, for messages.
         new_order: whether nothing was written by this order yet.
-        told: see `write_layouts`.
+        on_progress: see `write_layouts`.
     """
     record = contents if isinstance(contents, Failure) else contents.record
     records = ranks.gather(record, RECORDS)
@@ -174,7 +174,7 @@ def write_together(
                 got=f"no {partial.name} in it, which rank 0 has just made",
                 fix="Name one on a disk that all machines see, by an absolute path.",
             )
-        return write_layouts(partial, order.layouts, take(contents).data, told=told)
+        return write_layouts(partial, order.layouts, take(contents).data, on_progress=on_progress)
 
     results = ranks.gather(ranks.attempt(write, where=where, writes=True), SHARD_ENTRIES)
     outcome: Path | Failure | None = None

@@ -1,4 +1,4 @@
-"""Saving step after step: the plan is kept while the structure is the same, and files are written beside training."""
+"""Saving step after step: the plan is reused while the structure is the same, and files are written beside training."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Saver:
 
     Asynchronous, `save` returns when this rank's part is copied to host memory, and a thread writes it. (A thread:
     what it does, hashing and writing, runs outside Python's lock, so a process of its own slows a training loop no less
-    and needs shared memory, a second import of torch, and a way to tell that it died.)
+    and needs shared memory, a second import of torch, and a way to notice that it died.)
 
-    The ranks' plan is kept for as long as names, dtypes, shapes, placements, meshes and owners are the same on all of
+    The ranks' plan is reused as long as names, dtypes, shapes, placements, meshes and owners are the same on all of
     them, which every save finds out anew; numbers and values are always those of the step that is saved.
 
     Collective, and on every rank at the same point between collectives: it makes groups of its own.
 
     Args:
         folder: holds all steps; made if missing, shared by all ranks.
-        asynchronous: write while training goes on. Costs host memory for what this rank writes.
+        asynchronous: write while training continues. Costs host memory for what this rank writes.
         when_busy: what `save` does while an earlier step is still being written: wait for it, or skip.
         assume_constant_structure: keep the plan while the structure is the same; else plan every save anew.
         keep: after a save this many steps are left of those up to it, the lowest are deleted; None: all stay. Steps
             above it, of a run that went back, are left.
         keep_every: steps that are multiples of this are never deleted.
         shard_bytes: a rank begins a new file before one would hold more bytes of data.
-        told: called again and again while a caller of this is held up by this rank's writing and that goes on: about
+        on_progress: called repeatedly while a caller waits for this rank's writing and that makes progress: about
             each second or each few MiB. Never because of what is written while nobody waits for it.
         group: of the same ranks as the default group, for what they say to each other while a caller waits; None: one
             of gloo is made. What is written in the background always has one of its own.
@@ -61,7 +61,7 @@ class Saver:
         keep: int | None = None,
         keep_every: int | None = None,
         shard_bytes: int = SHARD_BYTES,
-        told: Callable[[], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._folder = Path(folder)
@@ -70,7 +70,7 @@ class Saver:
         self._assume_constant_structure = assume_constant_structure
         self._keep = Keep(newest=keep, every=keep_every)
         self._shard_bytes = shard_bytes
-        self._told = told
+        self._on_progress = on_progress
         self._front = Ranks.own() if group is None else Ranks.current(group)
         self._back = Ranks.own() if asynchronous else self._front  # a thread's collectives meet nobody else's
         self._plan: tuple[Structure, Order] | None = None  # every rank has one, or none has
@@ -105,7 +105,7 @@ class Saver:
         Raises:
             WriteError: on every rank, if files could not be written, and this was not done in the background.
             CheckpointError: on every rank, if a leaf can't be saved or ranks disagree; what concerns values, in the
-                background, is told by `take_failure`.
+                background, is returned by `take_failure`.
             RuntimeError: the other ranks were lost while an earlier step was written.
         """
         self._raise_lost()
@@ -137,7 +137,7 @@ class Saver:
         # What fails here on one rank, all hear of when they write.
         contents = self._front.attempt(make, where=where)
         if not beside:
-            return take(self._write(contents, order, where, self._told))
+            return take(self._write(contents, order, where, self._on_progress))
         self._thread = threading.Thread(
             target=self._write_beside, args=(contents, order, where), name=f"mimo-checkpoint {step}", daemon=True
         )
@@ -169,8 +169,8 @@ class Saver:
             self._thread.join(_LOOK_SECONDS)
             if not self._thread.is_alive():
                 self._thread = None
-            elif self._told is not None and self._advances != seen:
-                self._told()
+            elif self._on_progress is not None and self._advances != seen:
+                self._on_progress()
         self._raise_lost()
 
     def close(self) -> None:
@@ -195,11 +195,18 @@ class Saver:
         self._advances += 1
 
     def _write(
-        self, contents: Contents | Failure, order: Order, where: str, told: Callable[[], None] | None
+        self, contents: Contents | Failure, order: Order, where: str, on_progress: Callable[[], None] | None
     ) -> Path | Failure:
         new_order = order is not self._proven
         outcome = write_together(
-            self._back, self._folder, contents, order, self._keep, where=where, new_order=new_order, told=told
+            self._back,
+            self._folder,
+            contents,
+            order,
+            self._keep,
+            where=where,
+            new_order=new_order,
+            on_progress=on_progress,
         )
         if not isinstance(outcome, Failure):
             self._proven = order

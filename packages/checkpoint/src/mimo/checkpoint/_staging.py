@@ -1,4 +1,4 @@
-"""Host memory that holds one step's data while it is written and training goes on; used again by the next save."""
+"""Host memory that holds one step's data while it is written and training continues; reused by the next save."""
 
 from __future__ import annotations
 

@@ -40,21 +40,21 @@ CODES = MappingProxyType({dtype: code for code, dtype in DTYPES.items()})
 
 
 @attrs.frozen
-class Held:
+class LocalTensor:
     """What this rank holds of a tensor: a box of the whole, or None where its mesh leaves this rank out."""
 
     local: torch.Tensor
     box: Box | None
 
 
-def examine(tensors: Mapping[str, torch.Tensor]) -> dict[str, Held]:
+def examine(tensors: Mapping[str, torch.Tensor]) -> dict[str, LocalTensor]:
     """Return what this rank holds of each tensor.
 
     Raises:
         CheckpointError: a tensor has no plain bytes, or its shard is not one box of the whole; names it and says why.
     """
-    found: dict[str, Held] = {}
-    boxes: dict[Hashable, Box | None] = {}  # PyTorch takes its time, and layers are cut alike
+    result: dict[str, LocalTensor] = {}
+    boxes: dict[Hashable, Box | None] = {}  # PyTorch takes its time, and layers are sharded the same way
     for name, tensor in tensors.items():
         local = local_part(tensor)
         _check_plain(name, tensor.dtype, local)
@@ -72,8 +72,8 @@ def examine(tensors: Mapping[str, torch.Tensor]) -> dict[str, Held]:
                 expected=f"a local shard of shape {list(box.shape)}, as its placements {tensor.placements} say",
                 got=f"{list(local.shape)}",
             )
-        found[name] = Held(local, box)
-    return found
+        result[name] = LocalTensor(local, box)
+    return result
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

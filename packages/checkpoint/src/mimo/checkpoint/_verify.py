@@ -15,7 +15,7 @@ from mimo.checkpoint._reader import ShardReader, make_slab
 from mimo.hooks import CheckpointError
 
 _Stored = tuple[str, tuple[int, ...], int, int]
-"""A piece as a header tells it: dtype, shape, and where it begins and ends in the file."""
+"""A piece from a header: dtype, shape, and where it begins and ends in the file."""
 
 
 @attrs.frozen(kw_only=True)

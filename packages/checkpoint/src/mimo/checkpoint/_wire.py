@@ -104,7 +104,7 @@ def _announce(value: Any, group: dist.ProcessGroup | None) -> tuple[Tensor, list
 
 
 def _check(lengths: Tensor, error: Exception | None) -> list[int]:
-    """Return lengths that all ranks know, or refuse them on all alike; an error of this rank is then the cause."""
+    """Return lengths that all ranks know, or refuse them on all ranks; an error of this rank is then the cause."""
     sizes: list[int] = lengths.tolist()
     if min(sizes) < 1:
         raise CheckpointError(

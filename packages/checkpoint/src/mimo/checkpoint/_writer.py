@@ -65,7 +65,7 @@ class Layout:
         return self.slots[-1].end
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
-        """Yield tensor names and pieces as a manifest tells them."""
+        """Yield tensor names and pieces as in a manifest."""
         start = len(self.header)
         for slot in self.slots:
             yield (
@@ -123,7 +123,7 @@ def write_layouts(
     layouts: Iterable[Layout],
     data: Callable[[Layout], Iterable[memoryview]],
     *,
-    told: Callable[[], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> dict[str, ShardEntry]:
     """Write shards into ``folder`` and sync them.
 
@@ -131,10 +131,12 @@ def write_layouts(
         folder: an existing folder without files of these names.
         layouts: the shards.
         data: gives a shard's bytes after its header, in order; each view is used before the next is asked for.
-        told: called each few MiB, and when a shard is synced.
+        on_progress: called each few MiB, and when a shard is synced.
     """
-    told = told or (lambda: None)
-    shards = {layout.shard: _write_shard(folder / layout.shard, layout, data(layout), told) for layout in layouts}
+    on_progress = on_progress or (lambda: None)
+    shards = {
+        layout.shard: _write_shard(folder / layout.shard, layout, data(layout), on_progress) for layout in layouts
+    }
     sync_folder(folder)
     return shards
 
@@ -191,7 +193,7 @@ def _lay_out_shard(shard: str, cuts: Sequence[Cut]) -> Layout:
     return Layout(shard=shard, header=len(text).to_bytes(8, "little") + text, slots=tuple(slots))
 
 
-def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview], told: Callable[[], None]) -> ShardEntry:
+def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview], on_progress: Callable[[], None]) -> ShardEntry:
     hasher = BlockHasher()
     written = len(layout.header)
     with path.open("xb", buffering=_WRITE_BUFFER_BYTES) as file:
@@ -201,11 +203,11 @@ def _write_shard(path: Path, layout: Layout, data: Iterable[memoryview], told: C
                 part = view[begin : begin + _HASHED_BYTES]
                 hasher.update(part)
                 file.write(part)
-                told()
+                on_progress()
             written += len(view)
         file.flush()
         os.fsync(file.fileno())
-    told()
+    on_progress()
     assert written == len(layout.header) + layout.data_bytes, (path, written)
     return ShardEntry(
         bytes=written,

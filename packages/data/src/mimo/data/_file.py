@@ -61,10 +61,10 @@ class FileTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text, placeholders and other special tokens included; ids beyond the vocabulary vanish."""
-        kept = [number for number in ids if number != self.end]
+        shown = [number for number in ids if number != self.end]
         try:
             with _refusals("its decoder fails"):
-                text: str = self.backend.decode(kept, skip_special_tokens=False)
+                text: str = self.backend.decode(shown, skip_special_tokens=False)
         except ValueError as error:
             raise _unusable(self.path, str(error)) from error
         return text

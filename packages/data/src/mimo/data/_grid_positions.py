@@ -19,7 +19,7 @@ def grid_positions(length: int, items: Sequence[tuple[int, Grid]]) -> NDArray[np
     """Return the places ``[S, 3]`` of a sample's rows.
 
     A row of text has one number on all axes, one more than the row before. The rows of a grid count its frames, rows
-    down and columns from the number that text would have there; what follows goes on from their largest number + 1.
+    down and columns from the number that text would have there; what follows continues from their largest number + 1.
 
     Args:
         length: S.

@@ -1,4 +1,4 @@
-"""Image files from strangers: size by header, pixels on demand, nothing executed and no memory bomb."""
+"""Untrusted image files: size by header, pixels on demand, nothing executed and no memory bomb."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class JsonlDataset:
         return found
 
     def raw(self, sample: int, index: int) -> Image.Image | Path:
-        """Return one image, decoded, so that damaged pixels are told with their file and line, or another's path."""
+        """Return one image, decoded, so that damaged pixels are reported with file and line, or another's path."""
         modality, name = self._line(sample).items[index]
         path = self._inside(sample, name)
         if modality != "image":

@@ -50,7 +50,7 @@ class Registry(Mapping[str, S]):
             where: path of the setting that says so, ``modules.vision.plugin``.
 
         Raises:
-            ConfigError: nothing of this name is installed; tells what is, and the nearest name.
+            ConfigError: nothing of this name is installed; the text lists what is, and the nearest name.
         """
         if name in self.specs:
             return self.specs[name]

@@ -27,7 +27,7 @@ class ItemInfo:
 class RunInfo:
     """What a lifecycle plugin may know of the run that begins; ``config`` is the resolved one as plain data.
 
-    ``loaded`` tells which checkpoint it begins with, and what of it began new or was left; empty if with none.
+    ``loaded`` describes the checkpoint that it begins with, and what began new or was left; empty if with none.
     """
 
     name: str
@@ -101,7 +101,7 @@ class StepInfo:
     the loss by in this step; None in other precisions. ``group_norms`` are those of clip groups that have a name of
     their own; ``zero_gradients`` counts the numbers of each module's gradients that are exactly zero, where
     ``logging.zero_gradients`` asks for it. ``optimizer_bytes`` is what optimizers hold that can say so, by module, on
-    all its ranks together. ``flops`` is the arithmetic of each module whose plugin tells it.
+    all its ranks together. ``flops`` is the arithmetic of each module whose plugin gives it.
     """
 
     step: int
@@ -138,7 +138,7 @@ class EvaluationInfo:
 
 @attrs.frozen
 class Common:
-    """A JSON leaf of a state tree that every rank must hold alike."""
+    """A JSON leaf of a state tree that must be equal on all ranks."""
 
     value: Any
 

@@ -29,7 +29,7 @@ def mimo_evaluated(run: RunInfo, info: EvaluationInfo) -> None:
 
 @hookspec
 def mimo_save_failed(run: RunInfo, step: int, error: UserError) -> None:
-    """Called on every rank when a checkpoint is missing and the run goes on after ``step``.
+    """Called on every rank when a checkpoint is missing and the run continues after ``step``.
 
     Its files could not be written; or it was left out (`SaveSkippedError`), since the one before was being written.
     Ranks may hear of it at different steps, so nothing collective may be called here.

@@ -87,11 +87,11 @@ class Rules:
 
     @property
     def specs(self) -> tuple[OptimizerSpec, ...]:
-        """The plugins that may step parameters of the module, each once, alike on every rank."""
+        """The plugins that may step parameters of the module, each once, equal on all ranks."""
         rules = (self.base, *(pattern.rule for pattern in self.patterns))
         return tuple({rule.spec.name: rule.spec for rule in rules}.values())
 
     @property
     def clip_groups(self) -> tuple[str, ...]:
-        """The clip groups that parameters of the module may be in, alike on every rank."""
+        """The clip groups that parameters of the module may be in, equal on all ranks."""
         return tuple(dict.fromkeys([self.base.clip_group, *(pattern.rule.clip_group for pattern in self.patterns)]))

@@ -1,4 +1,4 @@
-"""Collectives as all of this works with them: torch 2.11 to 2.13 alike, and plain data between ranks as JSON.
+"""Collectives for torch 2.11 to 2.13, and plain data between ranks as JSON.
 
 One idea: what differs between releases or backends of `torch.distributed` is decided here and nowhere else. Nothing is
 pickled: what ranks send each other as objects is JSON, whose size is looked at before room is made for it.
@@ -80,7 +80,7 @@ def all_gather_json(
         max_bytes: most that a rank makes room for: the longest text, times the ranks.
 
     Raises:
-        ValueError: on all ranks alike, if that would be more, or a rank sends no JSON; what is wrong with the value of
+        ValueError: on all ranks, if that would be more, or a rank sends no JSON; what is wrong with the value of
             this one is its cause.
     """
     text, error = _text_of(value, device_of(group))
@@ -108,7 +108,7 @@ def broadcast_json(value: Any, group: dist.ProcessGroup | None = None, *, max_by
         max_bytes: most that a rank makes room for.
 
     Raises:
-        ValueError: on all ranks alike, if it is longer, or no JSON; on the first with what is wrong as its cause.
+        ValueError: on all ranks, if it is longer, or no JSON; on the first with what is wrong as its cause.
     """
     is_first = dist.get_rank(group) == 0
     text, error = _text_of(value if is_first else None, device_of(group))

@@ -88,7 +88,7 @@ def fused_adamw(
 
 
 class LocalAdamW(torch.optim.Optimizer):
-    """`torch.optim.AdamW`, fused, for plain tensors and DTensors alike, all on one device.
+    """`torch.optim.AdamW`, fused, for plain tensors and DTensors, all on one device.
 
     State is there from the start and stays where it is: ``exp_avg`` and ``exp_avg_sq`` like the parameter, ``step`` a
     scalar tensor. Gradients are multiplied by `mimo.optimizer.GRADIENT_SCALE` of their group.

@@ -42,11 +42,11 @@ class FlatSum:
         if group.size() == 1:
             return
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            flat = torch.cat([gradient.reshape(-1) for gradient in alike])
+            same_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
+            flat = torch.cat([gradient.reshape(-1) for gradient in same_dtype])
             work = dist.all_reduce(flat, group=group, async_op=True)
             assert work is not None
-            self._works.append((work, flat, alike))
+            self._works.append((work, flat, same_dtype))
 
     @property
     def is_done(self) -> bool:
@@ -139,7 +139,7 @@ def replicate(
     """
     grid, mixed = part.grid, part.experts
     shared = meshes.axes_group(grid, DATA_AXES)
-    assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or whole and alike on each"
+    assert not part.summed & part.tied, "a tied parameter is split over tensor ranks, or full and equal on each"
     summed = {name for name in part.summed if (grid.etp if name in mixed else grid.tp) > 1}  # else one makes all of it
     split, tied, split_experts, parts, parts_experts = (
         {name: part.parameters[name] for name in part.parameters if name in names}

@@ -138,7 +138,7 @@ def load_links(
         if loaded is None:
             loaded = load(link.folder, part, rename=fitting, group=group, **how)
         else:
-            load(link.folder, part, rename=fitting, told=how.get("told"), group=group)
+            load(link.folder, part, rename=fitting, on_progress=how.get("on_progress"), group=group)
     assert loaded is not None
     return loaded
 

@@ -61,7 +61,7 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
         may_lack=found.may_lack,
         refuse_left=True,
         may_leave=found.may_leave,
-        told=trainer.heartbeat,
+        on_progress=trainer.heartbeat,
         group=trainer.objects,
     )
     if OPTIMIZER in loaded.tree:

@@ -41,7 +41,7 @@ class Saving:
             assume_constant_structure=settings.assume_constant_structure,
             keep=settings.keep or None,
             keep_every=settings.keep_every or None,
-            told=trainer.heartbeat,
+            on_progress=trainer.heartbeat,
             group=trainer.objects,
         )
 
