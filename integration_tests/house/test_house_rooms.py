@@ -62,6 +62,25 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""
 
+TRAINER: Mapping[str, str] = {
+    "config": "",
+    "job": "config",
+    "cost": "config job",
+    "resolving": "config job cost",
+    "batch": "config job cost",
+    "step": "config job cost batch",
+    "rerun": "config job cost batch step",
+    "resume": "config job step",
+    "convert": "config job resolving resume",
+    "decoding": "config job resolving batch step resume",
+    "report": "config job step",
+    "run": "config job cost resolving batch step rerun resume convert decoding report",
+    "commands": "config job cost resolving batch step rerun resume convert decoding report run",
+}
+"""The rooms of mimo.trainer, lowest first, and which rooms each may import. Their `__init__` name nothing yet."""
+UPWARD = {("step", "rerun"), ("step", "resume")}
+"""Arrows of mimo.trainer that still go up. One that is turned leaves this set."""
+
 FLAT = {"mimo.checkpoint", "mimo.data", "mimo_optimizer_hybrid"}
 """Packages with more files in a folder. One that is put into rooms leaves this set."""
 CIRCULAR = {"mimo.trainer", "mimo_optimizer_distributed", "mimo_optimizer_hybrid"}
@@ -218,6 +237,28 @@ def test_house_rooms_are_listed(package: str) -> None:
     assert folders == set(ROOMS[package])
     private = [str(path) for path in home.glob("*/**/_*.py") if path.name != "__init__.py"]
     assert not private
+
+
+def test_house_rooms_of_the_trainer_import_rooms_below() -> None:
+    """Each room of mimo.trainer imports only what its row names, and rows name rooms above them in the table alone."""
+    below: set[str] = set()
+    for room, allowed in TRAINER.items():
+        assert below >= set(allowed.split()), room
+        below.add(room)
+    sources = sources_of("mimo.trainer")
+    folders = {file.parent.name for file in sources.files["mimo.trainer"].parent.glob("*/__init__.py")}
+    assert folders == set(TRAINER)
+    wrong = []
+    for module, imports in sources.imports.items():
+        importer = module.split(".")[2:3]
+        for one in imports:
+            imported = one.module.split(".")[2:3]
+            if importer == imported or not importer or importer[0] not in TRAINER:
+                continue
+            arrow = (importer[0], "".join(imported))
+            if arrow[1] not in TRAINER[arrow[0]].split() and arrow not in UPWARD:
+                wrong.append(str(one))
+    assert not wrong
 
 
 @IN_ROOMS
