@@ -135,7 +135,7 @@ def train(folder: Path, watch: Watch) -> None:
             raise
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # takes it back
+        threading.setprofile(None)
 
 
 def main() -> None:

@@ -83,5 +83,5 @@ def check_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor],
     whole = float(torch.stack([gradient.norm() for gradient in trained.values()]).norm())
     assert isfinite(whole), [name for name, gradient in trained.items() if not gradient.isfinite().all()]
     for name, gradient in trained.items():
-        apart, size = float((found[name] - gradient).norm()), float(gradient.norm())
-        assert apart <= NEAR * max(size, 1e-3 * whole), (name, apart, size)
+        distance, size = float((found[name] - gradient).norm()), float(gradient.norm())
+        assert distance <= NEAR * max(size, 1e-3 * whole), (name, distance, size)

@@ -1,0 +1,68 @@
+"""Tests of members lean on nothing above them, and folders of tests are small enough to look through."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from affected import TEST_TOOLS, Repository
+from house import ROOT, Room, distribution_of, imported_modules, providers, rooms
+
+MAX_TESTS = 30
+"""Of one folder."""
+REPOSITORY = Repository()
+
+
+def requirements(path: Path, group: str) -> set[str]:
+    """Return the distributions of a dependency group of a pyproject.toml."""
+    groups = tomllib.loads(path.read_text(encoding="utf-8")).get("dependency-groups", {})
+    return {distribution_of(one) for one in groups.get(group, ()) if isinstance(one, str)}
+
+
+def allowed(room: Room) -> set[str]:
+    """Return the distributions that tests of a member may import: its closure's, those of test groups, test tools."""
+    extras = (None, *room.project.get("optional-dependencies", {}))
+    members = {name for extra in extras for name in REPOSITORY.closure(room.name, extra)} | {TEST_TOOLS}
+    outside = {name for member in members for part in REPOSITORY.members[member].declared() for name in part}
+    groups = requirements(ROOT / "pyproject.toml", "test") | requirements(room.folder / "pyproject.toml", "test")
+    return members | outside | groups
+
+
+def imports_of_tests(room: Room, known: Mapping[str, list[str]]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield where tests of a member import what, and the distributions that can provide it."""
+    files = sorted((room.folder / "tests").rglob("*.py"))
+    beside = {path.stem for path in files}
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for module in imported_modules(node, path.relative_to(room.folder)):
+                    top = module.partition(".")[0]
+                    if top not in beside and top not in sys.stdlib_module_names:
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}: {module}", providers(module, known)
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
+def test_house_tests_lean_on_nothing_above_them(room: Room) -> None:
+    """They import what their member declares, what its test group declares, what lies beside them, and test tools."""
+    known = {name: list(distributions) for name, distributions in packages_distributions().items()}
+    fine = allowed(room)
+    wrong = [place for place, choices in imports_of_tests(room, known) if choices and not choices & fine]
+    assert not wrong
+
+
+def test_house_folders_of_tests_are_small() -> None:
+    """Who looks for a test finds it by its folder."""
+    folders = {
+        path.parent
+        for pattern in ("*/*/tests", "integration_tests")
+        for top in ROOT.glob(pattern)
+        for path in top.rglob("test_*.py")
+    }
+    counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("test_*.py"))) for folder in folders}
+    assert counts
+    assert not {name: count for name, count in counts.items() if count > MAX_TESTS}
