@@ -12,9 +12,9 @@ from mimo.model import EncoderSpec
 class TutorialConfig:
     """What users set under ``[modules.<name>.config]``."""
 
-    side: int = 8
-    patch: int = 2
-    width: int = 32
+    side: int = attrs.field(default=8, validator=attrs.validators.ge(1))
+    patch: int = attrs.field(default=2, validator=attrs.validators.ge(1))
+    width: int = attrs.field(default=32, validator=attrs.validators.ge(1))
 
 
 class Tutorial(torch.nn.Module):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 from commands import losses, mimo, succeed
-from house import ROOT
+from house import ROOT, distribution_of, rooms
+from written import build, files_of
 
 TEXT = (ROOT / "docs" / "write-an-encoder.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"^`([\w.-]+)`\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+FILES = files_of(TEXT)
 COMMANDS = re.findall(r"^mimo (?!plugins --check|.*tutorial).*$", TEXT, re.MULTILINE)
 CHECKS = re.findall(r"^mimo plugins --check .*$", TEXT, re.MULTILINE)
 TUTORIAL = ROOT / "docs" / "tutorial-encoder"
@@ -28,17 +30,6 @@ def folder(tmp_path: Path) -> Path:
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
     return tmp_path
-
-
-def build(folder: Path) -> Path:
-    """Build the package of a folder, and return a folder into which it is installed."""
-    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = (folder / "dist").glob("*.whl")
-    with ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
 
 
 def test_the_tutorials_encoder_trains_on_three_lanes_as_in_one_process(folder: Path) -> None:
@@ -128,6 +119,31 @@ def test_the_encoder_around_a_published_model_trains_and_conforms(tmp_path: Path
     assert "mimo plugins --check tutorial" in CHECKS
     verdicts = succeed("plugins", "--check", "tutorial", cwd=folder, path=site).splitlines()
     assert {line.split(" ")[0] for line in verdicts} == {"ok", "-"}
+
+
+def test_the_template_tests_itself(tmp_path: Path) -> None:
+    """Its tests pass where it is installed."""
+    folder = tmp_path / "tutorial"
+    shutil.copytree(TUTORIAL, folder)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_encoder_tutorial.py"]
+    environ = {**os.environ, "PYTHONPATH": str(build(folder))}
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_template_installs_what_it_declares() -> None:
+    """The folders in its noxfile are all of mimo that its encoder needs, and no more."""
+    needed = re.findall(
+        r"\w+", re.findall(r"^NEEDED = \((.*)\)$", (TUTORIAL / "noxfile.py").read_text(), re.MULTILINE)[0]
+    )
+    members = {room.name: room for room in rooms()}
+    project = tomllib.loads((TUTORIAL / "pyproject.toml").read_text())["project"]
+    open_ends = [name for name in map(distribution_of, project["dependencies"]) if name in members]
+    found: set[str] = set()
+    while open_ends:
+        found.add(name := open_ends.pop())
+        open_ends += [one for one in members[name].declared()[0] if one in members and one not in found]
+    assert {members[name].folder.name for name in found} == set(needed)
 
 
 def test_the_kit_names_the_promise_that_an_encoder_breaks(folder: Path) -> None:

@@ -45,11 +45,19 @@ def closure(name: str, own: frozenset[str] = frozenset()) -> Mapping[str, frozen
 
 
 def folders(name: str, own: frozenset[str] = frozenset()) -> list[str]:
-    """Return what pip is to install for a package with some extras: its own folder, then those that it needs."""
-    needed = closure(name, own)
-    ordered = [name, *sorted(needed.keys() - {name})]
-    suffixes = {one: f"[{','.join(sorted(extras))}]" if extras else "" for one, extras in needed.items()}
-    return [f"{ROOMS[one].folder.relative_to(ROOT)}{suffixes[one]}" for one in ordered]
+    """Return what pip is to install for a package with some extras: its own folder, then those that it needs.
+
+    These stand without extras, as whoever needs them asks for those: pip finds a folder that was named with extras
+    only for those who ask for the same.
+    """
+    suffix = f"[{','.join(sorted(own))}]" if own else ""
+    needed = [ROOMS[other] for other in sorted(closure(name, own).keys() - {name})]
+    return [f"{folder_of(ROOMS[name])}{suffix}", *map(folder_of, needed)]
+
+
+def folder_of(room: Room) -> str:
+    """Return the folder of a package as a clone's reader names it."""
+    return str(room.folder.relative_to(ROOT))
 
 
 def imported_names(program: str) -> Iterator[tuple[str, str]]:
@@ -109,7 +117,8 @@ def test_house_readme_programs_are_tested(name: str) -> None:
 def test_house_readme_guards_can_fail(tmp_path: Path) -> None:
     """A closure follows extras, and private modules and names that a module does not offer are seen."""
     assert folders("mimo-topology") == ["packages/topology", "packages/hooks"]
-    assert "packages/topology[torch]" in folders("mimo-optimizer")
+    assert folders("mimo-topology", frozenset({"torch"})) == ["packages/topology[torch]", "packages/hooks"]
+    assert closure("mimo-optimizer")["mimo-topology"] == {"torch"}
     program = "import mimo.hooks\nfrom mimo.data import _jsonl\nfrom mimo.data._jsonl import open_jsonl\nimport torch\n"
     names = list(imported_names(program))
     assert names == [("mimo.hooks", ""), ("mimo.data", "_jsonl"), ("mimo.data._jsonl", "open_jsonl")]

@@ -137,3 +137,18 @@ def test_types_that_cannot_be_told_are_the_plugins_fault() -> None:
     """A class whose types are imported for the type checker alone cannot be filled."""
     with pytest.raises(PluginError, match="Vague: expected types of settings that can be resolved, got name 'Nowhere'"):
         structure({"x": 1}, Vague, "here")
+
+
+@attrs.frozen(kw_only=True)
+class Optional:
+    text: str | None = None
+    path: Path | None = None
+    count: int | None = None
+    kind: Literal["none", "all"] | None = None
+    word: str = ""
+
+
+def test_none_takes_back_what_may_be_left_out() -> None:
+    """But for a setting of which it is a value, and text that can't be left out."""
+    table = dict.fromkeys(("text", "path", "count", "kind", "word"), "none")
+    assert structure(table, Optional, "") == Optional(kind="none", word="none")

@@ -20,6 +20,11 @@ from mimo.schedule.plan import Costs, Plan, ScheduleSpec, Timed, assemble
 from mimo.topology import ModuleGraph
 
 
+def _from_zero(_config: Ahead, _attribute: object, budget: int) -> None:
+    if budget < 0:
+        raise ConfigError("schedule.budget", expected="bytes, or 0 for no limit", got=repr(budget))
+
+
 @attrs.frozen(kw_only=True)
 class Ahead:
     """Configuration of the ``ahead`` schedule.
@@ -31,7 +36,7 @@ class Ahead:
             frozen stages that are in transit.
     """
 
-    budget: int = 0
+    budget: int = attrs.field(default=0, validator=_from_zero)
 
 
 def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs) -> Plan:
@@ -49,8 +54,6 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
     assert isinstance(config, Ahead), config
     if microbatches < 1:
         raise ConfigError("microbatches", expected="1 or more in a step", got=repr(microbatches))
-    if config.budget < 0:
-        raise ConfigError("schedule.budget", expected="bytes, or 0 for no limit", got=repr(config.budget))
     tasks = tasks_of(graph, microbatches, costs.trained(graph))
     if config.budget and (smallest := smallest_budget(tasks)) > config.budget:
         raise ConfigError(

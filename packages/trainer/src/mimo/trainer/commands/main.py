@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Literal
 
 from cyclopts import App, CycloptsError
 
@@ -82,10 +83,19 @@ def make_app() -> App:
         help_format="plaintext",  # others would take <image> for a tag
         suppress_keyboard_interrupt=False,
     )
-    for command in (train, check, simulate, profile, evaluate, generate, plugins, init):
+    for command in (train, check, simulate, profile, evaluate, generate, plugins, init, completion):
         app.command(command)
     app.command(make_checkpoint_app())
     return app
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print what completes `mimo` in a shell: `mimo completion bash > ~/.local/share/bash-completion/completions/mimo`.
+
+    Args:
+        shell: which.
+    """
+    print(make_app().generate_completion(prog_name="mimo", shell=shell))
 
 
 def _print_error(text: str) -> None:

@@ -17,16 +17,16 @@ def plugins(*settings: str, check: str | None = None) -> int:
     """List what is installed: name, distribution, version and hooks of each plugin.
 
     Args:
-        settings: with --check, settings of the encoder's config: key=value.
-        check: an encoder to look at instead: whether it keeps the promises that training on any layout rests on.
-            Ends with 0 if it does, 1 if it breaks one.
+        settings: with --check, settings of the plugin's config: key=value.
+        check: a plugin of any kind to look at instead: whether it keeps the promises that training rests on. Encoders
+            are looked at whole, of other kinds what one process can see. Ends with 0 if it does, 1 if it breaks one.
     """
     from mimo.hooks import survey
     from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.config.plugin_kinds import KINDS
 
     if check is not None:
-        from mimo.trainer.commands.check_plugin import check_plugin
+        from mimo.trainer.commands.plugin_checks.check import check_plugin
 
         broken = 0
         for verdict in check_plugin(check, settings):

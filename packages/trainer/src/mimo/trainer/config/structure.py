@@ -185,9 +185,15 @@ def _list(value: Any, kind: Any, where: str) -> Any:
 
 
 def _union(value: Any, kind: Any, where: str) -> Any:
-    """Try the arms in turn; the error of an arm is raised only if it alone fits the value's shape."""
+    """Try the arms in turn; the error of an arm is raised only if it alone fits the value's shape.
+
+    What may be left out is taken back by the text ``none``, unless that is one of its values.
+    """
+    arms = get_args(kind)
+    if value == "none" and type(None) in arms and not any("none" in get_args(arm) for arm in arms):
+        return None
     failures: list[ConfigError] = []
-    for arm in get_args(kind):
+    for arm in arms:
         if arm is type(None):
             continue
         try:

@@ -167,17 +167,23 @@ def share_source(source: Source | None, group: dist.ProcessGroup | None = None) 
     return Source.of(Path(folder), structure(take, LoadSettings, "load"), finetunes=finetunes)
 
 
+class NoCheckpointError(CheckpointError):
+    """A path that somebody gave, at which there is no checkpoint: refused like a wrong setting."""
+
+    exit_code = 2
+
+
 def step_folder(path: Path) -> Path:
     """Return the newest step folder of a run directory or of its ``checkpoints``, or ``path`` if it is one itself.
 
     Raises:
-        CheckpointError: there is no complete checkpoint there.
+        NoCheckpointError: there is no complete checkpoint there.
     """
     if (path / "manifest.json").is_file():
         return path
     found = latest(path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path)
     if found is None:
-        raise CheckpointError(
+        raise NoCheckpointError(
             str(path),
             expected="a run directory, its checkpoints folder, or one step's folder",
             got="no complete checkpoint there",

@@ -1,0 +1,97 @@
+"""The short pages for authors of optimizers, datasets and loggers, followed literally."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from commands import losses, succeed
+from house import ROOT
+from written import build, commands_of, files_of
+
+from mimo.checkpoint import read_manifest
+
+
+@attrs.frozen
+class Written:
+    """A page, and the folder in which its files lie and its package is built."""
+
+    page: str
+    folder: Path
+    site: Path
+
+    def follow(self) -> dict[str, str]:
+        """Type the page's commands, with few steps; return what each printed, by its words."""
+        printed = {}
+        for words in commands_of(self.page):
+            short = [re.sub(r"=\d+", "=4", word) for word in words]
+            if words[0] == "train" and short == words:
+                short.append("run.steps=2")
+            printed[" ".join(words)] = self.mimo(*short)
+        return printed
+
+    def mimo(self, *words: str) -> str:
+        """Type one command."""
+        return succeed(*words, cwd=self.folder, path=self.site)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Written]:
+    """Do what a page says up to its commands."""
+
+    def follow(name: str) -> Written:
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        for file, content in files_of(page).items():
+            (tmp_path / file).write_text(content, encoding="utf-8")
+        return Written(page, tmp_path, build(tmp_path))
+
+    return follow
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("write-a*.md")), ids=lambda page: page.stem)
+def test_pages_install_mimo_from_a_clone(page: Path) -> None:
+    """With the pinned torch, all packages, and plugins that there are."""
+    lines = re.findall(r"^pip install -c (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert lines, page.name
+    for line in lines:
+        words = line.split()
+        assert words[:2] == ["../mimo/constraints.txt", "../mimo/packages/*"]
+        assert [word for word in words if not list(ROOT.glob(word.removeprefix("../mimo/")))] == []
+
+
+def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[[str], Written]) -> None:
+    """What it writes is checked and trained; spread over two lanes it has the losses of one process, and resumes."""
+    written = write("write-an-optimizer.md")
+    printed = written.follow()
+    assert list(printed)[-1] == "train momentum.toml"
+    written.mimo("train", "momentum.toml", "run.steps=2", "modules.language.ranks=0", "run.directory=alone")
+    two = losses(written.folder / "runs" / "momentum")
+    assert two == pytest.approx(losses(written.folder / "alone"), rel=1e-6)
+    assert two[1] < two[0]
+
+
+def test_the_page_on_datasets_trains_and_evaluates(write: Callable[[str], Written]) -> None:
+    """Its squares are read in training and in evaluation."""
+    written = write("write-a-dataset.md")
+    printed = written.follow()
+    assert len(losses(written.folder / "runs" / "squares")) == 2
+    assert "loss" in printed["evaluate runs/squares"]
+
+
+def test_the_page_on_loggers_remembers_over_a_resume(write: Callable[[str], Written]) -> None:
+    """Each step has a line, and the lowest loss is that of both runs."""
+    written = write("write-a-logger.md")
+    first, *_ = (words for words in commands_of(written.page) if words[0] == "train")
+    written.mimo(*first, "run.steps=2", "checkpoint.interval=2")
+    written.mimo("train", "csv.toml", "checkpoint.load=latest", "run.steps=4", "checkpoint.interval=2")
+    run = written.folder / "runs" / "csv"
+    lines = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
+    told = losses(run)
+    assert [int(step) for step, _, _ in lines] == [1, 2, 3, 4]
+    assert [float(loss) for _, loss, _ in lines] == told
+    assert [float(lowest) for _, _, lowest in lines] == [min(told[: at + 1]) for at in range(4)]
+    saved = read_manifest(run / "checkpoints" / "step_00000002").common
+    assert [value for name, value in saved.items() if name.startswith("csv.")] == [min(told[:2])]

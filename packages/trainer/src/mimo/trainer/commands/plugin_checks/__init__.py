@@ -1,0 +1,1 @@
+"""What `mimo plugins --check` looks at, by kind of plugin."""

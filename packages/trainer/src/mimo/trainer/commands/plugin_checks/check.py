@@ -1,0 +1,125 @@
+"""``mimo plugins --check``: an installed plugin of any kind, before the conformance kit or what there is of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mimo.data import DATASETS, TOKENIZERS
+from mimo.hooks import ConfigError, Kind, PluginError, PluginFailure, survey
+from mimo.model import ENCODERS, EncoderSpec
+from mimo.optimizer import OPTIMIZERS, OptimizerSpec
+from mimo.schedule import SCHEDULES
+from mimo.trainer.commands.plugin_checks.kinds import (
+    check_dataset,
+    check_lifecycle,
+    check_schedule,
+    check_settings,
+    check_tokenizer,
+)
+from mimo.trainer.config.plugin_kinds import KINDS, find_installed
+from mimo.trainer.config.structure import structure, suggest
+from mimo.trainer.config.toml import override_key
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from mimo.model.testing import Verdict
+
+_PICTURES = ((64, 64), (37, 90), (120, 45), (16, 16), (200, 3), (1, 1))
+"""Width and height of each, in pixels: also such as people's data have where nobody looked."""
+_LIFECYCLE = "mimo.lifecycle"
+
+
+def check_plugin(name: str, settings: Iterable[str]) -> Iterator[Verdict]:
+    """Yield verdicts on an installed plugin, on each of them where several kinds have one of this name.
+
+    An encoder is looked at whole; of other kinds what one process can see.
+
+    Args:
+        name: what users write as ``plugin``, or the entry point of a lifecycle plugin.
+        settings: ``key=value`` words, of its config; small sizes make it quick.
+
+    Raises:
+        ConfigError: no plugin has this name, or a setting is unknown or wrong.
+        PluginError: it can't be loaded; or an encoder reads something else than pictures, and brings no examples of it.
+    """
+    table: Mapping[str, Any] = {}
+    for word in settings:
+        table = override_key(table, word)
+    return _check_all(_kinds_of(name), name, table)
+
+
+def _kinds_of(name: str) -> list[Kind[Any] | None]:
+    """Return the kinds that have a plugin of this name; None for the lifecycle."""
+    rows = survey(KINDS)
+    groups, known = set(), set()
+    for row in rows:
+        names = {row.name} if isinstance(row, PluginFailure) or row.group == _LIFECYCLE else {*row.specs}
+        known |= names
+        if name in names:
+            if isinstance(row, PluginFailure):
+                raise row.error
+            groups.add(row.group)
+    if not groups:
+        raise ConfigError(
+            "--check", expected="the name of an installed plugin", got=repr(name), fix=suggest(name, known)
+        )
+    return [kind for kind in KINDS if kind.group in groups] + ([None] if _LIFECYCLE in groups else [])
+
+
+def _check_all(kinds: Iterable[Kind[Any] | None], name: str, table: Mapping[str, Any]) -> Iterator[Verdict]:
+    for kind in kinds:
+        if kind is None:
+            yield from check_lifecycle(name)
+            continue
+        spec = find_installed(kind, name, "--check")
+        config = structure(table, spec.config, "config")
+        yield from check_settings(table, spec.config)
+        yield from _CHECKS.get(kind.group, _nothing_more)(spec, config)
+
+
+def _check_encoder(spec: EncoderSpec, config: Any) -> Iterator[Verdict]:
+    from mimo.model.testing import check_encoder
+
+    return check_encoder(spec, _examples(spec, config), config=config)
+
+
+def _check_optimizer(spec: OptimizerSpec, config: Any) -> Iterator[Verdict]:
+    from mimo.trainer.commands.plugin_checks.optimizer import check_optimizer
+
+    return check_optimizer(spec, config)
+
+
+def _nothing_more(_spec: Any, _config: Any) -> Iterator[Verdict]:
+    return iter(())
+
+
+_CHECKS: Mapping[str, Callable[[Any, Any], Iterator[Verdict]]] = {
+    ENCODERS.group: _check_encoder,
+    OPTIMIZERS.group: _check_optimizer,
+    SCHEDULES.group: check_schedule,
+    DATASETS.group: check_dataset,
+    TOKENIZERS.group: check_tokenizer,
+}
+
+
+def _examples(spec: EncoderSpec, config: Any) -> Sequence[Any]:
+    if spec.examples is not None:
+        return spec.examples(config)
+    if spec.modality != "image":
+        raise PluginError(
+            "--check",
+            expected=f"an encoder of images, or one with examples of {spec.modality!r}",
+            got=f"encoder {spec.name!r} without any",
+            fix="Add to its spec: examples=lambda config: [item, larger_item].",
+        )
+    return [_picture(*size) for size in _PICTURES]
+
+
+def _picture(width: int, height: int) -> Image.Image:
+    """Return a picture in which no two pixels are equal."""
+    from PIL import Image
+
+    gradients = (Image.linear_gradient("L"), Image.linear_gradient("L").rotate(90), Image.radial_gradient("L"))
+    return Image.merge("RGB", [gradient.resize((width, height)) for gradient in gradients])
