@@ -59,9 +59,9 @@ class _Run:
         optimizer.zero_gradients()
         optimizer.gather()
         given = torch.randn(rows, 6, generator=torch.Generator().manual_seed(step))
-        with optimizer.computing(_NAME, 0, "forward"):
+        with optimizer.on_compute(_NAME, 0, "forward"):
             loss = self._model(given).square().sum()
-        with optimizer.computing(_NAME, 0, "backward"), optimizer.adding(_NAME, 0, None, last=True):
+        with optimizer.on_compute(_NAME, 0, "backward"), optimizer.on_grad_accumulation(_NAME, 0, None, last=True):
             if rows:
                 loss.backward()
         optimizer.reduce(_NAME, 0)
