@@ -1,4 +1,4 @@
-"""`build_part`: initial values from seed and name, freezing, and modules that strangers wrote."""
+"""`build_part`: initial values from seed and name, freezing, and third-party modules."""
 
 from __future__ import annotations
 

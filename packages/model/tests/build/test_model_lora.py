@@ -152,7 +152,7 @@ def _check_stranger(_rank: int) -> None:
 
 
 def test_whoever_reads_a_weight_reads_what_was_added_too(run_ranks: Callable[..., list[Any]]) -> None:
-    """A stranger's attention and layers compute with it, by their forward or not, with gradients or without."""
+    """Third-party attention and layers compute with it, by their forward or not, with gradients or without."""
     run_ranks(1, _check_stranger)
 
 

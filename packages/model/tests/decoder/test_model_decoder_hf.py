@@ -182,7 +182,7 @@ def test_grids_turn_as_in_qwen2_vl(tmp_path: Path) -> None:
 
 
 def test_where_all_is_text_three_positions_are_one() -> None:
-    """A model with sections computes bitwise what it does without, whether it is told equal positions or none."""
+    """A model with sections computes bitwise what it does without, whether it is given equal positions or none."""
     config = DecoderConfig(vocabulary=31, hidden=24, layers=2, heads=2, intermediate=20)
     plain = DECODER.build(config, Stage())
     turned: Any = DECODER.build(attrs.evolve(config, mrope_section=(3, 1, 2)), Stage())
@@ -285,15 +285,17 @@ REFUSED: Sequence[tuple[str, Mapping[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("model_type", "keys", "told"), REFUSED)
-def test_what_the_decoder_has_not_is_refused_by_its_key(model_type: str, keys: Mapping[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("model_type", "keys", "expected"), REFUSED)
+def test_what_the_decoder_has_not_is_refused_by_its_key(
+    model_type: str, keys: Mapping[str, Any], expected: str
+) -> None:
     """Another activation, dropout, other positions: the key of ``config.json`` is named."""
-    with pytest.raises(ConfigError, match=re.escape(f"config.json: {told}")):
+    with pytest.raises(ConfigError, match=re.escape(f"config.json: {expected}")):
         family_of(model_type).settings({**EXPERTS, **keys})
 
 
 @pytest.mark.parametrize(
-    ("model_type", "settings", "told"),
+    ("model_type", "settings", "expected"),
     [
         ("llama", {"query_key_norm": True}, "query_key_norm: expected False, as models of the family 'llama' have no"),
         ("llama", {"sliding_window": 8}, "sliding_window: expected 0"),
@@ -313,8 +315,8 @@ def test_what_the_decoder_has_not_is_refused_by_its_key(model_type: str, keys: M
         ("qwen3_moe", {"experts": 4, "query_key_norm": True, "expert_bias_rate": 0.1}, "expert_bias_rate: expected 0"),
     ],
 )
-def test_what_a_family_has_no_place_for_is_refused(model_type: str, settings: Mapping[str, Any], told: str) -> None:
+def test_what_a_family_has_no_place_for_is_refused(model_type: str, settings: Mapping[str, Any], expected: str) -> None:
     """A setting that a folder of the family can't say is named, rather than lost."""
     config = DecoderConfig(**{"vocabulary": 31, "hidden": 24, "heads": 4, **settings})
-    with pytest.raises(ConfigError, match=rf"modules\.language\.config[.:] ?{re.escape(told)}"):
+    with pytest.raises(ConfigError, match=rf"modules\.language\.config[.:] ?{re.escape(expected)}"):
         family_of(model_type).describe(config)

@@ -114,7 +114,7 @@ def _build(config: Config, mesh: DeviceMesh, context: ContextAxis, *, sequence_p
         hidden=HIDDEN,
         context=context,
     )
-    with torch.no_grad():  # away from zero and one, alike on all ranks
+    with torch.no_grad():  # away from zero and one, equal on all ranks
         for name, parameter in part.parameters.items():
             if name.endswith("bias") or "norm" in name:
                 noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))

@@ -52,7 +52,7 @@ def test_the_recipe_has_the_parameters_that_it_should() -> None:
 
 
 def test_it_is_found_by_its_name() -> None:
-    """It registers as a stranger's package does."""
+    """It registers as a third-party package does."""
     from mimo.model.hybrid import plugin
 
     assert plugin.mimo_register_language_models() == [HYBRID]
@@ -60,7 +60,7 @@ def test_it_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"pattern": "MX"}, "pattern: expected a letter for each layer: M (Mamba-2), E (mixture of experts), * (atten"),
         ({"pattern": ""}, "pattern: expected a letter for each layer"),
@@ -79,9 +79,9 @@ def test_it_is_found_by_its_name() -> None:
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(changed: Mapping[str, Any], told: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(changed: Mapping[str, Any], expected: str) -> None:
     """Each with its path; those that a decoder has too as there."""
-    with pytest.raises(ConfigError, match=re.escape(f"modules.language.config.{told}")):
+    with pytest.raises(ConfigError, match=re.escape(f"modules.language.config.{expected}")):
         attrs.evolve(SMALL, **changed)
 
 
@@ -100,16 +100,16 @@ def test_a_vocabulary_must_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "told"),
+    ("tp", "expected"),
     [(3, "expected a divisor of heads = 4, got 3"), (8, "expected a divisor of heads = 4, got 8"), (4, None)],
 )
-def test_tensor_ranks_divide_heads_of_both_kinds(tp: int, told: str | None) -> None:
+def test_tensor_ranks_divide_heads_of_both_kinds(tp: int, expected: str | None) -> None:
     """Those of attention and those of Mamba-2; groups they need not divide."""
     grid = Grid(name="language", ranks=range(tp), tp=tp)
-    if told is None:
+    if expected is None:
         check_module(HYBRID, SMALL, grid=grid)
         return
-    with pytest.raises(ConfigError, match=re.escape(f"modules.language.tp: {told}")):
+    with pytest.raises(ConfigError, match=re.escape(f"modules.language.tp: {expected}")):
         check_module(HYBRID, SMALL, grid=grid)
     alone = HybridConfig(pattern="M", mamba_heads=5)
     with pytest.raises(ConfigError, match="a divisor of mamba_heads = 5"):

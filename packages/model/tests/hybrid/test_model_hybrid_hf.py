@@ -170,7 +170,7 @@ def test_further_tokens_have_the_names_of_published_folders() -> None:
 
 
 def test_folders_hold_all_of_further_tokens_or_none() -> None:
-    """With none they are left as they are and told; a part is refused; a model without them passes them over."""
+    """With none they are left as they are and reported; a part is refused; a model without them passes them over."""
     module, config, written = _further()
     family, other = family_of("nemotron_h"), HYBRID.build(config, Stage())
     assert read_hf(other, family, config, written) == ()
@@ -235,7 +235,7 @@ def test_what_is_written_is_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "keys", "told"),
+    ("model_type", "keys", "expected"),
     [
         ("nemotron_h", {"n_group": 2}, "n_group: expected 1"),
         ("nemotron_h", {"moe_latent_size": 8}, "moe_latent_size: expected None"),
@@ -255,15 +255,15 @@ def test_what_is_written_is_json() -> None:
         ("mamba2", {"hidden_act": "gelu"}, "hidden_act: expected 'silu'"),
     ],
 )
-def test_what_the_hybrid_has_not_is_refused_by_its_key(model_type: str, keys: Mapping[str, Any], told: str) -> None:
+def test_what_the_hybrid_has_not_is_refused_by_its_key(model_type: str, keys: Mapping[str, Any], expected: str) -> None:
     """Groups of experts, another activation, other layers: the key of ``config.json`` is named."""
     given = NEMOTRON if model_type == "nemotron_h" else MAMBA
-    with pytest.raises(ConfigError, match=re.escape(f"config.json: {told}")):
+    with pytest.raises(ConfigError, match=re.escape(f"config.json: {expected}")):
         family_of(model_type).settings({**given, **keys})
 
 
 @pytest.mark.parametrize(
-    ("model_type", "settings", "told"),
+    ("model_type", "settings", "expected"),
     [
         ("nemotron_h", {"pattern": "M-", "activation": "swiglu"}, "activation: expected 'relu2'"),
         ("nemotron_h", {"pattern": "*", "attention_bias": True}, "attention_bias: expected False"),
@@ -277,8 +277,8 @@ def test_what_the_hybrid_has_not_is_refused_by_its_key(model_type: str, keys: Ma
         ("mamba2", {"pattern": "M", "mamba_head_dim": 5}, "mamba_heads: expected heads whose columns are a multiple"),
     ],
 )
-def test_what_a_family_has_no_place_for_is_refused(model_type: str, settings: Mapping[str, Any], told: str) -> None:
+def test_what_a_family_has_no_place_for_is_refused(model_type: str, settings: Mapping[str, Any], expected: str) -> None:
     """A setting that a folder of the family can't say is named, rather than lost."""
     config = HybridConfig(**{"vocabulary": 31, "hidden": 32, **settings})
-    with pytest.raises(ConfigError, match=re.escape(f"modules.language.config.{told}")):
+    with pytest.raises(ConfigError, match=re.escape(f"modules.language.config.{expected}")):
         family_of(model_type).describe(config)

@@ -1,4 +1,4 @@
-"""Weight gradients that are put off: what is computed when, and that it comes to the same."""
+"""Deferred weight gradients: what is computed when, and that the results are the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mimo.topology import Grid
 
 
 def test_a_deferral_computes_in_order_and_once() -> None:
-    """What was put off is computed when asked, first in first out, and then gone."""
+    """What was deferred is computed when called, first in first out, and then gone."""
     weight_grad_queue, done = WeightGradQueue(), list[int]()
     weight, bias = torch.zeros(1), torch.zeros(1)
     with weight_grad_queue.collect() as first:
@@ -285,7 +285,7 @@ def _check_decoder(_rank: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_decoder_split_equals_it_whole(run_ranks: Callable[..., list[Any]], name: str) -> None:
-    """With several microbatches waiting at once, products and head put off, norms, routers and embeddings do not."""
+    """With several microbatches waiting at once, products and head deferred, norms, routers and embeddings do not."""
     run_ranks(1, _check_decoder, name)
 
 
@@ -303,7 +303,7 @@ def _check_without(_rank: int) -> None:
 
 
 def test_layers_that_know_of_no_deferral_compute_at_once(run_ranks: Callable[..., list[Any]]) -> None:
-    """As a stranger's do: all gradients are there after the first part, and the second adds nothing."""
+    """As a third-party layer does: all gradients are there after the first part, and the second adds nothing."""
     run_ranks(1, _check_without)
 
 
