@@ -32,7 +32,7 @@ class Noted:
 
 
 class Later:
-    """Weight gradients that were put off."""
+    """Weight gradients that were deferred."""
 
     def __init__(self, parameters: Collection[Tensor]) -> None:
         self.parameters = parameters

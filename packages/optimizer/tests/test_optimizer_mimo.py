@@ -110,7 +110,7 @@ def give(optimizer: MimoOptimizer, rank: int, step: int) -> None:
         optimizer.reduce(module.part.grid.name, 0)
 
 
-def tally(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> LocalStats:
+def local_stats(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> LocalStats:
     """Return a rank's share: tokens on one rank, rows on ranks 0 and 2."""
     counted = {0: {"vision": 2}, 2: {"language": 9}}.get(rank, {}) if rows is None else rows
     return LocalStats(loss=loss, label_tokens=TOKENS if rank == 3 else 0, rows=counted)
@@ -122,7 +122,7 @@ def train(rank: int) -> tuple[dict[str, torch.Tensor], list[float], list[float]]
     norms, losses = [], []
     for step in range(1, STEPS + 1):
         give(optimizer, rank, step)
-        stepped = optimizer.step(step, tally(rank))
+        stepped = optimizer.step(step, local_stats(rank))
         norms.append(stepped.norm)
         losses.append(stepped.loss)
         optimizer.zero_gradients()
@@ -159,15 +159,15 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
         assert norm.grad is not None
         norm.grad.mul_(math.nan)
     if fault == "loss":
-        stepped = optimizer.step(1, tally(rank, loss=math.inf if rank == 2 else 1.0))
+        stepped = optimizer.step(1, local_stats(rank, loss=math.inf if rank == 2 else 1.0))
     elif fault == "tokens":
         stepped = optimizer.step(1, LocalStats(loss=1.0))
     elif fault == "rows":
-        stepped = optimizer.step(1, tally(rank, rows={"language": 9} if rank == 2 else {}))
+        stepped = optimizer.step(1, local_stats(rank, rows={"language": 9} if rank == 2 else {}))
     else:
         if fault == "gradient" and rank in (0, 2):
             optimizer.reduce("vision", 0)
-        stepped = optimizer.step(1, tally(rank))
+        stepped = optimizer.step(1, local_stats(rank))
     changed = {
         name: any(
             not torch.equal(parameter.full_tensor(), full(path, 0))
@@ -207,11 +207,11 @@ def missing(rank: int) -> list[bool]:
     """Step once with gradients and once without; return whether the second step saw any gradient."""
     optimizer = build(rank, {})
     give(optimizer, rank, 1)
-    optimizer.step(1, tally(rank))
+    optimizer.step(1, local_stats(rank))
     optimizer.zero_gradients()
     for name in optimizer.modules:
         optimizer.reduce(name, 0)
-    stepped = optimizer.step(2, tally(rank))
+    stepped = optimizer.step(2, local_stats(rank))
     return [stepped.norm == 0.0, stepped.skipped]
 
 

@@ -205,8 +205,8 @@ def train(rank: int, clip_by: str, named: bool) -> tuple[dict[str, Tensor], list
     optimizer, found = build(rank, clip_by, named), []
     for step in range(1, STEPS + 1):
         give(optimizer, rank, step)
-        tally = LocalStats(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1})
-        found.append(optimizer.step(step, tally))
+        stats = LocalStats(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1})
+        found.append(optimizer.step(step, stats))
         optimizer.zero_gradients()
     weights = {
         name: value.full_tensor().detach()
@@ -255,7 +255,7 @@ def test_optimizer_zero_gradients_are_counted_once(run_ranks: Callable[..., list
             assert all(expected.values())
 
 
-def spoil(rank: int, name: str) -> tuple[bool, float, bool]:
+def corrupt(rank: int, name: str) -> tuple[bool, float, bool]:
     """Take a step with a gradient that is not finite in one clip group; tell what it came to, and what has changed."""
     optimizer = build(rank, "module", named=True)
     give(optimizer, rank, 1)
@@ -276,5 +276,5 @@ def lay_out(value: Any) -> Tensor:
 @pytest.mark.parametrize("name", ["language.norm", "language.down"])
 def test_optimizer_patterns_skip_together(name: str, run_ranks: Callable[..., list[Any]]) -> None:
     """One clip group that is not finite on one rank, even in a copy that another counts, leaves all as they are."""
-    for skipped, norm, changed in run_ranks(4, spoil, name):
+    for skipped, norm, changed in run_ranks(4, corrupt, name):
         assert (skipped, math.isfinite(norm), changed) == (True, True, False)

@@ -103,12 +103,12 @@ def take(optimizer: MimoOptimizer, rank: int, step: int, *, fault: str = "") -> 
                 value[0, 0] = math.nan
             parameter.grad = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False)
         optimizer.reduce(name, 0)
-    tally = LocalStats(
+    stats = LocalStats(
         loss=math.inf if rank == 1 and fault == "loss" else 1.0,
         label_tokens=TOKENS if rank == 3 and fault != "tokens" else 0,
         rows={"vision": 2, "language": 9} if rank == 2 else {},
     )
-    return optimizer.step(step, tally)
+    return optimizer.step(step, stats)
 
 
 def held(optimizer: MimoOptimizer) -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ def held(optimizer: MimoOptimizer) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Tell whether two are equal to the bit."""
+    """Return whether two are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 

@@ -47,7 +47,7 @@ def give(parameters: Mapping[str, nn.Parameter], step: int, but: tuple[str, ...]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether parameters, or optimizers' states by name, are equal to the bit."""
+    """Return whether parameters, or optimizers' states by name, are equal to the bit."""
     return all(torch.equal(one[name], other[name]) for name in SHAPES)
 
 
@@ -57,7 +57,7 @@ def states(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str
 
 
 def all_same(ours: HybridDeviceOptimizer, parameters: Parameters, plain: LocalAdamW, expected: Parameters) -> bool:
-    """Tell whether parameters and all state are equal to the bit."""
+    """Return whether parameters and all state are equal to the bit."""
     found, right = states(ours, parameters), states(plain, expected)
     return same(parameters, expected) and all(
         found[name].keys() == right[name].keys()

@@ -204,7 +204,7 @@ class _Model:
         return self.model.new_interval_var(start, self.model.new_int_var(0, self.horizon, ""), end, "")
 
     def hint(self, timeline: Timeline) -> None:
-        """Tell the solver a step that it is to begin from."""
+        """Give the solver a step to begin from."""
         actors = {actor.ranks: number for number, actor in enumerate(self.case.graph.actors)}
         for bar in timeline.bars:
             action, actor = bar.action, actors[bar.ranks]

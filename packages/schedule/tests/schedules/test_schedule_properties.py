@@ -75,7 +75,7 @@ def assert_refused(broken: Plan, graph: ModuleGraph, *, checked: str, emulated: 
 
 
 def handed_on(modules: Mapping[str, Module], edge: Edge) -> bool:
-    """Tell whether an edge moves what the step before made."""
+    """Return whether an edge moves what the step before made."""
     return modules[edge.source.module].prefetch and not modules[edge.target.module].prefetch
 
 

@@ -30,7 +30,7 @@ Step = tuple[ActionKind, StageId, tuple[int, ...]]
 
 
 class Product(torch.autograd.Function):
-    """``x @ weight`` whose weight gradient may be put off."""
+    """``x @ weight`` whose weight gradient may be deferred."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, later: list[Callable[[], None]] | None) -> Tensor:
@@ -79,7 +79,7 @@ class Program:
 
     @contextmanager
     def defer_weight_grads(self) -> Iterator[Callable[[], None]]:
-        """Put off the weight's gradient."""
+        """Defer the weight's gradient."""
         self.calls.append("later")
         taken: list[Callable[[], None]] = []
         self.later.append("open")
@@ -155,7 +155,7 @@ def steps_of(graph: ModuleGraph, backward: Sequence[ActionKind] = ("backward",),
 
 @attrs.define
 class Clock:
-    """Time that passes only when told to."""
+    """Time that passes only on request."""
 
     now: float = 0.0
 
@@ -461,22 +461,22 @@ def test_schedule_record_tells_waiting_from_work(monkeypatch: pytest.MonkeyPatch
 
 
 @attrs.frozen
-class Told:
-    """Keeps what an executor tells."""
+class RecordedProgress:
+    """Records what an executor reports."""
 
-    told: list[str] = attrs.field(factory=list)
+    reports: list[str] = attrs.field(factory=list)
 
     def begin(self, action: Action | None) -> None:
         """Keep it."""
-        self.told.append("end" if action is None else f"{action.kind} {action.microbatches}")
+        self.reports.append("end" if action is None else f"{action.kind} {action.microbatches}")
 
     def wait(self, edge: str, peer: int) -> None:
         """Keep it."""
-        self.told.append(f"waits for {peer} on {edge}")
+        self.reports.append(f"waits for {peer} on {edge}")
 
     def resume(self) -> None:
         """Keep it."""
-        self.told.append("goes on")
+        self.reports.append("goes on")
 
 
 def test_schedule_executor_tells_what_it_does_and_whom_it_waits_for() -> None:
@@ -484,11 +484,11 @@ def test_schedule_executor_tells_what_it_does_and_whom_it_waits_for() -> None:
     graph = graph_of(language=(1,))
     plan = only(in_turn(graph, steps_of(graph, count=1)), 1, {"forward", "send", "backward", "receive"})
     programs: Any = {FIRST: Ends("language.0-1", (2,)), LAST: Ends(None, (2,))}
-    told = Told()
-    executor_of(graph, programs, 1, Line(), told).run(plan, apart(1, (2,)))
+    reports = RecordedProgress()
+    executor_of(graph, programs, 1, Line(), reports).run(plan, apart(1, (2,)))
     waits = ["waits for 0 on vision->language", "goes on"]
-    begun = [one for one in told.told if one not in waits]
+    begun = [one for one in reports.reports if one not in waits]
     assert begun == [*(f"{action.kind} (0,)" for action in plan.actors[0].actions), "end"]
-    first = told.told.index("forward (0,)")
-    assert told.told[first + 1 : first + 3] == waits
-    assert told.told[-3:] == [*waits, "end"]
+    first = reports.reports.index("forward (0,)")
+    assert reports.reports[first + 1 : first + 3] == waits
+    assert reports.reports[-3:] == [*waits, "end"]

@@ -41,8 +41,8 @@ def test_schedule_measured_bars_begin_when_all_is_there() -> None:
         ],
     }
     timeline = measured("step 2", GRAPH, range(3), moments)
-    told = [(bar.ranks[0], bar.action.kind, bar.start, bar.finish, bar.waited, bar.cause) for bar in timeline.bars]
-    assert told == [
+    result = [(bar.ranks[0], bar.action.kind, bar.start, bar.finish, bar.waited, bar.cause) for bar in timeline.bars]
+    assert result == [
         (0, "forward", 0, 2, 0, ""),
         (0, "backward", 8, 10, 6, "language"),
         (0, "reduce", 10, 11, 0, ""),

@@ -25,7 +25,7 @@ def test_schedule_rows_are_ranks_that_did_all_alike() -> None:
 
 
 def test_schedule_rows_add_up_to_the_step() -> None:
-    """Busy and idle by cause; a gap of which nothing is told is an unknown one."""
+    """Busy and idle by cause; a gap without a cause is unknown."""
     half = 0.5
     bars = (
         _bar((0,), half, 2 * half, waited=half, cause="warm-up"),

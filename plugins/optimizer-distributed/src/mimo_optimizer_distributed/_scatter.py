@@ -12,7 +12,7 @@ from mimo.topology.collectives import reduce_scatter_single
 
 
 def _exchanges(gradient: Tensor) -> bool:
-    """Tell whether lanes send pieces to each other instead of calling the backend's reduce-scatter."""
+    """Return whether lanes send pieces to each other instead of calling the backend's reduce-scatter."""
     return gradient.device.type == "cpu"
 
 

@@ -71,7 +71,7 @@ class Sharding:
 
 
 def gathers_inside(config: Sharding) -> bool:
-    """Tell whether a forward or backward waits for the other data lanes."""
+    """Return whether a forward or backward waits for the other data lanes."""
     return config.shard != "optimizer"
 
 

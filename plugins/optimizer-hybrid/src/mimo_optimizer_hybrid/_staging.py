@@ -78,7 +78,7 @@ class Staging:
         return self._buffers[buffer, span.at : span.at + span.stop - span.start]
 
     def _is_first(self, number: int) -> bool:
-        """Tell whether no other piece has been in its buffer before."""
+        """Return whether no other piece has been in its buffer before."""
         return number < self._shared or number >= self._first_own
 
     def stage(self, gradients: Mapping[int, Tensor | None]) -> None:

@@ -22,5 +22,5 @@ def state_of(stepped: SteppedShapes, is_given: Callable[[ParameterShape], bool])
 
 
 def _has_matrices(piece: ParameterShape) -> bool:
-    """Tell whether a parameter is a matrix, or a stack of the matrices of experts."""
+    """Return whether a parameter is a matrix, or a stack of the matrices of experts."""
     return len(piece.shape) == 2 or (len(piece.shape) == 3 and piece.experts)  # noqa: PLR2004 - of dims

@@ -32,7 +32,7 @@ _EXPERTS = "ep"
 
 
 def has_matrices(parameter: Tensor) -> bool:
-    """Tell whether a parameter is a matrix, or a stack of the matrices of experts."""
+    """Return whether a parameter is a matrix, or a stack of the matrices of experts."""
     return parameter.ndim == 2 or (parameter.ndim == 3 and _on_expert_mesh(parameter))  # noqa: PLR2004 - of dims
 
 

@@ -89,7 +89,7 @@ class MuonConfig(Sharding):
 
 
 def is_for_adamw(name: str, globs: Iterable[str]) -> bool:
-    """Tell whether one of ``globs`` matches the path inside its module of a parameter's full name."""
+    """Return whether one of ``globs`` matches the path inside its module of a parameter's full name."""
     path = name.partition(".")[2]
     return any(fnmatchcase(path, glob) for glob in globs)
 

@@ -70,7 +70,7 @@ def intersect(one: Box, other: Box) -> Box | None:
 
 
 def covers_once(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Tell whether ``boxes`` lie inside a tensor of ``shape`` and hold each of its elements exactly once."""
+    """Return whether ``boxes`` lie inside a tensor of ``shape`` and hold each of its elements exactly once."""
     if len(boxes) == 1:
         return boxes[0] == Box((0,) * len(shape), tuple(shape))
     inside = all(

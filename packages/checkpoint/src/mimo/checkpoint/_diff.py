@@ -67,7 +67,7 @@ class Differences:
     values: tuple[ValueDifference, ...]
 
     def __bool__(self) -> bool:
-        """Tell whether anything differs."""
+        """Return whether anything differs."""
         return any(attrs.astuple(self, recurse=False))
 
 

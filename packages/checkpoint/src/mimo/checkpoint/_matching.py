@@ -124,7 +124,7 @@ def check_requests(requests: Sequence[Request], manifest: Manifest, where: str, 
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Tell whether any of ``patterns`` is ``name`` or a glob that means it; there may be thousands that are names."""
+    """Return whether any of ``patterns`` is ``name`` or a glob that means it; there may be thousands that are names."""
     return name in patterns or any(
         not _GLOB.isdisjoint(pattern) and fnmatch.fnmatchcase(name, pattern) for pattern in patterns
     )

@@ -59,7 +59,7 @@ def _read_parts(reader: ShardReader, parts: dict[int, list[tuple[int, memoryview
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether its bytes in host memory are those of a file."""
+    """Return whether its bytes in host memory are those of a file."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg()
 
 

@@ -172,7 +172,7 @@ class ShardReader:
 
 
 def _fit(parts: Sequence[tuple[int, memoryview]], low: int, high: int) -> bool:
-    """Tell whether parts of a file are all of its bytes from ``low`` to ``high``, each once."""
+    """Return whether parts of a file are all of its bytes from ``low`` to ``high``, each once."""
     at = low
     for begin, view in parts:
         if begin != at:

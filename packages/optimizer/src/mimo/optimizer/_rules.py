@@ -53,7 +53,7 @@ class Pattern:
         return f'{self.table}.patterns."{self.glob}"'
 
     def matches(self, name: str) -> bool:
-        """Tell whether a full name ``<module>.<path>`` matches."""
+        """Return whether a full name ``<module>.<path>`` matches."""
         return fnmatchcase(name, self.prefix + self.glob)
 
 

@@ -315,7 +315,7 @@ class ModuleGraph:
         return into, out
 
     def runs_backward(self, stage: StageId) -> bool:
-        """Tell whether ``stage`` has a backward: it trains, or something that feeds it does."""
+        """Return whether ``stage`` has a backward: it trains, or something that feeds it does."""
         return self.by_name[stage.module].trains[stage.stage] or any(edge.gradient for edge in self.inputs(stage))
 
     def role(self, rank: int) -> RankRole:

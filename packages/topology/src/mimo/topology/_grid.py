@@ -108,7 +108,7 @@ class Grid:
             )
 
     def __contains__(self, rank: int) -> bool:
-        """Tell whether ``rank`` is one of its ranks."""
+        """Return whether ``rank`` is one of its ranks."""
         return rank in self._positions
 
     @property

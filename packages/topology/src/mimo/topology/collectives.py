@@ -157,7 +157,7 @@ def backend_for(device_type: str) -> str:
 
 
 def connects_late(backend: str) -> bool:
-    """Tell whether groups of a backend are connected at their first use, in which each rank waits for all others."""
+    """Return whether groups of a backend are connected at their first use, in which each rank waits for all others."""
     return backend not in _AT_ONCE
 
 
