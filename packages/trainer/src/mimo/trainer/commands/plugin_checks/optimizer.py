@@ -35,7 +35,7 @@ def check_optimizer(spec: OptimizerSpec, config: Any) -> Iterator[Verdict]:
             dist.destroy_process_group()
 
 
-class _Run:
+class _TrialRun:
     """A module of two layers, a norm and its optimizer."""
 
     def __init__(self, spec: OptimizerSpec, config: Any) -> None:
@@ -75,7 +75,7 @@ class _Run:
 
 def _steps(spec: OptimizerSpec, config: Any) -> None:
     """Every weight moves, and stays finite."""
-    run = _Run(spec, config)
+    run = _TrialRun(spec, config)
     before = run.weights
     for step in range(_STEPS):
         run.step(step)
@@ -88,7 +88,7 @@ def _steps(spec: OptimizerSpec, config: Any) -> None:
 
 def _leaves_alone(spec: OptimizerSpec, config: Any) -> None:
     """A step in which its module saw no rows leaves the weights as they are."""
-    run = _Run(spec, config)
+    run = _TrialRun(spec, config)
     run.step(1)
     before = run.weights
     run.step(2, rows=0)
@@ -98,7 +98,7 @@ def _leaves_alone(spec: OptimizerSpec, config: Any) -> None:
 
 def _has_state(spec: OptimizerSpec, config: Any) -> None:
     """All state is there before the first step, so that a checkpoint can fill it."""
-    run = _Run(spec, config)
+    run = _TrialRun(spec, config)
     before = set(run.optimizer.modules[_NAME].state())
     run.step(1)
     late = sorted(set(run.optimizer.modules[_NAME].state()) - before)
@@ -107,7 +107,7 @@ def _has_state(spec: OptimizerSpec, config: Any) -> None:
 
 def _resumes(spec: OptimizerSpec, config: Any) -> None:
     """With its state taken back it goes on to the bit as if it had not stopped."""
-    straight, resumed = _Run(spec, config), _Run(spec, config)
+    straight, resumed = _TrialRun(spec, config), _TrialRun(spec, config)
     for step in range(_STEPS):
         straight.step(step)
     straight.optimizer.settle()
