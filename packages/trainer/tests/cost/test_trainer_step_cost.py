@@ -21,7 +21,7 @@ from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.profile import (
     VERSION,
     EdgeTimes,
-    Line,
+    LinearTime,
     PassTimes,
     Profile,
     StageTimes,
@@ -67,14 +67,14 @@ def profile_of(job: Job, **changes: Any) -> Profile:
     """Return a profile of a job in which each stage's passes take as many seconds as its number says."""
 
     def times(stage: StageId) -> StageTimes:
-        each = Line(fixed=1.0 + stage.stage, sample=0.5)
+        each = LinearTime(fixed=1.0 + stage.stage, sample=0.5)
         return StageTimes(
             module=stage.module,
             stage=stage.stage,
             forward=each,
-            backward=Line(fixed=4.0, sample=2.0),
-            input_gradient=Line(fixed=1.0, sample=0.5),
-            weight_gradient=Line(fixed=1.0, sample=0.5),
+            backward=LinearTime(fixed=4.0, sample=2.0),
+            input_gradient=LinearTime(fixed=1.0, sample=0.5),
+            weight_gradient=LinearTime(fixed=1.0, sample=0.5),
             reduce=0.25,
             activations=100,
             weight_inputs=60,
@@ -318,10 +318,10 @@ def test_a_profile_is_read_as_it_was_written(job: Callable[..., Job]) -> None:
 
 def test_the_line_goes_through_the_size_that_is_run() -> None:
     """Other sizes only tell its slope, and neither part of it is ever below zero."""
-    assert fit({1: 3.0, 2: 4.0, 4: 6.0}, at=4) == Line(fixed=2.0, sample=1.0)
-    assert fit({1: 9.0, 4: 6.0}, at=4) == Line(fixed=6.0, sample=0.0)
-    assert fit({1: 0.5, 4: 6.0}, at=4) == Line(fixed=0.0, sample=1.5)
-    assert fit({4: 6.0}, at=4) == Line(fixed=6.0, sample=0.0)
+    assert fit({1: 3.0, 2: 4.0, 4: 6.0}, at=4) == LinearTime(fixed=2.0, sample=1.0)
+    assert fit({1: 9.0, 4: 6.0}, at=4) == LinearTime(fixed=6.0, sample=0.0)
+    assert fit({1: 0.5, 4: 6.0}, at=4) == LinearTime(fixed=0.0, sample=1.5)
+    assert fit({4: 6.0}, at=4) == LinearTime(fixed=6.0, sample=0.0)
 
 
 def test_sizes_double_up_to_the_configured_one(job: Callable[..., Job]) -> None:

@@ -49,7 +49,7 @@ def generate(
     from mimo.trainer.resolving.resolve import resolve
     from mimo.trainer.resume.directory import check_world
     from mimo.trainer.resume.resume_point import step_folder
-    from mimo.trainer.run.tasks import Request, generate_text, read_items, run_job
+    from mimo.trainer.run.tasks import GenerateRequest, generate_text, read_items, run_job
 
     for name, value in (("max-tokens", max_tokens), ("tp", tp)):
         if value < 1:
@@ -66,5 +66,5 @@ def generate(
     check_world(job.world, with_slurm(os.environ))
     if seed is None:
         sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=job.settings.run.seed)
-    request = Request(items=items, text=text, max_tokens=max_tokens, sampling=sampling)
+    request = GenerateRequest(items=items, text=text, max_tokens=max_tokens, sampling=sampling)
     return run_job(job, partial(generate_text, folder, request), purpose="generate")

@@ -1,4 +1,4 @@
-"""What any setting may be, whoever reads it: bounds on the plain data of a settings file, before a class sees it.
+"""Bounds on the plain data of any settings file, checked before a class reads it.
 
 A class bounds what its fields mean (`mimo.hooks.check_at_most`); this bounds how large a value may be at all, so that
 no library on the way meets a number, a text or a nesting that it was not made for.

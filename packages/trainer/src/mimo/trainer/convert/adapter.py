@@ -1,4 +1,4 @@
-"""What LoRA has learned, as a folder that the library PEFT loads beside the published model."""
+"""Writes LoRA weights as a folder that the library PEFT loads with the published model."""
 
 from __future__ import annotations
 

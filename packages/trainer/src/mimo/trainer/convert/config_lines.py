@@ -1,4 +1,4 @@
-"""In which line of a published ``config.json`` a key stands, for messages."""
+"""Line numbers of keys in a published ``config.json``, for messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published Hugging Face folders into one checkpoint: compared with what is asked for, then streamed."""
+"""Imports published Hugging Face folders into one checkpoint: compared with the settings, then streamed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 8
 
 
 @attrs.frozen(kw_only=True)
-class Read:
+class FolderRead:
     """A module that is ready to be read.
 
     Args:
@@ -45,7 +45,7 @@ class Read:
     names: frozenset[str]
 
 
-def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[Read, ...]:
+def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRead, ...]:
     """Compare folders with modules, by names, shapes and settings; no weight is read.
 
     Args:
@@ -65,7 +65,7 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[Read, ..
     return tuple(_prepare(part, configs[part.name], hidden) for part in parts)
 
 
-def write(reads: Iterable[Read], out: Path, *, config: Mapping[str, Any]) -> Path:
+def write(reads: Iterable[FolderRead], out: Path, *, config: Mapping[str, Any]) -> Path:
     """Stream modules into a new checkpoint of step 0, as fp32, and return its folder.
 
     Args:
@@ -109,7 +109,7 @@ def _build(spec: Any, config: Any, hidden: int) -> nn.Module:
     return built
 
 
-def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
+def _prepare(part: HfPart, config: Any, hidden: int) -> FolderRead:
     family, folder = part.reader.family, open_published(part.folder)
     _check_depth(part, config, folder)
     built, shapes = whole_shapes(part.reader.spec, config, hidden)
@@ -133,7 +133,7 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> Read:
             expected=f"the {len(expected)} tensors of a {family.model_type} model as its {CONFIG_NAME} describes it",
             got=f"{len(problems)} that do not fit:{''.join(f'{chr(10)}  {line}' for line in shorten(problems))}\n",
         )
-    return Read(
+    return FolderRead(
         part=attrs.evolve(part, config=config),
         streams=our_streams(
             table,
@@ -260,7 +260,7 @@ def _fresh(part: HfPart, built: nn.Module, table: Iterable[HfTensor]) -> tuple[s
     return whole
 
 
-def _about(read: Read) -> Mapping[str, Any]:
+def _about(read: FolderRead) -> Mapping[str, Any]:
     return {
         "folder": str(read.part.folder.absolute()),
         "model_type": read.part.reader.family.model_type,

@@ -1,4 +1,4 @@
-"""What `mimo checkpoint import-hf` says of published folders: what is read of them, and what is left behind."""
+"""Report of `mimo checkpoint import-hf`: the tensors read from published folders, and those that are not."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from mimo.checkpoint import open_published
-from mimo.trainer.convert.import_hf import Read, shorten
+from mimo.trainer.convert.import_hf import FolderRead, shorten
 from mimo.trainer.convert.published_parts import unread_sections
 
 
-def show(read: Read) -> str:
-    """Return in a line what is read of a folder."""
+def show(read: FolderRead) -> str:
+    """Return a line about what is read from a folder."""
     section = f" ({read.part.section})" if read.part.section else ""
     family, spec = read.part.reader.family, read.part.reader.spec
     return (
@@ -22,9 +22,9 @@ def show(read: Read) -> str:
     )
 
 
-def show_left(reads: Iterable[Read]) -> Iterator[str]:
-    """Yield for each folder, in a line, what of it is not read: models that it describes, and tensors."""
-    by_folder: dict[Path, list[Read]] = {}
+def show_left(reads: Iterable[FolderRead]) -> Iterator[str]:
+    """Yield a line for each folder with models or tensors that are not read."""
+    by_folder: dict[Path, list[FolderRead]] = {}
     for read in reads:
         by_folder.setdefault(read.part.folder, []).append(read)
     for folder, own in by_folder.items():

@@ -1,4 +1,4 @@
-"""LoRA beside linears of ours as LoRA beside the linears and convolutions of a published model.
+"""Converts LoRA of our linears to LoRA of the linears and convolutions of a published model.
 
 Where several of ours lie in one of theirs, each with rows of its own, what is added to that one has the sum of their
 ranks: their ``down`` one below the other, and their ``up`` along a diagonal. Where one is a convolution there, as that

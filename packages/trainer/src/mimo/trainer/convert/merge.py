@@ -1,4 +1,4 @@
-"""The weights of a checkpoint with what LoRA adds to them, a few MiB at a time; and as a checkpoint of their own.
+"""A checkpoint's weights with LoRA merged into them, a few MiB at a time; also written as a new checkpoint.
 
 Shapes: O outputs, I inputs, r the rank; weights of experts have E before them.
 """
@@ -24,7 +24,7 @@ from mimo.trainer.resume.chain import Link, links_of
 
 
 class Merged:
-    """What a checkpoint holds of modules, LoRA added to the weights beside which it stands.
+    """The module weights of a checkpoint, with LoRA merged into the weights that it adapts.
 
     Args:
         links: the checkpoint and those that hold what it leaves out.
@@ -32,8 +32,8 @@ class Merged:
 
     Attributes:
         manifest: the checkpoint's.
-        loras: what is adapted, by module.
-        tensors: all that is left, by name.
+        loras: LoRA settings by module.
+        tensors: all merged weights, by name.
 
     Raises:
         CheckpointError: what LoRA has learned is there in part, or its settings are not.

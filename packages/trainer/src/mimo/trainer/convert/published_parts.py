@@ -1,4 +1,4 @@
-"""What published Hugging Face folders hold that installed plugins can read: by their ``config.json``, free of torch."""
+"""The modules in published Hugging Face folders that installed plugins can read, by ``config.json``. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the tensors of one side to those of the other by a family's table, a few MiB at a time.
+"""Converts tensors between our names and shapes and a published family's, a few MiB at a time.
 
 A tensor whose dims lie in another order is held whole; of all others a chunk is.
 """

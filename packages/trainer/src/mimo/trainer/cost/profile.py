@@ -50,7 +50,7 @@ def _count(default: Any = attrs.NOTHING) -> Any:
 
 
 @attrs.frozen(kw_only=True)
-class Line:
+class LinearTime:
     """Seconds of a pass: ``fixed``, and ``sample`` for every sample that each language lane has in it."""
 
     fixed: float = _count()
@@ -90,10 +90,10 @@ class StageTimes:
 
     module: str
     stage: int
-    forward: Line
-    backward: Line | None = None
-    input_gradient: Line | None = None
-    weight_gradient: Line | None = None
+    forward: LinearTime
+    backward: LinearTime | None = None
+    input_gradient: LinearTime | None = None
+    weight_gradient: LinearTime | None = None
     reduce: float = _count(0.0)
     reduce_tied: float = _count(0.0)
     activations: float = _count(0.0)
@@ -143,7 +143,7 @@ class Profile:
     def costs(self, micro_batch: int) -> Costs:
         """Return what a step costs whose microbatches have so many samples for each language lane."""
 
-        def seconds(line: Line | None, factor: float = 1.0) -> Seconds:
+        def seconds(line: LinearTime | None, factor: float = 1.0) -> Seconds:
             return Seconds() if line is None else Seconds(line.fixed * factor, line.sample * micro_batch * factor)
 
         def stage_cost(times: StageTimes) -> StageCost:

@@ -1,4 +1,4 @@
-"""Settings that a checkpoint carries, laid out anew on one process, as evaluation and generation use them."""
+"""Settings of a checkpoint for one process, as evaluation and generation use them."""
 
 from __future__ import annotations
 

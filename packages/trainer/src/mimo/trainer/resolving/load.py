@@ -1,4 +1,4 @@
-"""What ``[load]`` says beside ``checkpoint.load``: settings that nothing would come of are refused."""
+"""Checks of ``[load]`` against ``checkpoint.load``: settings that would have no effect are refused."""
 
 from __future__ import annotations
 

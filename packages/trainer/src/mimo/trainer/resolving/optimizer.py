@@ -1,4 +1,4 @@
-"""Which optimizer steps which parameters: the global table, a module's keys over it, those of patterns over both."""
+"""Which optimizer steps which parameters: keys of a module override the global table, those of patterns both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether a run may begin: what `mimo train` asks before it launches anything, and `mimo check` just so.
+"""Checks whether a run may start: before `mimo train` launches anything, and the same in `mimo check`.
 
-One function decides for both. What another run could change meanwhile is asked once more when the directory is held.
+What another run could change meanwhile is checked again once the directory is locked.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.cost.profile import (
     VERSION,
     EdgeTimes,
-    Line,
+    LinearTime,
     PassTimes,
     Profile,
     StageTimes,
@@ -294,13 +294,13 @@ def _points(stage: StageId, kind: ActionKind, seconds: Mapping[int, Mapping[Key,
     return {count: statistics.mean(values) for count, values in found.items()}
 
 
-def fit(points: Mapping[int, float], *, at: int) -> Line:
+def fit(points: Mapping[int, float], *, at: int) -> LinearTime:
     """Return the line through the point ``at`` that misses the others by least squares, nowhere below zero."""
     slope = 0.0
     if spread := sum((count - at) ** 2 for count in points):
         slope = max(sum((count - at) * (took - points[at]) for count, took in points.items()) / spread, 0.0)
     slope = min(slope, points[at] / at)
-    return Line(fixed=points[at] - slope * at, sample=slope)
+    return LinearTime(fixed=points[at] - slope * at, sample=slope)
 
 
 def _groups(values: Sequence[T], size: int) -> list[Sequence[T]]:

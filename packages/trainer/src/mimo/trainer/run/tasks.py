@@ -1,4 +1,4 @@
-"""What each rank does for a command, and how a command starts it: as itself if forked, from plain data otherwise."""
+"""The work of each rank for a command, and how a command starts it: by forking, or from plain data when spawned."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Entry: TypeAlias = Callable[[Job, ProcessInfo], None]
 
 
 @attrs.frozen(kw_only=True)
-class Request:
-    """What `mimo generate` is asked for.
+class GenerateRequest:
+    """The prompt and options of `mimo generate`.
 
     Args:
         items: raw, by modality, in the order of their placeholders.
         text: with a placeholder for each of them; empty: those alone.
-        max_tokens: most to be written.
+        max_tokens: largest number of tokens to generate.
         sampling: how they are chosen.
     """
 
@@ -97,7 +97,7 @@ def evaluate_checkpoint(step_folder: Path, job: Job, place: ProcessInfo) -> None
         print(show_evaluation(info))
 
 
-def generate_text(step_folder: Path, request: Request, job: Job, place: ProcessInfo) -> None:
+def generate_text(step_folder: Path, request: GenerateRequest, job: Job, place: ProcessInfo) -> None:
     """Print what a checkpoint writes after a prompt, as it is written; the first rank does."""
     trainer = load_model(job, place, step_folder)
     shows = place.rank == 0
