@@ -11,12 +11,8 @@ import attrs
 
 from mimo.data import DATASETS, DatasetSpec, SplitName, Tokenizer
 from mimo.hooks import ItemInfo, Kind
-from mimo.trainer.batch.route_cache import RouteCache
-from mimo.trainer.batch.step_data import Microbatch
-from mimo.trainer.config.plugin_kinds import find_installed
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import Job, read_settings, resolve
+from mimo.trainer.runtime import Microbatch, RouteCache, find_installed
 
 SAMPLES = 64
 ROWS = 256
@@ -114,7 +110,7 @@ def make_job(placement: Mapping[str, Mapping[str, Any]]) -> Job:
             **{name: {"plugin": "vit", "modality": name, "config": vit, **placement[name]} for name in ENCODERS},
         },
     }
-    return resolve(make_settings(settings), find=_find)
+    return resolve(read_settings(settings), find=_find)
 
 
 def measure(placement: str, *, ranks: int) -> Iterator[float]:

@@ -9,7 +9,7 @@ import attrs
 
 from mimo.data import DATASETS, DatasetSpec, SplitName, Tokenizer
 from mimo.hooks import ItemInfo, Kind
-from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.runtime import find_installed
 
 WORDS = [f"w{index}" for index in range(250)]
 

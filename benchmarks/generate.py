@@ -26,9 +26,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from mimo.model import DECODER, DecoderConfig, Stage
 from mimo.model.runtime import local, read_hf
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.generation import Trainer, generate, prompt_of
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import Trainer, generate, prompt_of, read_settings, resolve
 
 VOCABULARY = 8192
 KNOWN = 257  # ids of the byte tokenizer, its end among them
@@ -97,7 +95,7 @@ def ours(model: Any) -> Trainer:
         "tokenizer": {"plugin": "byte"},
         "modules": {"language": {"plugin": "decoder", "ranks": "0", "config": settings}},
     }
-    trainer = Trainer(resolve(make_settings(table), purpose="generate"), rank=0, device=torch.device("cpu"))
+    trainer = Trainer(resolve(read_settings(table), purpose="generate"), rank=0, device=torch.device("cpu"))
     (part,) = trainer.model.parts_of("language")
     with torch.no_grad():
         for name, value in plain.state_dict().items():

@@ -21,10 +21,7 @@ import torch.distributed as dist
 from _forked import in_ranks
 from _text import WORDS, find
 
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Job, Trainer, read_settings, resolve
 
 WARM_UP = 3
 STEPS = 2
@@ -61,7 +58,7 @@ def job(name: str) -> Job:
         "modules": {"language": {"plugin": "decoder", "ranks": "0-1", "config": config, **axes}},
         "optimizer": {"lr": 1e-3, "clip": 1.0},
     }
-    return resolve(make_settings(settings), find=find)
+    return resolve(read_settings(settings), find=find)
 
 
 def measure(rank: int, rounds: int) -> Times:

@@ -22,10 +22,7 @@ from _tiled import WORDS, find
 
 from mimo.data import StepSampler
 from mimo.model import EncoderSpec
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Job, Trainer, read_settings, resolve
 
 WARM_UP = 3
 
@@ -39,7 +36,7 @@ class Case:
 
     def job(self) -> Job:
         """Resolve the four-process run."""
-        return resolve(make_settings(self.settings), find=find)
+        return resolve(read_settings(self.settings), find=find)
 
 
 def _settings(

@@ -37,8 +37,7 @@ from mimo.model.runtime import Linear, WeightGradQueue
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check, pipeline_route
 from mimo.schedule.runtime import LOSS, Boundary, Executor, open_channels
 from mimo.topology import Grid, Module, ModuleGraph, StageId
-from mimo.trainer.config.plugin_kinds import find_installed
-from mimo.trainer.config.structure import structure
+from mimo.trainer.runtime import find_installed, structure
 
 STAGES = 4
 MICROBATCHES = 8

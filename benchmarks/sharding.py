@@ -30,10 +30,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mimo.schedule.runtime import Record
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Job, Trainer, read_settings, resolve
 
 MODES = ("optimizer", "gradients", "full")
 WAYS = {
@@ -76,7 +73,7 @@ def job(mode: str, way: str) -> Job:
         "modules": {"language": {"plugin": "decoder", "ranks": "0-1", "config": MODEL}},
         "optimizer": {"plugin": "distributed", "shard": mode, "lr": 1e-3, "clip": 1.0, **WAYS[way]},
     }
-    return resolve(make_settings(settings), find=find)
+    return resolve(read_settings(settings), find=find)
 
 
 class Trained:

@@ -33,14 +33,8 @@ from mimo.optimizer.runtime import LocalStats
 from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
-from mimo.trainer.batch.step_data import StepData
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.run.profiling import measure_job, samples
-from mimo.trainer.step.build import Assembly
-from mimo.trainer.step.programs import Program
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Job, Trainer, read_settings, resolve
+from mimo.trainer.runtime import Assembly, Program, StepData, measure_job, samples
 
 WARM_UP = 3
 PROFILES = {"compute": 3, "sleep": 1}
@@ -94,7 +88,7 @@ class Case:
             "modules": tables,
             "schedule": dict(self.schedule),
         }
-        return resolve(make_settings(settings), find=find)
+        return resolve(read_settings(settings), find=find)
 
 
 def _schedule(plugin: str, **keys: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mimo.launch import ProcessInfo
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 STEPS, TINY_STEPS, BEFORE = 10, 2, 2
 _NEEDLE = "called a synchronizing CUDA operation"

@@ -29,9 +29,9 @@ from test_oracle import on
 from mimo.hooks import StepInfo
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import Terms, launch, start_method
+from mimo.trainer import Trainer
 from mimo.trainer.resume.attempt import note_failure
 from mimo.trainer.run.train import train
-from mimo.trainer.step.trainer import Trainer
 
 STEPS, STRUCK, SAVED = 5, 3, 2
 RANK, WORLD = 1, 4

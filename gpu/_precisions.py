@@ -14,7 +14,7 @@ from test_oracle import on
 from test_precision import Ran, in_precision, train
 
 from mimo.launch import ProcessInfo
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 STEPS, TINY_STEPS = 50, 6
 MEAN, WORST, EVALUATION = 0.01, 0.05, 0.02

@@ -29,13 +29,9 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
+from mimo.trainer import Settings
 from mimo.trainer.commands.main import run
-from mimo.trainer.config.fields import own_keys
-from mimo.trainer.config.plain_values import join_path
-from mimo.trainer.config.plugin_kinds import find_installed
-from mimo.trainer.config.settings import ModuleSettings, Settings
-from mimo.trainer.config.template import EXAMPLE
-from mimo.trainer.config.toml import read_table
+from mimo.trainer.runtime import EXAMPLE, ModuleSettings, find_installed, join_path, own_keys, read_table
 
 REFUSED_SECONDS, REFUSED_BYTES = 2.0, 100 << 20
 """What a refusal may take beyond a sound check of the same file."""

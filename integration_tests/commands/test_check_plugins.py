@@ -14,9 +14,9 @@ from mimo.data import DatasetSpec
 from mimo.hooks import ItemInfo, discover
 from mimo.model.testing import Verdict
 from mimo.optimizer import OPTIMIZERS
-from mimo.trainer.commands.plugin_checks.check import check_plugin
 from mimo.trainer.commands.plugin_checks.kinds import check_dataset, check_settings
 from mimo.trainer.commands.plugin_checks.optimizer import check_optimizer
+from mimo.trainer.runtime import check_plugin
 
 INSTALLED = {
     "adamw": (),

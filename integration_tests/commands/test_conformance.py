@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from mimo.trainer.commands.plugin_checks.check import check_plugin
+from mimo.trainer.runtime import check_plugin
 
 SMALL = ("width=16", "heads=2", "layers=2", "intermediate=12")
 ENCODERS: Mapping[str, Sequence[str]] = {

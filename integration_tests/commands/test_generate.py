@@ -28,10 +28,7 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import LANGUAGE_MODELS
 from mimo.model.runtime import SupportsDecodeCache
 from mimo.testing import Pool
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.generation import Sampling, generate, open_checkpoint, prompt_of
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Sampling, Trainer, generate, open_checkpoint, prompt_of, read_settings, resolve
 
 TEXT = "w1 <image> w3 w4 <image> w5"
 TOKENS = 24
@@ -89,7 +86,7 @@ def forgetful(settings: Table) -> Any:
         assert not isinstance(module, SupportsDecodeCache)
         return module
 
-    return resolve(make_settings(settings), find=find_forgetful)
+    return resolve(read_settings(settings), find=find_forgetful)
 
 
 @pytest.mark.parametrize("name", LANGUAGES)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.trainer.convert.published_parts import installed_readers
+from mimo.trainer.runtime import installed_readers
 
 SETTINGS = {reader.family.model_type: reader.family.settings for reader in installed_readers("vision")}
 

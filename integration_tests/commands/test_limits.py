@@ -18,11 +18,8 @@ from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
 from mimo.topology import parse_ranks
-from mimo.trainer.config.plugin_kinds import find_installed
-from mimo.trainer.config.structure import structure
-from mimo.trainer.config.toml import make_settings, read_settings, read_table
-from mimo.trainer.resolving.job_size import count_actions
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import read_settings, resolve
+from mimo.trainer.runtime import count_actions, find_installed, read_table, structure
 
 ENDLESS = {"budget", "shard_lanes"}
 """Fields that any number may be: bytes of memory that nothing is made of, and a divisor of the lanes that there are."""
@@ -53,11 +50,11 @@ def vlm() -> Table:
 def test_what_is_above_a_documented_bound_is_refused_by_its_path(path: str, most: int) -> None:
     """The number that the table says is allowed by that setting, the next one is not."""
     with pytest.raises(ConfigError, match=re.escape(str(most + 1))) as refused:
-        resolve(make_settings(vlm(), [f"{path}={most + 1}"]))
+        resolve(read_settings(vlm(), [f"{path}={most + 1}"]))
     assert refused.value.where == path
     assert str(most) in refused.value.expected
     with pytest.raises(ConfigError) as other:  # for another reason, if only that no schedule is called so
-        resolve(make_settings({**vlm(), "schedule": {"plugin": "none"}}, [f"{path}={most}"]))
+        resolve(read_settings({**vlm(), "schedule": {"plugin": "none"}}, [f"{path}={most}"]))
     assert other.value.where != path or str(most) not in other.value.expected
 
 
@@ -133,7 +130,7 @@ def test_no_file_holds_values_that_no_setting_could_be(tmp_path: Path, written: 
 def test_an_override_is_bounded_like_a_line_of_the_file(value: str) -> None:
     """By the path that was written."""
     with pytest.raises(ConfigError) as refused:
-        make_settings(vlm(), [f"run.steps={value}"])
+        read_settings(vlm(), [f"run.steps={value}"])
     assert refused.value.where == "run.steps"
 
 
@@ -162,7 +159,7 @@ def test_what_several_settings_make_is_bounded_before_a_plan_is_made(
 ) -> None:
     """Microbatches, actions and tokens of a step."""
     with pytest.raises(ConfigError, match=message) as refused:
-        resolve(make_settings(vlm(), overrides))
+        resolve(read_settings(vlm(), overrides))
     assert refused.value.where == where
 
 
@@ -171,14 +168,14 @@ def test_there_may_be_64_modules() -> None:
     table = vlm()
     table["modules"] |= {f"m{index}": table["modules"]["vision"] for index in range(63)}
     with pytest.raises(ConfigError, match="modules: expected at most 64 modules, got 65"):
-        resolve(make_settings(table))
+        resolve(read_settings(table))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
 def test_actions_are_counted_as_a_plan_has_them(schedule: str) -> None:
     """The estimate is within a factor of two of the plan that is made."""
     overrides = ["modules.language.ranks=1-2", "modules.language.pp=2", f"schedule.plugin={schedule}"]
-    job = resolve(make_settings(vlm(), overrides))
+    job = resolve(read_settings(vlm(), overrides))
     planned = sum(len(actor.actions) for actor in job.plan.actors)
     assert planned / 2 <= count_actions(job.graph, job.microbatches) <= 2 * planned
 
@@ -190,11 +187,11 @@ def test_ten_thousand_ranks_are_planned() -> None:
         *("modules.language.tp=8", "modules.language.config.layers=400", "modules.language.config.vocabulary=300000"),
         "run.global_batch=2000",
     ]
-    job = resolve(make_settings(vlm(), overrides))
+    job = resolve(read_settings(vlm(), overrides))
     assert (job.world, job.microbatches, len(job.plan.actors)) == (10_000, 16, 10)
 
 
 def test_the_recipe_of_an_example_is_legal() -> None:
     """The largest of the examples."""
     table = read_table(ROOT / "examples" / "nemotron-moe-vlm-20l.toml")
-    assert resolve(make_settings(table)).world == 8
+    assert resolve(read_settings(table)).world == 8

@@ -12,11 +12,9 @@ import tomli_w
 
 from mimo.hooks import ConfigError, Kind
 from mimo.optimizer import OPTIMIZERS, AdamWConfig, LearningRate
+from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.commands.main import run
-from mimo.trainer.config.plugin_kinds import find_installed
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.runtime import find_installed
 
 S = TypeVar("S")
 SETTINGS = """
@@ -69,7 +67,7 @@ def file(tmp_path: Path) -> Path:
 
 def resolved(file: Path, *overrides: str) -> Job:
     """Return the job of a file with overrides."""
-    return resolve(make_settings(tomllib.loads(file.read_text()), overrides), find=find)
+    return resolve(read_settings(tomllib.loads(file.read_text()), overrides), find=find)
 
 
 def test_a_pattern_is_merged_over_its_module(file: Path) -> None:
@@ -167,7 +165,7 @@ def test_how_frozen_parameters_lie_may_be_set(file: Path) -> None:
 def test_optimizers_read_back_as_the_same_job(file: Path, overrides: tuple[str, ...]) -> None:
     """The order of patterns counts, and stays; defaults of a plugin are not taken for what was written for all."""
     job = resolved(file, *overrides)
-    again = resolve(make_settings(tomllib.loads(tomli_w.dumps(job.plain))), find=find)
+    again = resolve(read_settings(tomllib.loads(tomli_w.dumps(job.plain))), find=find)
     assert [module.optimizer.rules for module in again.modules] == [module.optimizer.rules for module in job.modules]
     assert again.plain == job.plain
 

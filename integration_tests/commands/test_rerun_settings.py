@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.trainer.config.template import EXAMPLE
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import read_settings, resolve
+from mimo.trainer.runtime import EXAMPLE
 
 INJECT = {"step": 3, "module": "vision", "rank": 1}
 
@@ -19,7 +18,7 @@ INJECT = {"step": 3, "module": "vision", "rank": 1}
 def check(rerun: dict[str, Any], **vision: Any) -> None:
     """Resolve the example with these settings."""
     modules = {**EXAMPLE["modules"], "vision": {**EXAMPLE["modules"]["vision"], **vision}}
-    resolve(make_settings({**EXAMPLE, "modules": modules, "rerun": rerun}))
+    resolve(read_settings({**EXAMPLE, "modules": modules, "rerun": rerun}))
 
 
 @pytest.mark.parametrize(

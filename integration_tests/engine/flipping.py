@@ -22,12 +22,8 @@ from torch import Tensor
 
 from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
-from mimo.trainer.rerun.machine import RerunStateMachine
-from mimo.trainer.resume.compatibility import check_source
-from mimo.trainer.resume.load import resume
-from mimo.trainer.resume.resume_point import find_source, share_source
-from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
+from mimo.trainer.runtime import RerunStateMachine, check_source, find_source, resume, save_step, share_source
 
 QUIET_STEPS = 6
 """Before the first flip, so that passes have a past."""

@@ -23,15 +23,16 @@ from mimo.hooks import Kind, RestartNeededError, ResultRejectedError, StepInfo
 from mimo.launch import ProcessInfo
 from mimo.model import ENCODERS
 from mimo.testing import Pool
-from mimo.trainer.config.names import RERUN_FILE
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.rerun.machine import RerunStateMachine
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.resume.compatibility import check_source
-from mimo.trainer.resume.load import resume
-from mimo.trainer.resume.resume_point import find_source, share_source
-from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer, read_settings, resolve
+from mimo.trainer.runtime import (
+    RERUN_FILE,
+    RerunStateMachine,
+    check_source,
+    find_source,
+    resume,
+    save_step,
+    share_source,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +62,7 @@ def attempt(rank: int, settings: Table, changed: bool = False) -> Ended:  # noqa
         settings: encoders of `_find` are known beside those of `jobs.find`.
         changed: whether the samples are others than without.
     """
-    job = resolve(make_settings(settings), find=_find)
+    job = resolve(read_settings(settings), find=_find)
     if changed:
         assert job.train is not None
         job = attrs.evolve(job, train=_Changed(job.train))

@@ -14,9 +14,8 @@ from test_oracle import on
 
 from mimo.checkpoint import Manifest, OwnedEntry
 from mimo.hooks import ConfigError
-from mimo.trainer.config.settings import LoadSettings
-from mimo.trainer.resume.compatibility import check_source, differences, optimizer_settings
-from mimo.trainer.resume.resume_point import Source
+from mimo.trainer.resume.compatibility import differences, optimizer_settings
+from mimo.trainer.runtime import LoadSettings, Source, check_source
 
 BOTH = {"vision": on(0, 0), "language": on(0, 0)}
 FOLDER = Path("run/checkpoints/step_00000003")

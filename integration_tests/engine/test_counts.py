@@ -12,7 +12,7 @@ from tables import Table, alone, table
 
 from mimo.hooks import EvaluationInfo, StepInfo
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 EXPERTS = {"experts": 4, "expert_intermediate": 16, "dense_layers": 1, "balance_loss": 0.1, "z_loss": 0.1}
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

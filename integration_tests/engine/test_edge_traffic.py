@@ -13,9 +13,9 @@ from tables import Table, table
 
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
+from mimo.trainer import Trainer
 from mimo.trainer.commands.tables.job import show_job
-from mimo.trainer.step.traffic import expect_traffic
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.runtime import expect_traffic
 
 WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

@@ -17,16 +17,9 @@ from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree
 from mimo.launch import ProcessInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
-from mimo.trainer.config.settings import LoadSettings
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.decoding.decode import generate
-from mimo.trainer.decoding.prompt import prompt_of
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.resume.compatibility import check_source
-from mimo.trainer.resume.resume_point import Source, step_folder
-from mimo.trainer.resume.save import save_step
+from mimo.trainer import Trainer, generate, prompt_of, read_settings, resolve
 from mimo.trainer.run.tasks import evaluate_checkpoint
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.runtime import LoadSettings, Source, check_source, save_step, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
@@ -59,7 +52,7 @@ def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
             found, build=build, rows=lambda *_: 1, grid=None, parts={}, stages=None, tensor=None, context=None
         )
 
-    job = resolve(make_settings(table(modules, microbatches=2)), find=find_mean)
+    job = resolve(read_settings(table(modules, microbatches=2)), find=find_mean)
     return Trainer(job, rank=rank, device=CPU).train(1).loss
 
 

@@ -15,7 +15,7 @@ from tables import Table, alone, table
 from mimo.data import NO_LABEL, StepSampler
 from mimo.hooks import Flops
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 WIDTH, LAYERS, INNER = 24, 3, 37
 """Of both models."""

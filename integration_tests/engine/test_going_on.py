@@ -17,7 +17,7 @@ from torch import Tensor
 from mimo.checkpoint import reshard
 from mimo.hooks import StateTree
 from mimo.testing import Pool, RanksError
-from mimo.trainer.resume.save import save_step
+from mimo.trainer.runtime import save_step
 
 SAVED = 3
 ONE = on(0, 0)

@@ -18,9 +18,8 @@ from test_oracle_audio import CONFIGS as WHISPER
 
 from mimo.hooks import ConfigError, DataError
 from mimo.model import EncoderSpec
-from mimo.trainer.batch.step_data import Microbatch
-from mimo.trainer.decoding.prompt import prepared_item, prompt_of
-from mimo.trainer.job.job import Job
+from mimo.trainer import Job, prompt_of
+from mimo.trainer.runtime import Microbatch, prepared_item
 
 
 @pytest.fixture

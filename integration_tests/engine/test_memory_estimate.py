@@ -25,11 +25,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from mimo.testing import Pool
+from mimo.trainer import Trainer, read_settings, resolve
 from mimo.trainer.commands.tables.memory import show_memory
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.cost.memory import RankMemory, estimate_memory
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.runtime import RankMemory, estimate_memory
 from mimo_optimizer_distributed._fsdp import Group
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
@@ -278,7 +276,7 @@ def test_the_page_of_optimizers_shows_what_is_told(tmp_path: Path) -> None:
     blocks = re.findall(r"```(?:toml)?\n(.*?)```", page, re.DOTALL)
     console = Console(width=100)
     with console.capture() as shown:
-        for part in show_memory(estimate_memory(resolve(make_settings(settings | tomllib.loads(blocks[0])))), 4, 4):
+        for part in show_memory(estimate_memory(resolve(read_settings(settings | tomllib.loads(blocks[0])))), 4, 4):
             console.print(part)
             console.print()
     assert [line.rstrip() for line in shown.get().strip().splitlines()] == blocks[1].strip().splitlines()

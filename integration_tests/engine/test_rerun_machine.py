@@ -19,17 +19,12 @@ from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import ReducedStats, StepDecision
 from mimo.topology import StageId
-from mimo.trainer.config.names import RERUN_FILE
-from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
-from mimo.trainer.config.template import EXAMPLE
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
+from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.rerun.comparison import Order, Where, apart
 from mimo.trainer.rerun.driver import Rerunner
-from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.rerun.passes import PASSES
 from mimo.trainer.rerun.pending import Waiting
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.runtime import EXAMPLE, RERUN_FILE, InjectSettings, RerunSettings, RerunStateMachine
 from mimo.trainer.step.probe import POWER, Bounds, Deed, Injector, Witness
 
 CPU = torch.device("cpu")
@@ -41,7 +36,7 @@ def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: An
     table = {**EXAMPLE, "run": {**EXAMPLE["run"], "directory": str(directory), **run}, "rerun": rerun}
     if "precision" in run:
         table["optimizer"] = {**EXAMPLE["optimizer"], "plugin": "distributed"}
-    return resolve(make_settings(table))
+    return resolve(read_settings(table))
 
 
 def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:
@@ -281,7 +276,7 @@ def alone(job: Job) -> Job:
         **job.plain,
         "modules": {name: {**one, "ranks": "0", "tp": 1} for name, one in job.plain["modules"].items()},
     }
-    return resolve(make_settings(table))
+    return resolve(read_settings(table))
 
 
 def test_what_is_made_of_runs_that_come_to_this(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:

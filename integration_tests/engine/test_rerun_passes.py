@@ -17,9 +17,8 @@ from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError, Common, StateTree
 from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
-from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
-from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.rerun.passes import PassHistory, computations, read_past
+from mimo.trainer.runtime import InjectSettings, RerunSettings, RerunStateMachine
 from mimo.trainer.step.probe import POWER, Deed, Injector, Witness, norm_of
 
 STAGE = StageId("vision", 0)

@@ -10,7 +10,7 @@ from test_oracle import on
 
 from mimo.hooks import PlanError
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 
 def run_with_other_plan(rank: int, settings: Table, which: str) -> str:

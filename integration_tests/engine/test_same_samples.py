@@ -19,7 +19,7 @@ from mimo.hooks import DataError
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import launch
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 MODULES = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 1, "pp": 3}}
 BOTH = (

@@ -15,12 +15,9 @@ from tables import table
 from mimo.hooks import RunInfo, UserError
 from mimo.launch import Heartbeat
 from mimo.testing import Pool
-from mimo.trainer.config.settings import LoadSettings
+from mimo.trainer import Trainer
 from mimo.trainer.report.metrics import Metrics
-from mimo.trainer.resume.load import resume
-from mimo.trainer.resume.resume_point import Source, step_folder
-from mimo.trainer.resume.save import Saving
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.runtime import LoadSettings, Saving, Source, resume, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 

@@ -15,7 +15,7 @@ from test_oracle import on
 
 from mimo.checkpoint import read_manifest, verify
 from mimo.testing import Pool
-from mimo.trainer.resume.save import Saving
+from mimo.trainer.runtime import Saving
 
 ALONE = {"checkpoint": {"optimizer": False}}
 NEW = "new: optimizer states (moments, step counts, loss scale), as checkpoint.optimizer = false saved none"

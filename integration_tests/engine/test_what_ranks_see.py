@@ -14,7 +14,7 @@ from tables import table
 from mimo.model.runtime import LanguageBatch
 from mimo.testing import Pool
 from mimo.topology import context_spans
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "vision": {"ranks": [0]},

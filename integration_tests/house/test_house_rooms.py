@@ -75,6 +75,7 @@ TRAINER: Mapping[str, str] = {
     "decoding": "config job resolving batch step resume",
     "report": "config job step",
     "run": "config job cost resolving batch step rerun resume convert decoding report",
+    "api": "config job resolving resume step run",
     "commands": "config job cost resolving batch step rerun resume convert decoding report run",
 }
 """The rooms of mimo.trainer, lowest first, and which rooms each may import. Their `__init__` name nothing yet."""

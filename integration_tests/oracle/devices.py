@@ -22,7 +22,7 @@ from mimo.model.layers import norms
 from mimo.model.parallel import context, tensor
 from mimo.schedule.runtime import channel
 from mimo.topology import meshes
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 from mimo_optimizer_distributed import _scatter
 
 BRANCHES: Mapping[Any, Mapping[str, Any]] = {

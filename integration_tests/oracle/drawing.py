@@ -18,7 +18,7 @@ from test_oracle_vision import FAMILIES as VISION
 
 from mimo.model import Stage
 from mimo.model.runtime import linears, stage_without_storage
-from mimo.trainer.job.job import JobModule
+from mimo.trainer.runtime import JobModule
 
 ENCODERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "vision": ({}, {}, *MIXED["vision"], *VISION.values()),

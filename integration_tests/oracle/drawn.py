@@ -19,7 +19,7 @@ from truth import Truth, run_plain
 
 from mimo.hooks import ConfigError
 from mimo.testing import Pool, RanksError
-from mimo.trainer.cost.parameter_names import check_patterns_of
+from mimo.trainer.runtime import check_patterns_of
 
 SEEDS = 3
 """So many are asked where rounding is large."""

@@ -11,8 +11,7 @@ from tables import table
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig, Qwen2_5_VLModel
 
 from mimo.data._grid_positions import Grid, grid_positions
-from mimo.trainer.batch.step_data import Microbatch
-from mimo.trainer.step.programs import language_batch
+from mimo.trainer.runtime import Microbatch, language_batch
 
 MERGED = 2
 """Their encoder makes one row of so many patches down and across."""

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo.hooks import ConfigError
 from mimo.testing import Pool as Workers
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 from mimo_optimizer_hybrid._memory import Pool
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 SAME_GRADIENTS = 1e-5
 """Of an update, relative to its norm, in the first step."""

@@ -20,7 +20,7 @@ from test_oracle_mamba import CONFIG as HYBRID
 from test_resume import settings_of as saving
 
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 SEED = 85
 """With which every row's choice of experts is clear, see `oracle.GAP`."""

@@ -16,7 +16,7 @@ from test_oracle import CLEAR_SEEDS, SP, Modules, on
 
 from mimo.hooks import StepInfo
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 CLIP = 0.05
 """Below the norms of all clip groups here."""

@@ -13,8 +13,7 @@ from tables import SAMPLES, table
 from test_oracle import SP, Modules, on
 
 from mimo.schedule import Route
-from mimo.trainer.batch.route_cache import RouteCache
-from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.runtime import RouteCache, StepData
 
 MICROBATCHES = 4
 PASSES: dict[str, Modules] = {

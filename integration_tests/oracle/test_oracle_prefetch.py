@@ -21,7 +21,7 @@ from test_same_samples import Longer, Swapped, Unreadable
 from mimo.hooks import DataError
 from mimo.schedule.runtime import Record
 from mimo.testing import Pool
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 LAYOUTS: dict[str, Modules] = {
     "alone": {"vision": on(0, 0), "language": on(0, 0)},

@@ -22,8 +22,8 @@ from test_oracle_prefetch import run_counted, run_torn
 from test_rerun import STEP, check_same, settings_of
 
 from mimo.testing import Pool
-from mimo.trainer.cost.memory import estimate_memory
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
+from mimo.trainer.runtime import estimate_memory
 
 LAYOUTS: dict[str, Modules] = {name: modules for name, modules in AHEAD.items() if name != "two encoders, both ahead"}
 

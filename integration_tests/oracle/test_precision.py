@@ -26,13 +26,8 @@ from mimo.checkpoint import read_manifest
 from mimo.hooks import Kind, StepInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.decoding.decode import generate
-from mimo.trainer.decoding.prompt import prompt_of
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.resume.resume_point import step_folder
-from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer, generate, prompt_of, read_settings, resolve
+from mimo.trainer.runtime import save_step, step_folder
 
 SHARDS = ("optimizer", "gradients", "full")
 NEAR = 1e-2
@@ -199,7 +194,7 @@ def run_strange(rank: int, settings: Table) -> list[float]:
         plain = attrs.evolve(found, build=build, rows=lambda *_: 1, grid=None, parts={}, stages=None, tensor=None)
         return attrs.evolve(plain, context=None, recompute={}, flops=None)
 
-    trainer = Trainer(resolve(make_settings(settings), find=find_strange), rank=rank, device=CPU)
+    trainer = Trainer(resolve(read_settings(settings), find=find_strange), rank=rank, device=CPU)
     return [trainer.train(step).loss for step in range(1, STEPS + 1)]
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from published import logits_of
 
 from mimo.testing import Ended
-from mimo.trainer.convert.published_parts import installed_readers
+from mimo.trainer.runtime import installed_readers
 
 PAGE = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

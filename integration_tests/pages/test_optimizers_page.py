@@ -12,9 +12,8 @@ from jobs import find
 from tables import table
 from test_oracle import on
 
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.cost.parameter_names import check_patterns_of
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import read_settings, resolve
+from mimo.trainer.runtime import check_patterns_of
 
 PAGE = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
 BLOCKS = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
@@ -29,7 +28,7 @@ def test_the_page_of_optimizers_shows_patterns_that_something_follows(block: dic
     settings["optimizer"] = block["optimizer"]
     for name, keys in block.get("modules", {}).items():
         settings["modules"][name] |= keys
-    check_patterns_of(resolve(make_settings(settings), find=find))
+    check_patterns_of(resolve(read_settings(settings), find=find))
 
 
 def test_the_page_of_optimizers_shows_patterns() -> None:

@@ -15,7 +15,7 @@ from published import publish
 
 from mimo.testing import comparison
 from mimo.testing.comparison import tensors_of
-from mimo.trainer.convert.published_parts import Reader, installed_readers
+from mimo.trainer.runtime import Reader, installed_readers
 
 SIZES = {"hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = {**SIZES, "vocab_size": 40, "num_key_value_heads": 2, "head_dim": 8}

@@ -24,12 +24,9 @@ from mimo.model import DECODER, DecoderConfig, Stage, lora_linear
 from mimo.model.runtime import LanguageBatch
 from mimo.testing import Pool
 from mimo.testing.comparison import tensors_of
-from mimo.trainer.resolving.checkpoint_settings import settings_of
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import Trainer, resolve
 from mimo.trainer.resume.chain import links_of, load_links
-from mimo.trainer.resume.compatibility import check_source
-from mimo.trainer.resume.resume_point import find_source
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.runtime import check_source, find_source, settings_of
 
 DECODERS: Mapping[str, Any] = {
     "vocabulary": VOCABULARY,

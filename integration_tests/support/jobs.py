@@ -16,10 +16,8 @@ from mimo.data import DATASETS
 from mimo.hooks import Kind, Registry, discover
 from mimo.model import ENCODERS
 from mimo.schedule import SCHEDULES
-from mimo.trainer.config.plugin_kinds import KINDS
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.job.job import Job
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer import Job, read_settings, resolve
+from mimo.trainer.runtime import KINDS
 
 CPU = torch.device("cpu")
 
@@ -88,4 +86,4 @@ STRANGERS: Mapping[str, Callable[..., nn.Module]] = {
 
 def make_job(settings: Table) -> Job:
     """Resolve settings."""
-    return resolve(make_settings(settings), find=find)
+    return resolve(read_settings(settings), find=find)

@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from truth import Truth, read_truth, run_plain, write_truth
 
 from mimo.testing import Pool, made_once
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer
 
 GAP = 1e-5
 """Least distance between the last expert that a row chose and the first that it did not, for a case with experts to be

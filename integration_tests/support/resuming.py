@@ -16,13 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from mimo.hooks import Generators, Stateful, StateTree
 from mimo.testing import Pool
-from mimo.trainer.config.toml import make_settings
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.resume.compatibility import check_source
-from mimo.trainer.resume.load import resume
-from mimo.trainer.resume.resume_point import find_source, share_source
-from mimo.trainer.resume.save import save_step
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer import Trainer, read_settings, resolve
+from mimo.trainer.runtime import check_source, find_source, resume, save_step, share_source
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Piece]]
 
@@ -59,7 +54,7 @@ def run_and_evaluate(rank: int, settings: dict[str, Any]) -> Found:
 
 def evaluation_loss(rank: int, settings: dict[str, Any]) -> float:
     """Evaluate what nobody has trained, as `mimo evaluate` does, and return the loss."""
-    trainer = Trainer(resolve(make_settings(settings), purpose="evaluate", find=find), rank=rank, device=CPU)
+    trainer = Trainer(resolve(read_settings(settings), purpose="evaluate", find=find), rank=rank, device=CPU)
     found = trainer.evaluate(0)
     assert found is not None
     return found.loss

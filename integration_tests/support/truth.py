@@ -23,10 +23,9 @@ from torch.distributed.tensor import DTensor
 from mimo.data import StepSampler
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import Choices, Router, build_part, local
-from mimo.trainer.batch.step_data import StepData
+from mimo.trainer import Trainer
+from mimo.trainer.runtime import StepData, language_batch
 from mimo.trainer.step import build as _assembly
-from mimo.trainer.step.programs import language_batch
-from mimo.trainer.step.trainer import Trainer
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ from mimo.launch.faults.watchdog import Terms, Watchdog
 from mimo.launch.start.device_identity import device_identity
 from mimo.launch.start.launcher import check_open_files, launch, start_method
 from mimo.launch.start.rendezvous import Meeting
-from mimo.launch.start.world import join_world
+from mimo.launch.start.world import join_alone, join_world
 
 __all__ = [
     "Fault",
@@ -19,6 +19,7 @@ __all__ = [
     "connect",
     "device_identity",
     "is_consequence",
+    "join_alone",
     "join_world",
     "launch",
     "start_method",

@@ -1,40 +1,12 @@
-"""Writing on from a prompt, in programs of one's own: what `mimo generate` does, piece by piece."""
+"""Writing on from a prompt, in programs of one's own: names of `mimo.trainer`, under the name that they had before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
-from mimo.launch import ProcessInfo
+from mimo.trainer.api.checkpoint import open_checkpoint
 from mimo.trainer.decoding.decode import generate
 from mimo.trainer.decoding.detokenise import StreamedText
 from mimo.trainer.decoding.prompt import Prompt, prompt_of
 from mimo.trainer.decoding.sampling import Sampling
-from mimo.trainer.resolving.checkpoint_settings import settings_of
-from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.resume.resume_point import step_folder
-from mimo.trainer.run.inference import load_model
 from mimo.trainer.step.trainer import Trainer
 
 __all__ = ["Prompt", "Sampling", "StreamedText", "Trainer", "generate", "open_checkpoint", "prompt_of"]
-
-
-def open_checkpoint(
-    checkpoint: Path, overrides: Iterable[str] = (), *, rank: int = 0, tp: int = 1, device: str = "cpu"
-) -> Trainer:
-    """Return a checkpoint's model on this rank, its weights loaded, for `generate`.
-
-    Args:
-        checkpoint: its folder, or a run directory for the newest one.
-        overrides: settings that differ from those that it was saved with, as key=value.
-        rank: this process in the default process group, which exists and has ``tp`` ranks.
-        tp: ranks over which the language model is split.
-        device: where this rank computes.
-
-    Raises:
-        ConfigError: a setting is wrong, or the model can't be split so.
-        CheckpointError: there is no such checkpoint, or it is damaged.
-    """
-    folder = step_folder(checkpoint)
-    job = resolve(settings_of(folder, overrides, "generate", tp=tp), purpose="generate")
-    return load_model(job, ProcessInfo(rank=rank, world=tp, local_rank=rank, device=device), folder)

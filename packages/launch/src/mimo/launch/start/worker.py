@@ -26,7 +26,7 @@ from mimo.launch.process.process_info import ProcessInfo, local_world, with_slur
 from mimo.launch.start.rendezvous import Meeting
 from mimo.launch.start.world import join_world
 
-Task: TypeAlias = Callable[[ProcessInfo], None]
+Task: TypeAlias = Callable[[ProcessInfo], object]
 Connect: TypeAlias = Callable[[], Store]
 
 _USUAL = Meeting()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from mimo.launch.faults.store import host_store
 from mimo.launch.process.process_info import ProcessInfo
 from mimo.launch.start.rendezvous import usual_backend
 from mimo.topology.collectives import connect
@@ -42,3 +43,13 @@ def join_world(place: ProcessInfo, store: Store, *, timeout: timedelta, backend:
     connect([None], device=device)
     connect([objects], device=torch.device("cpu"))
     return attrs.evolve(place, objects=objects)
+
+
+def join_alone(device: str = "cpu") -> None:
+    """Make a default group of this process alone, unless there is a default group already.
+
+    Args:
+        device: on which this process computes, ``cpu`` or ``cuda:<index>``.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group(usual_backend(device), store=host_store("127.0.0.1", 0), rank=0, world_size=1)

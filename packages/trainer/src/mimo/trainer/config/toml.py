@@ -20,13 +20,17 @@ from mimo.trainer.config.settings import Settings
 from mimo.trainer.config.structure import structure
 
 
-def read_settings(path: Path, overrides: Iterable[str] = ()) -> Settings:
-    """Return the settings of a TOML file, with overrides.
+def read_settings(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Settings:
+    """Return the settings of a TOML file, or of a mapping that holds what such a file would, with overrides.
+
+    Args:
+        source: the file, or the mapping: tables as mappings, lists, text, numbers and truth values.
+        overrides: settings that differ, as key=value, the last one of a key counts.
 
     Raises:
         ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
     """
-    return make_settings(read_table(path), overrides)
+    return make_settings(source if isinstance(source, Mapping) else read_table(Path(source)), overrides)
 
 
 def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Settings:

@@ -19,7 +19,7 @@ from mimo.data import NO_LABEL, SampleLayout, pack
 from mimo.hooks import ConfigError
 from mimo.model.runtime import LanguageBatch, SupportsDecodeCache
 from mimo.trainer.decoding.detokenise import StreamedText
-from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item
+from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item, prompt_of
 from mimo.trainer.decoding.sampling import Sampling
 from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.programs import LanguageProgram, Program, language_batch, on_device, take_rows
@@ -31,7 +31,7 @@ _GREEDY = Sampling()
 @torch.no_grad()
 def generate(
     trainer: Trainer,
-    prompt: Prompt,
+    prompt: Prompt | str,
     *,
     max_tokens: int,
     sampling: Sampling = _GREEDY,
@@ -56,6 +56,8 @@ def generate(
         RunError: the logits are not finite.
     """
     job = trainer.job
+    if isinstance(prompt, str):
+        prompt = prompt_of(job, prompt)
     layout = lay_out_prompt(job, prompt)
     language = _program(trainer, job.language.name)
     assert isinstance(language, LanguageProgram)

@@ -16,7 +16,7 @@ from mimo.checkpoint import read_manifest
 from mimo.data import load_image
 from mimo.hooks import ConfigError
 from mimo.launch import Device, ProcessInfo, RunLock, choose_device, find_gpus, is_joining, with_slurm
-from mimo.launch.runtime import Terms, launch, start_method
+from mimo.launch.runtime import Fault, OnFailure, Terms, launch, start_method
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.decoding.decode import generate
@@ -28,7 +28,7 @@ from mimo.trainer.resolving.resolve import Purpose, resolve
 from mimo.trainer.resume.attempt import forget_failure, note_failure
 from mimo.trainer.run.inference import evaluate, load_model
 
-Entry: TypeAlias = Callable[[Job, ProcessInfo], None]
+Entry: TypeAlias = Callable[[Job, ProcessInfo], object]
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,13 @@ class GenerateRequest:
 
 
 def run_job(
-    job: Job, entry: Entry, *, purpose: Purpose, enter: Callable[[], RunLock] | None = None, stops: bool = False
+    job: Job,
+    entry: Entry,
+    *,
+    purpose: Purpose,
+    enter: Callable[[], RunLock] | None = None,
+    stops: bool = False,
+    on_failure: OnFailure | None = None,
 ) -> int:
     """Run ``entry`` in every rank of a job, and return the exit code.
 
@@ -60,6 +66,7 @@ def run_job(
         enter: holds the run directory, where then the reason of a failure is written too; called once, by the
             launcher, or by rank 0 where something else has launched the ranks. None: nothing is written.
         stops: whether ``entry`` ends by itself after SIGTERM.
+        on_failure: is handed what ended the job, after the run directory has it.
     """
     environ = with_slurm(os.environ)
     device: Device = "cpu"
@@ -70,10 +77,12 @@ def run_job(
     if method == "spawn" and not is_joining(environ):
         # A fresh interpreter gets plain data: jobs hold functions of plugins, which need not be picklable.
         task = partial(_resolve_again, unstructure(job.settings), purpose, entry)
-    terms = Terms(timeout=job.settings.run.timeout, stops=stops)
+    terms = Terms(timeout=job.settings.run.timeout, stops=stops, on_failure=on_failure)
     if enter is not None:
         terms = attrs.evolve(
-            terms, on_failure=partial(note_failure, job.directory), on_start=partial(forget_failure, job.directory)
+            terms,
+            on_failure=partial(_note_failure, job.directory, on_failure),
+            on_start=partial(forget_failure, job.directory),
         )
     how = partial(launch, task, world=job.world, device=device, method=method)
     if enter is None or is_joining(environ):
@@ -150,5 +159,11 @@ def _read_image(path: Path) -> Image.Image:
         raise ConfigError("--image", expected="an image that can be read", got=f"{str(path)!r}: {error}") from error
 
 
-def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, place: ProcessInfo) -> None:
-    entry(resolve(make_settings(table), purpose=purpose), place)
+def _note_failure(directory: Path, on_failure: OnFailure | None, fault: Fault) -> None:
+    note_failure(directory, fault)
+    if on_failure is not None:
+        on_failure(fault)
+
+
+def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, place: ProcessInfo) -> object:
+    return entry(resolve(make_settings(table), purpose=purpose), place)

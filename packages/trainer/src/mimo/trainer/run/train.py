@@ -10,7 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.hooks import RunError, RunInfo, Stateful, lifecycle
+from mimo.hooks import RunError, RunInfo, Stateful, StepInfo, lifecycle
 from mimo.launch import ProcessInfo
 from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.toml import write_config
@@ -27,8 +27,11 @@ from mimo.trainer.run.end import end_run, report_failures
 from mimo.trainer.step.trainer import Trainer
 
 
-def train(job: Job, place: ProcessInfo) -> None:
-    """Train on this rank, from the first step or from where a checkpoint left, to the last."""
+def train(job: Job, place: ProcessInfo) -> StepInfo | None:
+    """Train on this rank, from the first step or from where a checkpoint left, to the last, and return what that gave.
+
+    It returns None where no step was left.
+    """
     progress = place.progress
     progress.enter("building the model")
     machine = RerunStateMachine(job, place)
@@ -64,12 +67,14 @@ def train(job: Job, place: ProcessInfo) -> None:
     dist.barrier(group=place.objects)
     saving = Saving(trainer, parts, partial(plugins.save_failed, run))
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
+    last_step: StepInfo | None = None
     try:
         plugins.run_begin(run)
         for step in range(run.first_step, settings.run.steps + 1):
             progress.enter(f"step {step}")
             plugins.step_begin(run, step)
-            plugins.step_end(run, trainer.train(step))
+            last_step = trainer.train(step)
+            plugins.step_end(run, last_step)
             saving.report(step)
             last, stops = step == settings.run.steps, trainer.stops
             if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
@@ -88,6 +93,7 @@ def train(job: Job, place: ProcessInfo) -> None:
     except BaseException as error:
         report_failures(plugins.fault(run, error))
         raise
+    return last_step
 
 
 def _find(job: Job, place: ProcessInfo) -> Source | None:

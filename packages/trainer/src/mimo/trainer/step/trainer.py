@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.data import Dataset, StepSampler
-from mimo.hooks import EvaluationInfo, StateTree, StepInfo, UserError
+from mimo.hooks import ConfigError, EvaluationInfo, StateTree, StepInfo, UserError
 from mimo.launch import Heartbeat
+from mimo.launch.runtime import join_alone
 from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import LocalStats, ReducedStats, StepDecision, StepResult, agree
 from mimo.schedule import Plan, PlanPhase, Route
@@ -43,17 +44,17 @@ from mimo.trainer.step.traffic import TrafficReport
 class Trainer:
     """Trains a job on one rank, a step at a time.
 
-    Make one on every rank of the world, after ``torch.distributed.init_process_group``; in one process a group of one
-    rank does. All ranks call the same methods in the same order::
+    Make one on every rank of the world, after ``torch.distributed.init_process_group``; one process alone needs no
+    group. All ranks call the same methods in the same order::
 
-        trainer = Trainer(job, rank=dist.get_rank(), device=torch.device("cpu"))
+        trainer = Trainer(job)
         for step in range(1, 101):
             info = trainer.train(step)
         evaluation = trainer.evaluate(100)
 
     Args:
         job: the same on every rank.
-        rank: this process.
+        rank: this process; None: its rank in the default group.
         device: where this rank computes.
         assembly: makes what it is made of.
         progress: where this rank says what it does.
@@ -61,6 +62,7 @@ class Trainer:
         objects: see `Place`.
 
     Raises:
+        ConfigError: the job has several ranks, and there is no process group.
         PlanError: ranks have made different plans.
 
     Attributes:
@@ -79,13 +81,14 @@ class Trainer:
         self,
         job: Job,
         *,
-        rank: int,
-        device: torch.device,
+        rank: int | None = None,
+        device: torch.device | str = "cpu",
         assembly: type[Assembly] = Assembly,
         progress: Heartbeat | None = None,
         machine: RerunStateMachine | None = None,
         objects: dist.ProcessGroup | None = None,
     ) -> None:
+        rank, device = _own_rank(job, device) if rank is None else rank, torch.device(device)
         self.job = job
         self._progress = progress or Heartbeat()
         self.heartbeat = self._progress.resume
@@ -446,6 +449,19 @@ class Trainer:
             seconds[module] = seconds.get(module, 0.0) + took
         sent = self._traffic.tell({edge: boundary.take_traffic() for edge, boundary in self._boundaries.items()})
         return sum((program.tally() for program in self.programs), LocalStats(seconds=seconds, extra_sums=sent))
+
+
+def _own_rank(job: Job, device: torch.device | str) -> int:
+    """Return this process's rank in the default group, which is made for a process alone."""
+    if job.world > 1 and not dist.is_initialized():
+        raise ConfigError(
+            "modules",
+            expected=f"a process group of {job.world} ranks, as the ranks of the modules say",
+            got="none",
+            fix="Make it in each process, or lay all modules on rank 0.",
+        )
+    join_alone(str(device))
+    return dist.get_rank()
 
 
 def _named_groups(job: Job) -> tuple[str, ...]:

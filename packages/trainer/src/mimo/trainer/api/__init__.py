@@ -1,0 +1,1 @@
+"""Whole runs from Python: each in fresh processes, whatever the calling program has done before; and checkpoints."""

@@ -1,0 +1,34 @@
+"""What each rank of a run from Python does: the same as for a command, and one of them writes what the caller gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mimo.checkpoint import read_manifest
+from mimo.launch import ProcessInfo, is_joining, with_slurm
+from mimo.trainer.api.outcome import write_value
+from mimo.trainer.job.job import Job
+from mimo.trainer.run.inference import evaluate
+from mimo.trainer.run.train import train
+
+
+def train_for(outcome: Path, job: Job, place: ProcessInfo) -> None:
+    """Train, and write the last step and its loss."""
+    last = train(job, place)
+    if _answers(place):
+        write_value(outcome, None if last is None else {"step": last.step, "loss": last.loss})
+
+
+def evaluate_for(outcome: Path, checkpoint: Path, job: Job, place: ProcessInfo) -> None:
+    """Evaluate a checkpoint, and write the result."""
+    info = evaluate(job, place, checkpoint, read_manifest(checkpoint).step)
+    assert info is not None, "resolving refuses settings without held-out samples"
+    if _answers(place):
+        fields = ("step", "loss", "exact_match", "samples")
+        write_value(outcome, {name: getattr(info, name) for name in fields})
+
+
+def _answers(place: ProcessInfo) -> bool:
+    """Return whether this rank answers the caller: the first of those that it launched; under torchrun each its own."""
+    return place.rank == 0 or is_joining(with_slurm(os.environ))

@@ -1,0 +1,130 @@
+"""Parts of a run, for programs that put one together themselves: benchmarks, tests of whole jobs, tools.
+
+How a run is saved and resumed, the data of its steps, its estimates of memory and traffic, settings and plugins one by
+one, the rerun machine. As in `mimo.trainer`, each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mimo.trainer.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from mimo.trainer.batch.route_cache import RouteCache
+    from mimo.trainer.batch.step_data import Microbatch, StepData
+    from mimo.trainer.commands.plugin_checks.check import check_plugin
+    from mimo.trainer.config.fields import own_keys
+    from mimo.trainer.config.names import RERUN_FILE
+    from mimo.trainer.config.plain_values import join_path
+    from mimo.trainer.config.plugin_kinds import KINDS, find_installed
+    from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
+    from mimo.trainer.config.settings import LoadSettings, ModuleSettings
+    from mimo.trainer.config.structure import structure
+    from mimo.trainer.config.template import EXAMPLE
+    from mimo.trainer.config.toml import read_table
+    from mimo.trainer.convert.published_parts import Reader, installed_readers
+    from mimo.trainer.cost.memory import RankMemory, estimate_memory
+    from mimo.trainer.cost.parameter_names import check_patterns_of
+    from mimo.trainer.decoding.prompt import prepared_item
+    from mimo.trainer.job.job import JobModule
+    from mimo.trainer.rerun.machine import RerunStateMachine
+    from mimo.trainer.resolving.checkpoint_settings import settings_of
+    from mimo.trainer.resolving.job_size import count_actions
+    from mimo.trainer.resume.compatibility import check_source
+    from mimo.trainer.resume.load import resume
+    from mimo.trainer.resume.resume_point import Source, find_source, share_source, step_folder
+    from mimo.trainer.resume.save import Saving, save_step
+    from mimo.trainer.run.profiling import measure_job, samples
+    from mimo.trainer.step.build import Assembly
+    from mimo.trainer.step.programs import Program, language_batch
+    from mimo.trainer.step.traffic import expect_traffic
+else:  # a test compares the two
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "Assembly": "step.build",
+            "EXAMPLE": "config.template",
+            "InjectSettings": "config.rerun_settings",
+            "JobModule": "job.job",
+            "KINDS": "config.plugin_kinds",
+            "LoadSettings": "config.settings",
+            "Microbatch": "batch.step_data",
+            "ModuleSettings": "config.settings",
+            "Program": "step.programs",
+            "RERUN_FILE": "config.names",
+            "RankMemory": "cost.memory",
+            "Reader": "convert.published_parts",
+            "RerunSettings": "config.rerun_settings",
+            "RerunStateMachine": "rerun.machine",
+            "RouteCache": "batch.route_cache",
+            "Saving": "resume.save",
+            "Source": "resume.resume_point",
+            "StepData": "batch.step_data",
+            "check_patterns_of": "cost.parameter_names",
+            "check_plugin": "commands.plugin_checks.check",
+            "check_source": "resume.compatibility",
+            "count_actions": "resolving.job_size",
+            "estimate_memory": "cost.memory",
+            "expect_traffic": "step.traffic",
+            "find_installed": "config.plugin_kinds",
+            "find_source": "resume.resume_point",
+            "installed_readers": "convert.published_parts",
+            "join_path": "config.plain_values",
+            "language_batch": "step.programs",
+            "measure_job": "run.profiling",
+            "own_keys": "config.fields",
+            "prepared_item": "decoding.prompt",
+            "read_table": "config.toml",
+            "resume": "resume.load",
+            "samples": "run.profiling",
+            "save_step": "resume.save",
+            "settings_of": "resolving.checkpoint_settings",
+            "share_source": "resume.resume_point",
+            "step_folder": "resume.resume_point",
+            "structure": "config.structure",
+        },
+    )
+
+__all__ = [
+    "EXAMPLE",
+    "KINDS",
+    "RERUN_FILE",
+    "Assembly",
+    "InjectSettings",
+    "JobModule",
+    "LoadSettings",
+    "Microbatch",
+    "ModuleSettings",
+    "Program",
+    "RankMemory",
+    "Reader",
+    "RerunSettings",
+    "RerunStateMachine",
+    "RouteCache",
+    "Saving",
+    "Source",
+    "StepData",
+    "check_patterns_of",
+    "check_plugin",
+    "check_source",
+    "count_actions",
+    "estimate_memory",
+    "expect_traffic",
+    "find_installed",
+    "find_source",
+    "installed_readers",
+    "join_path",
+    "language_batch",
+    "measure_job",
+    "own_keys",
+    "prepared_item",
+    "read_table",
+    "resume",
+    "samples",
+    "save_step",
+    "settings_of",
+    "share_source",
+    "step_folder",
+    "structure",
+]
