@@ -282,8 +282,8 @@ def stretched(costs: Costs) -> Costs:
 def prepare(case: Case, rank: int) -> tuple[Trainer, Costs]:
     """Return what runs a case, and what it costs."""
     job = case.job()
-    place = ProcessInfo(rank=rank, world=job.world, local_rank=rank, device="cpu")
-    measured = measure_job(job, place).costs(job.settings.run.micro_batch).trained(job.graph)
+    process = ProcessInfo(rank=rank, world=job.world, local_rank=rank, device="cpu")
+    measured = measure_job(job, process).costs(job.settings.run.micro_batch).trained(job.graph)
     if case.ran == "compute":
         return Trainer(job, rank=rank, device=torch.device("cpu")), measured
     costs = stretched(measured)

@@ -129,15 +129,15 @@ def alone(case: Case) -> Iterator[ProcessInfo]:
     """Be the one rank of a process group, as `mimo train` makes it, in plain arithmetic: see `plain_arithmetic`.
 
     Yields:
-        Its place, with the group for what lies on no device.
+        Its process, with the group for what lies on no device.
     """
     if case.is_cuda:
         torch.cuda.set_device(case.device)
     plain_arithmetic()
-    place = ProcessInfo(rank=0, world=1, local_rank=0, device=str(case.device))
-    place = join_world(place, HashStore(), timeout=_TIMEOUT)
+    process = ProcessInfo(rank=0, world=1, local_rank=0, device=str(case.device))
+    process = join_world(process, HashStore(), timeout=_TIMEOUT)
     try:
-        yield place
+        yield process
     finally:
         dist.destroy_process_group()
 

@@ -127,7 +127,7 @@ def test(case: Case) -> Found:
     }
     wrong: list[str] = []
     steps = TINY_STEPS if case.tiny else STEPS
-    with noting("the group of one rank", wrong), alone(case) as place:
+    with noting("the group of one rank", wrong), alone(case) as process:
         with census(case) as planted:
             wait_here(torch.ones(3, device=case.device))
         mine = f"{Path(__file__).name}:{wait_here.__code__.co_firstlineno + 2}"
@@ -136,7 +136,7 @@ def test(case: Case) -> Found:
         for name, settings in models(tiny=case.tiny).items():
             counter: Counter[str] | None = None
             with noting(name, wrong):
-                counter = _count(case, settings, steps, place)
+                counter = _count(case, settings, steps, process)
             if counter is None:
                 continue
             a_step = {place: count / steps for place, count in counter.most_common()}
@@ -148,9 +148,9 @@ def test(case: Case) -> Found:
     return Found(figures=figures, wrong=wrong)
 
 
-def _count(case: Case, settings: Table, steps: int, place: ProcessInfo) -> Counter[str]:
+def _count(case: Case, settings: Table, steps: int, process: ProcessInfo) -> Counter[str]:
     settings["run"]["steps"] = BEFORE + steps
-    trainer = Trainer(make_job(settings), rank=0, device=case.device, objects=place.objects)
+    trainer = Trainer(make_job(settings), rank=0, device=case.device, objects=process.objects)
     for step in range(1, BEFORE + 1):
         trainer.train(step)
     with census(case) as counter:

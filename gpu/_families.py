@@ -52,21 +52,21 @@ def test(case: Case) -> Found:
     compare = _in_double if case.options["dtype"] == "fp64" else _in_single
     found: dict[str, Apart] = {}
     wrong: list[str] = []
-    with noting("the group of one rank", wrong), Pool(prepare, case.folder) as pool, alone(case) as place:
+    with noting("the group of one rank", wrong), Pool(prepare, case.folder) as pool, alone(case) as process:
         # in this order, as a pool forks before anything is computed
         for name, settings in models(case.options["group"], tiny=case.tiny).items():
             with noting(name, wrong):
-                found[name] = compare(case, settings, pool, place)
+                found[name] = compare(case, settings, pool, process)
     figures = {name: {**each.figures(), "at most": 1} for name, each in found.items()}
     return Found(
         figures=figures, wrong=[*wrong, *(line for name, each in found.items() for line in missed(name, each))]
     )
 
 
-def _in_single(case: Case, settings: Table, pool: Pool, place: ProcessInfo) -> Apart:
+def _in_single(case: Case, settings: Table, pool: Pool, process: ProcessInfo) -> Apart:
     oracle = Oracle(pool, case.folder)
     clear = oracle.clear(settings)
-    truth, outcome = oracle.truth(clear), run_layout(0, clear, device=case.device, objects=place.objects)
+    truth, outcome = oracle.truth(clear), run_layout(0, clear, device=case.device, objects=process.objects)
     found = apart(truth, [outcome], bounds=LAW)
     if found.worst <= 1:
         return found
@@ -74,7 +74,7 @@ def _in_single(case: Case, settings: Table, pool: Pool, place: ProcessInfo) -> A
     return apart(truth, [outcome], bounds=LAW, nudged=nudged)
 
 
-def _in_double(case: Case, settings: Table, pool: Pool, _place: ProcessInfo) -> Apart:
+def _in_double(case: Case, settings: Table, pool: Pool, _process: ProcessInfo) -> Apart:
     plain = on_one_rank(settings)
     (truth,) = pool.run(1, run_double, plain)
     return apart(truth, run_double(0, plain, case.device), bounds=DOUBLE)

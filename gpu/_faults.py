@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from _case import Case, Found, plain_arithmetic, run
-from _staged import MEETING
+from _staged import RENDEZVOUS
 from jobs import make_job
 from tables import Table, table
 from test_oracle import on
@@ -57,18 +57,18 @@ def strike(how: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP if how == "is-stopped" else signal.SIGKILL)
 
 
-def train_struck(settings: Table, how: str, place: ProcessInfo) -> None:
+def train_struck(settings: Table, how: str, process: ProcessInfo) -> None:
     """Train as a rank of `mimo train`; one rank is struck before a step, none where ``how`` is empty."""
     plain_arithmetic()
     step = Trainer.train
 
     def struck(trainer: Trainer, number: int) -> StepInfo:
-        if how and (place.rank, number) == (RANK, STRUCK):
+        if how and (process.rank, number) == (RANK, STRUCK):
             strike(how)
         return step(trainer, number)
 
     with mock.patch.object(Trainer, "train", struck):
-        train(make_job(settings), place)
+        train(make_job(settings), process)
 
 
 def settings_of(directory: Path, *, timeout: float = PATIENT, **checkpoint: Any) -> Table:
@@ -92,7 +92,7 @@ def begin(case: Case, settings: Table, how: str) -> tuple[int, str, float]:
             device=device,
             method=start_method(device),
             terms=terms,
-            meeting=MEETING,
+            rendezvous=RENDEZVOUS,
         )
     return code, (case.folder / LOG).read_text(errors="replace"), time.monotonic() - begun
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from _case import Case, Found, noting, plain_arithmetic, run
 from _compare import Apart, apart, missed
-from _staged import MEETING
+from _staged import RENDEZVOUS
 from jobs import prepare
 from oracle import Oracle, Outcome, read_outcome, run_layout, write_outcome
 from tables import EVEN_EPS, Table, scheduled, table, world_of
@@ -34,7 +34,7 @@ from mimo.launch.runtime import Terms, launch, start_method
 from mimo.testing import Pool
 
 FULL = {"plugin": "distributed", "shard": "full"}
-OFFLOADED = {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}
+OFFLOADED = {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}
 TIMEOUT = 60.0
 """For a layout: of the time that `day.py` gives a number of ranks enough is left to compare all before it."""
 AGAIN_SECONDS = 75.0
@@ -98,16 +98,16 @@ def layouts() -> Mapping[int, Mapping[str, Table]]:
     return MappingProxyType(found)
 
 
-def run_in_turn(settings: Mapping[int, Table], folder: Path, place: ProcessInfo) -> None:
+def run_in_turn(settings: Mapping[int, Table], folder: Path, process: ProcessInfo) -> None:
     """Go through numbered layouts as one rank, and leave what each came to in a file."""
     plain_arithmetic()
     # Groups of a layout stay until the end, and each of gloo has about eleven files.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number, each in settings.items():
-        place.progress.enter(f"layout {number}")
-        outcome = run_layout(place.rank, each, device=torch.device(place.device), objects=place.objects)
-        write_outcome(_path(folder, number, place.rank), outcome)
+        process.heartbeat.enter(f"layout {number}")
+        outcome = run_layout(process.rank, each, device=torch.device(process.device), objects=process.objects)
+        write_outcome(_path(folder, number, process.rank), outcome)
 
 
 def test(case: Case) -> Found:
@@ -149,7 +149,7 @@ def run_all(case: Case, settings: Sequence[Table], *, world: int, until: float) 
     device, terms = case.kind, Terms(timeout=TIMEOUT)
     while rest:
         task = partial(run_in_turn, rest, case.folder)
-        code = launch(task, world=world, device=device, method=start_method(device), terms=terms, meeting=MEETING)
+        code = launch(task, world=world, device=device, method=start_method(device), terms=terms, rendezvous=RENDEZVOUS)
         left = [number for number in rest if not ended(case.folder, number, world)]
         if code:
             wrong.append(f"the launch ended with code {code}{f', in layout {left[0]}' if left else ''}")

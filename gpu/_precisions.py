@@ -31,14 +31,14 @@ def test(case: Case) -> Found:
     settings["run"]["steps"] = steps
     settings["optimizer"]["lr"] = _RATE
     scale: dict[str, Any] = {"loss_scale": _SCALE} if precision == "fp16" else {}
-    with alone(case) as place:
-        single = _trained(case, settings, steps, place)
-        half = _trained(case, in_precision(settings, precision, **scale), steps, place)
+    with alone(case) as process:
+        single = _trained(case, settings, steps, process)
+        half = _trained(case, in_precision(settings, precision, **scale), steps, process)
     return _compare(case, single, half)
 
 
-def _trained(case: Case, settings: Table, steps: int, place: ProcessInfo) -> Ran:
-    return train(Trainer(make_job(settings), rank=0, device=case.device, objects=place.objects), 1, steps)
+def _trained(case: Case, settings: Table, steps: int, process: ProcessInfo) -> Ran:
+    return train(Trainer(make_job(settings), rank=0, device=case.device, objects=process.objects), 1, steps)
 
 
 def _compare(case: Case, single: Ran, half: Ran) -> Found:

@@ -1,7 +1,7 @@
 """A process group whose ranks may share one GPU, which NCCL refuses: gloo, with tensors staged through host memory.
 
-It takes the place of NCCL alone: whoever launches hands `MEETING` over, and nothing else knows. Tensors are copied to
-the host when an operation begins, and results back when it is waited for, each on the stream that is then current.
+It takes the place of NCCL alone: whoever launches hands `RENDEZVOUS` over, and nothing else knows. Tensors are copied
+to the host when an operation begins, and results back when it is waited for, each on the stream that is then current.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from mimo.launch.runtime import Meeting
+from mimo.launch.runtime import Rendezvous
 
 NAME = "staged"
 _AT_ONCE = timedelta(0)
@@ -219,7 +219,7 @@ def make_group(store: Store, rank: int, size: int, timeout: timedelta) -> Staged
 
 
 def staged_backend(_device: str) -> str:
-    """Register the backend in this process and name it; see `mimo.launch.start.rendezvous.Meeting`."""
+    """Register the backend in this process and name it; see `mimo.launch.start.rendezvous.Rendezvous`."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, make_group, devices=["cpu", "cuda"])
     return NAME
@@ -230,5 +230,5 @@ def first_gpu(device: str, _local_rank: int) -> str:
     return f"{device}:0" if device == "cuda" else device
 
 
-MEETING = Meeting(device=first_gpu, backend=staged_backend)
+RENDEZVOUS = Rendezvous(device=first_gpu, backend=staged_backend)
 """What is handed to `launch`."""

@@ -131,7 +131,7 @@ def bases() -> Mapping[str, Table]:
             "ranks": "0",
             "config": {"hidden": 24, "pattern": "M-*E", "heads": 2, "experts": 2, "mamba_heads": 2},
         },
-        optimizer={"plugin": "hybrid", "fraction": 0.5},
+        optimizer={"plugin": "cpu-offload", "fraction": 0.5},
         schedule={"plugin": "ahead"},
     )
     return found

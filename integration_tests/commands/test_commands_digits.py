@@ -282,6 +282,7 @@ def test_all_plugins_are_listed() -> None:
         "digits": "mimo-dataset-digits",
         "jsonl": "mimo-data",
         "console": "mimo-trainer",
-        "tensorboard": "mimo-trainer",
+        "pictures": "mimo-logger-pictures",
+        "tensorboard": "mimo-logger-tensorboard",
     }.items():
         assert any(line[1] == name and distribution in line and "0.1.0" in line for line in lines), name

@@ -100,7 +100,7 @@ def test_another_plugin_takes_over_what_is_written_and_no_defaults(file: Path) -
         file,
         "optimizer={plugin = 'muon', betas = [0.5, 0.75], momentum = 0.5}",
         "modules.vision.optimizer={plugin = 'adamw', weight_decay = 0.25}",
-        'modules.vision.optimizer.patterns."norm*"={plugin = "hybrid", eps = 1e-6}',
+        'modules.vision.optimizer.patterns."norm*"={plugin = "cpu-offload", eps = 1e-6}',
         'optimizer.patterns."*.bias".plugin="adamw"',
     )
     vision, language = (job.module(name).optimizer.rules for name in ("vision", "language"))

@@ -145,9 +145,9 @@ PLUGINS: Mapping[str, Mapping[str, Any]] = {
     "full": {"plugin": "distributed", "shard": "full"},
     "full, one layer at a time": {"plugin": "distributed", "shard": "full", "overlap_param_gather": False},
     "muon": {"plugin": "muon", "shard": "full"},
-    "hybrid 0.3": {"plugin": "hybrid", "shard": "gradients", "fraction": 0.3, "bucket_bytes": 2048},
-    "hybrid 1": {"plugin": "hybrid", "shard": "optimizer", "fraction": 1.0, "bucket_bytes": 2048},
-    "hybrid 0.6, whole": {"plugin": "hybrid", "shard_lanes": 1, "fraction": 0.6, "bucket_bytes": 2048},
+    "hybrid 0.3": {"plugin": "cpu-offload", "shard": "gradients", "fraction": 0.3, "bucket_bytes": 2048},
+    "hybrid 1": {"plugin": "cpu-offload", "shard": "optimizer", "fraction": 1.0, "bucket_bytes": 2048},
+    "hybrid 0.6, whole": {"plugin": "cpu-offload", "shard_lanes": 1, "fraction": 0.6, "bucket_bytes": 2048},
 }
 
 
@@ -246,7 +246,7 @@ def test_parameters_that_follow_another_plugin_have_its_state(pool: Pool) -> Non
     settings = table(LAYOUTS["lanes"], microbatches=2)
     settings["optimizer"] |= {"plugin": "muon", "shard": "full"}
     settings["optimizer"]["patterns"] = {
-        "language.layers.*": {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 1024},
+        "language.layers.*": {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 1024},
         "*.bias": {"plugin": "adamw"},
         "vision.*norm*": {"lr": 1e-4},
     }
@@ -257,7 +257,7 @@ def test_what_a_trial_divides_is_told_by_its_bounds(pool: Pool) -> None:
     """Neither host nor device holds more, and it is said that these are bounds."""
     settings = table(LAYOUTS["lanes"], microbatches=2)
     settings["run"]["device"] = "cpu"
-    settings["optimizer"] |= {"plugin": "hybrid", "fraction": "auto", "bucket_bytes": 2048}
+    settings["optimizer"] |= {"plugin": "cpu-offload", "fraction": "auto", "bucket_bytes": 2048}
     for told, held in pool.run(world_of(settings), measure, settings):
         assert told.at_most
         assert held.state <= told.state

@@ -27,7 +27,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "gradients": {"plugin": "distributed", "shard": "gradients"},
     "full": {"plugin": "distributed", "shard": "full"},
     "overlapped": {"plugin": "distributed", "shard": "optimizer", "overlap_grad_reduce": True},
-    "hybrid": {"plugin": "hybrid"},
+    "cpu-offload": {"plugin": "cpu-offload"},
 }
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     "vision forward": {"module": "vision", "what": "forward"},
@@ -43,7 +43,7 @@ CASES = list(itertools.product(LAYOUTS, OPTIMIZERS, FAULTS, ENDINGS))
 ORDINARY = {
     ("disjoint", "adamw", "vision forward", "persistent"),
     ("disjoint", "full", "language gradient", "transient"),
-    ("colocated", "hybrid", "vision spike", "correct"),
+    ("colocated", "cpu-offload", "vision spike", "correct"),
     ("pipelined", "adamw", "language gradient spike", "transient"),
 }
 """Each layout and ending, and three optimizers; the others are for the soak."""

@@ -411,10 +411,10 @@ def test_bounds_are_the_largest_of_late() -> None:
 
 def test_devices_have_names_of_their_own() -> None:
     """Of a CPU the host and which of its processes it is; settings may give another, or one for each rank."""
-    places = [ProcessInfo(rank=rank, world=2, local_rank=rank) for rank in (0, 1)]
-    first, second = (device_identity(place, "") for place in places)
+    processes = [ProcessInfo(rank=rank, world=2, local_rank=rank) for rank in (0, 1)]
+    first, second = (device_identity(process, "") for process in processes)
     assert first.startswith("cpu ")
     assert first != second
-    assert first == device_identity(places[0], "")
-    assert device_identity(places[1], "node-7") == "node-7/1"
-    assert device_identity(places[1], ("x", "y")) == "y"
+    assert first == device_identity(processes[0], "")
+    assert device_identity(processes[1], "node-7") == "node-7/1"
+    assert device_identity(processes[1], ("x", "y")) == "y"

@@ -42,7 +42,7 @@ PLUGINS: Mapping[str, Mapping[str, Any]] = {
     "gradients": {"plugin": "distributed", "shard": "gradients"},
     "gradients over two": {"plugin": "distributed", "shard": "gradients", "shard_lanes": 2},
     "full": {"plugin": "distributed", "shard": "full"},
-    "hybrid": {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0},
+    "hybrid": {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0},
 }
 EXPERTS: dict[str, Any] = {
     "experts": 4,

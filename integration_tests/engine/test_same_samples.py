@@ -177,10 +177,10 @@ def test_evaluation_counts_samples_first(length: int, pool: Pool) -> None:
     pool.run(4, run_short_evaluation, length)
 
 
-def train_swapped(place: ProcessInfo) -> None:
+def train_swapped(process: ProcessInfo) -> None:
     """Train two steps as one rank of a launched run, of which rank 2 differs at the second."""
     torch.set_num_threads(1)
-    trainer = swapped(place.rank, step=2, wrong=2)
+    trainer = swapped(process.rank, step=2, wrong=2)
     trainer.train(1)
     trainer.train(2)
 

@@ -115,5 +115,5 @@ def test_the_one_rank_gets_the_group_of_what_lies_on_no_device(tmp_path: Path, m
     )
     monkeypatch.setattr("_case.dist.destroy_process_group", lambda: None)
     monkeypatch.setattr("_case.plain_arithmetic", lambda: None)
-    with alone(case_of(tmp_path)) as place:
-        assert place.objects is joined
+    with alone(case_of(tmp_path)) as process:
+        assert process.objects is joined

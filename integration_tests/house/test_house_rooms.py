@@ -33,6 +33,11 @@ class Row:
 
 
 ROOMS: Mapping[str, Mapping[str, Row]] = {
+    "mimo.launch": {
+        "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),
+        "faults": Row("process", modules="fault hang_report store watchdog"),
+        "start": Row("process faults"),
+    },
     "mimo.model": {
         "parallel": Row(),
         "spec": Row("parallel"),

@@ -37,7 +37,7 @@ CLIPS: Sequence[Mapping[str, Any]] = (
     {"lr_schedule": "cosine", "lr_warmup_steps": 1},
 )
 """Keys of ``[optimizer]``."""
-HYBRID_STEPS = {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}
+HYBRID_STEPS = {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}
 
 
 def draw(rng: random.Random, *, world: int = 8) -> Table:

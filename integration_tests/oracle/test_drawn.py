@@ -25,7 +25,7 @@ WANTED = {
     *("all frozen", "parts frozen", "patterns frozen", "lora", "lora beside all that trains", "lora of experts"),
     *(f"pictures {how}" for how in ("mixed", "many", "first", "digits", "none")),
     *(f"spread {shard}" for shard in ("optimizer", "gradients", "full")),
-    *(f"stepped by {plugin}" for plugin in ("adamw", "distributed", "hybrid")),
+    *(f"stepped by {plugin}" for plugin in ("adamw", "distributed", "cpu-offload")),
     *(str(rates) for rates in CLIPS),
     *(str(schedule) for schedule in SCHEDULES.values()),
 }

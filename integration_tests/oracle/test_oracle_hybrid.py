@@ -71,7 +71,7 @@ def hybrid(settings: Table, fraction: object, shard: str) -> Table:
         }
         for name, keys in settings["modules"].items()
     }
-    optimizer = {**settings["optimizer"], "plugin": "hybrid", "fraction": fraction, **SMALL}
+    optimizer = {**settings["optimizer"], "plugin": "cpu-offload", "fraction": fraction, **SMALL}
     return {**settings, "modules": modules, "optimizer": optimizer}
 
 
@@ -106,7 +106,7 @@ def steps_of(rank: int, settings: Table, steps: int) -> tuple[list[float], dict[
         told += [info.loss, info.grad_norm]
         held = info.optimizer_bytes.values()
         fine &= all((one.host, one.device) == (one.host_promised, one.device_promised) for one in held)
-        fine &= len(held) == (2 if settings["optimizer"]["plugin"] == "hybrid" else 0)
+        fine &= len(held) == (2 if settings["optimizer"]["plugin"] == "cpu-offload" else 0)
     optimizers = [one.optimizer for module in trainer.optimizer.modules.values() for one in module.steppers]
     state: dict[str, Any] = dict(trainer.model_state())
     state |= {f"optimizer.{name}": tree for name, tree in trainer.optimizer.state().items()}
@@ -124,7 +124,7 @@ def test_ten_steps_equal_those_of_one_device_to_the_bit(case: tuple[str, str], f
     settings["run"]["steps"] = 10
     plain = {**settings, "optimizer": {**settings["optimizer"], "plugin": "distributed", **SHARDS[shard]}}
     expected = pool.run(world_of(settings), steps_of, plain, 10)
-    here = {**settings, "optimizer": {**settings["optimizer"], "plugin": "hybrid", "fraction": fraction, **SMALL}}
+    here = {**settings, "optimizer": {**settings["optimizer"], "plugin": "cpu-offload", "fraction": fraction, **SMALL}}
     here["optimizer"] |= SHARDS[shard]
     for ours, right in zip(pool.run(world_of(settings), steps_of, here, 10), expected, strict=True):
         assert ours[0] == right[0]
@@ -135,7 +135,7 @@ def test_ten_steps_equal_those_of_one_device_to_the_bit(case: tuple[str, str], f
 def beside_adamw(fraction: object) -> Table:
     """Return settings of which the language model alone has the plugin, on ranks of its own."""
     settings = table(LAYOUTS["disjoint lanes, sequence parallel"], microbatches=2)
-    own = {"plugin": "hybrid", "fraction": fraction, "shard": "full", **EARLY, **SMALL}
+    own = {"plugin": "cpu-offload", "fraction": fraction, "shard": "full", **EARLY, **SMALL}
     settings["modules"]["language"] = {**settings["modules"]["language"], "optimizer": own}
     return settings
 
@@ -177,9 +177,9 @@ def test_memory_that_ranks_lack_together_is_refused_on_all(pool: Workers) -> Non
 
 
 PLUGINS: Mapping[str, Mapping[str, Any]] = {
-    "hybrid 0.3": {"plugin": "hybrid", "fraction": 0.3, "shard_lanes": 1, **SMALL},
-    "hybrid 1": {"plugin": "hybrid", "fraction": 1, "shard_lanes": 1, **SMALL},
-    "hybrid full": {"plugin": "hybrid", "fraction": 1, "shard": "full", **SMALL},
+    "hybrid 0.3": {"plugin": "cpu-offload", "fraction": 0.3, "shard_lanes": 1, **SMALL},
+    "hybrid 1": {"plugin": "cpu-offload", "fraction": 1, "shard_lanes": 1, **SMALL},
+    "hybrid full": {"plugin": "cpu-offload", "fraction": 1, "shard": "full", **SMALL},
     "distributed full": {"plugin": "distributed", "shard": "full"},
     "adamw": {"plugin": "adamw"},
 }

@@ -36,7 +36,7 @@ LAYOUTS: dict[str, Modules] = {
 OPTIMIZERS: dict[str, Mapping[str, Any]] = {
     "adamw": {},
     "distributed": {"plugin": "distributed", "shard": "full"},
-    "hybrid": {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0},
+    "hybrid": {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0},
 }
 
 

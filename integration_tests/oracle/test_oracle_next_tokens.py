@@ -40,7 +40,7 @@ SPREAD: Mapping[str, Mapping[str, Any]] = {
     "full": {"plugin": "distributed", "shard": "full"},
     "optimizer": {"plugin": "distributed", "shard": "optimizer", "overlap_grad_reduce": True},
     "gradients": {"plugin": "distributed", "shard": "gradients"},
-    "hybrid": {"plugin": "hybrid", "shard": "full", "fraction": 0.5},
+    "hybrid": {"plugin": "cpu-offload", "shard": "full", "fraction": 0.5},
 }
 TOLD = ("adamw", "full", "hybrid 0.3")
 OFTEN = [("zb-h1", ("full", "full")), ("zb-v", ("none", "optimizer"))]

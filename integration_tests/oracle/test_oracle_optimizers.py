@@ -54,12 +54,12 @@ THINGS: Mapping[str, Table] = {
     "*norm.*": {"eps": 3e-4},
     "*projector.mlp.up.*": {"clip_group": "own"},
     "*embedding.*": {"clip_group": "own"},
-    "*projector.mlp.down.*": {"plugin": "hybrid", "fraction": 0.5},
-    "*head.*": {"plugin": "hybrid", "fraction": 0.5},
+    "*projector.mlp.down.*": {"plugin": "cpu-offload", "fraction": 0.5},
+    "*head.*": {"plugin": "cpu-offload", "fraction": 0.5},
 }
 """What a pattern may have for itself, one thing at a time."""
 WHOLE: Table = {
-    "plugin": "hybrid",
+    "plugin": "cpu-offload",
     "fraction": 0.5,
     "lr": 2e-3,
     "lr_schedule": "cosine",
@@ -128,7 +128,7 @@ def test_patterns_and_norms_work_over_pieces_of_parameters(rules: str, shard: st
 def test_one_module_may_have_several_plugins(plugin: str, layout: str, oracle: Oracle) -> None:
     """Each steps its own parameters, which lie as the module's plugin says; what is written for all is for each."""
     settings = settings_of(LAYOUTS[layout], "a norm a module")
-    patterns = {"*.mlp.*": {"plugin": "hybrid", "fraction": 0.5}, "*.bias": {"plugin": "adamw"}}
+    patterns = {"*.mlp.*": {"plugin": "cpu-offload", "fraction": 0.5}, "*.bias": {"plugin": "adamw"}}
     settings["optimizer"] |= {"plugin": plugin, "patterns": patterns}
     assert oracle.check(settings) == ""
 

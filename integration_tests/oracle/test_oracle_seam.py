@@ -99,7 +99,7 @@ VARIANTS: dict[str, Any] = {
     "low rank": {"vision": {"frozen": True, "lora": {"rank": 2, "targets": ["projector.*"]}}},
     "spread, full": {"way": Way("full")},
     "spread, overlaps": {"way": Way("gradients", overlaps=True)},
-    "host": {"optimizer": {"plugin": "hybrid", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}},
+    "host": {"optimizer": {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, "staging_bytes": 0}},
 }
 
 

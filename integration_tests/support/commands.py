@@ -59,7 +59,7 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 _PRELOAD = (
     "mimo.trainer.run.train",
     "mimo.trainer.run.tasks",
-    "mimo.trainer.report.pictures",
+    "mimo_logger_pictures",
     "matplotlib.figure",
     "sklearn.datasets",
     *processes.PRELOAD,

@@ -20,7 +20,7 @@ OUT_OF_MEMORY = "rank 1 is out of host memory: "
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (MemoryError("std::bad_alloc"), f"{OUT_OF_MEMORY}MemoryError: std::bad_alloc"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), f"{OUT_OF_MEMORY}OSError: [Errno 12] Cannot allocate memory"),
@@ -33,10 +33,10 @@ OUT_OF_MEMORY = "rank 1 is out of host memory: "
         ),
     ],
 )  # fmt: skip
-def test_what_a_machine_refuses_is_named_as_such(error: Exception, told: str) -> None:
+def test_what_a_machine_refuses_is_named_as_such(error: Exception, expected: str) -> None:
     """In the last line, after the traceback; gloo's words for it are no lost connection."""
     fault = Fault.of(error, 1)
-    assert fault.text.splitlines()[-1].startswith(told)
+    assert fault.text.splitlines()[-1].startswith(expected)
     assert fault.explained
     assert not is_consequence(error)
 
@@ -80,7 +80,7 @@ SHELL = "It is out of host memory: it had 3.5 of the 4.0 GiB of address space th
 
 
 @pytest.mark.parametrize(
-    ("code", "kills", "limit", "size", "told"),
+    ("code", "kills", "limit", "size", "expected"),
     [
         (-signal.SIGKILL, Kills(group=3, machine=8), None, 0, GROUP),
         (-signal.SIGKILL, Kills(group=2, machine=8), None, 0, ""),
@@ -94,15 +94,15 @@ SHELL = "It is out of host memory: it had 3.5 of the 4.0 GiB of address space th
     ],
 )
 def test_a_process_that_ended_without_a_word_is_explained_as_far_as_can_be_known(
-    code: int, kills: Kills, limit: int | None, size: int, told: str
+    code: int, kills: Kills, limit: int | None, size: int, expected: str
 ) -> None:
     """By the kernel's counts for what was killed, by its last size for what ended itself."""
     before = Kills(group=None if kills.group is None else 2, machine=7)
     memory = HostMemory(before=before, limit=limit, sizes={12: size})
-    assert memory.explain(12, code, kills) == told
-    text = Fault.of_exit(1, code, told).text
-    assert text.endswith(told) if told else "host memory" not in text
-    assert ("if nobody did" in text) == (code == -signal.SIGKILL and not told)
+    assert memory.explain(12, code, kills) == expected
+    text = Fault.of_exit(1, code, expected).text
+    assert text.endswith(expected) if expected else "host memory" not in text
+    assert ("if nobody did" in text) == (code == -signal.SIGKILL and not expected)
 
 
 def test_kills_are_read_where_the_kernel_counts_them(tmp_path: Path) -> None:

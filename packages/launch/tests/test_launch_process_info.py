@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.launch import ProcessInfo, place_in
+from mimo.launch import ProcessInfo, process_from
 from mimo.launch.runtime import Fault, launch
 from mimo.launch.start.worker import threads_for
 
@@ -16,7 +16,7 @@ from mimo.launch.start.worker import threads_for
 def test_a_rank_that_is_no_number_is_refused() -> None:
     """The variable is named."""
     with pytest.raises(ConfigError, match="environment variable RANK: expected a whole number, got 'one'"):
-        place_in({"RANK": "one", "WORLD_SIZE": "2"}, "cpu")
+        process_from({"RANK": "one", "WORLD_SIZE": "2"}, "cpu")
 
 
 def test_a_port_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_port_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             launch(print, world=2)
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+def test_a_signal_without_a_name_is_shown_by_its_number() -> None:
     """As those for real time are."""
     assert Fault.of_exit(2, -35).text == "rank 2 was ended by signal 35."
 
@@ -48,7 +48,7 @@ def test_a_signal_without_a_name_is_told_by_its_number() -> None:
 def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise() -> None:
     """Each rank gets at least one thread."""
     cores = len(os.sched_getaffinity(0))
-    place = ProcessInfo(rank=0, world=2 * cores, local_rank=0)
-    assert threads_for(place, {}) == 1
+    process = ProcessInfo(rank=0, world=2 * cores, local_rank=0)
+    assert threads_for(process, {}) == 1
     assert threads_for(ProcessInfo(rank=0, world=1, local_rank=0), {}) == cores
-    assert threads_for(place, {"OMP_NUM_THREADS": "3"}) is None
+    assert threads_for(process, {"OMP_NUM_THREADS": "3"}) is None

@@ -20,7 +20,7 @@ from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 def test_the_plugin_is_found() -> None:
     """By its name, as an installed one."""
-    assert discover(OPTIMIZERS, where="optimizer.plugin")["hybrid"] is HYBRID
+    assert discover(OPTIMIZERS, where="optimizer.plugin")["cpu-offload"] is HYBRID
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""The built-in lifecycle plugins: metrics, console, pictures."""
+"""The built-in lifecycle plugins: metrics and console."""
 
 from __future__ import annotations
 
 import errno
-import importlib.util
 import io
 import json
 import sys
@@ -12,28 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from mimo.hooks import (
-    CheckpointError,
     DataError,
     EdgeTraffic,
     EvaluationInfo,
     Flops,
     RunError,
     RunInfo,
-    SaveSkippedError,
     StepInfo,
     lifecycle,
+    read_metrics,
 )
 from mimo.launch.process import run_lock as _run_lock
 from mimo.trainer.report import metrics as _metrics
 from mimo.trainer.report.console import Progress, show_seconds, show_text
-from mimo.trainer.report.metrics import Metrics, read_lines
-from mimo.trainer.report.pictures import Pictures, caption_grid, loss_curve
+from mimo.trainer.report.metrics import Metrics
 from mimo.trainer.run import end as _run_end
 
 STEP = StepInfo(
@@ -92,7 +87,7 @@ def test_metrics_tell_of_edges_experts_and_further_losses_only_where_there_are_a
     Metrics().mimo_step_end(run, STEP)
     told = attrs.evolve(STEP, edges={"vision->language": EdgeTraffic(**traffic)}, losses={"balance": 0.5})
     Metrics().mimo_step_end(run, told)
-    plain, more = read_lines(tmp_path / "metrics.jsonl")
+    plain, more = read_metrics(tmp_path / "metrics.jsonl")
     assert more.keys() - plain.keys() == {"edges", "losses"}
     assert more["edges"]["vision->language"]["gradient_rows_sent"] == [3, 0]
     assert set(more["edges"]["vision->language"]) == {
@@ -105,7 +100,7 @@ def test_metrics_tell_of_the_loss_scale_where_there_is_one(tmp_path: Path) -> No
     run = make_run(tmp_path)
     for info in (STEP, attrs.evolve(STEP, loss_scale=1024.0)):
         Metrics().mimo_step_end(run, info)
-    plain, scaled = read_lines(tmp_path / "metrics.jsonl")
+    plain, scaled = read_metrics(tmp_path / "metrics.jsonl")
     assert "loss_scale" not in plain
     assert scaled["loss_scale"] == 1024.0
 
@@ -115,7 +110,7 @@ def test_metrics_tell_of_named_clip_groups_and_zero_gradients_where_asked(tmp_pa
     run = make_run(tmp_path)
     for info in (STEP, attrs.evolve(STEP, group_norms={"heads": 0.5}, zero_gradients={"vision": 3})):
         Metrics().mimo_step_end(run, info)
-    plain, told = read_lines(tmp_path / "metrics.jsonl")
+    plain, told = read_metrics(tmp_path / "metrics.jsonl")
     assert told.keys() - plain.keys() == {"group_norms", "zero_gradients"}
     assert (told["group_norms"], told["zero_gradients"]) == ({"heads": 0.5}, {"vision": 3})
 
@@ -126,33 +121,20 @@ def test_shares_of_a_peak_that_nobody_knows_are_left_out(tmp_path: Path) -> None
     known |= {"model_flops": 3.0, "hardware_flops": 3.0}
     for shares in ({}, {"mfu": 0.5, "hfu": 0.75}):
         Metrics().mimo_step_end(run, attrs.evolve(STEP, flops={"vision": Flops(**known, **shares)}))
-    without, told = read_lines(tmp_path / "metrics.jsonl")
+    without, told = read_metrics(tmp_path / "metrics.jsonl")
     assert without["flops"] == {"vision": known}
     assert told["flops"] == {"vision": {**known, "mfu": 0.5, "hfu": 0.75}}
 
 
 def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
-    """JSON has no NaN: null stands for it, and the loss curve leaves it out."""
-    caller, run = lifecycle([Metrics(), Pictures()], entry_points=()), make_run(tmp_path)
+    """JSON has no NaN: null stands for it."""
+    caller, run = lifecycle([Metrics()], entry_points=()), make_run(tmp_path)
     caller.run_begin(run)
     caller.step_end(run, STEP)
     caller.step_end(run, attrs.evolve(STEP, step=2, loss=float("nan"), norms={"vision": float("inf")}))
     caller.run_end(run)
-    line = read_lines(tmp_path / "metrics.jsonl")[1]
+    line = read_metrics(tmp_path / "metrics.jsonl")[1]
     assert (line["loss"], line["norms"]) == (None, {"vision": None})
-    assert (tmp_path / "loss.png").exists()
-
-
-def test_without_matplotlib_no_picture_is_drawn_and_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A machine that only trains may lack it; nothing else changes."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    go_through(Metrics(), make_run(tmp_path))
-    go_through(Pictures(), make_run(tmp_path))
-    assert capsys.readouterr().out == "r: no pictures are drawn, as matplotlib is not installed\n"
-    assert not (tmp_path / "loss.png").exists()
 
 
 def test_a_disk_that_is_full_loses_lines_and_ends_nothing(
@@ -173,7 +155,7 @@ def test_a_disk_that_is_full_loses_lines_and_ends_nothing(
         for step in (2, 3):
             metrics.mimo_step_end(run, attrs.evolve(STEP, step=step))
     metrics.mimo_step_end(run, attrs.evolve(STEP, step=4))
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 4]
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 4]
     assert capsys.readouterr().err == (
         f"mimo: {tmp_path / 'metrics.jsonl'}: expected to write step 2, got [Errno 28] No space left on device. The "
         "run goes on; lines are lost until it can be written again.\n"
@@ -214,7 +196,7 @@ def test_a_resumed_run_drops_what_was_written_of_the_steps_to_come(tmp_path: Pat
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
     go_through(Metrics(), make_run(tmp_path, first_step=3))
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3]
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -245,9 +227,9 @@ def test_lines_that_cannot_be_read_are_left_out_and_saved_beside(
     path.write_bytes(b"".join(damaged))
     shares_a_line = not damage.endswith(b"\n") and where != "after"
     steps = [1, 2, 3, 3][:at] + [1, 2, 3, 3][at + shares_a_line :]
-    assert [line["step"] for line in read_lines(path)] == steps
+    assert [line["step"] for line in read_metrics(path)] == steps
     go_through(Metrics(), make_run(tmp_path, first_step=3))
-    assert [line["step"] for line in read_lines(path)] == [step for step in steps if step < 3] + [3, 3]
+    assert [line["step"] for line in read_metrics(path)] == [step for step in steps if step < 3] + [3, 3]
     alone = damage if damage.endswith(b"\n") else damage + (lines[at] if shares_a_line else b"\n")
     assert aside.read_bytes() == alone
     told = capsys.readouterr().err
@@ -257,20 +239,6 @@ def test_lines_that_cannot_be_read_are_left_out_and_saved_beside(
     go_through(Metrics(), make_run(tmp_path, first_step=3))
     assert capsys.readouterr().err == ""
     assert aside.read_bytes() == alone
-
-
-def test_lines_without_a_loss_break_no_picture(tmp_path: Path) -> None:
-    """Such as those of saves that failed or were skipped, and losses that are no numbers."""
-    run = make_run(tmp_path)
-    Metrics().mimo_save_failed(run, 1, SaveSkippedError("step 1", expected="a", got="b"))
-    go_through(Pictures(), run)
-    assert not (tmp_path / "loss.png").exists()
-    Metrics().mimo_step_end(run, STEP)
-    Metrics().mimo_save_failed(run, 1, CheckpointError("step 1", expected="a", got="b"))
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "loss": "low"}\n{"step": 2, "evaluation": true}\n')
-    go_through(Pictures(), run)
-    assert (tmp_path / "loss.png").is_file()
 
 
 def test_metrics_that_cannot_be_rewritten_end_no_run(
@@ -380,41 +348,6 @@ def test_samples_that_are_cut_are_told_of_once(tmp_path: Path) -> None:
 def test_times_are_short(seconds: float, text: str) -> None:
     """Hours only where there are some."""
     assert show_seconds(seconds) == text
-
-
-def test_the_loss_curve_is_drawn_at_the_end_from_the_metrics(tmp_path: Path) -> None:
-    """Of all steps, those before a resume included."""
-    go_through(Pictures(), make_run(tmp_path))
-    assert not (tmp_path / "loss.png").exists()
-    go_through(Metrics(), make_run(tmp_path))
-    go_through(Pictures(), make_run(tmp_path, rank=1))
-    assert not (tmp_path / "loss.png").exists()
-    go_through(Pictures(), make_run(tmp_path))
-    with Image.open(tmp_path / "loss.png") as picture:
-        assert picture.width > picture.height > 400
-
-
-def test_the_loss_curve_leaves_out_what_is_not_finite(tmp_path: Path) -> None:
-    """A skipped step has no loss to draw; no evaluation is needed."""
-    loss_curve(tmp_path / "a.png", [1, 2, 3], [1.0, float("nan"), 0.0], [])
-    loss_curve(tmp_path / "b.png", [1, 3], [1.0, 0.0], [])
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
-def test_wrong_captions_are_marked_in_the_grid(tmp_path: Path) -> None:
-    """Red is nowhere else; images of any size and mode stand in it."""
-    images = [Image.new("L", (8, 8), 99), Image.new("RGB", (30, 10)), Image.new("1", (4, 9))]
-    captions = ["one", "a rather long caption of $many$ words that goes on and on and on and on", ""]
-    caption_grid(tmp_path / "right.png", images, captions, [True, True, True], columns=2)
-    caption_grid(tmp_path / "wrong.png", images, captions, [True, False, False], columns=2)
-
-    def red(name: str) -> int:
-        with Image.open(tmp_path / name) as picture:
-            r, g, b = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
-        return int(((r > 150) & (g < 80) & (b < 80)).sum())
-
-    assert red("right.png") == 0
-    assert red("wrong.png") > 200
 
 
 @pytest.mark.parametrize(

@@ -182,5 +182,5 @@ def test_tensorboard_must_be_installed_where_it_is_asked_for(tmp_path: Path, mon
             "logging": table,
         }
     )
-    with pytest.raises(ConfigError, match=r"^logging.tensorboard: expected the package tensorboard to be installed"):
+    with pytest.raises(ConfigError, match=r"^logging.tensorboard: expected the plugin mimo-logger-tensorboard to be"):
         check_logging(asked)

@@ -1,4 +1,4 @@
-"""The optimizer ``hybrid``: its settings, and how it registers. Free of torch."""
+"""The optimizer ``cpu-offload``: its settings, and how it registers. Free of torch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _memory(optimizer: HybridDeviceOptimizer) -> OptimizerBytes:
 
 
 HYBRID = sharded_optimizer(
-    name="hybrid",
+    name="cpu-offload",
     config=HybridConfig,
     prepare=_prepare,
     overlaps=_overlaps,
@@ -132,5 +132,5 @@ HYBRID = sharded_optimizer(
 
 @hookimpl
 def mimo_register_optimizers() -> list[OptimizerSpec]:
-    """Register ``hybrid``."""
+    """Register ``cpu-offload``."""
     return [HYBRID]

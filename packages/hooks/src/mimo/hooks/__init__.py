@@ -21,6 +21,7 @@ from mimo.hooks._registry import Registry
 from mimo.hooks._shown import plain_text
 from mimo.hooks._survey import survey
 from mimo.hooks._values import (
+    METRICS_FILE,
     Common,
     EdgeTraffic,
     EvaluationInfo,
@@ -29,13 +30,17 @@ from mimo.hooks._values import (
     ItemInfo,
     OptimizerBytes,
     Owned,
+    Prediction,
     RunInfo,
     Stateful,
     StateTree,
     StepInfo,
+    parse_metrics,
+    read_metrics,
 )
 
 __all__ = [
+    "METRICS_FILE",
     "CheckpointError",
     "Common",
     "ConfigError",
@@ -53,6 +58,7 @@ __all__ = [
     "PluginEntry",
     "PluginError",
     "PluginFailure",
+    "Prediction",
     "Registry",
     "RestartNeededError",
     "ResultRejectedError",
@@ -68,6 +74,8 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "lifecycle",
+    "parse_metrics",
     "plain_text",
+    "read_metrics",
     "survey",
 ]

@@ -1,12 +1,16 @@
-"""The few values that rooms hand to each other, free of torch."""
+"""The few values that rooms hand to each other, free of torch; and the metrics of a run, read from its directory."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
+
+METRICS_FILE = "metrics.jsonl"
+"""In a run directory: a JSON object a line, each with its ``step``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -127,13 +131,40 @@ class StepInfo:
 
 
 @attrs.frozen(kw_only=True)
+class Prediction:
+    """What the model predicts for one held-out sample.
+
+    Args:
+        sample: its number in the evaluation dataset.
+        text: the argmax at each label given the true tokens before it, up to the end, as text. Where all of it is
+            right, it is what greedy decoding gives.
+        is_exact: whether the argmax is right at each label.
+        item: the sample's first item as the dataset gives it, such as an image; None if it has none.
+    """
+
+    sample: int
+    text: str
+    is_exact: bool
+    item: Any = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen(kw_only=True)
 class EvaluationInfo:
-    """Result of one evaluation: loss per label token, share of samples whose every label token is the argmax."""
+    """Result of one evaluation, equal on every rank but for its predictions.
+
+    Args:
+        step: after which it was made.
+        loss: per label token.
+        exact_match: share of samples whose every label token is the argmax.
+        samples: how many there were.
+        predictions: for the first samples, on one rank; empty on the others. Each is made when it is taken out.
+    """
 
     step: int
     loss: float
     exact_match: float
     samples: int
+    predictions: Sequence[Prediction] = attrs.field(default=(), eq=False, repr=False)
 
 
 @attrs.frozen
@@ -192,3 +223,21 @@ class Generators:
     def load(self, tree: StateTree) -> None:
         """Have the part take a state back."""
         self.part.load(tree)
+
+
+def read_metrics(path: Path) -> list[Mapping[str, Any]]:
+    """Return the objects of a metrics file; null stands for numbers that are not finite.
+
+    A line that can't be read is left out, such as one that a power failure has cut or filled with zeros.
+    """
+    lines = map(parse_metrics, path.read_bytes().split(b"\n"))
+    return [line for line in lines if line is not None]
+
+
+def parse_metrics(line: bytes) -> Mapping[str, Any] | None:
+    """Return the object of one line; None for anything else."""
+    try:
+        parsed = json.loads(line.decode())
+    except (ValueError, RecursionError):  # not UTF-8, no JSON, an integer of thousands of digits, a thousand brackets
+        return None
+    return parsed if isinstance(parsed, dict) and type(parsed.get("step")) is int else None

@@ -6,7 +6,7 @@ from mimo.launch.process.process_info import (
     ProcessInfo,
     is_joining,
     local_world,
-    place_in,
+    process_from,
     ranks_of_machine,
     with_slurm,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "group_timeout",
     "is_joining",
     "local_world",
-    "place_in",
+    "process_from",
     "ranks_of_machine",
     "take_lock",
     "unwritable",

@@ -5,14 +5,14 @@ from mimo.launch.faults.store import connect
 from mimo.launch.faults.watchdog import Terms, Watchdog
 from mimo.launch.start.device_identity import device_identity
 from mimo.launch.start.launcher import check_open_files, launch, start_method
-from mimo.launch.start.rendezvous import Meeting
+from mimo.launch.start.rendezvous import Rendezvous
 from mimo.launch.start.world import join_alone, join_world
 
 __all__ = [
     "Fault",
     "FaultStore",
-    "Meeting",
     "OnFailure",
+    "Rendezvous",
     "Terms",
     "Watchdog",
     "check_open_files",

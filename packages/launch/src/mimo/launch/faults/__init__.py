@@ -1,1 +1,1 @@
-"""What ends a run: the first fault, who else is held up, and the thread that watches for both."""
+"""What ends a run: the first fault, the ranks that wait because of it, and the watchdog that looks for both."""

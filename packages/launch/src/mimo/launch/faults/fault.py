@@ -1,6 +1,6 @@
-"""Why a run failed, and the board in the shared store on which the first rank to fail writes it for the others.
+"""Why a run failed, and the fault store in which the first rank to fail publishes it for the others.
 
-A rank that waits for a living peer is never told that another one has died, so death is spread by us.
+A rank that waits for a living peer does not notice that a third one has died, so each fault is published to all ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
-_FIRST, _FAULT, _BELL, _ROLL, _FINISHED = "fault.first", "fault", "bell", "roll", "finished"
+_FIRST, _FAULT, _CHANGES, _QUERY, _FINISHED = "fault.first", "fault", "changes", "query", "finished"
 _DIRECTORY = "directory"
 _PUBLISHED_SECONDS = 20.0
 _FINISHED_SECONDS = 10.0
@@ -35,7 +35,7 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Connection re
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 _NO_THREAD = "can't start new thread"
 _TRY_AGAIN = frozenset(f"{number}Resource temporarily unavailable" for number in ("", f"[Errno {errno.EAGAIN}] "))
-"""All that is said where no thread or process can be started; of a file that is locked, more is said."""
+"""The whole message where no thread or process can be started; that of a locked file is longer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,7 +58,7 @@ class Fault:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Self:
-        """Return the fault that an exception is; only errors that a user can act on are shown without a traceback."""
+        """Return the fault that an exception causes; errors that a user can act on have no traceback."""
         if isinstance(error, UserError):
             return cls(rank=rank, code=error.exit_code, text=f"rank {rank}: {error}", explained=True)
         text = "".join(traceback.format_exception(error)).rstrip()
@@ -68,12 +68,12 @@ class Fault:
 
     @classmethod
     def of_exit(cls, rank: int, exit_code: int, why: str = "") -> Self:
-        """Return the fault that a process is which ended without saying why.
+        """Return the fault of a process that ended without a reason.
 
         Args:
-            rank: which.
+            rank: of the process.
             exit_code: negative for signals.
-            why: what is known of it all the same; a sentence.
+            why: a sentence with what is known about its end.
         """
         if exit_code < 0:
             names = {one.value: f" ({one.name})" for one in signal.Signals}  # those for real time have none
@@ -91,7 +91,7 @@ class Fault:
 
 
 def report_in_time(on_failure: OnFailure | None, fault: Fault) -> None:
-    """Hand a fault on, for a few seconds: a disk that is full or doesn't answer must not keep anybody."""
+    """Call ``on_failure`` and wait a few seconds at most: a disk that doesn't answer must not delay the end."""
     if on_failure is None:
         return
 
@@ -102,14 +102,14 @@ def report_in_time(on_failure: OnFailure | None, fault: Fault) -> None:
     writer = threading.Thread(target=write, name="mimo-fault", daemon=True)
     try:
         writer.start()
-    except RuntimeError:  # no thread can be started any more, which may be what is to be told
+    except RuntimeError:  # no thread can be started any more, which may be the fault itself
         write()
         return
     writer.join(_WRITE_SECONDS)
 
 
 def lack_of(error: BaseException) -> str:
-    """Return what this machine or a limit of it refused to a process, and which limit that is; empty if nothing."""
+    """Return what this machine or a limit of it refused to a process, and name the limit; empty if nothing."""
     text, number = str(error), error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM or any(one in text for one in _NO_MEMORY):
         return "is out of host memory"
@@ -123,7 +123,7 @@ def lack_of(error: BaseException) -> str:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Tell whether an error may only mean that another process is gone: a lost connection, which names but a port."""
+    """Return whether an error may only mean that another process is gone, as a lost connection does."""
     from torch import distributed as dist
 
     if lack_of(error):
@@ -139,34 +139,34 @@ def is_consequence(error: BaseException) -> bool:
 
 
 OnFailure: TypeAlias = Callable[[Fault], None]
-"""Is called with what ended a run, by whoever was the first to know, before any other process ends because of it."""
+"""Called with the fault that ended a run by the process that finds it first, before others end because of it."""
 
 
 class FaultStore:
-    """The first fault of a run, told to all its processes, and what each of them does when somebody asks.
+    """The first fault of a run and the last status of each rank, in a store that all its processes share.
 
     Args:
-        store: a client that nothing else waits on.
+        store: a client of its own, which no other thread uses.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def rings(self) -> int:
-        """Return how often something was put up that all should read: one small question, asked again and again."""
-        return int(self._store.add(_BELL, 0))
+    def changes(self) -> int:
+        """Return how often a fault was published or a status query begun: one small request, made again and again."""
+        return int(self._store.add(_CHANGES, 0))
 
     def claim(self, rank: int) -> bool:
-        """Tell whether this rank is the first to fail; it must then `publish` why."""
+        """Return whether this rank is the first to fail; it must then `publish` why."""
         found: bytes = self._store.compare_set(_FIRST, "", str(rank))
         return int(found) == rank
 
     def first(self, rank: int, meanwhile: Callable[[], object] = lambda: None) -> Fault | None:
-        """Claim to be the first to fail, or return the fault of the rank that was.
+        """Claim to be the first rank to fail, or return the fault of the rank that was.
 
         Args:
             rank: this one, which must `publish` why if nothing is returned.
-            meanwhile: called again and again while that rank is waited for; one that doesn't say why loses its claim.
+            meanwhile: called again and again while that rank is waited for, which loses its claim if it never does.
         """
         holder = ""
         while (found := self._store.compare_set(_FIRST, holder, str(rank)).decode()) != str(rank):
@@ -179,75 +179,76 @@ class FaultStore:
         return None
 
     def is_claimed(self) -> bool:
-        """Tell whether a rank has failed, and is about to say why."""
+        """Return whether a rank has failed and is about to publish why."""
         return bool(self._store.check([_FIRST]))
 
     def publish(self, fault: Fault) -> None:
-        """Tell everybody; from now on every process ends."""
+        """Publish the fault to all ranks, each of which then ends."""
         self._store.set(_FAULT, json.dumps(attrs.asdict(fault)))
-        self._store.add(_BELL, 1)
+        self._store.add(_CHANGES, 1)
 
     def read(self) -> Fault | None:
         """Return the fault, if there is one."""
         return Fault(**json.loads(self._store.get(_FAULT))) if self._store.check([_FAULT]) else None
 
     def open_directory(self) -> None:
-        """Say that rank 0 holds the run directory, so that all may write there."""
+        """Record that rank 0 holds the run directory, so that all ranks may write there."""
         self._store.set(_DIRECTORY, "")
 
     def has_directory(self) -> bool:
-        """Tell whether rank 0 holds the run directory."""
+        """Return whether rank 0 holds the run directory."""
         return bool(self._store.check([_DIRECTORY]))
 
-    def roll(self) -> int:
-        """Return the number of the last roll call, 0 before the first."""
-        return int(self._store.add(_ROLL, 0))
+    def last_query(self) -> int:
+        """Return the number of the last status query, 0 before the first."""
+        return int(self._store.add(_QUERY, 0))
 
-    def call_roll(self) -> int:
-        """Ask every process what it does, and return the number of this call."""
-        number = int(self._store.add(_ROLL, 1))
-        self._store.add(_BELL, 1)
+    def begin_query(self) -> int:
+        """Begin a status query, which every rank answers, and return its number."""
+        number = int(self._store.add(_QUERY, 1))
+        self._store.add(_CHANGES, 1)
         return number
 
-    def tell(self, rank: int, mark: Status) -> None:
-        """Put up what a rank does."""
-        self._store.set(f"mark.{rank}", json.dumps(attrs.asdict(mark)))
+    def report(self, rank: int, status: Status) -> None:
+        """Store the status of a rank."""
+        self._store.set(f"status.{rank}", json.dumps(attrs.asdict(status)))
 
-    def marks(self, ranks: Iterable[int]) -> dict[int, Status]:
-        """Return what ranks have put up last; those are left out that never have."""
+    def statuses(self, ranks: Iterable[int]) -> dict[int, Status]:
+        """Return the last status of each of these ranks that has stored one."""
         found = {}
         for rank in ranks:
-            if self._store.check([f"mark.{rank}"]):
-                told = json.loads(self._store.get(f"mark.{rank}"))
-                found[rank] = Status(**{**told, "peers": tuple(told["peers"])})
+            if self._store.check([f"status.{rank}"]):
+                stored = json.loads(self._store.get(f"status.{rank}"))
+                found[rank] = Status(**{**stored, "peers": tuple(stored["peers"])})
         return found
 
-    def answers(
+    def query(
         self, ranks: Collection[int], seconds: float, meanwhile: Callable[[], object] = lambda: None
     ) -> dict[int, Status]:
-        """Call the roll, and return what ranks answer within a time; no longer is waited than until all have.
+        """Begin a status query, and return what ranks answer in time; it ends early when all have answered.
 
         Args:
-            ranks: that are asked.
-            seconds: which they have.
-            meanwhile: called again and again, where this thread itself must answer, and others who ask.
+            ranks: whose answers are awaited.
+            seconds: to wait at most.
+            meanwhile: called again and again, so that this thread can answer queries itself, those of others too.
         """
-        number, until = self.call_roll(), time.monotonic() + seconds
+        number, until = self.begin_query(), time.monotonic() + seconds
         found: dict[int, Status] = {}
         while True:
             meanwhile()
             asked = [rank for rank in ranks if rank not in found]
-            found |= {rank: mark for rank, mark in self.marks(asked).items() if mark.roll >= number or mark.left}
+            answers = self.statuses(asked).items()
+            found |= {rank: status for rank, status in answers if status.query >= number or status.left}
             if len(found) == len(ranks) or time.monotonic() > until:
                 return found
             time.sleep(_LOOK_SECONDS)
 
     def finish(self, rank: int) -> None:
-        """Say that a rank no longer needs the store."""
+        """Record that a rank no longer needs the store."""
         self._store.set(f"{_FINISHED}.{rank}", "")
 
     def wait_for_all(self, world: int, seconds: float | None = None) -> None:
-        """Wait until all ranks have finished, as whoever hosts the store must; a few seconds if the run has failed."""
+        """Wait until all ranks have finished, as the host of the store must; a few seconds if the run has failed."""
         names = [f"{_FINISHED}.{rank}" for rank in range(world)]
         until = time.monotonic() + (_FINISHED_SECONDS if seconds is None else seconds)
         while not self._store.check(names) and time.monotonic() < until:

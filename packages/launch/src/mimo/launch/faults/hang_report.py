@@ -1,4 +1,4 @@
-"""Who holds up a run that stands still, told from what each rank says of itself, or doesn't."""
+"""Which ranks block a run that makes no progress, found from the status of each rank or its absence."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from mimo.launch.process.heartbeat import Status
 from mimo.topology import show_ranks
 
 _LINES = 16
-"""Most lines of ranks that wait: those of thousands of ranks are few when alike are told together."""
+"""Maximum number of lines; ranks with identical text share one."""
 
 
-def show_waits(marks: Mapping[int, Status]) -> str:
-    """Return a line for each rank that waits for another one in what its task tells; ranks alike share one."""
+def show_waits(statuses: Mapping[int, Status]) -> str:
+    """Return a line for each rank that waits for another one; ranks with identical text share one."""
     alike: dict[str, list[int]] = {}
-    for rank, mark in sorted(marks.items()):
-        if mark.waits and mark.doing and not mark.left:
-            alike.setdefault(mark.told(rank), []).append(rank)
+    for rank, status in sorted(statuses.items()):
+        if status.waits and status.doing and not status.left:
+            alike.setdefault(status.describe_wait(rank), []).append(rank)
     lines = [
-        f"{_name(ranks)} waited {_seconds(max(marks[rank].seconds for rank in ranks))} {text}"
+        f"{_name(ranks)} waited {_seconds(max(statuses[rank].seconds for rank in ranks))} {text}"
         for text, ranks in alike.items()
     ]
     if len(lines) > _LINES:
@@ -28,37 +28,37 @@ def show_waits(marks: Mapping[int, Status]) -> str:
 
 
 def show_silent(silent: Collection[int], last: Mapping[int, Status]) -> str:
-    """Return which ranks no longer say anything, and where each was heard of last.
+    """Return which ranks no longer answer, and what each did by its last status.
 
     Args:
         silent: the ranks.
-        last: what they have put up before, as far as they have.
+        last: the last status of those that have stored one.
     """
     alike: dict[str, list[int]] = {}
     for rank in sorted(silent):
-        mark = last.get(rank)
-        text = "never heard of" if mark is None else f"last heard of in {mark.place or 'its start'}"
+        status = last.get(rank)
+        text = "never heard of" if status is None else f"last heard of in {status.activity or 'its start'}"
         alike.setdefault(text, []).append(rank)
-    told = "; ".join(f"{_name(ranks)} {_verb(ranks)} {text}" for text, ranks in list(alike.items())[:_LINES])
+    last_seen = "; ".join(f"{_name(ranks)} {_verb(ranks)} {text}" for text, ranks in list(alike.items())[:_LINES])
     ranks = sorted(silent)
     pronoun = "it was" if len(ranks) == 1 else "they were"
     return (
         f"{_name(ranks)} no longer {'answers' if len(ranks) == 1 else 'answer'}: {pronoun} killed or stopped, "
-        f"or a machine or its network is gone. {told[0].upper()}{told[1:]}."
+        f"or a machine or its network is gone. {last_seen[0].upper()}{last_seen[1:]}."
     )
 
 
-def show_standstill(marks: Mapping[int, Status], timeout: float) -> str:
-    """Return why no rank has gone on for as long as it may, all of them still answering."""
-    hangs = {rank: mark for rank, mark in marks.items() if not mark.waits and not mark.left and mark.doing}
+def show_standstill(statuses: Mapping[int, Status], timeout: float) -> str:
+    """Return which ranks made no progress for too long, where all of them still answer."""
+    hangs = {rank: status for rank, status in statuses.items() if not status.waits and not status.left and status.doing}
     alike: dict[str, list[int]] = {}
-    for rank, mark in sorted(hangs.items()):
-        alike.setdefault(mark.place + (f", at {mark.where}" if mark.where else ""), []).append(rank)
-    told = [
+    for rank, status in sorted(hangs.items()):
+        alike.setdefault(status.activity + (f", at {status.where}" if status.where else ""), []).append(rank)
+    blocking = [
         f"{_name(ranks)} did not go on for {_seconds(max(hangs[rank].seconds for rank in ranks))} in {text}."
         for text, ranks in list(alike.items())[:_LINES]
     ]
-    return " ".join([*(told or ["All ranks waited for each other."]), f"run.timeout is {timeout:g} s."])
+    return " ".join([*(blocking or ["All ranks waited for each other."]), f"run.timeout is {timeout:g} s."])
 
 
 def _name(ranks: Collection[int]) -> str:

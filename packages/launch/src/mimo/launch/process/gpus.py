@@ -74,7 +74,7 @@ def choose_device(device: str, world: int, *, gpus: Gpus, environ: Mapping[str, 
 
 
 def _is_shared(here: int, environ: Mapping[str, str]) -> bool:
-    """Tell whether Slurm gave this machine's tasks fewer GPUs than there are tasks."""
+    """Return whether Slurm gave this machine's tasks fewer GPUs than there are tasks."""
     return "SLURM_GPUS_ON_NODE" in environ and number(environ, "SLURM_GPUS_ON_NODE") < here
 
 
@@ -99,7 +99,7 @@ def _refuse(here: int, gpus: Gpus, environ: Mapping[str, str]) -> ConfigError:
 
 
 def _opens(path: Path) -> bool:
-    """Tell whether a device can be opened; where a cluster gave none to a job, its nodes are there all the same."""
+    """Return whether a device can be opened; where a cluster gave none to a job, its nodes are there all the same."""
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return True

@@ -1,8 +1,8 @@
-"""What this process does now, and whom it waits for: set by assignments alone, read by the thread that watches.
+"""What this process does now and which ranks it waits for: written by the main thread, read by the watchdog.
 
-A `Heartbeat` is this process's own; a `Status` is what others read of it. The boundary says which rank is waited for.
-Inside a collective the stack of the main thread says it: every model, optimizer and checkpoint has collectives, and
-none of them would remember to tell.
+A `Heartbeat` belongs to one process; a `Status` is what the other processes read of it. The boundary reports the rank
+that it waits for. Inside a collective the stack of the main thread shows it, so that models, optimizers and checkpoints
+need not report their collectives.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ import attrs
 from mimo.topology import show_ranks
 
 _COLLECTIVES = "mimo.topology.collectives"
-"""Passes calls on to torch, whatever it calls them in its own releases."""
-_MEETING = ("torch.distributed", _COLLECTIVES, "mimo.optimizer.runtime._agreement")
-"""Modules in which a process waits for others: collectives, and the agreement, where a GPU's answer is awaited."""
+"""Its functions call those of torch, whose names differ between releases."""
+_WAITING_MODULES = ("torch.distributed", _COLLECTIVES, "mimo.optimizer.runtime._agreement")
+"""Modules in which a process waits for others: collectives, and the reduction of a step, which waits for the GPU."""
 _WRAPPER = ".c10d_logger"
 _TORCH = "torch."
 
 
 class Activity(Protocol):
-    """A part of a step, such as an action of a plan. It is described only where somebody asks, in another thread."""
+    """A part of a step, such as an action of a plan. The watchdog's thread asks it to describe itself."""
 
     def describe(self) -> str:
         """Return what is done and to what, such as ``forward of vision stage 0, microbatch 1``."""
 
-    def meeting_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that meet in it, this one included; empty where none do, or where the stack shows it."""
+    def collective_ranks(self) -> tuple[int, ...]:
+        """Return the ranks of its collective, this one included; empty if it has none, or the stack shows them."""
 
 
 @attrs.define(eq=False)
 class Heartbeat:
-    """What this process does. The main thread writes, the one that watches reads; nothing is locked.
+    """What this process does. The main thread writes, the watchdog reads; nothing is locked.
 
     Attributes:
-        doing: a few words; empty where nobody is to watch how long it takes.
+        doing: a few words; empty where it may take any time.
         activity: the part of a step that runs.
         awaited: the edge and the rank that it waits for.
         changes: how often any of this has changed.
         stops: whether this process has been asked to stop when it has saved.
-        stack: where an error came up that is being told, inner frames first; None while all is well.
+        stack: where the error was raised that this process reports, inner frames first; None while there is none.
     """
 
     doing: str = ""
@@ -59,52 +59,52 @@ class Heartbeat:
     stack: tuple[FrameType, ...] | None = None
 
     def enter(self, doing: str) -> None:
-        """Say what is done from now on."""
+        """Set what is done from now on."""
         self.doing, self.activity, self.awaited = doing, None, None
         self.changes += 1
 
     @contextlib.contextmanager
     def within(self, doing: str) -> Iterator[None]:
-        """Say what is done within a block; after it, it is again what it was."""
+        """Set what is done within a block, and set it back after the block."""
         before = self.doing
         self.enter(doing)
         yield
         self.enter(before)
 
     def fail(self, error: BaseException) -> None:
-        """Say that what was done has come to an error."""
+        """Record that an error has been raised."""
         self.stack = tuple(frame for frame, _ in traceback.walk_tb(error.__traceback__))[::-1]
 
     def begin(self, activity: Activity | None) -> None:
-        """Take note of a part of the step that begins; None: all are done."""
+        """Record the part of the step that begins; None: all are done."""
         self.activity = activity
         self.changes += 1
 
     def wait(self, edge: str, peer: int) -> None:
-        """Take note of the edge and the rank that are waited for."""
+        """Record the edge and the rank that this process waits for."""
         self.awaited = edge, peer
         self.changes += 1
 
     def resume(self) -> None:
-        """Take note that it waits no longer."""
+        """Record that it no longer waits."""
         self.awaited = None
         self.changes += 1
 
 
 @attrs.frozen(kw_only=True)
 class Status:
-    """What one rank is told to do, for others to read.
+    """What one rank does, as the other ranks read it.
 
     Args:
         doing: a few words; empty where nothing is known.
         part: the module, stage and microbatches, and what is done to them; empty outside of a plan.
         waits: whether it waits for other ranks.
-        peers: for which; empty for all.
-        through: on which edge, or in which collective.
+        peers: the ranks it waits for; empty for all.
+        through: the edge or the collective in which it waits.
         where: the line of code; empty if it waits on an edge.
-        seconds: for how long nothing of this has changed.
-        roll: the roll call that it answers; 0 for none.
-        left: whether this process has come to its end, or tells of its own error.
+        seconds: for how long none of this has changed.
+        query: the number of the status query that it answers; 0 for none.
+        left: whether this process ends, or reports its own error.
     """
 
     doing: str = ""
@@ -114,38 +114,38 @@ class Status:
     through: str = ""
     where: str = ""
     seconds: float = 0.0
-    roll: int = 0
+    query: int = 0
     left: bool = False
 
     @classmethod
-    def of(cls, progress: Heartbeat, *, rank: int, seconds: float, roll: int) -> Status:
-        """Return the mark of this process; call it in any thread."""
+    def of(cls, progress: Heartbeat, *, rank: int, seconds: float, query: int) -> Status:
+        """Return the status of this process; it may be called in any thread."""
         doing, activity, awaited = progress.doing, progress.activity, progress.awaited
         part = "" if activity is None else activity.describe()
-        mark = cls(doing=doing, part=part, seconds=seconds, roll=roll)
+        status = cls(doing=doing, part=part, seconds=seconds, query=query)
         if awaited is not None:
-            return attrs.evolve(mark, waits=True, peers=(awaited[1],), through=f"edge {awaited[0]}")
+            return attrs.evolve(status, waits=True, peers=(awaited[1],), through=f"edge {awaited[0]}")
         met, peers, where = _look_at(_stack() if progress.stack is None else progress.stack)
-        mark = attrs.evolve(mark, waits=bool(met), peers=peers, through=met, where=where)
-        if activity is not None and (meeting := activity.meeting_ranks()):
-            others = tuple(other for other in meeting if other != rank)
-            return attrs.evolve(mark, waits=bool(others), peers=mark.peers or others)
-        return mark
+        status = attrs.evolve(status, waits=bool(met), peers=peers, through=met, where=where)
+        if activity is not None and (ranks := activity.collective_ranks()):
+            others = tuple(other for other in ranks if other != rank)
+            return attrs.evolve(status, waits=bool(others), peers=status.peers or others)
+        return status
 
     @property
-    def place(self) -> str:
-        """What it does, and to what."""
+    def activity(self) -> str:
+        """What it does, and to which part of the model."""
         return ", ".join(filter(None, [self.doing, self.part]))
 
-    def told(self, rank: int) -> str:
-        """Return whom a rank waits for, as text; of many, itself included, so that all of them tell the same."""
+    def describe_wait(self, rank: int) -> str:
+        """Return where a rank waits and for which ranks; three or more include itself, so that all show one text."""
         peers = [peer for peer in self.peers if peer != rank or len(self.peers) > 2]  # noqa: PLR2004 -- it and another
         ranks = "all ranks" if not peers else f"rank {peers[0]}" if len(peers) == 1 else f"ranks {show_ranks(peers)}"
-        return f"in {self.place}, for {ranks}" + (f" ({self.through})" if self.through else "")
+        return f"in {self.activity}, for {ranks}" + (f" ({self.through})" if self.through else "")
 
 
 def group_timeout(timeout: float) -> timedelta:
-    """Return the time-out of process groups: so long that ours, which names who is waited for, is always the first."""
+    """Return the time-out of process groups: longer than the watchdog's, which says more."""
     return timedelta(days=1, seconds=timeout)
 
 
@@ -158,12 +158,12 @@ def _stack() -> Iterator[FrameType]:
 
 
 def _look_at(stack: Iterable[FrameType]) -> tuple[str, tuple[int, ...], str]:
-    """Return the collective in which a stack is, with its ranks (empty: all), and the line of code outside of torch."""
+    """Return the innermost collective of a stack, its ranks (empty: all), and the line of code outside of torch."""
     met = ""
     peers: tuple[int, ...] = ()
     for frame in stack:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith(_MEETING) and not module.endswith(_WRAPPER):
+        if module.startswith(_WAITING_MODULES) and not module.endswith(_WRAPPER):
             met, peers = frame.f_code.co_name, _ranks_of(frame) or peers
         if not module.startswith((_TORCH, _COLLECTIVES)):
             return met, peers, f"{module}, line {frame.f_lineno}"
@@ -171,7 +171,7 @@ def _look_at(stack: Iterable[FrameType]) -> tuple[str, tuple[int, ...], str]:
 
 
 def _ranks_of(frame: FrameType) -> tuple[int, ...]:
-    """Return the ranks of the group that a collective was given; empty if it is everybody, or can't be seen."""
+    """Return the ranks of a collective's group argument; empty if it is all ranks, or unknown."""
     from torch import distributed as dist
 
     group = frame.f_locals.get("group")

@@ -1,7 +1,8 @@
-"""Whether a process that ended without a word had run out of host memory, as far as its launcher can know.
+"""Whether a process that ended without an error message ran out of host memory, as far as its launcher can know.
 
-The kernel tells nobody whom it killed for memory, but counts how often it did, for a control group and for the machine.
-Where a limit of the shell refuses memory, C++ ends the process by itself, and how large it was then is what is known.
+The kernel does not say which process it killed for memory, but counts how often, per control group and machine.
+Where a limit of the shell refuses memory, C++ ends the process by itself; all that is known then is how large the
+process was.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class HostMemory:
                 self.sizes[pid] = pages * resource.getpagesize() or self.sizes.get(pid, 0)
 
     def explain(self, pid: int, exit_code: int, now: Kills | None = None) -> str:
-        """Return why a process ended without a word, if it was for memory; else nothing.
+        """Return why a process ended without an error message, if it was for memory; else an empty text.
 
         Args:
             pid: which.

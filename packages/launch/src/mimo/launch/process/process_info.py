@@ -1,4 +1,4 @@
-"""Which process this is among those of a run, as its launcher or the environment tells."""
+"""Which process of a run this is: its rank, its machine's share of ranks, its device and its heartbeat."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class ProcessInfo:
         world: number of processes.
         local_rank: its number among the processes of this machine.
         device: where it computes, ``cpu`` or ``cuda:<index>``, counted among the GPUs that it sees.
-        progress: what it does now.
-        objects: the group of all ranks for what lies on no device, objects and barriers; None: the default group.
+        heartbeat: what it does now.
+        objects: the group of all ranks for objects and barriers, which lie on no device; None: the default group.
     """
 
     rank: int
     world: int
     local_rank: int
     device: str = "cpu"
-    progress: Heartbeat = attrs.field(factory=Heartbeat, eq=False, repr=False)
+    heartbeat: Heartbeat = attrs.field(factory=Heartbeat, eq=False, repr=False)
     objects: ProcessGroup | None = attrs.field(default=None, eq=False, repr=False)
 
 
@@ -46,12 +46,12 @@ def with_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def is_joining(environ: Mapping[str, str]) -> bool:
-    """Tell whether somebody else, such as torchrun, started this process as one of several."""
+    """Return whether somebody else, such as torchrun, started this process as one of several."""
     return "RANK" in environ and "WORLD_SIZE" in environ
 
 
-def place_in(environ: Mapping[str, str], device: str, *, gpus: int = 0) -> ProcessInfo:
-    """Return the place that the environment names.
+def process_from(environ: Mapping[str, str], device: str, *, gpus: int = 0) -> ProcessInfo:
+    """Return the process that the environment describes.
 
     Args:
         environ: with ``RANK`` and ``WORLD_SIZE``.

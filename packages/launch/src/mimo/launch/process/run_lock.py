@@ -1,4 +1,4 @@
-"""The lock on a run directory, so that no two runs write into one: the kernel's, who releases it whoever dies.
+"""The lock on a run directory, so that no two runs write into it; the kernel releases it when its holders end.
 
 It is `flock` on a file that stays there when the run has ended. A lock belongs to what was opened, so whoever has a
 copy of the descriptor holds it: the launcher, and rank 0, to which it is passed on. All others close theirs.

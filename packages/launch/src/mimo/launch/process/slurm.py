@@ -25,7 +25,7 @@ _COUNT = re.compile(rf"({_NUMBER})(?:\(x({_NUMBER})\))?")
 
 
 def is_task(environ: Mapping[str, str]) -> bool:
-    """Tell whether srun started this process as one of several."""
+    """Return whether srun started this process as one of several."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     if not re.fullmatch(_NUMBER, step) or int(step) >= _SPECIAL_STEPS:
         return False

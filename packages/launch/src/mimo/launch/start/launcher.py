@@ -35,13 +35,13 @@ from mimo.launch.faults.store import connect, host_store
 from mimo.launch.faults.watchdog import SAME_SECONDS, START_SECONDS, Terms, stop_signals
 from mimo.launch.process.gpus import Device, find_gpus
 from mimo.launch.process.host_memory import HostMemory
-from mimo.launch.process.process_info import ProcessInfo, is_joining, place_in, with_slurm
-from mimo.launch.start.rendezvous import Meeting
+from mimo.launch.process.process_info import ProcessInfo, is_joining, process_from, with_slurm
+from mimo.launch.start.rendezvous import Rendezvous
 from mimo.launch.start.worker import Task, run_task
 
 StartMethod: TypeAlias = Literal["fork", "spawn"]
 
-_USUAL = Meeting()
+_USUAL = Rendezvous()
 _HOST = "127.0.0.1"
 _LOOPBACK_INDEX = 1
 """Of the interface that leads back to this machine, in every network namespace."""
@@ -56,7 +56,7 @@ _STOPPING = "mimo: asked to stop: the step is finished and saved. A second signa
 
 
 class _InterruptedError(BaseException):
-    """Ctrl-C or SIGTERM reached the launcher, or nobody reads what a rank writes."""
+    """Ctrl-C or SIGTERM reached the launcher, or the reader of a rank's output has closed it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -75,7 +75,7 @@ def launch(
     device: Device = "cpu",
     method: StartMethod = "fork",
     terms: Terms | None = None,
-    meeting: Meeting = _USUAL,
+    rendezvous: Rendezvous = _USUAL,
 ) -> int:
     """Run a task in every rank, and return the exit code: that of the first rank to fail.
 
@@ -85,19 +85,19 @@ def launch(
         world: number of processes.
         device: what each process computes on.
         method: how processes are started on this machine, see `start_method`.
-        terms: under which the task runs.
-        meeting: how the processes that this one starts meet.
+        terms: how it is watched, and what is called when it starts and fails.
+        rendezvous: devices and backend of the processes.
     """
     environ, terms = with_slurm(os.environ), terms or Terms()
     if is_joining(environ):
         gpus = find_gpus().visible if device == "cuda" else 0
-        _join(task, place_in(environ, device, gpus=gpus), environ, terms)
+        _join(task, process_from(environ, device, gpus=gpus), environ, terms)
         return 0
     check_open_files(world)
     with contextlib.ExitStack() as stack:
         alive = [stack.enter_context(side) for side in connection.Pipe(duplex=False)]
         listener = stack.enter_context(socket.create_server((_HOST, 0), backlog=max(world, 16)))
-        processes = _processes(task, world, device, method, terms, alive[0], (listener, alive[1]), meeting)
+        processes = _processes(task, world, device, method, terms, alive[0], (listener, alive[1]), rendezvous)
         try:
             with _interruptible(processes, terms) as asked:
                 # Lives as long as this process; its threads begin after the forks.
@@ -131,7 +131,7 @@ def check_open_files(world: int) -> None:
         )
 
 
-def _join(task: Task, place: ProcessInfo, environ: Mapping[str, str], terms: Terms) -> None:
+def _join(task: Task, process: ProcessInfo, environ: Mapping[str, str], terms: Terms) -> None:
     """Run the task as the one rank that this process is."""
     for number in (signal.SIGINT, *stop_signals()):  # whoever started this process ends it; nothing is to be cleaned up
         signal.signal(number, signal.SIG_DFL)
@@ -143,11 +143,11 @@ def _join(task: Task, place: ProcessInfo, environ: Mapping[str, str], terms: Ter
     host, port = environ["MASTER_ADDR"], environ["MASTER_PORT"]
     if not port.isdecimal():
         raise ConfigError("environment variable MASTER_PORT", expected="a whole number", got=repr(port))
-    hosts = place.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    # Kept until the end. An attempt after a restart must not see what the last one left in a store that outlives it.
+    hosts = process.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    # It lives until the end. A restarted attempt must not read what the last one left in a store that outlives it.
     server = _serve(host, port) if hosts else None
     meet = partial(connect, host, int(port), _prefix(environ), seconds=max(terms.timeout, START_SECONDS))
-    run_task(task, place, meet, terms=terms, shows=True, hosts=server is not None)
+    run_task(task, process, meet, terms=terms, shows=True, hosts=server is not None)
 
 
 def _prefix(environ: Mapping[str, str]) -> str:
@@ -156,7 +156,7 @@ def _prefix(environ: Mapping[str, str]) -> str:
 
 
 def _serve(host: str, port: str) -> Store:
-    """Serve the store in which all ranks meet.
+    """Serve the store that all ranks share.
 
     Raises:
         ConfigError: somebody else listens on its port.
@@ -182,7 +182,7 @@ def _processes(
     terms: Terms,
     alive: Connection,
     launchers: tuple[socket.socket, Connection],
-    meeting: Meeting = _USUAL,
+    rendezvous: Rendezvous = _USUAL,
 ) -> Sequence[BaseProcess]:
     """Return the processes of all ranks, not yet started.
 
@@ -192,9 +192,9 @@ def _processes(
         device: what each computes on.
         method: how they are started.
         terms: under which they run.
-        alive: can be read from when this process is gone.
+        alive: becomes readable when this process is gone.
         launchers: the socket of the store and the other end of ``alive``, which belong to this process alone.
-        meeting: how they meet.
+        rendezvous: their devices and backend.
     """
     context: ForkContext | SpawnContext
     if method == "spawn":
@@ -212,11 +212,11 @@ def _processes(
             target=_main,
             args=(
                 task,
-                ProcessInfo(rank=rank, world=world, local_rank=rank, device=meeting.device(device, rank)),
+                ProcessInfo(rank=rank, world=world, local_rank=rank, device=rendezvous.device(device, rank)),
                 port,
                 terms if rank == 0 or method == "fork" else attrs.evolve(terms, lock=None),
                 alive,
-                meeting,
+                rendezvous,
                 forked,
             ),
             name=f"rank {rank}",
@@ -227,33 +227,33 @@ def _processes(
 
 def _main(
     task: Task,
-    place: ProcessInfo,
+    process: ProcessInfo,
     port: int,
     terms: Terms,
     alive: Connection,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     inherited: Sequence[socket.socket | Connection],
 ) -> None:
-    """Be one rank that `launch` started; signals are blocked until it is known what they mean here."""
+    """Run one rank that `launch` started; signals are blocked until their handlers are set."""
     for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends them to all; the launcher ends us
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for one in inherited:  # so that they die with the launcher
         one.close()
     if terms.lock is not None:
-        if place.rank == 0:
+        if process.rank == 0:
             terms.lock.keep()
         else:
             terms.lock.close()
-    # All that is to be met is on this machine: without this, gloo listens on what the host's name resolves to.
+    # All ranks are on this machine; without this, gloo listens on the address that the host's name resolves to.
     os.environ.update(dict.fromkeys(_INTERFACES, socket.if_indextoname(_LOOPBACK_INDEX)))
     meet = partial(connect, _HOST, port, seconds=_seconds(terms))
-    run_task(task, place, meet, terms=terms, shows=False, launcher=alive, meeting=meeting)
+    run_task(task, process, meet, terms=terms, shows=False, launcher=alive, rendezvous=rendezvous)
 
 
 @attrs.define
 class _Asked:
-    """Whether, and when, all ranks were asked to save and end."""
+    """Whether and when all ranks were asked to save and end."""
 
     timeout: float
     at: float | None = None
@@ -268,8 +268,7 @@ class _Asked:
 def _interruptible(processes: Sequence[BaseProcess], terms: Terms) -> Iterator[_Asked]:
     """Start processes, and end all that are left when the block is left, by a signal too.
 
-    A first SIGTERM or SIGHUP is passed on to those that know what it means; they then have as long as a run may stand
-    still.
+    A first SIGTERM or SIGHUP is passed on to processes whose terms handle it; they then have ``terms.timeout`` to end.
     """
     asked, stops = _Asked(timeout=terms.timeout), stop_signals()
     signals = (signal.SIGINT, *stops)
@@ -305,7 +304,7 @@ def _interruptible(processes: Sequence[BaseProcess], terms: Terms) -> Iterator[_
             signal.signal(number, handler)
 
 
-def _outcome(processes: Sequence[BaseProcess], board: FaultStore, asked: _Asked) -> Fault | None:
+def _outcome(processes: Sequence[BaseProcess], fault_store: FaultStore, asked: _Asked) -> Fault | None:
     """Wait for all ranks and return what made them fail, or None. Once one has failed, the others get a moment."""
     waiting = {process.sentinel: rank for rank, process in enumerate(processes)}
     pids, memory = [process.pid or 0 for process in processes], HostMemory()
@@ -326,26 +325,26 @@ def _outcome(processes: Sequence[BaseProcess], board: FaultStore, asked: _Asked)
                 raise _InterruptedError(signal.SIGPIPE)
             if code and not failed:
                 failed = True
-                if board.read() is None and board.claim(rank):  # it had no time to say why
-                    marks = board.answers(list(waiting.values()), _ANSWER_SECONDS)
+                if fault_store.read() is None and fault_store.claim(rank):  # it had no time to publish why
+                    statuses = fault_store.query(list(waiting.values()), _ANSWER_SECONDS)
                     fault = Fault.of_exit(rank, code, memory.explain(pids[rank], code))
-                    board.publish(attrs.evolve(fault, waits=show_waits(marks)))
-    return _cause(processes, board, memory) if failed else None
+                    fault_store.publish(attrs.evolve(fault, waits=show_waits(statuses)))
+    return _cause(processes, fault_store, memory) if failed else None
 
 
-def _cause(processes: Sequence[BaseProcess], board: FaultStore, memory: HostMemory) -> Fault:
-    """Return the first cause: a rank that was killed makes others fail, and they may be the first to tell."""
-    told = board.read()
-    if told is not None and told.explained:
-        return told
+def _cause(processes: Sequence[BaseProcess], fault_store: FaultStore, memory: HostMemory) -> Fault:
+    """Return the first cause: a rank that was killed makes others fail, and they may be the first to report."""
+    published = fault_store.read()
+    if published is not None and published.explained:
+        return published
     codes = [(process.exitcode or 0, rank) for rank, process in enumerate(processes)]
     # Signals are negative; a claim without a reason means that the rank died between the two.
     for code, rank in sorted(codes):
-        if code < 0 or (code and told is None):
+        if code < 0 or (code and published is None):
             fault = Fault.of_exit(rank, code, memory.explain(processes[rank].pid or 0, code))
-            return attrs.evolve(fault, waits="" if told is None else told.waits)
-    assert told is not None, codes
-    return told
+            return attrs.evolve(fault, waits="" if published is None else published.waits)
+    assert published is not None, codes
+    return published
 
 
 def _seconds(terms: Terms) -> float:
@@ -354,14 +353,14 @@ def _seconds(terms: Terms) -> float:
 
 
 def _say(text: str) -> None:
-    """Write to standard error, if it is still there: a terminal may be gone."""
+    """Write to standard error; a terminal that is gone is no error."""
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def _end_all(processes: Sequence[BaseProcess]) -> None:
-    """End every process; none has anything to clean up, and one may be stopped."""
+    """Kill every process: none has anything to clean up, and one may be stopped."""
     for process in processes:
         process.kill()
     for process in processes:

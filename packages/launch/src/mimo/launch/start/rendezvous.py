@@ -1,4 +1,4 @@
-"""How the processes of a run meet: where each computes, and by what backend they send."""
+"""How the processes of a run join: the device of each, and the backend of their default group."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ def usual_backend(device: str) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Meeting:
-    """What `launch` can be handed by a program that wants its processes to meet in another way than the usual.
+class Rendezvous:
+    """Devices and backend of the processes that `launch` starts, for programs that need others than the usual.
 
     To reach fresh interpreters, both must be functions that can be pickled.
 
     Args:
-        device: of what a run computes on, ``cpu`` or ``cuda``, and the number of a process on this machine: where it
-            computes.
-        backend: of where a process computes: the backend of its default group, as `init_process_group` takes it. It is
-            called in each process before that group is made, and may register what it names.
+        device: returns the device of a process, given ``cpu`` or ``cuda`` and the number of the process on its machine.
+        backend: returns the backend of a process's default group, as `init_process_group` takes it, given its device.
+            It is called in each process before that group is made, and may register the backend that it names.
     """
 
     device: Callable[[str, int], str] = own_device

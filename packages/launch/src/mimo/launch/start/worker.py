@@ -1,4 +1,4 @@
-"""What one process of a run does around its task: join the others, be watched, tell its own fault."""
+"""What one process of a run does around its task: it joins the others, starts its watchdog, reports its own fault."""
 
 from __future__ import annotations
 
@@ -23,144 +23,144 @@ from mimo.launch.faults.store import unlogged
 from mimo.launch.faults.watchdog import Terms, Watchdog, end
 from mimo.launch.process.heartbeat import Status, group_timeout
 from mimo.launch.process.process_info import ProcessInfo, local_world, with_slurm
-from mimo.launch.start.rendezvous import Meeting
+from mimo.launch.start.rendezvous import Rendezvous
 from mimo.launch.start.world import join_world
 
 Task: TypeAlias = Callable[[ProcessInfo], object]
 Connect: TypeAlias = Callable[[], Store]
 
-_USUAL = Meeting()
+_USUAL = Rendezvous()
 _CLAIM_SECONDS = 2.0
-"""In which a death is told by whoever saw it, before those who lost a connection look for it themselves."""
+"""In which the process that saw a death reports it, before those that lost a connection look for the reason."""
 _ANSWER_SECONDS = 5.0
-_TELL_SECONDS = 3.0
+_REPORT_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 
 
 def run_task(
     task: Task,
-    place: ProcessInfo,
+    process: ProcessInfo,
     connect: Connect,
     *,
     terms: Terms,
     shows: bool,
     hosts: bool = False,
     launcher: Connection | None = None,
-    meeting: Meeting = _USUAL,
+    rendezvous: Rendezvous = _USUAL,
 ) -> None:
     """Run a task as one rank, its process group initialised; ends the process if it fails.
 
     Args:
         task: what to run.
-        place: this process.
+        process: this one.
         connect: opens a new client of the store that all ranks share.
         terms: under which it runs.
-        shows: whether this process is the one to show its own error.
+        shows: whether this process prints its own error.
         hosts: whether the store lives in this process, which then must outlive the others.
-        launcher: can be read from when the launcher that started this process, and hosts the store, is gone.
-        meeting: by what backend the ranks send.
+        launcher: becomes readable when the launcher, which hosts the store, is gone.
+        rendezvous: gives the backend of the default group.
     """
-    worker = _Worker(place, FaultStore(connect()), terms, shows=shows, hosts=hosts)
+    worker = _Worker(process, FaultStore(connect()), terms, shows=shows, hosts=hosts)
     watch = Watchdog(
-        FaultStore(connect()), place, terms, shows=shows, tell=worker.tell, leave=worker.leave, launcher=launcher
+        FaultStore(connect()), process, terms, shows=shows, report=worker.report, leave=worker.leave, launcher=launcher
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
         watch.start()
-        if place.rank == 0:
+        if process.rank == 0:
             if terms.enter is not None:
                 terms.enter().keep()  # it waits for a bounded time, which nobody need watch
-            worker.board.open_directory()
-        _prepare(place)
-        place.progress.doing = "the first meeting of all ranks"
-        backend = meeting.backend(place.device)
-        place = join_world(place, connect(), timeout=group_timeout(terms.timeout), backend=backend)
-        if place.rank == 0 and terms.on_start is not None and not worker.board.is_claimed():
+            worker.fault_store.open_directory()
+        _prepare(process)
+        process.heartbeat.doing = "the first meeting of all ranks"
+        backend = rendezvous.backend(process.device)
+        process = join_world(process, connect(), timeout=group_timeout(terms.timeout), backend=backend)
+        if process.rank == 0 and terms.on_start is not None and not worker.fault_store.is_claimed():
             terms.on_start()
-        place.progress.enter("")
-        task(place)
-        place.progress.enter("")
+        process.heartbeat.enter("")
+        task(process)
+        process.heartbeat.enter("")
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001 -- whatever it is, the other ranks must end too
         worker.fail(error, watch)
     watch.leaving = True
     with contextlib.suppress(RuntimeError):  # the store has ended with its host: all is done
         if hosts:
-            worker.board.finish(place.rank)
-            worker.board.wait_for_all(place.world, terms.timeout)
+            worker.fault_store.finish(process.rank)
+            worker.fault_store.wait_for_all(process.world, terms.timeout)
         watch.stop()
         if not hosts:
-            worker.board.tell(place.rank, Status(left=True))  # for those who call the roll later
-            worker.board.finish(place.rank)
+            worker.fault_store.report(process.rank, Status(left=True))  # for status queries that come later
+            worker.fault_store.finish(process.rank)
 
 
-def threads_for(place: ProcessInfo, environ: Mapping[str, str]) -> int | None:
+def threads_for(process: ProcessInfo, environ: Mapping[str, str]) -> int | None:
     """Return how many threads a process on CPU should use, or None if the user has said so."""
     if "OMP_NUM_THREADS" in environ:
         return None
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores // local_world(environ, place.world))
+    return max(1, cores // local_world(environ, process.world))
 
 
-def _prepare(place: ProcessInfo) -> None:
-    if place.device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(place.device))
+def _prepare(process: ProcessInfo) -> None:
+    if process.device.startswith("cuda"):
+        torch.cuda.set_device(torch.device(process.device))
         return
-    threads = threads_for(place, with_slurm(os.environ))
+    threads = threads_for(process, with_slurm(os.environ))
     if threads is not None:
         torch.set_num_threads(threads)
 
 
 @attrs.frozen
 class _Worker:
-    """Tells why this process fails, if it is the first to, and ends it."""
+    """Reports why this process fails, if it is the first to, and ends it."""
 
-    place: ProcessInfo
-    board: FaultStore
+    process: ProcessInfo
+    fault_store: FaultStore
     terms: Terms
     shows: bool = attrs.field(kw_only=True)
     hosts: bool = attrs.field(kw_only=True)
     once: threading.Lock = attrs.field(factory=threading.Lock, kw_only=True)
 
     def fail(self, error: BaseException, watch: Watchdog) -> None:
-        """Tell of an error; one that only follows from another rank's end leaves it to those who know more."""
-        progress, rank = self.place.progress, self.place.rank
+        """Report an error; one that only follows from another rank's end leaves it to processes that know more."""
+        progress, rank = self.process.heartbeat, self.process.rank
         follows = is_consequence(error)
-        if watch.is_orphan():  # what the others suffer from that, or this one; the thread that watches says so
-            time.sleep(_TELL_SECONDS)
+        if watch.is_orphan():  # the error follows from that; the watchdog reports it
+            time.sleep(_REPORT_SECONDS)
             end(EXIT_FAILED)
         progress.fail(error)
         watch.leaving = not follows
         try:
             until = time.monotonic() + (_CLAIM_SECONDS if follows else 0.0)
             with unlogged():
-                while not self.board.is_claimed() and time.monotonic() < until:
+                while not self.fault_store.is_claimed() and time.monotonic() < until:
                     time.sleep(_LOOK_SECONDS)
-                told = self.board.first(rank)
-            if told is not None:
-                self.leave(told.code)
-            self.tell(self._fault(error, follows=follows))
-        except RuntimeError:  # the store is gone: nobody left to tell, and the thread that watches ends this process
-            time.sleep(_TELL_SECONDS)
+                earlier = self.fault_store.first(rank)
+            if earlier is not None:
+                self.leave(earlier.code)
+            self.report(self._fault(error, follows=follows))
+        except RuntimeError:  # the store is gone, and the watchdog ends this process
+            time.sleep(_REPORT_SECONDS)
             end(EXIT_FAILED)
 
     def _fault(self, error: BaseException, *, follows: bool) -> Fault:
-        """Return what an error is, with what the others do meanwhile, and without some of them if that explains it."""
-        fault, everybody = Fault.of(error, self.place.rank), range(self.place.world)
-        if not self.place.progress.doing or self.place.world == 1:
+        """Return the fault of an error, with where other ranks wait; if ranks no longer answer, they are its cause."""
+        fault, everybody = Fault.of(error, self.process.rank), range(self.process.world)
+        if not self.process.heartbeat.doing or self.process.world == 1:
             return fault
-        marks = self.board.answers(everybody, _ANSWER_SECONDS if follows else _TELL_SECONDS)
-        silent = set(everybody) - marks.keys()
+        statuses = self.fault_store.query(everybody, _ANSWER_SECONDS if follows else _REPORT_SECONDS)
+        silent = set(everybody) - statuses.keys()
         if follows and silent:
-            fault = attrs.evolve(fault, text=show_silent(silent, self.board.marks(silent)))
-        return attrs.evolve(fault, waits=show_waits(marks))
+            fault = attrs.evolve(fault, text=show_silent(silent, self.fault_store.statuses(silent)))
+        return attrs.evolve(fault, waits=show_waits(statuses))
 
-    def tell(self, fault: Fault) -> None:
-        """Tell a fault that this process was the first to claim, and end.
+    def report(self, fault: Fault) -> None:
+        """Report a fault that this process was the first to claim, and end.
 
-        Written is before published, as others then end us; and only for so long that a dead disk keeps nobody.
+        It is written before it is published, as others then end this process; a disk that hangs delays it by seconds.
         """
-        self.once.acquire()  # the other thread that tells ends this one
+        self.once.acquire()  # another thread that reports ends this one
         if self.shows:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"mimo: {fault.shown}\n")
@@ -168,23 +168,23 @@ class _Worker:
         if self._may_write():
             report_in_time(self.terms.on_failure, fault)
         with contextlib.suppress(RuntimeError):
-            self.board.publish(fault)
+            self.fault_store.publish(fault)
         self._end(fault.code)
 
     def _may_write(self) -> bool:
-        """Tell whether this run holds its directory; until then another one may."""
+        """Return whether this run holds its directory; until then another one may."""
         with contextlib.suppress(RuntimeError):  # the store is gone
-            return self.board.has_directory()
+            return self.fault_store.has_directory()
         return False
 
     def leave(self, code: int) -> None:
-        """End with the code of a fault that another rank has told."""
+        """End with the exit code of a fault that another rank has published."""
         self.once.acquire()
         self._end(code)
 
     def _end(self, code: int) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone
-            self.board.finish(self.place.rank)
+            self.fault_store.finish(self.process.rank)
             if self.hosts:
-                self.board.wait_for_all(self.place.world)
+                self.fault_store.wait_for_all(self.process.world)
         end(code)

@@ -1,4 +1,4 @@
-"""How a process joins the others of its run: which backend carries what is on its device, and which all else."""
+"""How a process joins the others of its run: the default group for its device, and a gloo group for all else."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from mimo.launch.start.rendezvous import usual_backend
 from mimo.topology.collectives import connect
 
 
-def join_world(place: ProcessInfo, store: Store, *, timeout: timedelta, backend: str | None = None) -> ProcessInfo:
-    """Make the default group, of the backend of this rank's device, and return the place with what goes beside it.
+def join_world(process: ProcessInfo, store: Store, *, timeout: timedelta, backend: str | None = None) -> ProcessInfo:
+    """Make the default group for this rank's device, and return the process with its group for objects.
 
-    On GPUs the default group is NCCL's and so are all that are made from it: none opens connections of gloo's, but one
-    group of all ranks, over which goes what lies on no device. Both are used once, in this order on all ranks.
+    On GPUs the default group uses NCCL, and so do all groups made from it. One group of all ranks uses gloo, for
+    objects and barriers. Both are used once here, in this order on all ranks.
 
     Args:
-        place: of this process, whose device is set.
-        store: in which all ranks meet.
+        process: this one, whose device is set.
+        store: that all ranks share.
         timeout: of both.
         backend: of the default group; None for the usual one, see `mimo.launch.start.rendezvous`.
     """
-    device, backend = torch.device(place.device), backend or usual_backend(place.device)
+    device, backend = torch.device(process.device), backend or usual_backend(process.device)
     on_host = device.type == "cpu"
     dist.init_process_group(
         backend,
         store=store,
-        rank=place.rank,
-        world_size=place.world,
+        rank=process.rank,
+        world_size=process.world,
         timeout=timeout,
         device_id=device if backend == dist.Backend.NCCL else None,  # others know nothing of it
     )
     if on_host:
-        return place
+        return process
     objects = dist.new_group(backend="gloo", timeout=timeout)
     connect([None], device=device)
     connect([objects], device=torch.device("cpu"))
-    return attrs.evolve(place, objects=objects)
+    return attrs.evolve(process, objects=objects)
 
 
 def join_alone(device: str = "cpu") -> None:

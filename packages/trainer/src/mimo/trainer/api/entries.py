@@ -13,22 +13,22 @@ from mimo.trainer.run.inference import evaluate
 from mimo.trainer.run.train import train
 
 
-def train_for(outcome: Path, job: Job, place: ProcessInfo) -> None:
+def train_for(outcome: Path, job: Job, process: ProcessInfo) -> None:
     """Train, and write the last step and its loss."""
-    last = train(job, place)
-    if _answers(place):
+    last = train(job, process)
+    if _answers(process):
         write_value(outcome, None if last is None else {"step": last.step, "loss": last.loss})
 
 
-def evaluate_for(outcome: Path, checkpoint: Path, job: Job, place: ProcessInfo) -> None:
+def evaluate_for(outcome: Path, checkpoint: Path, job: Job, process: ProcessInfo) -> None:
     """Evaluate a checkpoint, and write the result."""
-    info = evaluate(job, place, checkpoint, read_manifest(checkpoint).step)
+    info = evaluate(job, process, checkpoint, read_manifest(checkpoint).step)
     assert info is not None, "resolving refuses settings without held-out samples"
-    if _answers(place):
+    if _answers(process):
         fields = ("step", "loss", "exact_match", "samples")
         write_value(outcome, {name: getattr(info, name) for name in fields})
 
 
-def _answers(place: ProcessInfo) -> bool:
+def _answers(process: ProcessInfo) -> bool:
     """Return whether this rank answers the caller: the first of those that it launched; under torchrun each its own."""
-    return place.rank == 0 or is_joining(with_slurm(os.environ))
+    return process.rank == 0 or is_joining(with_slurm(os.environ))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from mimo.hooks import METRICS_FILE
+
 CONFIG_FILE = "config.toml"
 PLAN_FILE = "plan.json"
-METRICS_FILE = "metrics.jsonl"
 UNREADABLE_FILE = "metrics.unreadable"
 """Lines of the metrics that could not be read when the run was resumed."""
 ATTEMPT_FILE = "attempt.json"
 ERROR_FILE = "error.txt"
 RERUN_FILE = "rerun.jsonl"
-LOSS_PICTURE = "loss.png"
 CHECKPOINTS = "checkpoints"
 TRACES = "traces"
 SIGNS_OF_A_RUN = (CONFIG_FILE, METRICS_FILE, CHECKPOINTS)

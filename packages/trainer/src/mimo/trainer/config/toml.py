@@ -15,7 +15,9 @@ import tomli_w
 
 from mimo.hooks import ConfigError
 from mimo.trainer.config.fields import own_keys
+from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.plain_values import MAX_DEPTH, MAX_FILE_BYTES, check_plain_values, too_deep, too_long_a_number
+from mimo.trainer.config.renamed import check_renamed, with_new_names
 from mimo.trainer.config.settings import Settings
 from mimo.trainer.config.structure import structure
 
@@ -27,10 +29,17 @@ def read_settings(source: Path | str | Mapping[str, Any], overrides: Iterable[st
         source: the file, or the mapping: tables as mappings, lists, text, numbers and truth values.
         overrides: settings that differ, as key=value, the last one of a key counts.
 
+    A file that a run has saved in its directory may hold old names of settings; see `renamed`.
+
     Raises:
         ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
     """
-    return make_settings(source if isinstance(source, Mapping) else read_table(Path(source)), overrides)
+    if isinstance(source, Mapping):
+        return make_settings(source, overrides)
+    path = Path(source)
+    table = read_table(path)
+    is_saved = path.name == CONFIG_FILE and (path.parent / PLAN_FILE).is_file()
+    return make_settings(with_new_names(table) if is_saved else table, overrides)
 
 
 def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Settings:
@@ -43,6 +52,7 @@ def make_settings(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Se
         _check_section(override)
         table = override_key(table, override)
     check_plain_values(table)
+    check_renamed(table)
     _check_modules(table.get("modules"))
     return structure(table, Settings, "")
 

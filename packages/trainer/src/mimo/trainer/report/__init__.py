@@ -1,1 +1,1 @@
-"""What a run reports while it trains: the console, metrics, pictures and TensorBoard."""
+"""What a run reports while it trains: the console, metrics, and predictions of evaluations."""

@@ -13,8 +13,18 @@ from typing import Any
 
 import attrs
 
-from mimo.hooks import EvaluationInfo, RunInfo, SaveSkippedError, StepInfo, UserError, hookimpl, plain_text
-from mimo.trainer.config.names import METRICS_FILE, UNREADABLE_FILE
+from mimo.hooks import (
+    METRICS_FILE,
+    EvaluationInfo,
+    RunInfo,
+    SaveSkippedError,
+    StepInfo,
+    UserError,
+    hookimpl,
+    parse_metrics,
+    plain_text,
+)
+from mimo.trainer.config.names import UNREADABLE_FILE
 
 
 class Metrics:
@@ -52,7 +62,14 @@ class Metrics:
     @hookimpl
     def mimo_evaluated(self, run: RunInfo, info: EvaluationInfo) -> None:
         """Write an evaluation."""
-        self._append(run, {"step": info.step, "evaluation": True, **attrs.asdict(info)})
+        self._append(
+            run,
+            {
+                "step": info.step,
+                "evaluation": True,
+                **attrs.asdict(info, filter=lambda attribute, _value: attribute.name != "predictions"),
+            },
+        )
 
     @hookimpl
     def mimo_save_failed(self, run: RunInfo, step: int, error: UserError) -> None:
@@ -80,28 +97,11 @@ class Metrics:
             )
 
 
-def read_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the objects of a metrics file, each with its ``step``; null for numbers that are not finite.
-
-    What can't be read is left out, such as a line that a power failure has cut or filled with zeros.
-    """
-    return [found for line in path.read_bytes().split(b"\n") if (found := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> Mapping[str, Any] | None:
-    """Return a line's object; None for anything else."""
-    try:
-        found = json.loads(line.decode())
-    except (ValueError, RecursionError):  # not UTF-8, no JSON, an integer of thousands of digits, a thousand brackets
-        return None
-    return found if isinstance(found, dict) and type(found.get("step")) is int else None
-
-
 def _rewrite(path: Path, *, before_step: int) -> int:
     """Keep the lines before a step, save those that can't be read beside the file, and return how many these are."""
     unreadable, remaining = [], []
     for line in path.read_bytes().split(b"\n"):
-        found = _parse(line)
+        found = parse_metrics(line)
         if found is None:
             unreadable += [line] if line else []
         elif found["step"] < before_step:

@@ -39,7 +39,7 @@ class RerunStateMachine:
 
     Args:
         job: the same on every rank.
-        place: this process.
+        process: this process.
 
     Attributes:
         settings: those of ``[rerun]``.
@@ -51,15 +51,15 @@ class RerunStateMachine:
 
     name = RERUN
 
-    def __init__(self, job: Job, place: ProcessInfo) -> None:
+    def __init__(self, job: Job, process: ProcessInfo) -> None:
         self.settings = job.settings.rerun
-        self.device = device_identity(place, self.settings.device)
-        self.injector = Injector(self.settings.inject, rank=place.rank, device=self.device)
+        self.device = device_identity(process, self.settings.device)
+        self.injector = Injector(self.settings.inject, rank=process.rank, device=self.device)
         self.waiting: Waiting | None = None
         self.save: Callable[[int], object] = _cannot_save
         self.layout = layout_of(job)
         self._job = job
-        self._rank = place.rank
+        self._rank = process.rank
         self._scales = job.settings.run.precision == "fp16"
         self._losses: deque[float] = deque(maxlen=self.settings.spike_steps)
         self._norms: deque[float] = deque(maxlen=self.settings.spike_steps)

@@ -8,6 +8,7 @@ from typing import Any
 
 from mimo.checkpoint import read_manifest
 from mimo.hooks import CheckpointError
+from mimo.trainer.config.renamed import with_new_names
 from mimo.trainer.config.settings import LANGUAGE, Settings
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.resolving.resolve import Purpose
@@ -31,7 +32,7 @@ def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *
         CheckpointError: the manifest is damaged, or no run has settings in it, as of weights that were imported alone.
         ConfigError: an override is wrong.
     """
-    config = read_manifest(step_folder).config
+    config = with_new_names(read_manifest(step_folder).config)
     if "run" not in config:
         raise CheckpointError(
             str(step_folder),

@@ -9,6 +9,7 @@ from typing import Any
 from mimo.hooks import ConfigError
 from mimo.model import lora_linear
 from mimo.trainer.config.names import SETTINGS
+from mimo.trainer.config.renamed import with_new_names
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.renaming import Renaming
@@ -81,7 +82,8 @@ def differences(job: Job, source: Source) -> Iterator[str]:
     for module in job.modules:
         entry = source.manifest.owned.get(f"{SETTINGS}.{there(module.name)}")
         if entry is not None:
-            yield from _compare(f"optimizer of {module.name}", entry.value, optimizer_settings(module))
+            saved = with_new_names({"optimizer": {"patterns": entry.value}})["optimizer"]["patterns"]
+            yield from _compare(f"optimizer of {module.name}", saved, optimizer_settings(module))
     if "optimizer" in before:
         clips = (_only(table["optimizer"], ("clip", "clip_groups")) for table in (before, now))
         yield from _compare("optimizer", *clips)

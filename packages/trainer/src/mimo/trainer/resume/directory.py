@@ -181,15 +181,16 @@ def check_world(world: int, environ: Mapping[str, str]) -> None:
 
 
 def check_logging(settings: Settings) -> None:
-    """Refuse TensorBoard logging where its package is missing.
+    """Refuse TensorBoard logging where its plugin is missing.
 
     Raises:
         ConfigError: naming ``logging.tensorboard``.
     """
-    if settings.logging.tensorboard and importlib.util.find_spec("tensorboard") is None:
+    needed = ("mimo_logger_tensorboard", "tensorboard")
+    if settings.logging.tensorboard and any(importlib.util.find_spec(name) is None for name in needed):
         raise ConfigError(
             "logging.tensorboard",
-            expected="the package tensorboard to be installed",
+            expected="the plugin mimo-logger-tensorboard to be installed",
             got="none",
-            fix="pip install 'mimo-trainer[tensorboard]', or set it to false.",
+            fix="From a clone of mimo: pip install plugins/logger-tensorboard packages/hooks; or set it to false.",
         )

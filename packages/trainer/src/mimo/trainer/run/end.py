@@ -1,32 +1,35 @@
-"""The end of a run: failures of lifecycle plugins and pictures are reported once, and change no exit code."""
+"""The end of a run: failures of lifecycle plugins are reported once, and change no exit code."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from mimo.hooks import Lifecycle, RunError, RunInfo, UserError, plain_text
+from mimo.hooks import Lifecycle, RunInfo, UserError, plain_text
 from mimo.topology.collectives import all_gather_json
 
+_PICTURES = "mimo_logger_pictures"
+"""The plugin that draws."""
 
-def end_run(
-    plugins: Lifecycle, run: RunInfo, draw: Callable[[], None], *, group: dist.ProcessGroup | None = None
-) -> None:
-    """Draw what is drawn at the end, call `mimo_run_end` of all plugins, and report what failed, once; collective.
+
+def end_run(plugins: Lifecycle, run: RunInfo, *, group: dist.ProcessGroup | None = None) -> None:
+    """Call `mimo_run_end` of all plugins, and report what failed, once; collective.
 
     Everything is trained and saved by then.
 
     Args:
         plugins: all of this rank.
         run: which ends.
-        draw: draws pictures on the rank that can.
         group: in which all ranks meet; None for the default group.
     """
-    failures = [*_drawn(draw, run), *plugins.run_end(run)]
+    if run.rank == 0 and importlib.util.find_spec(_PICTURES) is None:
+        print(f"{run.name}: no pictures are drawn, as {_PICTURES.replace('_', '-')} is not installed")
+    failures = plugins.run_end(run)
     everybody = all_gather_json([str(failure) for failure in failures], group)
     elsewhere = {text for texts in everybody[: run.rank] for text in texts}
     report_failures([failure for failure in failures if str(failure) not in elsewhere])
@@ -47,15 +50,3 @@ def report_failures(failures: Sequence[UserError]) -> None:
     with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
         sys.stderr.write(plain_text(text))
         sys.stderr.flush()
-
-
-def _drawn(draw: Callable[[], None], run: RunInfo) -> list[UserError]:
-    try:
-        draw()
-    except Exception as error:  # noqa: BLE001 -- a full disk, or an image that can't be drawn
-        failure = RunError(
-            f"pictures of {run.directory}", expected="to be drawn", got=f"{type(error).__name__}: {error}"
-        )
-        failure.__cause__ = error
-        return [failure]
-    return []

@@ -52,38 +52,38 @@ Key: TypeAlias = tuple[StageId, ActionKind, tuple[int, ...], bool]
 """A stage, what it did, for which microbatches, and whether for a tied parameter."""
 
 
-def profile_job(out: Path, job: Job, place: ProcessInfo) -> None:
+def profile_job(out: Path, job: Job, process: ProcessInfo) -> None:
     """Measure a job on this rank together with all others, and write the profile from the first one."""
-    profile = measure_job(job, place)
-    if place.rank == 0:
+    profile = measure_job(job, process)
+    if process.rank == 0:
         out.write_text(profile.to_json(), encoding="utf-8")
 
 
-def measure_job(job: Job, place: ProcessInfo) -> Profile:
+def measure_job(job: Job, process: ProcessInfo) -> Profile:
     """Return what the computations and messages of a job take, the same on every rank."""
-    place.progress.enter("profile")
+    process.heartbeat.enter("profile")
     split = split_backwards(job.plan)
     parts: list[Mapping[int, Mapping[Key, float]]] = []
     for plan in (split,) if split == job.plan else (job.plan, split):
         # A trainer of its own: where nothing will be put off, layers are spared all that it takes.
         trainer = Trainer(
             attrs.evolve(job, plan=plan),
-            rank=place.rank,
-            device=torch.device(place.device),
-            progress=place.progress,
-            objects=place.objects,
+            rank=process.rank,
+            device=torch.device(process.device),
+            progress=process.heartbeat,
+            objects=process.objects,
         )
         parts.append({size: _measure(trainer, plan, samples(job, size)) for size in sizes(job)})
     seconds = {size: {key: took for part in reversed(parts) for key, took in part[size].items()} for size in sizes(job)}
     saved = _saved_bytes(trainer, split, samples(job, job.settings.run.micro_batch))
     return Profile(
         version=VERSION,
-        machine=machine(place.device.partition(":")[0], torch.__version__),
+        machine=machine(process.device.partition(":")[0], torch.__version__),
         settings=digest(job),
         micro_batch=job.settings.run.micro_batch,
         modules=layout_of(job),
         stages=tuple(_stage(job, stage, seconds, saved[stage]) for stage in job.graph.stages),
-        edges=tuple(edge_times(job, edge, place) for edge in job.graph.edges),
+        edges=tuple(edge_times(job, edge, process) for edge in job.graph.edges),
     )
 
 
@@ -193,20 +193,20 @@ def _saved_bytes(trainer: Trainer, plan: Plan, data: StepData) -> Mapping[StageI
     return {stage: SavedBytes(*row) for stage, row in zip(stages, own.tolist(), strict=True)}
 
 
-def edge_times(job: Job, edge: Edge, place: ProcessInfo) -> EdgeTimes:
+def edge_times(job: Job, edge: Edge, process: ProcessInfo) -> EdgeTimes:
     """Return what an edge carries and how fast, the same on every rank: one pair of its ranks tries two sizes."""
     size = _sent_bytes(job, edge)
     ends = job.graph.stage_ranks(edge.source), job.graph.stage_ranks(edge.target)
     pair = next(((one, other) for one in ends[0] for other in ends[1] if one != other), None)
     if pair is None:
         return EdgeTimes(name=edge.name, bytes=size)
-    found = torch.zeros(2, dtype=torch.float64, device=place.device)
-    if place.rank in pair:
-        peer = sum(pair) - place.rank
+    found = torch.zeros(2, dtype=torch.float64, device=process.device)
+    if process.rank in pair:
+        peer = sum(pair) - process.rank
         for index, message_bytes in enumerate((_SMALL, _LARGE)):
-            message = torch.zeros(message_bytes, dtype=torch.uint8, device=place.device)
+            message = torch.zeros(message_bytes, dtype=torch.uint8, device=process.device)
             found[index] = statistics.median(
-                _round_trip(message, peer, first=place.rank == pair[0]) for _ in range(_MESSAGES)
+                _round_trip(message, peer, first=process.rank == pair[0]) for _ in range(_MESSAGES)
             )
     dist.broadcast(found, src=pair[0])
     small, large = (found / 2).tolist()

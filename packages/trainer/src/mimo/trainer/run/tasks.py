@@ -91,26 +91,26 @@ def run_job(
         return how(terms=attrs.evolve(terms, lock=lock))
 
 
-def evaluate_checkpoint(step_folder: Path, job: Job, place: ProcessInfo) -> None:
+def evaluate_checkpoint(step_folder: Path, job: Job, process: ProcessInfo) -> None:
     """Evaluate a checkpoint and print the result.
 
     Raises:
         ConfigError: there is nothing held out to evaluate on.
     """
-    info = evaluate(job, place, step_folder, read_manifest(step_folder).step)
+    info = evaluate(job, process, step_folder, read_manifest(step_folder).step)
     if info is None:
         raise ConfigError(
             "data", expected="held-out samples", got="none", fix="For jsonl data, give data.evaluation_path=FILE."
         )
-    if place.rank == 0:
+    if process.rank == 0:
         print(show_evaluation(info))
 
 
-def generate_text(step_folder: Path, request: GenerateRequest, job: Job, place: ProcessInfo) -> None:
+def generate_text(step_folder: Path, request: GenerateRequest, job: Job, process: ProcessInfo) -> None:
     """Print what a checkpoint writes after a prompt, as it is written; the first rank does."""
-    trainer = load_model(job, place, step_folder)
-    shows = place.rank == 0
-    place.progress.enter("generation")
+    trainer = load_model(job, process, step_folder)
+    shows = process.rank == 0
+    process.heartbeat.enter("generation")
     with warnings.catch_warnings():
         if not shows:  # what an encoder says of an item
             warnings.simplefilter("ignore")
@@ -121,7 +121,7 @@ def generate_text(step_folder: Path, request: GenerateRequest, job: Job, place: 
             sampling=request.sampling,
             on_text=show_text if shows else lambda _piece: None,
         )
-    place.progress.enter("")
+    process.heartbeat.enter("")
     if shows:
         show_text("\n")
 
@@ -165,5 +165,5 @@ def _note_failure(directory: Path, on_failure: OnFailure | None, fault: Fault) -
         on_failure(fault)
 
 
-def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, place: ProcessInfo) -> object:
-    return entry(resolve(make_settings(table), purpose=purpose), place)
+def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, process: ProcessInfo) -> object:
+    return entry(resolve(make_settings(table), purpose=purpose), process)

@@ -15,7 +15,7 @@ from mimo.launch import ProcessInfo
 from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.toml import write_config
 from mimo.trainer.job.job import Job
-from mimo.trainer.report.captions import save_captions
+from mimo.trainer.report.predictions import Predictions
 from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.resume.attempt import last_attempt, note_begin
 from mimo.trainer.resume.chain import find_base
@@ -27,30 +27,30 @@ from mimo.trainer.run.end import end_run, report_failures
 from mimo.trainer.step.trainer import Trainer
 
 
-def train(job: Job, place: ProcessInfo) -> StepInfo | None:
+def train(job: Job, process: ProcessInfo) -> StepInfo | None:
     """Train on this rank, from the first step or from where a checkpoint left, to the last, and return what that gave.
 
     It returns None where no step was left.
     """
-    progress = place.progress
+    progress = process.heartbeat
     progress.enter("building the model")
-    machine = RerunStateMachine(job, place)
+    machine = RerunStateMachine(job, process)
     trainer = Trainer(
         job,
-        rank=place.rank,
-        device=torch.device(place.device),
+        rank=process.rank,
+        device=torch.device(process.device),
         progress=progress,
         machine=machine,
-        objects=place.objects,
+        objects=process.objects,
     )
     progress.enter("loading")
     settings = job.settings
-    source = _find(job, place)
+    source = _find(job, process)
     run = RunInfo(
         name=settings.run.name,
         directory=job.directory,
-        rank=place.rank,
-        world=place.world,
+        rank=process.rank,
+        world=process.world,
         first_step=1 if source is None else source.first_step,
         steps=settings.run.steps,
         config=job.plain,
@@ -60,11 +60,11 @@ def train(job: Job, place: ProcessInfo) -> StepInfo | None:
     if source is not None:
         run = attrs.evolve(run, loaded=_load(trainer, machine, parts, source))
     else:
-        trainer.base = find_base(trainer.constants(), (), settings, group=place.objects)
+        trainer.base = find_base(trainer.constants(), (), settings, group=process.objects)
     del source  # its manifest may be large
-    if place.rank == 0:
+    if process.rank == 0:
         _note_begin(job)
-    dist.barrier(group=place.objects)
+    dist.barrier(group=process.objects)
     saving = Saving(trainer, parts, partial(plugins.save_failed, run))
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
     last_step: StepInfo | None = None
@@ -81,6 +81,9 @@ def train(job: Job, place: ProcessInfo) -> StepInfo | None:
                 progress.enter(f"evaluation after step {step}")
                 evaluation = trainer.evaluate(step)
                 if evaluation is not None:
+                    if trainer.judges_first:
+                        predictions = Predictions(job, tuple(trainer.written))
+                        evaluation = attrs.evolve(evaluation, predictions=predictions)
                     plugins.evaluated(run, evaluation)
             if last or stops or _is_due(step, settings.checkpoint.interval):
                 progress.enter(f"saving step {step}")
@@ -89,17 +92,17 @@ def train(job: Job, place: ProcessInfo) -> StepInfo | None:
                 break
         progress.enter("the end of the run")
         saving.close()
-        end_run(plugins, run, partial(_draw, trainer), group=place.objects)
+        end_run(plugins, run, group=process.objects)
     except BaseException as error:
         report_failures(plugins.fault(run, error))
         raise
     return last_step
 
 
-def _find(job: Job, place: ProcessInfo) -> Source | None:
+def _find(job: Job, process: ProcessInfo) -> Source | None:
     """Return what a run begins with, as rank 0 sees it."""
     last = last_attempt(job.directory, os.environ)
-    return share_source(find_source(job.settings, last=last) if place.rank == 0 else None, place.objects)
+    return share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
 
 
 def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
@@ -125,12 +128,6 @@ def _note_begin(job: Job) -> None:
         raise RunError(
             str(job.directory), expected="settings and plan of the run to be written", got=str(error), fix="Make room."
         ) from error
-
-
-def _draw(trainer: Trainer) -> None:
-    """Draw what the model wrote for held-out images, on the rank that knows it."""
-    if trainer.judges_first:
-        save_captions(trainer.job, trainer.written)
 
 
 def _is_due(step: int, interval: int) -> bool:

@@ -34,7 +34,7 @@ class PlannedActivity:
         noun = "microbatches" if len(action.microbatches) > 1 else "microbatch"
         return f"{text}, {noun} {show_ranks(action.microbatches)}"
 
-    def meeting_ranks(self) -> tuple[int, ...]:
+    def collective_ranks(self) -> tuple[int, ...]:
         """Return the ranks of a reduction; in other actions ranks meet in collectives, which the stack shows."""
         return self.stage_ranks(self.action.stage_id) if self.action.kind == "reduce" else ()
 

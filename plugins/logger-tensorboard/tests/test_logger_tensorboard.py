@@ -1,4 +1,4 @@
-"""The built-in lifecycle plugin that writes TensorBoard's event files."""
+"""The lifecycle plugin that writes TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mimo.hooks import EvaluationInfo, Flops, RunInfo, StepInfo, lifecycle
-from mimo.trainer.report.tensorboard import TensorBoard
+from mimo_logger_tensorboard import TensorBoard
 
 
 def write(directory: Path, *, first_step: int = 1, rank: int = 0, wanted: bool = True) -> None:

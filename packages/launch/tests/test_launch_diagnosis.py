@@ -1,4 +1,4 @@
-"""What ranks say of themselves, and who is named from it."""
+"""The status of ranks, and which of them a hang report names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but its own types don't say so
 
-from mimo.hooks import DataError
 from mimo.launch import Heartbeat, Status
 from mimo.launch.faults.hang_report import show_silent, show_standstill, show_waits
 from mimo.launch.process.heartbeat import _ranks_of
 from mimo.launch.runtime import is_consequence
-from mimo.schedule import Action
-from mimo.trainer.batch.lookahead import Lookout
-from mimo.trainer.batch.step_data import StepData
-from mimo.trainer.step.plan_progress import PlanProgress
 
 RECEIVED = Status(
     doing="step 3",
@@ -36,62 +31,17 @@ SLEEPS = Status(doing="step 3", where="sleeper, line 7", seconds=5.5)
 
 
 def at(progress: Heartbeat, *, rank: int = 0) -> Status:
-    """Return what others are told of a progress."""
-    return Status.of(progress, rank=rank, seconds=5, roll=1)
+    """Return the status that others read of a heartbeat."""
+    return Status.of(progress, rank=rank, seconds=5, query=1)
 
 
-def test_a_mark_tells_module_stage_microbatches_and_the_peer_of_an_edge() -> None:
-    """As the executor and the boundary noted them last; a wait that is over is forgotten."""
-    progress = Heartbeat()
-    progress.enter("step 3")
-    plan = PlanProgress(progress, lambda _stage: (1,))
-    plan.begin(Action(kind="input-gradient", module="vision", stage=1, microbatches=(2, 3)))
-    plan.wait("vision->language", 5)
-    assert at(progress).told(0) == (
-        "in step 3, backward of vision stage 1, microbatches 2-3, for rank 5 (edge vision->language)"
-    )
-    plan.resume()
-    assert not at(progress).waits
-    plan.begin(None)
-    assert (at(progress).place, progress.changes) == ("step 3", 5)
-
-
-def test_a_reduction_waits_for_the_other_ranks_of_its_stage() -> None:
-    """All that share its parameters are among them; a rank that is alone waits for nobody."""
-    progress, action = Heartbeat(), Action(kind="reduce", module="vision", stage=0)
-    PlanProgress(progress, lambda _stage: (1, 2, 4)).begin(action)
-    assert at(progress, rank=2).told(2) == "in sum of gradients of vision stage 0, for ranks 1,4"
-    PlanProgress(progress, lambda _stage: (2,)).begin(action)
-    assert not at(progress, rank=2).waits
-
-
-def test_what_is_done_within_something_is_told_until_it_is_done() -> None:
+def test_what_is_done_within_a_block_is_shown_until_its_end() -> None:
     """And then what it was done within."""
     progress = Heartbeat()
     progress.enter("step 3")
     with progress.within("step 3, reading the samples of step 4"):
-        assert at(progress).place == "step 3, reading the samples of step 4"
-    assert at(progress).place == "step 3"
-
-
-def test_the_reading_of_samples_is_told_where_it_happens() -> None:
-    """Samples are read as their digest is computed; also where they can't be."""
-    progress, seen = Heartbeat(doing="step 3"), list[str]()
-
-    def digest(_data: StepData) -> None:
-        seen.append(progress.doing)
-        raise DataError("train.jsonl:1", expected="text", got="none")
-
-    lookout = Lookout(
-        cut=lambda _step: StepData(microbatches=(), samples=0),
-        digest=digest,
-        agree=lambda _tally: pytest.fail("nothing is compared"),
-        reach=1,
-        last=9,
-        progress=progress,
-    )
-    lookout.further(3)
-    assert (seen, progress.doing) == (["step 3, reading the samples of step 4"], "step 3")
+        assert at(progress).activity == "step 3, reading the samples of step 4"
+    assert at(progress).activity == "step 3"
 
 
 def test_a_group_that_is_being_destroyed_has_no_ranks() -> None:
@@ -105,8 +55,8 @@ def test_a_group_that_is_being_destroyed_has_no_ranks() -> None:
     assert collective(dist.ProcessGroup(HashStore(), 0, 1)) == ()
 
 
-def test_a_mark_outside_of_collectives_tells_the_line(run_ranks: Callable[..., list[Any]]) -> None:
-    """Ours, and not one of torch; in a collective its ranks."""
+def test_a_mark_outside_of_collectives_names_the_line(run_ranks: Callable[..., list[Any]]) -> None:
+    """The innermost outside of torch; in a collective it names its ranks."""
 
     def entry(rank: int) -> tuple[Status, Status | None]:
         torch.ones(2).sum()
@@ -135,12 +85,12 @@ def test_a_mark_outside_of_collectives_tells_the_line(run_ranks: Callable[..., l
     assert (outside.waits, outside.through) == (False, "")
     assert outside.where.startswith("mimo.launch.process.heartbeat, line ")
     assert (inside.waits, inside.peers, inside.through) == (True, (0, 1), "all_reduce")
-    assert "test_trainer_diagnosis, line " in inside.where
+    assert "test_launch_diagnosis, line " in inside.where
 
 
 def test_each_rank_that_waits_has_a_line_and_those_alike_share_one() -> None:
-    """Those that don't wait, have left, or whose task tells nothing, have none."""
-    marks = {
+    """Those that don't wait, have left, or whose task is unknown, have none."""
+    statuses = {
         0: SLEEPS,
         1: RECEIVED,
         2: GATHERS,
@@ -149,23 +99,23 @@ def test_each_rank_that_waits_has_a_line_and_those_alike_share_one() -> None:
         8: Status(waits=True),
         9: Status(doing="step 3", waits=True, left=True),
     }
-    assert show_waits(marks).splitlines() == [
+    assert show_waits(statuses).splitlines() == [
         "ranks 1,7 waited 5.0 s in step 3, forward of language stage 0, for rank 0 (edge vision->language)",
         "rank 2 waited 61 s in step 3, forward of language stage 0, for rank 3",
         "rank 3 waited 61 s in step 3, forward of language stage 0, for rank 2",
     ]
 
 
-def test_a_thousand_ranks_are_told_in_few_lines() -> None:
+def test_a_thousand_ranks_take_few_lines() -> None:
     """The rest is counted by name."""
-    marks = {rank: Status(doing=f"step {rank}", waits=True) for rank in range(1000)}
-    lines = show_waits(marks).splitlines()
+    statuses = {rank: Status(doing=f"step {rank}", waits=True) for rank in range(1000)}
+    lines = show_waits(statuses).splitlines()
     assert len(lines) == 17
     assert lines[-1] == "ranks 16-999 waited too"
 
 
-def test_silent_ranks_are_named_with_what_they_told_last() -> None:
-    """Or that they never told anything."""
+def test_silent_ranks_are_named_with_their_last_status() -> None:
+    """Or that they never stored a status."""
     assert show_silent({2}, {2: SLEEPS}) == (
         "rank 2 no longer answers: it was killed or stopped, or a machine or its network is gone. "
         "Rank 2 was last heard of in step 3."
@@ -176,8 +126,8 @@ def test_silent_ranks_are_named_with_what_they_told_last() -> None:
     )
 
 
-def test_who_waits_for_nobody_holds_up_the_others() -> None:
-    """Where all wait, the plan or a program is wrong, and nobody is blamed."""
+def test_a_rank_that_waits_for_nobody_blocks_the_others() -> None:
+    """Where all wait, the plan or a program is wrong, and no rank is named."""
     assert show_standstill({0: RECEIVED, 1: SLEEPS}, 5) == (
         "rank 1 did not go on for 5.5 s in step 3, at sleeper, line 7. run.timeout is 5 s."
     )

@@ -1,60 +1,23 @@
-"""Pictures of a run: the loss curve, which the lifecycle plugin ``pictures`` draws, and what the model wrote.
+"""Two pictures: a loss curve, and images with captions.
 
 Figures are made without matplotlib's global state, so that drawing changes nothing for anybody else.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from mimo.hooks import RunInfo, hookimpl
-from mimo.trainer.config.names import LOSS_PICTURE, METRICS_FILE
-from mimo.trainer.report.metrics import read_lines
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from PIL import Image
 
-CAPTIONS_PICTURE = "captions.png"
-
 _TRAINING, _EVALUATION, _WRONG = "#2b5d8a", "#c44e1a", "#b3261e"
 _CHARACTERS_A_LINE = 22
-
-
-class Pictures:
-    """Draws on rank 0 when the run has ended, from all that metrics.jsonl holds; without matplotlib it says so."""
-
-    @hookimpl
-    def mimo_run_end(self, run: RunInfo) -> None:
-        """Draw the loss curve."""
-        path = run.directory / METRICS_FILE
-        if run.rank != 0 or not path.exists():
-            return
-        if not can_draw():
-            print(f"{run.name}: no pictures are drawn, as matplotlib is not installed")
-            return
-        losses = [
-            line for line in read_lines(path) if "loss" in line
-        ]  # others tell of saves that failed or were left out
-        steps = [line for line in losses if not line.get("evaluation")]
-        if steps:
-            loss_curve(
-                run.directory / LOSS_PICTURE,
-                [line["step"] for line in steps],
-                [_number(line["loss"]) for line in steps],
-                [(line["step"], _number(line["loss"])) for line in losses if line.get("evaluation")],
-            )
-
-
-def can_draw() -> bool:
-    """Tell whether there is what draws; on a machine that only trains it may be left out."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def loss_curve(
@@ -102,7 +65,7 @@ def loss_curve(
 def caption_grid(
     path: Path, images: Sequence[Image.Image], captions: Sequence[str], right: Sequence[bool], *, columns: int = 6
 ) -> None:
-    """Draw images with what the model wrote below each; wrong captions are red, framed and marked with a cross.
+    """Draw images with a caption below each; wrong captions are red, framed and marked with a cross.
 
     Args:
         path: a PNG file to write.
@@ -145,10 +108,6 @@ def caption_grid(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
         figure.savefig(path, dpi=120)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _wrap(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The lock on a run directory: who holds it, until when, and what those are told who don't get it."""
+"""The lock on a run directory: who holds it, until when, and the error of those that don't get it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import attrs
@@ -26,15 +25,13 @@ from mimo.launch.process import run_lock as _run_lock
 from mimo.launch.runtime import Fault, FaultStore, Terms
 from mimo.launch.start import worker as _worker
 from mimo.testing import script
-from mimo.trainer.resume.attempt import note_failure
-from mimo.trainer.run.begin import written_into
 
 INFINITE = b'{"host": "a", "pid": Infinity, "since": "b"}'
 HELD = r"^run\.directory: expected a folder into which no other run writes, got "
 
 
 def is_free(directory: Path, *, seconds: float = 0) -> bool:
-    """Tell whether a run could take the directory now, or soon: a program closes files while it begins."""
+    """Return whether a run could take the directory now, or soon: a program closes files while it begins."""
     try:
         take_lock(directory, seconds=seconds).release()
     except ConfigError as error:
@@ -57,7 +54,7 @@ class Clock:
         self.then(self.now)
 
 
-def test_a_second_run_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     """By host, process and since when; the directory is made for the first."""
     directory = tmp_path / "runs" / "a"
     first = take_lock(directory, seconds=0)
@@ -92,9 +89,9 @@ def test_a_restart_waits_for_its_predecessor(
     monkeypatch.setattr(_run_lock, "time", clock)
     take_lock(tmp_path, seconds=60).release()
     assert 30 < clock.now < 31
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert told.startswith(f"mimo: run.directory: waits up to 60 s for process {os.getpid()} on ")
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert text.startswith(f"mimo: run.directory: waits up to 60 s for process {os.getpid()} on ")
 
 
 def test_a_restart_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +170,7 @@ def test_a_directory_that_was_removed_meanwhile_is_made_anew(tmp_path: Path, mon
         assert not is_free(directory)
 
 
-def test_a_file_system_without_locks_is_told_of_and_used(
+def test_a_file_system_without_locks_is_reported_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing can keep another run out there."""
@@ -205,29 +202,6 @@ def test_names_of_holders_reach_no_terminal_raw(tmp_path: Path) -> None:
         (tmp_path / "run.lock").write_text('{"host": "\\u001b[2J", "pid": 1, "since": "\\u0007"}')
         with pytest.raises(ConfigError, match=r"process 1 on \?\[2J since \?"):
             take_lock(tmp_path, seconds=0)
-
-
-@pytest.mark.parametrize("target", ["checkpoints", "checkpoints/step_00000001", "checkpoints/a/b", "../link"])
-def test_nothing_is_added_to_the_checkpoints_of_a_run_that_lives(target: str, tmp_path: Path) -> None:
-    """Whether the folder of all steps is named or one in it, by whatever way; another one is nobody's."""
-    run = tmp_path / "run"
-    with take_lock(run, seconds=0):
-        (run / "checkpoints").mkdir()
-        (tmp_path / "link").symlink_to(run / "checkpoints")
-        with pytest.raises(ConfigError, match=HELD), written_into(run / target):
-            pass
-        with written_into(run / "beside"):
-            pass
-    with written_into(run / target):
-        assert not is_free(run)
-    assert is_free(run)
-
-
-def test_a_folder_that_is_named_as_checkpoints_are_makes_no_run_of_the_one_around_it(tmp_path: Path) -> None:
-    """Nothing is written beside it."""
-    (tmp_path / "checkpoints" / "mine").mkdir(parents=True)
-    with written_into(tmp_path / "checkpoints" / "mine" / "new"):
-        assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_a_directory_that_cannot_be_made_or_written_is_refused(tmp_path: Path) -> None:
@@ -262,18 +236,21 @@ def test_no_rank_writes_why_it_failed_before_rank_0_holds_the_directory(
     def end(code: int) -> None:
         raise SystemExit(code)
 
+    def write(fault: Fault) -> None:
+        (tmp_path / "error.txt").write_text(fault.text)
+
     monkeypatch.setattr(_worker, "end", end)
-    board, fault = FaultStore(HashStore()), Fault(rank=1, code=3, text="why", explained=True)
+    fault_store, fault = FaultStore(HashStore()), Fault(rank=1, code=3, text="why", explained=True)
     for is_held in (False, True):
         if is_held:
-            board.open_directory()
+            fault_store.open_directory()
         worker = _worker._Worker(
             ProcessInfo(rank=1, world=2, local_rank=1),
-            board,
-            Terms(on_failure=partial(note_failure, tmp_path)),
+            fault_store,
+            Terms(on_failure=write),
             shows=False,
             hosts=False,
         )
         with pytest.raises(SystemExit, match="3"):
-            worker.tell(fault)
-        assert [path.read_text() for path in tmp_path.iterdir()] == ["why\n"] * is_held
+            worker.report(fault)
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["why"] * is_held

@@ -8,17 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import islice
-from types import SimpleNamespace
-from typing import Any
 
 import attrs
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.launch import Gpus, choose_device, find_gpus, is_joining, local_world, place_in, with_slurm
+from mimo.launch import Gpus, choose_device, find_gpus, is_joining, local_world, process_from, with_slurm
 from mimo.launch.process.slurm import nodes, tasks_of_node
 from mimo.launch.start.launcher import _prefix
-from mimo.trainer.run import tasks as _tasks
 
 Environ = dict[str, str]
 
@@ -74,10 +71,15 @@ def start(environ: Mapping[str, str], *, world: int, gpus: Gpus, device: str = "
     here = local_world(environ, world)
     if not is_joining(environ):
         return Start(device=kind, world=world, here=here)
-    place = place_in(environ, kind, gpus=gpus.visible)
+    process = process_from(environ, kind, gpus=gpus.visible)
     master = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     return Start(
-        device=place.device, rank=place.rank, local_rank=place.local_rank, world=place.world, here=here, master=master
+        device=process.device,
+        rank=process.rank,
+        local_rank=process.local_rank,
+        world=process.world,
+        here=here,
+        master=master,
     )
 
 
@@ -242,30 +244,9 @@ def test_gpus_that_torch_cannot_use_are_not_passed_over() -> None:
 
 
 def test_gpus_that_are_asked_for_must_be_there() -> None:
-    """Nothing else takes their place."""
+    """Nothing else takes their process."""
     with pytest.raises(ConfigError, match="expected a GPU for the process on this machine, got 0 that it can use"):
         choose_device("cuda", 1, gpus=Gpus(visible=0), environ={})
-
-
-def test_torch_is_asked_for_no_gpus_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a driver then holds could not be in the processes that are forked."""
-
-    def refuse() -> Gpus:
-        raise AssertionError("GPUs were looked for")
-
-    def launch(_task: object, *, device: str, **_others: object) -> int:
-        launched.append(device)
-        return 0
-
-    launched: list[str] = []
-    monkeypatch.setattr(_tasks, "find_gpus", refuse)
-    monkeypatch.setattr(_tasks, "launch", launch)
-    job: Any = SimpleNamespace(world=2, settings=SimpleNamespace(run=SimpleNamespace(device="cpu", timeout=1.0)))
-    assert _tasks.run_job(job, lambda _job, _place: None, purpose="evaluate") == 0
-    assert launched == ["cpu"]
-    job.settings.run.device = "auto"
-    with pytest.raises(AssertionError, match="GPUs were looked for"):
-        _tasks.run_job(job, lambda _job, _place: None, purpose="evaluate")
 
 
 def test_torch_is_asked_what_it_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
