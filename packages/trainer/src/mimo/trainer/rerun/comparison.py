@@ -95,7 +95,7 @@ class Order:
     Args:
         job: the whole.
         rank: this one.
-        objects: see `Place`.
+        objects: see `ProcessInfo`.
     """
 
     job: Job

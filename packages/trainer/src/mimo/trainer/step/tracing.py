@@ -35,7 +35,7 @@ class Tracer:
         job: the same on every rank.
         rank: this process.
         device: where messages between all ranks are made up.
-        objects: see `Place`.
+        objects: see `ProcessInfo`.
     """
 
     def __init__(self, job: Job, *, rank: int, device: torch.device, objects: dist.ProcessGroup | None = None) -> None:

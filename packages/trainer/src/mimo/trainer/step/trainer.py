@@ -59,7 +59,7 @@ class Trainer:
         assembly: makes what it is made of.
         progress: where this rank says what it does.
         machine: decides what becomes of steps that can't be right; None for nobody, as where nothing is stepped.
-        objects: see `Place`.
+        objects: see `ProcessInfo`.
 
     Raises:
         ConfigError: the job has several ranks, and there is no process group.
@@ -69,7 +69,7 @@ class Trainer:
         model: this rank's modules.
         optimizer: steps them together with all other ranks.
         written: what the last evaluation wrote for the samples that this rank judged.
-        objects: see `Place`.
+        objects: see `ProcessInfo`.
         stops: whether any rank had been asked to stop after the last step.
         data_begun: steps of the run before its data began.
         base: the checkpoint that has what those of the run leave out; None where they leave out nothing.
