@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mimo.hooks import EvaluationInfo, Flops, RunInfo, StepInfo, lifecycle
@@ -58,3 +60,12 @@ def test_tensorboard_files_are_written_only_where_they_are_asked_for(tmp_path: P
     write(tmp_path, wanted=False)
     write(tmp_path, rank=1)
     assert not (tmp_path / "tensorboard").exists()
+
+
+def test_logger_tensorboard_readme_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes an evaluation."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})  # noqa: S102 -- our own page
+    assert scalars(tmp_path / "mine", "evaluation/exact_match") == [(1, 0.75)]
