@@ -14,6 +14,12 @@ from mimo.trainer.config.renamed import with_new_names
 from mimo.trainer.config.toml import make_settings, read_settings
 
 OLD = """
+[run]
+name = "r"
+steps = 1
+global_batch = 1
+[data]
+plugin = "jsonl"
 [optimizer]
 plugin = "hybrid"
 patterns."*norm*" = { plugin = "hybrid" }
