@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -102,8 +101,8 @@ def test_wrong_captions_are_marked_in_the_grid(tmp_path: Path) -> None:
 
     def red(name: str) -> int:
         with Image.open(tmp_path / name) as picture:
-            r, g, b = np.moveaxis(np.asarray(picture.convert("RGB")), 2, 0)
-        return int(((r > 150) & (g < 80) & (b < 80)).sum())
+            colours: Any = picture.convert("RGB").getcolors(picture.width * picture.height) or []
+        return sum(count for count, (r, g, b) in colours if r > 150 and g < 80 and b < 80)
 
     assert red("right.png") == 0
     assert red("wrong.png") > 200
