@@ -34,7 +34,7 @@ from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
 from mimo.trainer import Job, Trainer, read_settings, resolve
-from mimo.trainer.runtime import Assembly, Program, StepData, measure_job, samples
+from mimo.trainer.runtime import Program, RankParts, StepData, measure_job, samples
 
 WARM_UP = 3
 PROFILES = {"compute": 3, "sleep": 1}
@@ -189,25 +189,25 @@ class _Sleep(torch.autograd.Function):
 class Sleeper(Program):
     """A stage that computes nothing for as long as its computations take."""
 
-    def __init__(self, assembly: Assembly, stage: StageId, cost: StageCost) -> None:
-        job = assembly.job
+    def __init__(self, parts: RankParts, stage: StageId, cost: StageCost) -> None:
+        job = parts.job
         self.module = job.module(stage.module)
-        self.part: Part = assembly.model.parts[job.built(stage)]
+        self.part: Part = parts.model.parts[job.built(stage)]
         self.cost = cost
         self.weight_grad_queue = WeightGradQueue()
         self._outputs_of = job.graph.outputs(stage)
-        self._rank = assembly.rank
+        self._rank = parts.rank
         self.anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
         self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
 
-    def begin(self, data: StepData, *, judge: bool, following: StepData | None = None) -> None:
+    def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
         """Take the samples of the step to come."""
-        assert not judge
+        assert not scores
         self._data = data
         self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
-        self.written = []
+        self.predictions = []
 
-    def tally(self) -> LocalStats:
+    def share(self) -> LocalStats:
         """Return nothing."""
         return LocalStats()
 
@@ -244,10 +244,10 @@ class Sleeper(Program):
         time.sleep(self.cost.reduce_tied)
 
 
-def sleeping(costs: Costs) -> type[Assembly]:
+def sleeping(costs: Costs) -> type[RankParts]:
     """Return what is like any other rank's parts, but that its stages sleep as long as they cost."""
 
-    class Sleeping(Assembly):
+    class Sleeping(RankParts):
         @override
         def program(self, stage: StageId) -> Program:
             return Sleeper(self, stage, costs.stages[stage])
@@ -287,7 +287,7 @@ def prepare(case: Case, rank: int) -> tuple[Trainer, Costs]:
     if case.ran == "compute":
         return Trainer(job, rank=rank, device=torch.device("cpu")), measured
     costs = stretched(measured)
-    return Trainer(job, rank=rank, device=torch.device("cpu"), assembly=sleeping(costs)), costs
+    return Trainer(job, rank=rank, device=torch.device("cpu"), parts=sleeping(costs)), costs
 
 
 def measure(case: Case, rank: int, rounds: int) -> list[tuple[float, list[float]]]:

@@ -26,12 +26,12 @@ from jobs import make_job
 from tables import Table, table
 from test_oracle import on
 
-from mimo.hooks import StepInfo
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import Terms, launch, start_method
 from mimo.trainer import Trainer
 from mimo.trainer.resume.attempt import note_failure
 from mimo.trainer.run.train import train
+from mimo.trainer.runtime import Decide, StepOutcome
 
 STEPS, STRUCK, SAVED = 5, 3, 2
 RANK, WORLD = 1, 4
@@ -60,14 +60,14 @@ def strike(how: str) -> None:
 def train_struck(settings: Table, how: str, process: ProcessInfo) -> None:
     """Train as a rank of `mimo train`; one rank is struck before a step, none where ``how`` is empty."""
     plain_arithmetic()
-    step = Trainer.train
+    take = Trainer.take
 
-    def struck(trainer: Trainer, number: int) -> StepInfo:
+    def struck(trainer: Trainer, number: int, decide: Decide) -> StepOutcome:
         if how and (process.rank, number) == (RANK, STRUCK):
             strike(how)
-        return step(trainer, number)
+        return take(trainer, number, decide)
 
-    with mock.patch.object(Trainer, "train", struck):
+    with mock.patch.object(Trainer, "take", struck):
         train(make_job(settings), process)
 
 

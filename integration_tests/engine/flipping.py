@@ -23,7 +23,16 @@ from torch import Tensor
 from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
 from mimo.trainer import Trainer
-from mimo.trainer.runtime import RerunStateMachine, check_source, find_source, resume, save_step, share_source
+from mimo.trainer.runtime import (
+    RerunDriver,
+    RerunStateMachine,
+    RunState,
+    check_source,
+    find_source,
+    resume,
+    save_step,
+    share_source,
+)
 
 QUIET_STEPS = 6
 """Before the first flip, so that passes have a past."""
@@ -103,7 +112,8 @@ def spots(graph: ModuleGraph, count: int, seed: int) -> list[Spot]:
 
 def run_with_flips(rank: int, settings: Table, bits: Bits, count: int, seed: int) -> list[Flip]:
     """Train until all bits have flipped, and return those of this rank, in the order of steps."""
-    trainer, _ = _begin(rank, settings)
+    trainer, machine = _begin(rank, settings)
+    driver = RerunDriver(machine, trainer)
     flipper = _Flipper(bits, random.Random(f"{seed} {rank}"))
     drawn = spots(trainer.job.graph, count, seed)
     for stage, part in trainer.model.parts.items():
@@ -112,13 +122,14 @@ def run_with_flips(rank: int, settings: Table, bits: Bits, count: int, seed: int
     here = {spot.step: spot for spot in drawn if spot.rank == rank}
     for step in range(1, drawn[-1].step + 1):
         flipper.begin(here.get(step))
-        trainer.train(step)
+        driver.train(step)
     return flipper.flips
 
 
 def run_with_a_number(rank: int, settings: Table, stage: StageId, step: int, value: float) -> None:
     """Train until a step in which a number of what a stage makes is another, in its first run only."""
-    trainer, _ = _begin(rank, settings)
+    trainer, machine = _begin(rank, settings)
+    driver = RerunDriver(machine, trainer)
     due = [False]
 
     def hook(_module: torch.nn.Module, _args: Any, rows: Tensor) -> Tensor:
@@ -133,28 +144,29 @@ def run_with_a_number(rank: int, settings: Table, stage: StageId, step: int, val
     part.module.register_forward_hook(hook)
     for number in range(1, step + 1):
         due[0] = number == step
-        trainer.train(number)
+        driver.train(number)
 
 
 def run_clean(rank: int, settings: Table, first: int, last: int) -> float:
     """Train steps of a run, going on with what it has saved if they are not its first; return the last loss."""
     trainer, machine = _begin(rank, settings)
+    driver, state = RerunDriver(machine, trainer), RunState()
     if first > 1:
         source = share_source(find_source(trainer.job.settings))
         assert source is not None
         check_source(trainer.job, source)
         machine.expect(source.manifest, source.folder)
-        resume(trainer, [machine], source)
+        state = resume(trainer, [machine], source).state
         assert source.first_step == first
-    losses = [trainer.train(step).loss for step in range(first, last + 1)]
-    save_step(trainer, [machine], last)
+    losses = [driver.train(step).info.loss for step in range(first, last + 1)]
+    save_step(trainer, state, [machine], last)
     return losses[-1]
 
 
 def _begin(rank: int, settings: Table) -> tuple[Trainer, RerunStateMachine]:
     job = make_job(settings)
     machine = RerunStateMachine(job, ProcessInfo(rank=rank, world=job.world, local_rank=rank))
-    return Trainer(job, rank=rank, device=CPU, machine=machine), machine
+    return Trainer(job, rank=rank, device=CPU, probe=machine.recorder), machine
 
 
 class _Flipper:

@@ -26,7 +26,9 @@ from mimo.testing import Pool
 from mimo.trainer import Trainer, read_settings, resolve
 from mimo.trainer.runtime import (
     RERUN_FILE,
+    RerunDriver,
     RerunStateMachine,
+    RunState,
     check_source,
     find_source,
     resume,
@@ -67,18 +69,22 @@ def attempt(rank: int, settings: Table, changed: bool = False) -> Ended:  # noqa
         assert job.train is not None
         job = attrs.evolve(job, train=_Changed(job.train))
     machine = RerunStateMachine(job, ProcessInfo(rank=rank, world=job.world, local_rank=rank))
-    trainer = Trainer(job, rank=rank, device=CPU, machine=machine)
+    trainer = Trainer(job, rank=rank, device=CPU, probe=machine.recorder)
     source = share_source(find_source(job.settings))
     if source is not None:
         check_source(job, source)
         machine.expect(source.manifest, source.folder)
-        resume(trainer, [machine], source)
-    machine.save = partial(save_step, trainer, [machine])
+        state = resume(trainer, [machine], source).state
+    else:
+        state = RunState()
+    machine.save = partial(save_step, trainer, state, [machine])
+    driver = RerunDriver(machine, trainer)
     counted = _count_collectives()
     infos: list[StepInfo] = []
     code, text = 0, ""
     try:
-        infos.extend(map(trainer.train, range(1 if source is None else source.first_step, job.settings.run.steps + 1)))
+        steps = range(1 if source is None else source.first_step, job.settings.run.steps + 1)
+        infos.extend(driver.train(step).info for step in steps)
     except (RestartNeededError, ResultRejectedError) as error:
         code, text = error.exit_code, str(error)
     return Ended(

@@ -29,9 +29,11 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def run(rank: int, settings: Table) -> tuple[StepInfo, EvaluationInfo | None, list[Any]]:
-    """Take a step and evaluate; return what is told of both, and what this rank judged."""
+    """Take a step and evaluate; return both results, and the predictions for samples that this rank scored."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
-    return trainer.train(1), trainer.evaluate(1), trainer.written
+    step, evaluation = trainer.train(1), trainer.evaluate_with_predictions(1)
+    assert evaluation is not None
+    return step, evaluation.info, list(evaluation.predictions)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

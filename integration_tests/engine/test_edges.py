@@ -19,7 +19,7 @@ from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
 from mimo.trainer import Trainer, generate, prompt_of, read_settings, resolve
 from mimo.trainer.run.tasks import evaluate_checkpoint
-from mimo.trainer.runtime import LoadSettings, Source, check_source, save_step, step_folder
+from mimo.trainer.runtime import LoadSettings, RunState, Source, check_source, save_step, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
@@ -84,7 +84,7 @@ def run_clash(_rank: int, directory: str) -> None:
     text = "expected a name without dots that no module and nothing of ours has"
     for name in ("vision", "vision.more"):
         with pytest.raises(PluginError, match=f"state '{name}': {text}"):
-            save_step(trainer, [Part(name)], 1)
+            save_step(trainer, RunState(), [Part(name)], 1)
 
 
 def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path, pool: Pool) -> None:

@@ -268,8 +268,8 @@ class Lone:
 
 def save_lone(rank: int, settings: Table) -> None:
     """Save a run with such a part."""
-    trainer, _ = begin(rank, settings)
-    save_step(trainer, [Lone(rank)], SAVED)
+    trainer, _, state = begin(rank, settings)
+    save_step(trainer, state, [Lone(rank)], SAVED)
 
 
 def load_lone(rank: int, settings: Table, directory: str) -> bool:

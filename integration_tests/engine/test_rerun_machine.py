@@ -20,12 +20,11 @@ from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import ReducedStats, StepDecision
 from mimo.topology import StageId
 from mimo.trainer import Job, read_settings, resolve
-from mimo.trainer.rerun.comparison import Order, Where, apart
-from mimo.trainer.rerun.driver import Rerunner
-from mimo.trainer.rerun.passes import PASSES
+from mimo.trainer.rerun.comparison import Order, Where, relative_difference
 from mimo.trainer.rerun.pending import Waiting
-from mimo.trainer.runtime import EXAMPLE, RERUN_FILE, InjectSettings, RerunSettings, RerunStateMachine
-from mimo.trainer.step.probe import POWER, Bounds, Deed, Injector, Witness
+from mimo.trainer.rerun.recorder import POWER, Bounds, Injector, NormRecorder
+from mimo.trainer.runtime import EXAMPLE, RERUN_FILE, InjectSettings, RerunDriver, RerunSettings, RerunStateMachine
+from mimo.trainer.step.probe import PASSES, Computation
 
 CPU = torch.device("cpu")
 ALONE = ProcessInfo(rank=0, world=1, local_rank=0)
@@ -121,7 +120,14 @@ def test_what_it_knows_goes_through_a_checkpoint() -> None:
 def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
     """Else it is its layout that is told first, then that it has no device for each rank."""
     saved = Waiting(
-        step=3, layout="other", reason="", tolerance=0.0, ranks=(1,), deed=None, devices=(("a",), ("b",)), values={}
+        step=3,
+        layout="other",
+        reason="",
+        tolerance=0.0,
+        ranks=(1,),
+        computation=None,
+        devices=(("a",), ("b",)),
+        values={},
     )
     known: dict[str, Any] = {"losses": [], "norms": [], "measured": 0.0, "waiting": saved.plain()}
     manifest = cast("Any", SimpleNamespace(common={"rerun.state": known}, tensors={}))
@@ -153,7 +159,7 @@ def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
 )
 def test_how_far_two_numbers_are_apart(one: float, other: float, expected: float) -> None:
     """Relative to the larger, and the same for numbers that are not finite alike."""
-    assert apart(one, other) == apart(other, one) == expected
+    assert relative_difference(one, other) == relative_difference(other, one) == expected
 
 
 class Scripted:
@@ -165,8 +171,9 @@ class Scripted:
         self.optimizer = SimpleNamespace(propose=lambda _tally: self.results.pop(0), loss_scale=1.0)
         self.holds_modules, self.objects = False, None
 
-    def accumulate(self, _step: int, _record: object) -> None:
+    def decide(self, _step: int, _record: object) -> StepDecision:
         """Run the first time."""
+        return self.results.pop(0)
 
     def repeat(self, _data: object) -> None:
         """Run again."""
@@ -214,14 +221,12 @@ PASS_STORIES: Mapping[str, tuple[Mapping[str, Any], list[tuple[float, float]], l
 def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], bool, int]:
     """Run a story; return the verdicts, whether it went on, and how many runs were left."""
     rerun, values, *_ = PASS_STORIES[story]
-    rerunner, machine, trainer = _rerunner(
-        plain, directory, rerun, [result(loss, passes=size) for loss, size in values]
-    )
+    driver, machine, trainer = _driver(plain, directory, rerun, [result(loss, passes=size) for loss, size in values])
     for _ in range(5):
         machine.accept(result(1.0, passes=1.0))
     went_on = True
     try:
-        rerunner.propose(5, None)
+        driver.decide(5, None)
     except RestartNeededError:
         went_on = False
     path = directory / RERUN_FILE
@@ -229,9 +234,9 @@ def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], boo
     return told, went_on, len(trainer.results)
 
 
-def _rerunner(
+def _driver(
     plain: Job, directory: Path, rerun: Mapping[str, Any], results: list[StepDecision]
-) -> tuple[Rerunner, RerunStateMachine, Scripted]:
+) -> tuple[RerunDriver, RerunStateMachine, Scripted]:
     """Return what runs these results."""
     settings = attrs.evolve(
         plain.settings,
@@ -241,8 +246,7 @@ def _rerunner(
     job = attrs.evolve(plain, settings=settings)
     machine, trainer = RerunStateMachine(job, ALONE), Scripted(job, results)
     machine.save = lambda _step: None
-    witness = Witness(microbatches=1, injector=machine.injector)
-    return Rerunner(machine, cast("Any", trainer), witness), machine, trainer
+    return RerunDriver(machine, cast("Any", trainer)), machine, trainer
 
 
 def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
@@ -256,12 +260,12 @@ def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_rank
 def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
     """Run a story; return the verdict, the loss that is stepped by, and how many runs were left."""
     rerun, losses, *_ = STORIES[story]
-    rerunner, machine, trainer = _rerunner(plain, directory, rerun, [*map(result, losses)])
+    driver, machine, trainer = _driver(plain, directory, rerun, [*map(result, losses)])
     machine.accept(result(1.0))
     saved: list[int] = []
     machine.save = saved.append
     try:
-        loss = rerunner.propose(5, None).loss
+        loss = driver.decide(5, None).loss
     except RestartNeededError:
         loss = NAN
         assert saved == [4]
@@ -296,7 +300,7 @@ def test_a_suspect_is_cleared_by_devices_that_none_of_them_had() -> None:
         reason="",
         tolerance=0.0,
         ranks=(0, 1),
-        deed=None,
+        computation=None,
         devices=(("a",), ("b",), ("c",)),
         values={},
     )
@@ -333,26 +337,26 @@ def test_the_end_of_a_run_is_told_of_the_step_that_it_came_to(made: list[int], t
     assert (event["step"], event["verdict"]) == (told, "determinism_of_the_run")
 
 
-FORWARD = Deed(kind="forward", module="vision", stage=0, microbatches=(1,))
-LANGUAGE = Deed(kind="forward", module="language", stage=0, microbatches=(1,))
+FORWARD = Computation(kind="forward", module="vision", stage=0, microbatches=(1,))
+LANGUAGE = Computation(kind="forward", module="language", stage=0, microbatches=(1,))
 BACK = attrs.evolve(LANGUAGE, kind="backward")
-GRADIENTS = Deed(kind="gradients", module="vision", stage=0)
+GRADIENTS = Computation(kind="gradients", module="vision", stage=0)
 
 
-PLACES: list[tuple[list[list[Deed]], Where]] = [
-    ([[GRADIENTS, FORWARD], [], [LANGUAGE], [LANGUAGE, BACK]], Where(deed=FORWARD, ranks=(0,))),
-    ([[GRADIENTS], [GRADIENTS], [BACK], [BACK]], Where(deed=BACK, ranks=(2, 3))),
-    ([[GRADIENTS], [], [], []], Where(deed=GRADIENTS, ranks=(0,))),
-    ([[], [], [attrs.evolve(LANGUAGE, kind="loss")], [LANGUAGE]], Where(deed=LANGUAGE, ranks=(3,))),
-    ([[attrs.evolve(FORWARD, microbatches=(3,))], [], [LANGUAGE], [BACK]], Where(deed=LANGUAGE, ranks=(2,))),
-    ([[], [], [], []], Where(deed=None, ranks=())),
+PLACES: list[tuple[list[list[Computation]], Where]] = [
+    ([[GRADIENTS, FORWARD], [], [LANGUAGE], [LANGUAGE, BACK]], Where(computation=FORWARD, ranks=(0,))),
+    ([[GRADIENTS], [GRADIENTS], [BACK], [BACK]], Where(computation=BACK, ranks=(2, 3))),
+    ([[GRADIENTS], [], [], []], Where(computation=GRADIENTS, ranks=(0,))),
+    ([[], [], [attrs.evolve(LANGUAGE, kind="loss")], [LANGUAGE]], Where(computation=LANGUAGE, ranks=(3,))),
+    ([[attrs.evolve(FORWARD, microbatches=(3,))], [], [LANGUAGE], [BACK]], Where(computation=LANGUAGE, ranks=(2,))),
+    ([[], [], [], []], Where(computation=None, ranks=())),
 ]
 
 
 def test_the_earliest_deed_is_found_by_the_plan(run_ranks: Callable[..., list[Any]]) -> None:
     """What others make of it comes later, wherever they are; ranks that share it are named together."""
     job = job_of({})
-    found = run_ranks(4, lambda rank: [Order(job, rank, None).first(deeds[rank]) for deeds, _ in PLACES])
+    found = run_ranks(4, lambda rank: [Order(job, rank, None).first(computations[rank]) for computations, _ in PLACES])
     assert found == [[where for _, where in PLACES]] * 4
 
 
@@ -360,52 +364,52 @@ def test_a_pass_is_spoiled_where_and_as_often_as_asked() -> None:
     """In runs of the step, on the device; rows made ahead count for the step that they are for."""
     settings = InjectSettings(step=3, module="vision", rank=1, times=1, factor=2.0)
     here = Injector(settings, rank=1, device="a")
-    witness = Witness(microbatches=2, injector=here)
+    recorder = NormRecorder(microbatches=2, injector=here)
     stage, ones = StageId("vision", 0), torch.ones(1)
 
     def rows(step: int | None, ahead: int | None, microbatch: int) -> float:
-        witness.begin(step, ahead)
-        return float(witness.see_pass(stage, (microbatch,), {}, ones))
+        recorder.begin(step, ahead)
+        return float(recorder.record_pass(stage, (microbatch,), {}, ones))
 
     assert [rows(2, None, 0), rows(3, None, 1), rows(3, None, 0), rows(3, None, 0)] == [1, 1, 2, 1]
-    witness = Witness(microbatches=2, injector=Injector(settings, rank=1, device="a"))
+    recorder = NormRecorder(microbatches=2, injector=Injector(settings, rank=1, device="a"))
     assert [rows(2, 3, 2), rows(3, 4, 2)] == [2, 1]
     for other in (
         Injector(settings, rank=0, device="a"),
         Injector(attrs.evolve(settings, device="b"), rank=1, device="a"),
     ):
-        witness = Witness(microbatches=2, injector=other)
+        recorder = NormRecorder(microbatches=2, injector=other)
         assert rows(3, None, 0) == 1
 
 
 def test_what_was_made_ahead_belongs_to_its_step() -> None:
     """It is seen with the step that it is for, under the microbatch's number there, and forgotten when made anew."""
-    witness = Witness(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
+    recorder = NormRecorder(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
     stage = StageId("vision", 0)
-    witness.begin(None, 7)
-    witness.see_pass(stage, (3,), {}, torch.tensor([3.0, 4.0]))
-    assert witness.values() == {}
-    witness.begin(7, 8)
-    witness.see_pass(stage, (2,), {}, torch.tensor([1.0]))
-    assert witness.values() == {FORWARD: 5.0}
-    witness.begin(None, 7)
-    witness.begin(7, 8)
-    assert witness.values() == {}
+    recorder.begin(None, 7)
+    recorder.record_pass(stage, (3,), {}, torch.tensor([3.0, 4.0]))
+    assert recorder.values() == {}
+    recorder.begin(7, 8)
+    recorder.record_pass(stage, (2,), {}, torch.tensor([1.0]))
+    assert recorder.values() == {FORWARD: 5.0}
+    recorder.begin(None, 7)
+    recorder.begin(7, 8)
+    assert recorder.values() == {}
 
 
 def test_bounds_are_the_largest_of_late() -> None:
     """Larger ones of before count less and less."""
-    witness = Witness(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
+    recorder = NormRecorder(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
     bounds = Bounds(1)
     for norm in (8.0, 1.0, 3.0):
-        witness.begin(1, None)
-        witness.see_pass(StageId("vision", 0), (1,), {}, torch.tensor([norm]))
-        bounds.add(witness)
+        recorder.begin(1, None)
+        recorder.record_pass(StageId("vision", 0), (1,), {}, torch.tensor([norm]))
+        bounds.add(recorder)
     assert bounds.values() == {FORWARD: 3.0}
-    bounds.add(witness)
-    witness.begin(1, None)
-    witness.see_pass(StageId("vision", 0), (1,), {}, torch.tensor([1.0]))
-    bounds.add(witness)
+    bounds.add(recorder)
+    recorder.begin(1, None)
+    recorder.record_pass(StageId("vision", 0), (1,), {}, torch.tensor([1.0]))
+    bounds.add(recorder)
     assert bounds.values() == {FORWARD: 1.5}
 
 

@@ -17,14 +17,15 @@ from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError, Common, StateTree
 from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
-from mimo.trainer.rerun.passes import PassHistory, computations, read_past
+from mimo.trainer.rerun.passes import PassHistory, read_past
+from mimo.trainer.rerun.recorder import POWER, Injector, NormRecorder, norm_of
 from mimo.trainer.runtime import InjectSettings, RerunSettings, RerunStateMachine
-from mimo.trainer.step.probe import POWER, Deed, Injector, Witness, norm_of
+from mimo.trainer.step.probe import Computation, computations
 
 STAGE = StageId("vision", 0)
-FORWARD = Deed(kind="forward", module="vision", stage=0)
-BACKWARD = Deed(kind="backward", module="vision", stage=0)
-GRADIENTS = Deed(kind="gradients", module="vision", stage=0)
+FORWARD = Computation(kind="forward", module="vision", stage=0)
+BACKWARD = Computation(kind="backward", module="vision", stage=0)
+GRADIENTS = Computation(kind="gradients", module="vision", stage=0)
 ONE = {"vision": {"ranks": [0]}, "language": {"ranks": [0]}}
 TWO = {"vision": {"ranks": [0]}, "language": {"ranks": [0, 1], "pp": 2}}
 LARGEST, LEAST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
@@ -49,9 +50,9 @@ def test_a_norm_is_the_usual_one_elsewhere(waits: bool) -> None:
     assert norm_of(torch.tensor([1.0, math.nan]), waits=waits).isnan()
 
 
-def witness() -> Witness:
+def recorder() -> NormRecorder:
     """Return one that has begun to see a step of two microbatches."""
-    found = Witness(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
+    found = NormRecorder(microbatches=2, injector=Injector(InjectSettings(), rank=0, device=""))
     found.begin(1, None)
     return found
 
@@ -59,32 +60,32 @@ def witness() -> Witness:
 @pytest.mark.parametrize("value", [LARGEST, LEAST, 1.0])
 def test_what_a_pass_comes_to_has_a_place_in_the_message(value: float) -> None:
     """From the largest to the least normal number of float32, whatever the number of its rows."""
-    seen = witness()
-    seen.see_pass(STAGE, (0,), {}, torch.full((7, 3), value))
+    seen = recorder()
+    seen.record_pass(STAGE, (0,), {}, torch.full((7, 3), value))
     (total,) = seen.sums([FORWARD], loss_scale=1.0).tolist()
     assert total ** (1 / POWER) == pytest.approx(value, rel=1e-6, abs=0)
 
 
 def test_one_pass_of_many_stands_out_of_their_sum() -> None:
     """The eighth root of the sum of eighth powers is at least the largest, and little more; empty ones add nothing."""
-    seen = witness()
+    seen = recorder()
     for _ in range(1000):
-        seen.see_pass(STAGE, (0,), {}, torch.ones(2, 2))
-        seen.see_pass(STAGE, (1,), {}, torch.ones(0, 2))
+        seen.record_pass(STAGE, (0,), {}, torch.ones(2, 2))
+        seen.record_pass(STAGE, (1,), {}, torch.ones(0, 2))
     quiet = seen.sums([FORWARD], loss_scale=1.0).item() ** (1 / POWER)
     assert 1.0 <= quiet < 2.4
-    seen = witness()
+    seen = recorder()
     for microbatch in range(2):
-        seen.see_pass(STAGE, (microbatch,), {}, torch.ones(0, 2))
+        seen.record_pass(STAGE, (microbatch,), {}, torch.ones(0, 2))
     assert seen.sums([FORWARD, BACKWARD], loss_scale=1.0).tolist() == [0.0, 0.0]
 
 
 def test_gradients_are_judged_without_the_scale_of_the_loss() -> None:
     """Which doubles now and then; rows don't know it."""
-    seen, given = witness(), torch.ones(4, 1, requires_grad=True)
-    seen.see_pass(STAGE, (0,), {"edge": given}, given * 1.0)
+    seen, given = recorder(), torch.ones(4, 1, requires_grad=True)
+    seen.record_pass(STAGE, (0,), {"edge": given}, given * 1.0)
     given.backward(torch.full((4, 1), 2.0**10))
-    seen.see_gradients("vision", "lanes", [0], [torch.full((9,), 2.0**10), torch.full((7,), 2.0**10)])
+    seen.record_gradients("vision", "lanes", [0], [torch.full((9,), 2.0**10), torch.full((7,), 2.0**10)])
     assert seen.sums([FORWARD, BACKWARD, GRADIENTS], loss_scale=2.0**10).tolist() == [1.0, 1.0, 1.0]
     forward = attrs.evolve(FORWARD, microbatches=(0,))
     expected = {forward: 1.0, attrs.evolve(forward, kind="backward"): 1.0, GRADIENTS: 1.0}
@@ -99,7 +100,9 @@ def graph_of(modules: dict[str, Any]) -> ModuleGraph:
 def sums(**values: float) -> list[float]:
     """Return the sums of a step of `ONE` whose passes come to this, by module and kind; the others are empty."""
     found = {
-        f"{deed.module}_{deed.kind}": place for place, deed in enumerate(computations(graph_of(ONE))) if not deed.stage
+        f"{computation.module}_{computation.kind}": place
+        for place, computation in enumerate(computations(graph_of(ONE)))
+        if not computation.stage
     }
     totals = [0.0] * 2 * len(found)
     for name, value in values.items():
@@ -131,7 +134,7 @@ def test_what_is_far_above_its_past_is_rejected() -> None:
     assert reason(judging, vision_gradients=101.0) == f"gradients of the parameters of vision stage 0 {bound}"
     found = judging.judge(sums(vision_gradients=1e9, language_backward=1e9, language_forward=1e30, vision_forward=5.0))
     assert found is not None
-    assert found.deed == Deed(kind="forward", module="language", stage=0)
+    assert found.computation == Computation(kind="forward", module="language", stage=0)
     assert reason(history(pass_factor=3.0), vision_forward=3.1)
 
 
@@ -254,7 +257,7 @@ def test_no_rank_of_any_layout_has_other_sums() -> None:
     """They are as many, in the same order, wherever the ranks are."""
     spread = {"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}}
     assert computations(graph_of(spread)) == computations(graph_of(ONE))
-    kinds = [(deed.kind, deed.module, deed.stage) for deed in computations(graph_of(TWO))]
+    kinds = [(computation.kind, computation.module, computation.stage) for computation in computations(graph_of(TWO))]
     forward = [("vision", 0), ("vision", 1), ("language", 0), ("language", 1), ("language", 2)]
     assert kinds[:5] == [("forward", *one) for one in forward]
     assert kinds[5:10] == [("backward", *one) for one in reversed(forward)]
@@ -268,7 +271,7 @@ def test_a_seam_changes_no_length_and_is_judged_on_both_sides() -> None:
     assert {"vision", "vision.projector"} <= {module.name for module in job.graph.modules}
     divided, whole = computations(job.model_graph), computations(graph_of(ONE))
     assert len(divided) == len(whole)
-    judged = {StageId(deed.module, deed.stage) for deed in divided}
+    judged = {StageId(computation.module, computation.stage) for computation in divided}
     assert judged >= {StageId(*job.built(stage)) for stage in job.graph.stages}
     judging = PassHistory(job.model_graph, RerunSettings(mode="validate"))
     judging.accept([1.0] * len(divided))

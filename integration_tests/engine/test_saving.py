@@ -17,7 +17,7 @@ from mimo.launch import Heartbeat
 from mimo.testing import Pool
 from mimo.trainer import Trainer
 from mimo.trainer.report.metrics import Metrics
-from mimo.trainer.runtime import LoadSettings, Saving, Source, resume, step_folder
+from mimo.trainer.runtime import LoadSettings, RunState, Saving, Source, resume, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
@@ -47,7 +47,7 @@ def run_skip(_rank: int, directory: str) -> list[str]:
         assert opened.wait(60)
         real(file)
 
-    saving = Saving(make_trainer(directory, asynchronous=True, when_busy="skip"), [], tell)
+    saving = Saving(make_trainer(directory, asynchronous=True, when_busy="skip"), RunState(), [], tell)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         saving.save(1)
@@ -80,7 +80,7 @@ def run_and_count(_rank: int, directory: str) -> list[int]:
     """Save and load, and return how often each said that it goes on."""
     progress, found = Heartbeat(), []
     trainer = make_trainer(directory, progress)
-    saving = Saving(trainer, [], lambda *_: None)
+    saving = Saving(trainer, RunState(), [], lambda *_: None)
     before = progress.changes
     saving.save(1, now=True)
     found.append(progress.changes - before)

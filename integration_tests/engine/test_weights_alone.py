@@ -101,9 +101,9 @@ def test_adapters_are_saved_alone_without_states(tmp_path: Path, pool: Pool) -> 
 
 def save_for_a_restart(rank: int, settings: Table) -> None:
     """Save a step as the rerun machine does before it ends the run to have it started elsewhere."""
-    trainer, _ = begin(rank, settings)
+    trainer, _, state = begin(rank, settings)
     trainer.train(1)
-    saving = Saving(trainer, [], lambda _step, _error: None)
+    saving = Saving(trainer, state, [], lambda _step, _error: None)
     saving.save(1, now=True)
     saving.save(2, now=True, resumes_exactly=True)
     saving.close()

@@ -179,7 +179,8 @@ def run_held(rank: int, settings: Table) -> tuple[int, int]:
     trainer = Trainer(job, rank=rank, device=CPU)
     trainer.train(1)
     kept = {
-        rows.untyped_storage().data_ptr(): rows.untyped_storage() for rows in trainer._training._made_ahead.values()
+        rows.untyped_storage().data_ptr(): rows.untyped_storage()
+        for rows in trainer._runner._training._made_ahead.values()
     }
     return sum(storage.nbytes() for storage in kept.values()), estimate_memory(job)[rank].ahead
 

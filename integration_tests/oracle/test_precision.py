@@ -27,7 +27,7 @@ from mimo.hooks import Kind, StepInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
 from mimo.trainer import Trainer, generate, prompt_of, read_settings, resolve
-from mimo.trainer.runtime import save_step, step_folder
+from mimo.trainer.runtime import RunState, save_step, step_folder
 
 SHARDS = ("optimizer", "gradients", "full")
 NEAR = 1e-2
@@ -91,7 +91,7 @@ def run_and_save(rank: int, settings: Table) -> Ran:
     """Train the first steps and save the last of them."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     ran = train(trainer, 1, STEPS)
-    save_step(trainer, [], STEPS)
+    save_step(trainer, RunState(), [], STEPS)
     return ran
 
 
@@ -310,7 +310,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Callable[[str
 
 def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Piece], float, Ran]:
     """Load a run directory and go on; return what is held at first, what the loss is multiplied by, and the rest."""
-    trainer, _ = begin(rank, settings, load)
+    trainer, _, _ = begin(rank, settings, load)
     return held(trainer), trainer.optimizer.loss_scale, train(trainer, STEPS + 1, 2 * STEPS)
 
 

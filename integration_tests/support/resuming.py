@@ -17,24 +17,27 @@ from torch.distributed.tensor import DTensor
 from mimo.hooks import Generators, Stateful, StateTree
 from mimo.testing import Pool
 from mimo.trainer import Trainer, read_settings, resolve
-from mimo.trainer.runtime import check_source, find_source, resume, save_step, share_source
+from mimo.trainer.runtime import RunState, check_source, find_source, resume, save_step, share_source
 
 Found = tuple[list[tuple[float, float, float]], dict[str, Piece]]
 
 
-def begin(rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[Stateful] = ()) -> tuple[Trainer, str]:
+def begin(
+    rank: int, settings: dict[str, Any], load: str = "", parts: Sequence[Stateful] = ()
+) -> tuple[Trainer, str, RunState]:
     """Make a rank's trainer as `mimo train` does, and load what settings name, or a run directory if one is given.
 
     Returns:
-        The trainer, and what is told of what was loaded.
+        The trainer, the summary of what was loaded, and what the checkpoints of the run hold of it.
     """
     job = make_job({**settings, "checkpoint": {"load": load}} if load else settings)
     trainer = Trainer(job, rank=rank, device=CPU)
     source = share_source(find_source(job.settings))
     if source is None:
-        return trainer, ""
+        return trainer, "", RunState()
     check_source(job, source)
-    return trainer, resume(trainer, parts, source)
+    resumed = resume(trainer, parts, source)
+    return trainer, resumed.summary, resumed.state
 
 
 def run_and_save(rank: int, settings: dict[str, Any]) -> Found:
@@ -77,14 +80,14 @@ def run_steps(
     Returns:
         Loss, gradient norm and learning rate of each step, and what this rank holds of each weight and moment.
     """
-    trainer, _ = begin(rank, settings, load)
+    trainer, _, run_state = begin(rank, settings, load)
     infos = []
     for step in range(first, last + 1):
         infos.append(trainer.train(step))
         if evaluate:
             assert trainer.evaluate(step) is not None
         if step == save:
-            save_step(trainer, [], step)
+            save_step(trainer, run_state, [], step)
     moments: dict[str, Any] = {f"optimizer.{name}": tree for name, tree in trainer.optimizer.state().items()}
     state: dict[str, Any] = {
         f"{module}.{name}": value
@@ -206,12 +209,12 @@ def go_on(rank: int, settings: dict[str, Any], first: int, last: int, *, save: b
     """Load what settings name, and train steps ``first`` to ``last``; save the last if asked."""
     state, generators = Draws("state"), Draws("generators")
     parts = (state, Generators(generators))
-    trainer, told = begin(rank, settings, parts=parts)
+    trainer, told, run_state = begin(rank, settings, parts=parts)
     began = everything(trainer)
     infos = [trainer.train(step) for step in range(first, last + 1)]
     drawn = (state.draw(), generators.draw())
     if save:
-        save_step(trainer, parts, last)
+        save_step(trainer, run_state, parts, last)
     return WentOn(
         told=told,
         began=began,

@@ -17,7 +17,7 @@ from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import DECODER, HfTensor, lora_linear, lora_names
 from mimo.trainer.convert.adapter import write_adapter
 from mimo.trainer.convert.merge import open_merged
-from mimo.trainer.resume.chain import keep_base, links_of
+from mimo.trainer.resume.chain import links_of, mark_chain
 
 LORA = {"rank": 2, "alpha": 5.0, "targets": ["*"]}
 SHAPES: Mapping[str, tuple[int, ...]] = {
@@ -108,14 +108,14 @@ def test_a_folder_that_cannot_be_marked_as_needed_is_told(tmp_path: Path) -> Non
         (folder / "needed_by").mkdir()
     links = [link for folder in folders for link in links_of(folder)]
     told = f"{folders[0]} is needed from here on, and can't be marked so (Is a directory)"
-    assert keep_base(links[0], links, tmp_path) == [told]
-    assert keep_base(links[1], links, tmp_path) == keep_base(None, links, tmp_path) == []
+    assert mark_chain(links[0], links, tmp_path) == [told]
+    assert mark_chain(links[1], links, tmp_path) == mark_chain(None, links, tmp_path) == []
     (folders[0] / "needed_by").rmdir()
-    assert keep_base(links[0], links, tmp_path / "run") == []
+    assert mark_chain(links[0], links, tmp_path / "run") == []
     assert (folders[0] / "needed_by").read_text() == f"{tmp_path / 'run'}\n"
     (tmp_path / "best").symlink_to(folders[0])
     links = list(links_of(tmp_path / "best"))
-    assert keep_base(links[0], links, tmp_path / "other") == []  # where a link leads, too
+    assert mark_chain(links[0], links, tmp_path / "other") == []  # where a link leads, too
     assert (folders[0] / "needed_by").read_text() == f"{tmp_path / 'run'}\n{tmp_path / 'other'}\n"
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from mimo.hooks import CheckpointError, ItemInfo, RunError
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.rerun.record import RankRecord
-from mimo.trainer.step.probe import Deed
+from mimo.trainer.step.probe import Computation
 
-DEED = Deed(kind="forward", module="vision", stage=1, microbatches=(0, 1))
+COMPUTATION = Computation(kind="forward", module="vision", stage=1, microbatches=(0, 1))
 
 
 class Dataset:
@@ -53,7 +53,7 @@ def record() -> RankRecord:
     )
     return RankRecord(
         samples=samples,
-        evidence={DEED: math.nan, Deed(kind="gradients", module="vision", stage=1): 0.1},
+        evidence={COMPUTATION: math.nan, Computation(kind="gradients", module="vision", stage=1): 0.1},
         generators={"cpu": torch.get_rng_state()},
         buffers={"held.0.calls": torch.tensor(3.0), "held.0.mask": torch.tensor([True, False, True])},
     )

@@ -7,9 +7,9 @@ import pytest
 from mimo.hooks import DataError
 from mimo.launch import Heartbeat, Status
 from mimo.schedule import Action
-from mimo.trainer.batch.lookahead import Lookout
+from mimo.trainer.batch.lookahead import BatchLookahead
 from mimo.trainer.batch.step_data import StepData
-from mimo.trainer.step.plan_progress import PlanProgress
+from mimo.trainer.step.plan_runner import PlanProgress
 
 
 def at(progress: Heartbeat, *, rank: int = 0) -> Status:
@@ -50,7 +50,7 @@ def test_the_reading_of_samples_is_told_where_it_happens() -> None:
         seen.append(progress.doing)
         raise DataError("train.jsonl:1", expected="text", got="none")
 
-    lookout = Lookout(
+    lookahead = BatchLookahead(
         cut=lambda _step: StepData(microbatches=(), samples=0),
         digest=digest,
         agree=lambda _tally: pytest.fail("nothing is compared"),
@@ -58,5 +58,5 @@ def test_the_reading_of_samples_is_told_where_it_happens() -> None:
         last=9,
         progress=progress,
     )
-    lookout.further(3)
+    lookahead.prepare_next(3)
     assert (seen, progress.doing) == (["step 3, reading the samples of step 4"], "step 3")

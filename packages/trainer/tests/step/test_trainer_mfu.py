@@ -19,7 +19,7 @@ from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.peak import known_peak, peak_of
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
-from mimo.trainer.step.mfu import FlopsReport
+from mimo.trainer.step.step_info import FlopsReport
 
 CPU = torch.device("cpu")
 HIDDEN, LAYERS, INNER, VOCABULARY = 16, 4, 24, 300

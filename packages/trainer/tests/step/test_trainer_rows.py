@@ -13,7 +13,8 @@ from mimo.data import PlacedItem
 from mimo.hooks import ItemInfo, PluginError, RunError
 from mimo.model import DECODER, AuxLossNames
 from mimo.model.runtime import AuxLosses
-from mimo.trainer.step.programs import LanguageProgram, on_device, take_rows
+from mimo.trainer.step.encoder_program import on_device, take_rows
+from mimo.trainer.step.language_program import LanguageProgram
 
 JOB: Any = SimpleNamespace(hidden=4)
 EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(name="tiles"))
@@ -83,11 +84,11 @@ def test_what_a_forward_tells_without_having_announced_it_is_refused(name: str, 
     spec = attrs.evolve(
         DECODER, aux_losses=lambda _config: AuxLossNames(losses=("balance",), counts={"layers.0.load": 4})
     )
-    program: Any = SimpleNamespace(module=SimpleNamespace(name="language", spec=spec, config=None), _told={})
+    program: Any = SimpleNamespace(module=SimpleNamespace(name="language", spec=spec, config=None), _extra_sums={})
     fine = AuxLosses(losses={"balance": torch.ones(())}, counts={"layers.0.load": torch.ones(4)})
     LanguageProgram._enter(program, fine)
     LanguageProgram._enter(program, fine)
-    assert program._told["layers.0.load"].tolist() == [2.0] * 4
+    assert program._extra_sums["layers.0.load"].tolist() == [2.0] * 4
     text = rf"modules\.language\.plugin: .* named by aux_losses of 'decoder': .* got '{name}' of {values} values"
     with pytest.raises(PluginError, match=text):
         LanguageProgram._enter(program, AuxLosses(counts={name: torch.ones(values)}))

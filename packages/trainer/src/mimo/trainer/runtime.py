@@ -28,22 +28,30 @@ if TYPE_CHECKING:
     from mimo.trainer.cost.parameter_names import check_patterns_of
     from mimo.trainer.decoding.prompt import prepared_item
     from mimo.trainer.job.job import JobModule
+    from mimo.trainer.rerun.driver import RerunDriver
     from mimo.trainer.rerun.machine import RerunStateMachine
     from mimo.trainer.resolving.checkpoint_settings import settings_of
     from mimo.trainer.resolving.job_size import count_actions
     from mimo.trainer.resume.compatibility import check_source
     from mimo.trainer.resume.load import resume
     from mimo.trainer.resume.resume_point import Source, find_source, share_source, step_folder
+    from mimo.trainer.resume.run_state import RunState
     from mimo.trainer.resume.save import Saving, save_step
     from mimo.trainer.run.profiling import measure_job, samples
-    from mimo.trainer.step.build import Assembly
-    from mimo.trainer.step.programs import Program, language_batch
+    from mimo.trainer.step.build import RankParts
+    from mimo.trainer.step.language_program import language_batch
+    from mimo.trainer.step.program import Program
     from mimo.trainer.step.traffic import expect_traffic
+    from mimo.trainer.step.trainer import Decide, StepOutcome
 else:  # a test compares the two
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "Assembly": "step.build",
+            "Decide": "step.trainer",
+            "RankParts": "step.build",
+            "RerunDriver": "rerun.driver",
+            "RunState": "resume.run_state",
+            "StepOutcome": "step.trainer",
             "EXAMPLE": "config.template",
             "InjectSettings": "config.rerun_settings",
             "JobModule": "job.job",
@@ -51,7 +59,7 @@ else:  # a test compares the two
             "LoadSettings": "config.settings",
             "Microbatch": "batch.step_data",
             "ModuleSettings": "config.settings",
-            "Program": "step.programs",
+            "Program": "step.program",
             "RERUN_FILE": "config.names",
             "RankMemory": "cost.memory",
             "Reader": "convert.published_parts",
@@ -71,7 +79,7 @@ else:  # a test compares the two
             "find_source": "resume.resume_point",
             "installed_readers": "convert.published_parts",
             "join_path": "config.plain_values",
-            "language_batch": "step.programs",
+            "language_batch": "step.language_program",
             "measure_job": "run.profiling",
             "own_keys": "config.fields",
             "prepared_item": "decoding.prompt",
@@ -90,7 +98,7 @@ __all__ = [
     "EXAMPLE",
     "KINDS",
     "RERUN_FILE",
-    "Assembly",
+    "Decide",
     "InjectSettings",
     "JobModule",
     "LoadSettings",
@@ -98,13 +106,17 @@ __all__ = [
     "ModuleSettings",
     "Program",
     "RankMemory",
+    "RankParts",
     "Reader",
+    "RerunDriver",
     "RerunSettings",
     "RerunStateMachine",
     "RouteCache",
+    "RunState",
     "Saving",
     "Source",
     "StepData",
+    "StepOutcome",
     "check_patterns_of",
     "check_plugin",
     "check_source",

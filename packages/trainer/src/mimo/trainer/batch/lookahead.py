@@ -21,22 +21,22 @@ _UNREADABLE = (0,) * WORDS
 
 
 @attrs.frozen(kw_only=True)
-class Coming:
+class PendingBatch:
     """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here."""
 
     step: int
     data: StepData
     digest: Digest
-    alike: bool = True
+    identical: bool = True
     fault: UserError | None = None
 
     @property
     def is_sound(self) -> bool:
         """Whether nothing is known that would end the step as it begins; told alike by all ranks that hold modules."""
-        return self.alike and self.fault is None
+        return self.identical and self.fault is None
 
 
-class Lookout:
+class BatchLookahead:
     """Looks at steps to come on one rank; call it on every rank of the world.
 
     Args:
@@ -64,45 +64,47 @@ class Lookout:
         self._reach = reach
         self._last = last
         self._progress = progress
-        self._coming: list[Coming] = []
+        self._pending: list[PendingBatch] = []
         self._compares = False
 
-    def of(self, step: int) -> tuple[Coming, Coming | None]:
+    def batches(self, step: int) -> tuple[PendingBatch, PendingBatch | None]:
         """Return ``step``, and if it is within reach and in the run the one after; what is unknown is compared now."""
-        known = [coming for coming in self._coming if coming.step >= step]
-        self._coming = known if known and known[0].step == step else []
-        while len(self._coming) < self._reach and (not self._coming or self._coming[-1].step < self._last):
-            coming = self._look(step + len(self._coming))
-            self._coming.append(attrs.evolve(coming, alike=self._agree(LocalStats(digest=coming.digest)).digests_equal))
-        return self._coming[0], self._coming[1] if self._reach > 1 and len(self._coming) > 1 else None
+        known = [batch for batch in self._pending if batch.step >= step]
+        self._pending = known if known and known[0].step == step else []
+        while len(self._pending) < self._reach and (not self._pending or self._pending[-1].step < self._last):
+            batch = self._read(step + len(self._pending))
+            self._pending.append(
+                attrs.evolve(batch, identical=self._agree(LocalStats(digest=batch.digest)).digests_equal)
+            )
+        return self._pending[0], self._pending[1] if self._reach > 1 and len(self._pending) > 1 else None
 
-    def further(self, step: int) -> Digest:
-        """Look at one step more as ``step`` is done, and return what is to be compared; tell `settle` the result."""
+    def prepare_next(self, step: int) -> Digest:
+        """Look at one step more as ``step`` is done, and return what is to be compared; tell `confirm` the result."""
         self._compares = step + self._reach <= self._last
         if not self._compares:
             return None
-        self._coming.append(self._look(step + self._reach))
-        return self._coming[-1].digest
+        self._pending.append(self._read(step + self._reach))
+        return self._pending[-1].digest
 
     @property
     def compared(self) -> Digest:
-        """What `further` has returned, while its result is not known."""
-        return self._coming[-1].digest if self._compares else None
+        """What `prepare_next` has returned, while its result is not known."""
+        return self._pending[-1].digest if self._compares else None
 
-    def settle(self, *, alike: bool) -> None:
-        """Note whether the digests of what `further` looked at were the same."""
+    def confirm(self, *, identical: bool) -> None:
+        """Note whether the digests of what `prepare_next` looked at were the same."""
         if self._compares:
-            self._coming[-1] = attrs.evolve(self._coming[-1], alike=alike)
+            self._pending[-1] = attrs.evolve(self._pending[-1], identical=identical)
         self._compares = False
 
-    def blame(self, step: int, fault: UserError) -> None:
-        """Note why a step will have to end as it begins."""
-        self._coming = [attrs.evolve(it, fault=it.fault or fault) if it.step == step else it for it in self._coming]
+    def mark_failed(self, step: int, fault: UserError) -> None:
+        """Note why a step will fail as it begins."""
+        self._pending = [attrs.evolve(it, fault=it.fault or fault) if it.step == step else it for it in self._pending]
 
-    def _look(self, step: int) -> Coming:
+    def _read(self, step: int) -> PendingBatch:
         with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
             data = self._cut(step)
             try:
-                return Coming(step=step, data=data, digest=self._digest(data))
+                return PendingBatch(step=step, data=data, digest=self._digest(data))
             except UserError as fault:  # told when its step begins: this one is not lost for it
-                return Coming(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)
+                return PendingBatch(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)

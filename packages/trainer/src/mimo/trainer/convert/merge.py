@@ -20,7 +20,7 @@ from mimo.hooks import CheckpointError
 from mimo.model import Lora, lora_linear, lora_names
 from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.structure import structure
-from mimo.trainer.resume.chain import Link, links_of
+from mimo.trainer.resume.chain import ChainLink, links_of
 
 
 class Merged:
@@ -39,7 +39,7 @@ class Merged:
         CheckpointError: what LoRA has learned is there in part, or its settings are not.
     """
 
-    def __init__(self, links: Sequence[Link], sources: Sequence[Source]) -> None:
+    def __init__(self, links: Sequence[ChainLink], sources: Sequence[Source]) -> None:
         self.manifest = links[0].manifest
         tables = self.manifest.config.get("modules", {})
         self.loras: dict[str, Lora] = {

@@ -22,7 +22,9 @@ from mimo.trainer.decoding.detokenise import StreamedText
 from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item, prompt_of
 from mimo.trainer.decoding.sampling import Sampling
 from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.programs import LanguageProgram, Program, language_batch, on_device, take_rows
+from mimo.trainer.step.encoder_program import on_device, take_rows
+from mimo.trainer.step.language_program import LanguageProgram, language_batch
+from mimo.trainer.step.program import Program
 from mimo.trainer.step.trainer import Trainer
 
 _GREEDY = Sampling()

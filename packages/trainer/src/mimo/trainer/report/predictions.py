@@ -9,7 +9,7 @@ import attrs
 
 from mimo.hooks import Prediction
 from mimo.trainer.job.job import Job
-from mimo.trainer.step.programs import Written
+from mimo.trainer.step.predictions import Prediction as ScoredSample
 
 
 @attrs.frozen(eq=False)
@@ -17,7 +17,7 @@ class Predictions(Sequence[Prediction]):
     """The predictions of an evaluation: each is decoded, and its item read, when it is taken out."""
 
     job: Job
-    written: Sequence[Written]
+    written: Sequence[ScoredSample]
 
     def __len__(self) -> int:
         """Return for how many samples there is one."""

@@ -16,7 +16,7 @@ from mimo.schedule import Costs, simulate
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.passes import Anomaly
-from mimo.trainer.step.probe import Deed
+from mimo.trainer.step.probe import Computation
 
 
 @attrs.frozen(kw_only=True)
@@ -31,12 +31,12 @@ class Run:
     """
 
     values: Mapping[str, float]
-    evidence: Mapping[Deed, float]
+    evidence: Mapping[Computation, float]
     reason: str
     passes: Anomaly | None = None
 
     @classmethod
-    def of(cls, proposed: StepDecision, evidence: Mapping[Deed, float], verdict: str | Anomaly) -> Run:
+    def of(cls, proposed: StepDecision, evidence: Mapping[Computation, float], verdict: str | Anomaly) -> Run:
         """Return the run that came to what is proposed, with why it can't be right."""
         values = {"loss": proposed.loss, "grad_norm": proposed.norm}
         values |= {f"norms.{name}": norm for name, norm in proposed.norms.items()}
@@ -45,7 +45,7 @@ class Run:
         return cls(values=values, evidence=evidence, reason=verdict)
 
 
-def apart(one: float, other: float) -> float:
+def relative_difference(one: float, other: float) -> float:
     """Return the relative difference of two numbers, infinite where they differ and not both are finite."""
     if one == other or (math.isnan(one) and math.isnan(other)):
         return 0.0
@@ -54,40 +54,45 @@ def apart(one: float, other: float) -> float:
     return abs(one - other) / max(abs(one), abs(other))
 
 
-def parting(one: Run, other: Run) -> dict[Deed, float]:
-    """Return how far apart this rank's deeds are in two runs."""
-    deeds = dict.fromkeys([*one.evidence, *other.evidence])
-    return {deed: apart(one.evidence.get(deed, 0.0), other.evidence.get(deed, 0.0)) for deed in deeds}
+def relative_differences(one: Run, other: Run) -> dict[Computation, float]:
+    """Return the relative difference of each of this rank's computations in two runs."""
+    every = dict.fromkeys([*one.evidence, *other.evidence])
+    return {
+        computation: relative_difference(one.evidence.get(computation, 0.0), other.evidence.get(computation, 0.0))
+        for computation in every
+    }
 
 
 def differences(one: Run, other: Run, modules: Iterable[str]) -> dict[str, float]:
     """Return how far apart two runs are, as far as this rank sees: values, and the passes of each module."""
-    found = {name: apart(value, other.values[name]) for name, value in one.values.items()}
-    passes = parting(one, other)
+    found = {name: relative_difference(value, other.values[name]) for name, value in one.values.items()}
+    passes = relative_differences(one, other)
     for module in modules:
-        found[f"passes.{module}"] = max((off for deed, off in passes.items() if deed.module == module), default=0.0)
+        found[f"passes.{module}"] = max(
+            (off for computation, off in passes.items() if computation.module == module), default=0.0
+        )
     return found
 
 
 def difference(one: Run, other: Run, device: torch.device) -> float:
     """Return the largest relative difference of two runs, on all ranks. Collective."""
-    values = [apart(value, other.values[name]) for name, value in one.values.items()]
-    largest = torch.tensor(max(*values, *parting(one, other).values()), dtype=torch.float64, device=device)
+    values = [relative_difference(value, other.values[name]) for name, value in one.values.items()]
+    largest = torch.tensor(max(*values, *relative_differences(one, other).values()), dtype=torch.float64, device=device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)
 
 
 @attrs.frozen(kw_only=True)
 class Where:
-    """Where two runs part first, or a run goes wrong first: one deed, and the ranks that share it."""
+    """Where two runs part first, or a run goes wrong first: one computation, and the ranks that share it."""
 
-    deed: Deed | None
+    computation: Computation | None
     ranks: tuple[int, ...]
 
 
 @attrs.frozen
 class Order:
-    """When each deed comes in a step, whoever does it; found when it is first asked for.
+    """When each computation comes in a step, whoever does it; found when it is first asked for.
 
     Each rank has its own list and no clock is common to them, so that the plan is played through with each pass taking
     one unit: what depends on something begins after it.
@@ -117,37 +122,43 @@ class Order:
                 found[key] = bar.start - played.seconds * ahead
         return found
 
-    def _place(self, deed: Deed) -> list[Any]:
-        """Return what sorts a deed among those of all ranks: gradients of parameters have been touched by no other."""
+    def _place(self, computation: Computation) -> list[Any]:
+        """Return what sorts a computation among those of all ranks; gradients of parameters come last."""
         names = [module.name for module in self.job.modules]
-        rest = [names.index(deed.module), deed.stage, list(deed.microbatches)]
-        if deed.kind in ("tied", "gradients"):
-            return [1 if deed.kind == "tied" else 2, 0.0, 0, *rest]
-        start = self._starts[deed.kind == "backward", deed.module, deed.stage, deed.microbatches]
-        return [0, start, int(deed.kind == "loss"), *rest]
+        rest = [names.index(computation.module), computation.stage, list(computation.microbatches)]
+        if computation.kind in ("tied", "gradients"):
+            return [1 if computation.kind == "tied" else 2, 0.0, 0, *rest]
+        start = self._starts[
+            computation.kind == "backward", computation.module, computation.stage, computation.microbatches
+        ]
+        return [0, start, int(computation.kind == "loss"), *rest]
 
-    def first(self, deeds: Iterable[Deed]) -> Where:
-        """Return the earliest of the deeds that ranks name, and who names it. Collective."""
-        mine = min(deeds, key=self._place, default=None)
-        told = all_gather_json(None if mine is None else [self._place(mine), plain_deed(mine)], self.objects)
+    def first(self, computations: Iterable[Computation]) -> Where:
+        """Return the earliest of the computations that ranks name, and who names it. Collective."""
+        mine = min(computations, key=self._place, default=None)
+        told = all_gather_json(None if mine is None else [self._place(mine), plain_computation(mine)], self.objects)
         named = [one for one in told if one is not None]
         if not named:
-            return Where(deed=None, ranks=())
+            return Where(computation=None, ranks=())
         _, plain = min(named, key=lambda one: one[0])
         ranks = tuple(rank for rank, one in enumerate(told) if one is not None and one[1] == plain)
-        return Where(deed=read_deed(plain), ranks=ranks)
+        return Where(computation=read_computation(plain), ranks=ranks)
 
 
-def plain_deed(deed: Deed) -> dict[str, Any]:
+def plain_computation(computation: Computation) -> dict[str, Any]:
     """Return a computation as JSON."""
-    return {**attrs.asdict(deed), "microbatches": list(deed.microbatches)}
+    return {**attrs.asdict(computation), "microbatches": list(computation.microbatches)}
 
 
-def read_deed(plain: Mapping[str, Any]) -> Deed:
-    """Return what `plain_deed` made JSON of."""
-    return Deed(**{**plain, "microbatches": tuple(plain["microbatches"])})
+def read_computation(plain: Mapping[str, Any]) -> Computation:
+    """Return what `plain_computation` made JSON of."""
+    return Computation(**{**plain, "microbatches": tuple(plain["microbatches"])})
 
 
-def wrong(run: Run, bound: Callable[[Deed], float]) -> list[Deed]:
-    """Return this rank's deeds that are not finite, or above their bound."""
-    return [deed for deed, norm in run.evidence.items() if not norm <= bound(deed) or not math.isfinite(norm)]
+def wrong(run: Run, bound: Callable[[Computation], float]) -> list[Computation]:
+    """Return this rank's computations that are not finite, or above their bound."""
+    return [
+        computation
+        for computation, norm in run.evidence.items()
+        if not norm <= bound(computation) or not math.isfinite(norm)
+    ]

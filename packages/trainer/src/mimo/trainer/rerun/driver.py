@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -19,52 +18,54 @@ from mimo.schedule.runtime import Record
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.batch.digest import digest_of
 from mimo.trainer.batch.saved_samples import KeptSamples
+from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.rerun.before import Before
-from mimo.trainer.rerun.comparison import Order, Run, Where, difference, differences, parting, wrong
+from mimo.trainer.rerun.comparison import Order, Run, Where, difference, differences, relative_differences, wrong
 from mimo.trainer.rerun.machine import RerunStateMachine, facts_of, words_of
 from mimo.trainer.rerun.passes import Anomaly
 from mimo.trainer.rerun.pending import Waiting
 from mimo.trainer.rerun.record import RankRecord
-from mimo.trainer.step.probe import Bounds, Deed, Witness
-
-if TYPE_CHECKING:
-    from mimo.trainer.batch.step_data import StepData
-    from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.rerun.recorder import Bounds
+from mimo.trainer.step.probe import Computation
+from mimo.trainer.step.trainer import StepOutcome, Trainer
 
 _NOISE = 0.1
 """Relative difference above which two runs that are both wrong are not taken for the same up to rounding."""
 
 
-class Rerunner:
-    """Does steps of a trainer as the machine wants them.
+class RerunDriver:
+    """Drives a trainer so that steps are run as often as the machine decides.
 
     Args:
-        machine: decides.
+        machine: decides; its recorder must be the trainer's probe.
         trainer: runs plans.
-        witness: sees what this rank computes; None in a mode that looks at nothing.
     """
 
-    def __init__(self, machine: RerunStateMachine, trainer: Trainer, witness: Witness | None) -> None:
+    def __init__(self, machine: RerunStateMachine, trainer: Trainer) -> None:
         self._machine = machine
         self._trainer = trainer
-        self._witness = witness
+        self._recorder = machine.recorder
         self._bounds = Bounds(machine.settings.spike_steps)
         self._order = Order(trainer.job, trainer.rank, trainer.objects)
 
-    def propose(self, step: int, record: Record | None) -> StepDecision:
-        """Run a step as often as needed, and return what is to be stepped by.
+    def train(self, step: int) -> StepOutcome:
+        """Do one step on every rank, as `Trainer.train` does, and run it again where it can't be right.
 
         Raises:
             RestartNeededError: it can't be right, and is so again; the state before it has been saved.
             ResultRejectedError: it can't be right, and is so on all devices.
         """
+        return self._trainer.take(step, self.decide)
+
+    def decide(self, step: int, record: Record | None) -> StepDecision:
+        """Run forward and backward of a step as often as needed, and return what it is updated by."""
         trainer, machine = self._trainer, self._machine
         if machine.settings.mode == "disabled" and step not in machine.settings.skip_steps:
-            return trainer.optimizer.propose(trainer.accumulate(step, record))
+            return trainer.decide(step, record)
         before = Before.of(trainer.model, trainer.device)
         if machine.waiting is not None and machine.waiting.step == step:
             return self._replay(step, machine.waiting)
-        first = trainer.optimizer.propose(trainer.accumulate(step, record))
+        first = trainer.decide(step, record)
         if step in machine.settings.skip_steps:
             before.restore_buffers(trainer.model)
             machine.tell(step, "skipped", "left out, as rerun.skip_steps says")
@@ -77,15 +78,15 @@ class Rerunner:
         return self._accept(first)
 
     def _accept(self, proposed: StepDecision) -> StepDecision:
-        assert self._witness is not None
+        assert self._recorder is not None
         self._machine.accept(proposed)
         if not proposed.skips and self._machine.settings.spike_factor:
-            self._bounds.add(self._witness)
+            self._bounds.add(self._recorder)
         return proposed
 
     def _run(self, proposed: StepDecision, verdict: str | Anomaly) -> Run:
-        assert self._witness is not None
-        return Run.of(proposed, self._witness.values(), verdict)
+        assert self._recorder is not None
+        return Run.of(proposed, self._recorder.values(), verdict)
 
     def _again(self, before: Before, data: StepData | None) -> tuple[StepDecision, Run]:
         """Run the step once more, of samples that were kept, or of those at hand."""
@@ -132,7 +133,7 @@ class Rerunner:
         differs = off > tolerance
         stays = runs[-1].passes is not None and last_off <= max(tolerance, _NOISE)
         if not runs[-1].reason or (stays and (differs or first.passes is None)):
-            where = self._parting(first, runs[-1], tolerance) if differs else Where(deed=None, ranks=())
+            where = self._first_divergence(first, runs[-1], tolerance) if differs else Where(computation=None, ranks=())
             devices = all_gather_json(machine.device, self._trainer.objects)
             text = f"{first.reason}, and not so when run again: " + (
                 f"a fault that has passed, of {words_of(where, devices)}; the run goes on"
@@ -153,17 +154,17 @@ class Rerunner:
             self._tell_passes(step, runs, off=last_off, tolerance=tolerance)
         if stays or not runs[-1].reason:
             return self._accept(proposed)
-        where = self._parting(first, runs[-1], tolerance) if differs else self._wrong(runs[-1])
+        where = self._first_divergence(first, runs[-1], tolerance) if differs else self._wrong(runs[-1])
         raise self._stop(step, before, runs, where, tolerance, kept)
 
     def _tell_passes(self, step: int, runs: Sequence[Run], *, off: float, tolerance: float) -> None:
         """Say that passes come to the same once more, as the data or the model make them, which ends no run."""
-        assert self._witness is not None
+        assert self._recorder is not None
         last = runs[-1]
         assert last.passes is not None
-        sizes = self._witness.sizes(loss_scale=self._trainer.optimizer.loss_scale)
+        sizes = self._recorder.sizes(loss_scale=self._trainer.optimizer.loss_scale)
         where = self._order.first(last.passes.shared_by(sizes))
-        where = attrs.evolve(where, deed=where.deed or last.passes.deed)
+        where = attrs.evolve(where, computation=where.computation or last.passes.computation)
         devices = all_gather_json(self._machine.device, self._trainer.objects)
         self._machine.tell(
             step,
@@ -213,7 +214,7 @@ class Rerunner:
             reason=last.reason,
             tolerance=tolerance,
             ranks=where.ranks or job.graph.ranks,
-            deed=where.deed,
+            computation=where.computation,
             devices=tuple((device,) for device in devices),
             values={name: repr(value) for name, value in last.values.items()},
         )
@@ -229,7 +230,7 @@ class Rerunner:
         self._wait(waiting, before, last.evidence, kept)
         return _restart_needed(waiting, devices)
 
-    def _wait(self, waiting: Waiting, before: Before, evidence: Mapping[Deed, float], kept: KeptSamples) -> None:
+    def _wait(self, waiting: Waiting, before: Before, evidence: Mapping[Computation, float], kept: KeptSamples) -> None:
         before.restore(self._trainer.model, self._trainer.device)  # what is saved is the state before the step
         record = RankRecord(samples=kept, evidence=evidence, generators=before.generators, buffers=before.buffers)
         self._machine.wait(waiting, record)
@@ -257,7 +258,7 @@ class Rerunner:
             self._tell_passes(step, (then, run), off=off, tolerance=waiting.tolerance)
             return self._accept(proposed)
         now, settled = waiting.on(devices), waiting.is_settled_on(devices)
-        where = Where(deed=waiting.deed, ranks=waiting.ranks)
+        where = Where(computation=waiting.computation, ranks=waiting.ranks)
         machine.tell(
             step, "correct" if settled else "undecided", "", runs=(then, run), **facts, **facts_of(where, devices)
         )
@@ -286,7 +287,7 @@ class Rerunner:
         """Say whose device was at fault, and go on with what this one came to, if that can be right."""
         machine = self._machine
         then, run = runs
-        where = self._parting(then, run, waiting.tolerance)
+        where = self._first_divergence(then, run, waiting.tolerance)
         first = waiting.first_devices
         moved = any(devices[rank] not in waiting.devices[rank] for rank in where.ranks)
         text = f"{waiting.reason}, and another result after the restart: " + (
@@ -300,23 +301,25 @@ class Rerunner:
             return self._reject(step, before, run, record.samples)
         return self._accept(proposed)
 
-    def _parting(self, one: Run, other: Run, tolerance: float) -> Where:
+    def _first_divergence(self, one: Run, other: Run, tolerance: float) -> Where:
         """Return where two runs part first."""
-        return self._order.first(deed for deed, apart in parting(one, other).items() if apart > tolerance)
+        return self._order.first(
+            computation for computation, off in relative_differences(one, other).items() if off > tolerance
+        )
 
     def _wrong(self, run: Run) -> Where:
         """Return where a run goes wrong first; nowhere, if no rank sees anything in its own computations."""
         factor, largest = self._machine.settings.spike_factor, self._bounds.values()
 
-        def bound(deed: Deed) -> float:
-            return factor * largest[deed] if factor and deed in largest else math.inf
+        def bound(computation: Computation) -> float:
+            return factor * largest[computation] if factor and computation in largest else math.inf
 
         return self._order.first(wrong(run, bound))
 
 
 def _restart_needed(waiting: Waiting, devices: Sequence[str]) -> RestartNeededError:
-    where = Where(deed=waiting.deed, ranks=waiting.ranks)
-    suspects = words_of(where, devices) if waiting.deed else "all ranks alike, as none of them stands out"
+    where = Where(computation=waiting.computation, ranks=waiting.ranks)
+    suspects = words_of(where, devices) if waiting.computation else "all ranks alike, as none of them stands out"
     return RestartNeededError(
         f"step {waiting.step}",
         expected="a result that can be right",

@@ -24,11 +24,12 @@ from mimo.optimizer.runtime import StepDecision
 from mimo.trainer.config.names import RERUN, RERUN_FILE
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import Run, Where
-from mimo.trainer.rerun.passes import PASSES, Anomaly, PassHistory, read_past
+from mimo.trainer.rerun.passes import Anomaly, PassHistory, read_past
 from mimo.trainer.rerun.pending import Waiting, layout_of
 from mimo.trainer.rerun.record import RankRecord
+from mimo.trainer.rerun.recorder import Injector, NormRecorder
 from mimo.trainer.rerun.state import check_devices, check_state, record_bytes
-from mimo.trainer.step.probe import Injector
+from mimo.trainer.step.probe import PASSES
 
 
 class RerunStateMachine:
@@ -45,6 +46,7 @@ class RerunStateMachine:
         settings: those of ``[rerun]``.
         device: identity of what this rank computes on.
         injector: makes the fault that settings ask for.
+        recorder: the probe of this rank's trainer; None in mode ``disabled``, which looks at nothing.
         waiting: the step that was to be run again after a restart; None for none.
         save: saves the run as it is, as the checkpoint of a step; set by whoever can.
     """
@@ -55,6 +57,8 @@ class RerunStateMachine:
         self.settings = job.settings.rerun
         self.device = device_identity(process, self.settings.device)
         self.injector = Injector(self.settings.inject, rank=process.rank, device=self.device)
+        is_disabled = self.settings.mode == "disabled"
+        self.recorder = None if is_disabled else NormRecorder(microbatches=job.microbatches, injector=self.injector)
         self.waiting: Waiting | None = None
         self.save: Callable[[int], object] = _cannot_save
         self.layout = layout_of(job)
@@ -230,32 +234,32 @@ def facts_of(where: Where, devices: Sequence[str]) -> dict[str, Any]:
         where: what went wrong first.
         devices: identities by rank.
     """
-    deed = where.deed
+    computation = where.computation
     return {
         "ranks": list(where.ranks),
         "devices": [devices[rank] for rank in where.ranks],
-        "module": None if deed is None else deed.module,
-        "stage": None if deed is None else deed.stage,
-        "microbatches": None if deed is None else list(deed.microbatches),
-        "what": None if deed is None else deed.kind,
+        "module": None if computation is None else computation.module,
+        "stage": None if computation is None else computation.stage,
+        "microbatches": None if computation is None else list(computation.microbatches),
+        "what": None if computation is None else computation.kind,
     }
 
 
 def words_of(where: Where, devices: Sequence[str]) -> str:
     """Return the same in words."""
-    if where.deed is None:
+    if where.computation is None:
         return "no computation that ranks can tell of alone"
     ranks = " and ".join(f"rank {rank} ({devices[rank]})" for rank in where.ranks)
-    deed = where.deed
+    computation = where.computation
     what = {
         "forward": "the forward",
         "loss": "the loss",
         "backward": "the backward",
         "tied": "the gradients of tied parameters",
         "gradients": "the gradients of parameters",
-    }[deed.kind]
-    served = f" for microbatch {', '.join(map(str, deed.microbatches))}" if deed.microbatches else ""
-    return f"{what} of {deed.module} stage {deed.stage}{served} on {ranks}"
+    }[computation.kind]
+    served = f" for microbatch {', '.join(map(str, computation.microbatches))}" if computation.microbatches else ""
+    return f"{what} of {computation.module} stage {computation.stage}{served} on {ranks}"
 
 
 def _finite(value: Any) -> Any:

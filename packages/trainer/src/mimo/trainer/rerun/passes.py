@@ -13,12 +13,10 @@ from typing import Any
 import attrs
 
 from mimo.hooks import CheckpointError
-from mimo.topology import ModuleGraph, StageId
+from mimo.topology import ModuleGraph
 from mimo.trainer.config.rerun_settings import RerunSettings
-from mimo.trainer.step.probe import POWER, Deed
-
-PASSES = "rerun.passes"
-"""Name of the sums in the step's message."""
+from mimo.trainer.rerun.recorder import POWER
+from mimo.trainer.step.probe import Computation, computations
 
 WARM_UP = 5
 """Steps of which passes must have been accepted before the bound counts, unless settings ask for fewer."""
@@ -33,40 +31,30 @@ _PHRASES = {
 }
 
 
-def computations(graph: ModuleGraph) -> tuple[Deed, ...]:
-    """Return what is judged, the same on all ranks, in the order in which a step comes to it.
-
-    Args:
-        graph: modules as they are built; those without a seam count one stage more, which comes to nothing, so that the
-            step's message is as long whether an encoder is divided at its seam or not.
-    """
-    modules = map(graph.by_name.__getitem__, graph.order)
-    stages = [StageId(one.name, stage) for one in modules for stage in range(one.stages + (not one.seam))]
-    forward = tuple(Deed(kind="forward", module=stage.module, stage=stage.stage) for stage in stages)
-    backward = tuple(attrs.evolve(one, kind="backward") for one in reversed(forward))
-    return (*forward, *backward, *(attrs.evolve(one, kind="gradients") for one in backward))
-
-
 @attrs.frozen(kw_only=True)
 class Anomaly:
     """What of a step is far above its past, or not finite.
 
     Args:
-        deed: module, stage and direction, without microbatches.
+        computation: module, stage and direction, without microbatches.
         value: what its passes come to.
         reason: the same in words.
     """
 
-    deed: Deed
+    computation: Computation
     value: float
     reason: str
 
-    def shared_by(self, sizes: Mapping[Deed, float]) -> list[Deed]:
+    def shared_by(self, sizes: Mapping[Computation, float]) -> list[Computation]:
         """Return the passes of one rank that make it so, by what each came to, the scale of gradients included."""
-        own = {deed: size for deed, size in sizes.items() if attrs.evolve(deed, microbatches=()) == self.deed}
+        own = {
+            computation: size
+            for computation, size in sizes.items()
+            if attrs.evolve(computation, microbatches=()) == self.computation
+        }
         if not math.isfinite(self.value):
-            return [deed for deed, size in own.items() if not math.isfinite(size)]
-        return [deed for deed, size in own.items() if size >= self.value / _SHARE]
+            return [computation for computation, size in own.items() if not math.isfinite(size)]
+        return [computation for computation, size in own.items() if size >= self.value / _SHARE]
 
 
 @attrs.frozen(kw_only=True)
@@ -109,10 +97,10 @@ class PassHistory:
     """
 
     def __init__(self, graph: ModuleGraph, settings: RerunSettings) -> None:
-        self._deeds = computations(graph)
+        self._computations = computations(graph)
         self._names = [
-            f"{deed.kind} of {deed.module}, stage {deed.stage} of {graph.by_name[deed.module].stages}"
-            for deed in self._deeds
+            f"{one.kind} of {one.module}, stage {one.stage} of {graph.by_name[one.module].stages}"
+            for one in self._computations
         ]
         self._factor = settings.pass_factor
         self._window = settings.spike_steps
@@ -123,12 +111,15 @@ class PassHistory:
         """Return what can't be right and comes first in a step; None if all can.
 
         Args:
-            sums: of `Witness.sums`, over all ranks.
+            sums: of `NormRecorder.sums`, over all ranks.
         """
-        for name, deed, value in self._values(sums):
-            past, what = self._past.get(name), _PHRASES[deed.kind].format(f"{deed.module} stage {deed.stage}")
+        for name, computation, value in self._values(sums):
+            past, what = (
+                self._past.get(name),
+                _PHRASES[computation.kind].format(f"{computation.module} stage {computation.stage}"),
+            )
             if not math.isfinite(value) and (past is None or math.isfinite(past.largest)):
-                return Anomaly(deed=deed, value=value, reason=f"{what} that are not finite")
+                return Anomaly(computation=computation, value=value, reason=f"{what} that are not finite")
             if past is None or past.steps < self._warm_up or not self._factor:
                 continue
             bound = self._factor * past.largest
@@ -137,7 +128,7 @@ class PassHistory:
                     f"{what} of a root mean square of {value:.6g}, above {bound:.6g}, {self._factor:g} times the "
                     "largest of late"
                 )
-                return Anomaly(deed=deed, value=value, reason=reason)
+                return Anomaly(computation=computation, value=value, reason=reason)
         return None
 
     def accept(self, sums: Sequence[float]) -> None:
@@ -156,11 +147,11 @@ class PassHistory:
         """
         self._past = {name: past[name] for name in self._names if name in past}
 
-    def _values(self, sums: Sequence[float]) -> Iterator[tuple[str, Deed, float]]:
+    def _values(self, sums: Sequence[float]) -> Iterator[tuple[str, Computation, float]]:
         """Yield what passes come to, those that were empty or only zeros left out."""
-        for name, deed, total in zip(self._names, self._deeds, sums, strict=True):
+        for name, computation, total in zip(self._names, self._computations, sums, strict=True):
             if total != 0.0:
-                yield name, deed, total ** (1 / POWER)
+                yield name, computation, total ** (1 / POWER)
 
 
 def read_past(plain: object, where: str) -> dict[str, Past]:

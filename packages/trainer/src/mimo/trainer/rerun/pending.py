@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from mimo.trainer.job.job import Job
-from mimo.trainer.rerun.comparison import plain_deed, read_deed
-from mimo.trainer.step.probe import Deed
+from mimo.trainer.rerun.comparison import plain_computation, read_computation
+from mimo.trainer.step.probe import Computation
 
 
 @attrs.frozen(kw_only=True)
@@ -23,7 +23,7 @@ class Waiting:
         reason: why the result can't be right.
         tolerance: relative difference of two runs that is no fault.
         ranks: those whose device may be at fault.
-        deed: what went wrong first, where it could be told.
+        computation: what went wrong first, where it could be told.
         devices: of each rank, those that have come to the result, the first one first.
         values: of the result, by name; texts, as JSON knows no numbers that are not finite.
     """
@@ -33,7 +33,7 @@ class Waiting:
     reason: str
     tolerance: float
     ranks: tuple[int, ...]
-    deed: Deed | None
+    computation: Computation | None
     devices: tuple[tuple[str, ...], ...]
     values: Mapping[str, str]
 
@@ -60,7 +60,7 @@ class Waiting:
         return {
             **{key: getattr(self, key) for key in ("step", "layout", "reason", "tolerance")},
             "ranks": list(self.ranks),
-            "deed": None if self.deed is None else plain_deed(self.deed),
+            "deed": None if self.computation is None else plain_computation(self.computation),
             "devices": [list(known) for known in self.devices],
             "values": dict(self.values),
         }
@@ -68,11 +68,13 @@ class Waiting:
     @classmethod
     def read(cls, plain: Mapping[str, Any]) -> Waiting:
         """Return what `plain` gave."""
+        fields = dict(plain)
+        computation = fields.pop("deed")
         return cls(
             **{
-                **plain,
+                **fields,
                 "ranks": tuple(plain["ranks"]),
-                "deed": None if plain["deed"] is None else read_deed(plain["deed"]),
+                "computation": None if computation is None else read_computation(computation),
                 "devices": tuple(map(tuple, plain["devices"])),
             }
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mimo.hooks import CheckpointError, ItemInfo, RunError
 from mimo.trainer.batch.saved_samples import KeptSamples
-from mimo.trainer.step.probe import Deed, Kind
+from mimo.trainer.step.probe import Computation, Kind
 
 _HEAD, _ALIGNED = 8, 8
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -48,7 +48,7 @@ class RankRecord:
     """
 
     samples: KeptSamples
-    evidence: Mapping[Deed, float]
+    evidence: Mapping[Computation, float]
     generators: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
 
@@ -75,7 +75,10 @@ class RankRecord:
             "prepared": [
                 [*key, {name: arrays.add(value) for name, value in item.items()}] for key, item in kept.items.items()
             ],
-            "deeds": [[deed.kind, deed.module, deed.stage, list(deed.microbatches)] for deed in self.evidence],
+            "deeds": [
+                [computation.kind, computation.module, computation.stage, list(computation.microbatches)]
+                for computation in self.evidence
+            ],
             "norms": arrays.add(torch.tensor(list(self.evidence.values()), dtype=torch.float64)),
             "generators": {name: arrays.add(state) for name, state in self.generators.items()},
             "buffers": {name: arrays.add(buffer) for name, buffer in self.buffers.items()},
@@ -148,11 +151,11 @@ def _read(data: Tensor) -> RankRecord:
         )
     for module, number, index, item in text["prepared"]:
         kept.items[str(module), int(number), int(index)] = {name: arrays[at] for name, at in item.items()}
-    deeds = [_deed(*deed) for deed in text["deeds"]]
+    computations = [_computation(*computation) for computation in text["deeds"]]
     norms = arrays[text["norms"]].tolist()
     return RankRecord(
         samples=kept,
-        evidence=dict(zip(deeds, norms, strict=True)),
+        evidence=dict(zip(computations, norms, strict=True)),
         generators={name: arrays[at] for name, at in text["generators"].items()},
         buffers={name: arrays[at] for name, at in text["buffers"].items()},
     )
@@ -173,6 +176,6 @@ def _integers(values: Sequence[Any]) -> tuple[int, ...]:
     return found
 
 
-def _deed(kind: str, module: str, stage: int, microbatches: Sequence[int]) -> Deed:
+def _computation(kind: str, module: str, stage: int, microbatches: Sequence[int]) -> Computation:
     (known,) = (one for one in get_args(Kind) if one == kind)
-    return Deed(kind=known, module=str(module), stage=int(stage), microbatches=_integers(microbatches))
+    return Computation(kind=known, module=str(module), stage=int(stage), microbatches=_integers(microbatches))

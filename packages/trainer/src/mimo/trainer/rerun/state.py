@@ -76,7 +76,7 @@ def _check_waiting(plain: Any, where: str) -> None:
         waiting = Waiting.read(plain)
     except _NO_WAITING as error:
         raise _refused(where, f"a step that waits ({type(error).__name__}: {error})", plain) from error
-    deed = waiting.deed
+    computation = waiting.computation
     judged = (
         ("step", _is_whole(waiting.step) and waiting.step >= 1),
         ("layout", isinstance(waiting.layout, str)),
@@ -85,8 +85,12 @@ def _check_waiting(plain: Any, where: str) -> None:
         ("ranks", all(_is_whole(rank) and 0 <= rank < len(waiting.devices) for rank in waiting.ranks)),
         (
             "deed",
-            deed is None
-            or (isinstance(deed.kind, str) and isinstance(deed.module, str) and all(map(_is_whole, deed.microbatches))),
+            computation is None
+            or (
+                isinstance(computation.kind, str)
+                and isinstance(computation.module, str)
+                and all(map(_is_whole, computation.microbatches))
+            ),
         ),
         (
             "devices",

@@ -24,7 +24,7 @@ from mimo.trainer.resume.renaming import Renaming
 
 
 @attrs.frozen(kw_only=True)
-class Link:
+class ChainLink:
     """A checkpoint of those that hold the weights of a model together.
 
     Args:
@@ -47,25 +47,25 @@ class Link:
         }
 
 
-def links_of(folder: Path) -> tuple[Link, ...]:
+def links_of(folder: Path) -> tuple[ChainLink, ...]:
     """Return a checkpoint, and those that hold what it leaves out.
 
     Raises:
         CheckpointError: one of them is gone, damaged, or not the one that is meant.
     """
     manifest = read_manifest(folder)
-    found = [Link(folder=folder, manifest=manifest, tensors=frozenset(manifest.tensors))]
+    found = [ChainLink(folder=folder, manifest=manifest, tensors=frozenset(manifest.tensors))]
     while f"{BASE}.folder" in manifest.common:
         where, manifest = _base_of(found[-1])
         if any(link.manifest.identity == manifest.identity for link in found):
             raise CheckpointError(
                 str(where), expected=f"weights that {found[-1].folder} leaves out", got="a checkpoint that leads there"
             )
-        found.append(Link(folder=where, manifest=manifest, tensors=_weights(manifest)))
+        found.append(ChainLink(folder=where, manifest=manifest, tensors=_weights(manifest)))
     return tuple(found)
 
 
-def _base_of(link: Link) -> tuple[Path, Manifest]:
+def _base_of(link: ChainLink) -> tuple[Path, Manifest]:
     """Return where the checkpoint lies that holds what another leaves out: where it was, or moved along with that."""
     common = link.manifest.common
     there, said = str(common[f"{BASE}.folder"]), common.get(f"{BASE}.identity")
@@ -99,13 +99,13 @@ def _weights(manifest: Manifest) -> frozenset[str]:
     )
 
 
-def all_names(links: Sequence[Link]) -> frozenset[str]:
+def all_names(links: Sequence[ChainLink]) -> frozenset[str]:
     """Return the names of all that the first of some checkpoints holds, and of the weights that it leaves out."""
     return links[0].manifest.names.union(*(link.tensors for link in links[1:]))
 
 
 def load_links(
-    links: Sequence[Link],
+    links: Sequence[ChainLink],
     tree: Mapping[str, Any],
     *,
     rename: Mapping[str, str],
@@ -143,13 +143,13 @@ def load_links(
     return loaded
 
 
-def find_base(
+def find_chain(
     left_out: Iterable[str],
-    links: Sequence[Link],
+    links: Sequence[ChainLink],
     settings: Settings,
     *,
     group: dist.ProcessGroup | None = None,
-) -> Link | None:
+) -> ChainLink | None:
     """Return the checkpoint that a run's own ones name for what they leave out; None where that is nothing. Collective.
 
     Args:
@@ -187,11 +187,11 @@ def find_base(
     return links[min(holders.values())]
 
 
-def keep_base(base: Link | None, links: Sequence[Link], directory: Path) -> list[str]:
+def mark_chain(base: ChainLink | None, links: Sequence[ChainLink], directory: Path) -> list[str]:
     """Have no run's ``keep`` remove what a run's checkpoints leave out; return what is to be told where that fails.
 
     Args:
-        base: as `find_base` has found it.
+        base: as `find_chain` has found it.
         links: that the run began with.
         directory: the run's.
     """
@@ -206,7 +206,7 @@ def keep_base(base: Link | None, links: Sequence[Link], directory: Path) -> list
     return told
 
 
-def _holder(links: Sequence[Link], name: str) -> int:
+def _holder(links: Sequence[ChainLink], name: str) -> int:
     """Return the number of the first checkpoint that has a tensor; -1 for none."""
     return next((at for at, link in enumerate(links) if name in link.tensors), -1)
 

@@ -5,26 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import attrs
+
 from mimo.hooks import Generators, Stateful, StateTree
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.config.names import BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
-from mimo.trainer.resume.chain import all_names, find_base, keep_base, links_of, load_links
+from mimo.trainer.resume.chain import all_names, find_chain, links_of, load_links, mark_chain
 from mimo.trainer.resume.compatibility import differences, refuse
 from mimo.trainer.resume.match_keys import fit
 from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
-from mimo.trainer.resume.run_state import other_state
+from mimo.trainer.resume.run_state import RunState, other_state
 from mimo.trainer.step.trainer import Trainer
 
 
-def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
-    """Take back what `mimo.trainer.resume.save.save_step` saved, in this layout or another, this precision or another.
+@attrs.frozen(kw_only=True)
+class Resumed:
+    """What `resume` has loaded.
+
+    Args:
+        state: what the run's own checkpoints hold again.
+        summary: which checkpoint was loaded, what of the run began new, what was left, and which settings differ.
+    """
+
+    state: RunState
+    summary: str
+
+
+def begin(trainer: Trainer) -> RunState:
+    """Return the state of a run that begins with no checkpoint; collective over all ranks.
+
+    Raises:
+        ConfigError: its checkpoints are to leave out weights that are in no other one.
+    """
+    settings = trainer.job.settings
+    return RunState(left_out=find_chain(trainer.parts.constants(), (), settings, group=trainer.objects))
+
+
+def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resumed:
+    """Load what `mimo.trainer.resume.save.save_step` saved, in this layout or another, this precision or another.
 
     Collective over all ranks. What begins new has been made so: parameters by the seed, states by their optimizers,
     the rest by its plugins.
-
-    Returns:
-        Which checkpoint was loaded, what of the run began new, what was left, and which settings differ.
 
     Raises:
         ConfigError: an optimizer has no use for the states that the checkpoint has.
@@ -35,7 +57,7 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
     taken: list[Stateful] = []
     if not source.finetunes:
         taken = [part for part in parts if take.rng or not isinstance(part, Generators)]
-        others = other_state(trainer, taken, 0)
+        others = other_state(trainer, RunState(), taken, 0)
         tree |= {name: others[name] for name in others.keys() - {BUFFERS, IMPORTED, PROGRESS, SETTINGS}}
         if take.optimizer:
             tree[OPTIMIZER] = trainer.optimizer.state()
@@ -69,18 +91,23 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> str:
     for part in taken:
         if part.name in found.found:  # on every rank alike: it may be collective
             part.load(loaded.tree[part.name])
-    trainer.base = find_base(trainer.constants(), links, trainer.job.settings, group=trainer.objects)
-    trainer.imported = dict(_imported(trainer, source))
-    trainer.data_begun, trainer.optimizer.schedule_begun = source.data_begun, source.schedule_begun
+    state = RunState(
+        data_begun=source.data_begun,
+        schedule_begun=source.schedule_begun,
+        imported=dict(_imported(trainer, source)),
+        left_out=find_chain(trainer.parts.constants(), links, trainer.job.settings, group=trainer.objects),
+    )
+    trainer.begin_at(data_begun=state.data_begun, schedule_begun=state.schedule_begun)
     new = [*found.new, *_begun_anew(source, parts)]
-    return "; ".join(
+    summary = "; ".join(
         [
             f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
             *(f"{what}: {', '.join(told)}" for what, told in (("new", new), ("left", found.left)) if told),
             *(f"{told}" for told in differences(trainer.job, source)),
-            *(keep_base(trainer.base, links, trainer.job.directory) if trainer.rank == 0 else ()),
+            *(mark_chain(state.left_out, links, trainer.job.directory) if trainer.rank == 0 else ()),
         ]
     )
+    return Resumed(state=state, summary=summary)
 
 
 def _imported(trainer: Trainer, source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
 from mimo.trainer.config.names import BASE, BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
+from mimo.trainer.resume.chain import ChainLink
 from mimo.trainer.resume.compatibility import optimizer_settings
 from mimo.trainer.step.trainer import Trainer
 
 
-def other_state(trainer: Trainer, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
+@attrs.frozen(kw_only=True)
+class RunState:
+    """What a run has from the checkpoint that it began with, and its own checkpoints hold again.
+
+    Args:
+        data_begun: steps of the run before its data began.
+        schedule_begun: steps of the run before the learning rates' schedules began.
+        imported: of modules that began with published folders, by name, what is known of that.
+        left_out: the checkpoint with the weights that those of the run leave out; None where they leave out none.
+    """
+
+    data_begun: int = 0
+    schedule_begun: int = 0
+    imported: Mapping[str, Any] = attrs.field(factory=dict)
+    left_out: ChainLink | None = None
+
+
+def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
     """Return what a checkpoint holds beside modules and optimizers.
 
     The place in the data and in the learning rates' schedules follows from the step, the seed, and where both began.
@@ -31,17 +51,17 @@ def other_state(trainer: Trainer, parts: Iterable[Stateful], step: int) -> dict[
         "seed": job.settings.run.seed,
         "global_batch": job.settings.run.global_batch,
         "samples": len(job.train),
-        "data_begun": trainer.data_begun,
-        "schedule_begun": trainer.optimizer.schedule_begun,
+        "data_begun": state.data_begun,
+        "schedule_begun": state.schedule_begun,
     }
     others: dict[str, StateTree] = {
         PROGRESS: {key: Common(value) for key, value in progress.items()},
         SETTINGS: {name: Owned(optimizer_settings(job.module(name)), name) for name in trainer.optimizer.modules},
-        IMPORTED: {name: Common(about) for name, about in trainer.imported.items()},
+        IMPORTED: {name: Common(about) for name, about in state.imported.items()},
     }
     others[BUFFERS] = {
         module: {path: Owned(_digest(buffer), module) for path, buffer in buffers.items()}
-        for module, buffers in trainer.buffers().items()
+        for module, buffers in trainer.parts.buffers().items()
     }
     for part in parts:
         if part.name in taken or "." in part.name:

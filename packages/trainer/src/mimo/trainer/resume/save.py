@@ -10,7 +10,7 @@ from mimo.checkpoint import Saver, WriteError, save
 from mimo.hooks import CheckpointError, SaveSkippedError, Stateful
 from mimo.topology import AXES, Grid
 from mimo.trainer.config.names import BASE, CHECKPOINTS
-from mimo.trainer.resume.run_state import other_state
+from mimo.trainer.resume.run_state import RunState, other_state
 from mimo.trainer.step.trainer import Trainer
 
 
@@ -23,15 +23,17 @@ class Saving:
 
     Args:
         trainer: what is trained.
+        state: what the run began with.
         parts: what plugins add.
         tell: called with the last step trained and what could not be written, or was left out.
     """
 
     def __init__(
-        self, trainer: Trainer, parts: Iterable[Stateful], tell: Callable[[int, CheckpointError], None]
+        self, trainer: Trainer, state: RunState, parts: Iterable[Stateful], tell: Callable[[int, CheckpointError], None]
     ) -> None:
         settings = trainer.job.settings.checkpoint
         self._trainer = trainer
+        self._state = state
         self._parts = list(parts)
         self._tell = tell
         self._saver = Saver(
@@ -61,7 +63,7 @@ class Saving:
         if now:
             self._saver.wait()
             self.report(step)
-        contents = _contents(self._trainer, self._parts, step, resumes_exactly=resumes_exactly)
+        contents = _contents(self._trainer, self._state, self._parts, step, resumes_exactly=resumes_exactly)
         try:
             saved = self._saver.save(step, now=now, **contents)
         except WriteError as error:
@@ -89,9 +91,9 @@ class Saving:
         self._saver.close()
 
 
-def save_step(trainer: Trainer, parts: Iterable[Stateful], step: int) -> Path:
+def save_step(trainer: Trainer, state: RunState, parts: Iterable[Stateful], step: int) -> Path:
     """Save one step of a run that saves no other, as `Saving` does it, and return its folder."""
-    return save(trainer.job.directory / CHECKPOINTS, step, **_contents(trainer, parts, step))
+    return save(trainer.job.directory / CHECKPOINTS, step, **_contents(trainer, state, parts, step))
 
 
 def _skipped(step: int) -> SaveSkippedError:
@@ -104,18 +106,18 @@ def _skipped(step: int) -> SaveSkippedError:
 
 
 def _contents(
-    trainer: Trainer, parts: Iterable[Stateful], step: int, *, resumes_exactly: bool = False
+    trainer: Trainer, state: RunState, parts: Iterable[Stateful], step: int, *, resumes_exactly: bool = False
 ) -> dict[str, Any]:
     job = trainer.job
     tree = trainer.state() if job.settings.checkpoint.optimizer or resumes_exactly else trainer.model_state()
-    if trainer.base is not None:
-        left = trainer.constants()
+    if state.left_out is not None:
+        left = trainer.parts.constants()
         for module in job.modules:
             held = tree.get(module.name, {})
             tree[module.name] = {path: one for path, one in held.items() if f"{module.name}.{path}" not in left}
-        tree[BASE] = trainer.base.state(job.directory / CHECKPOINTS)
+        tree[BASE] = state.left_out.state(job.directory / CHECKPOINTS)
     return {
-        "tree": {**tree, **other_state(trainer, parts, step)},
+        "tree": {**tree, **other_state(trainer, state, parts, step)},
         "config": job.plain,
         "topology": {module.name: _grid(module.grid) for module in job.modules},
     }

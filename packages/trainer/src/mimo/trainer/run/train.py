@@ -10,20 +10,21 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.hooks import RunError, RunInfo, Stateful, StepInfo, lifecycle
+from mimo.hooks import EvaluationInfo, RunError, RunInfo, Stateful, StepInfo, lifecycle
 from mimo.launch import ProcessInfo
 from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.toml import write_config
 from mimo.trainer.job.job import Job
 from mimo.trainer.report.predictions import Predictions
+from mimo.trainer.rerun.driver import RerunDriver
 from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.resume.attempt import last_attempt, note_begin
-from mimo.trainer.resume.chain import find_base
 from mimo.trainer.resume.compatibility import check_source
-from mimo.trainer.resume.load import resume
+from mimo.trainer.resume.load import Resumed, begin, resume
 from mimo.trainer.resume.resume_point import Source, find_source, share_source
 from mimo.trainer.resume.save import Saving
 from mimo.trainer.run.end import end_run, report_failures
+from mimo.trainer.step.evaluator import Evaluation
 from mimo.trainer.step.trainer import Trainer
 
 
@@ -40,7 +41,7 @@ def train(job: Job, process: ProcessInfo) -> StepInfo | None:
         rank=process.rank,
         device=torch.device(process.device),
         progress=progress,
-        machine=machine,
+        probe=machine.recorder,
         objects=process.objects,
     )
     progress.enter("loading")
@@ -57,34 +58,34 @@ def train(job: Job, process: ProcessInfo) -> StepInfo | None:
     )
     plugins = lifecycle([machine])
     parts = plugins.state(run)
-    if source is not None:
-        run = attrs.evolve(run, loaded=_load(trainer, machine, parts, source))
+    if source is None:
+        state = begin(trainer)
     else:
-        trainer.base = find_base(trainer.constants(), (), settings, group=process.objects)
+        resumed = _load(trainer, machine, parts, source)
+        run, state = attrs.evolve(run, loaded=resumed.summary), resumed.state
     del source  # its manifest may be large
     if process.rank == 0:
         _note_begin(job)
     dist.barrier(group=process.objects)
-    saving = Saving(trainer, parts, partial(plugins.save_failed, run))
+    saving = Saving(trainer, state, parts, partial(plugins.save_failed, run))
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
+    driver = RerunDriver(machine, trainer)
     last_step: StepInfo | None = None
     try:
         plugins.run_begin(run)
         for step in range(run.first_step, settings.run.steps + 1):
             progress.enter(f"step {step}")
             plugins.step_begin(run, step)
-            last_step = trainer.train(step)
+            outcome = driver.train(step)
+            last_step = outcome.info
             plugins.step_end(run, last_step)
             saving.report(step)
-            last, stops = step == settings.run.steps, trainer.stops
+            last, stops = step == settings.run.steps, outcome.stops
             if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
                 progress.enter(f"evaluation after step {step}")
-                evaluation = trainer.evaluate(step)
+                evaluation = trainer.evaluate_with_predictions(step)
                 if evaluation is not None:
-                    if trainer.judges_first:
-                        predictions = Predictions(job, tuple(trainer.written))
-                        evaluation = attrs.evolve(evaluation, predictions=predictions)
-                    plugins.evaluated(run, evaluation)
+                    plugins.evaluated(run, _with_predictions(job, evaluation))
             if last or stops or _is_due(step, settings.checkpoint.interval):
                 progress.enter(f"saving step {step}")
                 saving.save(step, now=last or stops)
@@ -105,8 +106,8 @@ def _find(job: Job, process: ProcessInfo) -> Source | None:
     return share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
 
 
-def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> str:
-    """Load what the run starts from, and return a description of it."""
+def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> Resumed:
+    """Load what a run begins with."""
     check_source(trainer.job, source)
     if not source.finetunes:
         machine.expect(source.manifest, source.folder)
@@ -128,6 +129,13 @@ def _note_begin(job: Job) -> None:
         raise RunError(
             str(job.directory), expected="settings and plan of the run to be written", got=str(error), fix="Make room."
         ) from error
+
+
+def _with_predictions(job: Job, evaluation: Evaluation) -> EvaluationInfo:
+    """Return what plugins are handed of an evaluation: with predictions, on the rank that has the first samples."""
+    if not evaluation.has_first:
+        return evaluation.info
+    return attrs.evolve(evaluation.info, predictions=Predictions(job, evaluation.predictions))
 
 
 def _is_due(step: int, interval: int) -> bool:

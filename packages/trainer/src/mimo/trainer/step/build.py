@@ -9,7 +9,9 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from mimo.hooks import StateTree
 from mimo.launch import group_timeout
 from mimo.model import EncoderSpec
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
@@ -21,20 +23,22 @@ from mimo.topology.meshes import Meshes
 from mimo.trainer.cost.parameter_names import check_patterns_of
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype, make_scaling
-from mimo.trainer.step.probe import Witness
-from mimo.trainer.step.programs import COUNTS, EncoderProgram, LanguageProgram, Program
+from mimo.trainer.step.encoder_program import EncoderProgram
+from mimo.trainer.step.language_program import LanguageProgram
+from mimo.trainer.step.probe import StepProbe
+from mimo.trainer.step.program import COUNTS, Program
 
 
-class Assembly:
+class RankParts:
     """The parts of one rank. Make it on every rank of the world, since groups and channels are made by all.
 
     Args:
         job: the same on every rank.
         rank: this process.
         device: where this rank computes.
-        told: sums that travel with the ranks' agreement, by name with the number of their values.
-        witness: sees what the stages compute while they train; None for nobody.
-        progress: is told whom this rank waits for.
+        extra_sums: what ranks sum beside losses and counts in the step's one message: names and lengths, in its order.
+        probe: records what the stages compute while they train; None for none.
+        progress: takes note of whom this rank waits for.
 
     Attributes:
         model: this rank's stages.
@@ -49,8 +53,8 @@ class Assembly:
         *,
         rank: int,
         device: torch.device,
-        told: Mapping[str, int],
-        witness: Witness | None = None,
+        extra_sums: Mapping[str, int],
+        probe: StepProbe | None = None,
         progress: Progress | None = None,
     ) -> None:
         if job.train is not None:
@@ -58,13 +62,13 @@ class Assembly:
         self.job = job
         self.rank = rank
         self._device = device
-        self._witness = witness
+        self._probe = probe
         self._progress = progress
         timeout = group_timeout(job.settings.run.timeout)
         self._meshes = Meshes(job.model_graph, rank=rank, device_type=device.type, timeout=timeout)
         self._role = job.graph.role(rank)
         self.model = self._model()
-        self.optimizer = self._optimizer(told)
+        self.optimizer = self._optimizer(extra_sums)
         self.programs: dict[StageId, Program] = {stage: self.program(stage) for stage in self._role.stages}
         channels = open_channels(job.graph, device=device, timeout=timeout)
         self.boundaries = {
@@ -115,7 +119,7 @@ class Assembly:
             rows=self._meshes.axes_group(grid, ROW_AXES),
         )
 
-    def _optimizer(self, told: Mapping[str, int]) -> MimoOptimizer:
+    def _optimizer(self, extra_sums: Mapping[str, int]) -> MimoOptimizer:
         job = self.job
         laid_out = [
             LaidOut.of(
@@ -135,7 +139,7 @@ class Assembly:
             clips=job.settings.optimizer.clip_groups,
             clip_groups={module.name: module.optimizer.rules.clip_groups for module in job.modules},
             counts=COUNTS,
-            extra_sums=told,
+            extra_sums=extra_sums,
             counts_zeros=job.settings.logging.zero_gradients,
             scaling=make_scaling(job.settings.run),
             meshes=self._meshes,
@@ -158,9 +162,9 @@ class Assembly:
             experts=part.experts,
             whole=part.whole,
         )
-        if self._witness is None:
+        if self._probe is None:
             return found
-        return attrs.evolve(found, observe=partial(self._witness.see_gradients, part.name))
+        return attrs.evolve(found, observe=partial(self._probe.record_gradients, part.name))
 
     def program(self, stage: StageId) -> Program:
         """Return what one of this rank's stages does; the model and the optimizer stand by then."""
@@ -178,7 +182,7 @@ class Assembly:
             context=self._meshes.axes_group(module.grid, ("cp",)),
             tensor=self._meshes.axes_group(module.grid, ("tp",)),
             device=self._device,
-            witness=self._witness,
+            probe=self._probe,
         )
 
     def _boundary(self, edge: Edge, channels: Any) -> Boundary:
@@ -198,3 +202,30 @@ class Assembly:
         if stage not in self._role.stages:
             return None
         return self._meshes.axes_group(self.job.module(stage.module).grid, ("tp",))
+
+    def model_state(self) -> dict[str, StateTree]:
+        """Return the parameters and persistent buffers by module and path; parameters are views, filled in place."""
+        buffers = self.buffers()
+        return {
+            module: {
+                **{name.removeprefix(f"{module}."): value.detach() for name, value in weights.items()},
+                **buffers[module],
+            }
+            for module, weights in self.optimizer.weights().items()
+        }
+
+    def buffers(self) -> dict[str, dict[str, Tensor]]:
+        """Return the persistent buffers by module and path."""
+        return {
+            module: {
+                name.removeprefix(f"{module}."): buffer
+                for part in self.model.parts_of(module)
+                for name, buffer in part.buffers.items()
+            }
+            for module in self.optimizer.modules
+        }
+
+    def constants(self) -> frozenset[str]:
+        """Return the names of the parameters here that nothing changes."""
+        parts = [module.part for module in self.optimizer.modules.values()]
+        return frozenset(name for part in parts for name in part.frozen.keys() - part.whole)

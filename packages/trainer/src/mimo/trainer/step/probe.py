@@ -1,32 +1,30 @@
-"""What one rank sees of its own computations in one run of a step, so that two runs can be told apart.
+"""What may be recorded of the computations of a step, and how its one message carries it to all ranks.
 
-Each number is one pass over small data and stays where it was computed: nothing is waited for until somebody asks.
-R rows, H columns.
+A `StepProbe` sees the rows, losses and gradients of one rank as they are computed. The trainer works without one.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import attrs
-import torch
 from torch import Tensor
 
 from mimo.optimizer import Sums
-from mimo.topology import StageId
-from mimo.trainer.config.rerun_settings import InjectSettings, Spoiled
+from mimo.topology import ModuleGraph, StageId
 
 Kind: TypeAlias = Literal["forward", "loss", "backward", "tied", "gradients"]
 """The rows of a pass; its loss; the gradients that it sends back; gradients of parameters, before they are summed over
 stages, and over lanes."""
 
+PASSES = "rerun.passes"
+"""Name of the recorded sums in the step's message."""
+
 
 @attrs.frozen(kw_only=True)
-class Deed:
-    """Something that a rank did in a step; ``microbatches`` are those of a pass, and none for gradients."""
+class Computation:
+    """Something that a rank computed in a step; ``microbatches`` are those of a pass, and none for gradients."""
 
     kind: Kind
     module: str
@@ -34,226 +32,55 @@ class Deed:
     microbatches: tuple[int, ...] = ()
 
 
-_TINY = 2.0**-50
-"""Norms from here on lose nothing of squares that float32 can't hold, being too small."""
-POWER = 8
-"""Of what passes come to, in sums that all ranks add to. The largest of all passes is no sum, but the eighth root of
-the sum of eighth powers is at least that, and at most 3.2 times that for 10,000 passes. The eighth power of every
-normal number of float32 is a normal one of float64, the largest (2^128 - 2^104) and the least (2^-126) included."""
-
-
-class Injector:
-    """Spoils numbers where settings say so.
-
-    Args:
-        settings: what, where and when.
-        rank: this rank.
-        device: the identity of what it computes on.
-    """
-
-    def __init__(self, settings: InjectSettings, *, rank: int, device: str) -> None:
-        self._settings = settings
-        self._left = settings.times or None
-        self._is_here = settings.step > 0 and settings.rank == rank and settings.device in ("", device)
-        self._spoils = False
-
-    def begin(self) -> None:
-        """Take note that a run of some step begins."""
-        if self._spoils and self._left is not None:
-            self._left -= 1
-        self._spoils = False
-
-    def spoil(self, what: Spoiled, value: Tensor) -> Tensor:
-        """Return what is to be taken for ``value``."""
-        return value * (self._settings.factor or float("nan")) if what == self._settings.what else value
-
-    def reaches(self, rows: Tensor) -> bool:
-        """Tell whether what is to be spoiled of a pass is there: the tower of an encoder has no gradients."""
-        return self._settings.what == "forward" or rows.requires_grad
-
-    def meets(self, step: int, module: str, microbatches: Sequence[int]) -> bool:
-        """Tell whether a pass is to be spoiled."""
-        wanted = self._settings
-        found = (
-            self._is_here
-            and self._left != 0
-            and (step, module) == (wanted.step, wanted.module)
-            and wanted.microbatch in microbatches
-        )
-        self._spoils = self._spoils or found
-        return found
-
-
-@attrs.define(kw_only=True)
-class _Norms:
-    """The norms of the parts of something, in float64, and how many elements these parts have."""
-
-    parts: list[Tensor] = attrs.field(factory=list)
-    elements: int = 0
-
-
-class Witness:
-    """Sees what this rank computes while it trains.
-
-    Args:
-        microbatches: of a step; those that a module makes ahead count on from there.
-        injector: spoils what is seen.
-    """
-
-    def __init__(self, *, microbatches: int, injector: Injector) -> None:
-        self._microbatches = microbatches
-        self._injector = injector
-        self._now: dict[Deed, _Norms] = {}
-        self._ahead: dict[Deed, _Norms] = {}
-        self._steps: tuple[int | None, int | None] = (None, None)
+class StepProbe(Protocol):
+    """Records what one rank computes while it trains."""
 
     def begin(self, step: int | None, ahead: int | None) -> None:
-        """Begin to see a run of ``step``, in which some of step ``ahead`` is made; forget all but what was made for it.
+        """Begin to record a run of ``step``; what was recorded before is dropped, but for what was made ahead for it.
 
         Args:
-            step: None where only something of the other is made.
-            ahead: None for none.
+            step: None where only something of the following step is made.
+            ahead: the following step, of which some is made in this run; None for none.
         """
-        self._injector.begin()
-        self._now = self._ahead if step is not None and self._steps[1] == step else {}
-        self._ahead = {}
-        self._steps = (step, ahead)
+        ...
 
-    def see_pass(
+    def record_pass(
         self, stage: StageId, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor], rows: Tensor
     ) -> Tensor:
-        """See the rows [R, H] of a forward, and in its backward the gradients of its inputs; return the rows."""
-        is_ahead = microbatches[0] >= self._microbatches
-        step = self._steps[is_ahead]
-        if step is None:
-            return rows
-        served = tuple(one - self._microbatches * is_ahead for one in microbatches)
-        if self._injector.reaches(rows) and self._injector.meets(step, stage.module, served):
-            rows = self._injector.spoil("forward", rows)
-            if rows.requires_grad:
-                rows.register_hook(partial(self._injector.spoil, "gradient"))
-        deed = Deed(kind="forward", module=stage.module, stage=stage.stage, microbatches=served)
-        self._note(deed, rows, ahead=is_ahead)
-        back = attrs.evolve(deed, kind="backward")
-        for value in inputs.values():
-            if value.requires_grad:
-                value.register_hook(partial(self._note, back))
-        return rows
+        """Record the rows [R, H] of a forward, and in its backward the gradients of its inputs.
 
-    def see_loss(self, stage: StageId, microbatches: tuple[int, ...], loss: Tensor) -> None:
-        """See the loss of a pass."""
-        if self._steps[0] is not None:
-            deed = Deed(kind="loss", module=stage.module, stage=stage.stage, microbatches=microbatches)
-            self._note(deed, loss)
+        Returns:
+            The rows that the stage sends.
+        """
+        ...
 
-    def see_gradients(self, module: str, sums: Sums, stages: Sequence[int], gradients: Sequence[Tensor]) -> None:
-        """See this rank's own gradients of parameters, as `mimo.optimizer.ModuleParameters.observe` says."""
-        if self._steps[0] is not None and gradients:
-            deed = Deed(kind="gradients" if sums == "lanes" else "tied", module=module, stage=min(stages))
-            norms = torch._foreach_norm(list(gradients))  # noqa: SLF001 - what torch.nn.utils calls too
-            elements = sum(gradient.numel() for gradient in gradients)
-            self._note(deed, torch.stack([norm.float() for norm in norms]), elements=elements)
+    def record_loss(self, stage: StageId, microbatches: tuple[int, ...], loss: Tensor) -> None:
+        """Record the loss of a pass."""
+        ...
 
-    @torch.no_grad()
-    def _note(self, deed: Deed, value: Tensor, *, ahead: bool = False, elements: int | None = None) -> None:
-        notes = self._ahead if ahead else self._now
-        found = notes.setdefault(deed, _Norms())
-        found.parts.append(norm_of(value.detach(), waits=value.device.type != "cpu"))
-        found.elements += value.numel() if elements is None else elements
+    def record_gradients(self, module: str, sums: Sums, stages: Sequence[int], gradients: Sequence[Tensor]) -> None:
+        """Record this rank's own gradients of parameters, as `mimo.optimizer.ModuleParameters.observe` says."""
+        ...
 
-    def stacked(self) -> tuple[tuple[Deed, ...], Tensor]:
-        """Return what was seen of the last run: deeds, and the norm [N] of each; the host waits for nothing."""
-        norms = [
-            notes.parts[0] if len(notes.parts) == 1 else torch.linalg.vector_norm(torch.stack(notes.parts))
-            for notes in self._now.values()
-        ]
-        return tuple(self._now), torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
-
-    @torch.no_grad()
-    def sums(self, wanted: Sequence[Deed], *, loss_scale: float) -> Tensor:
-        """Return what this rank adds to the sums [C] of all ranks: `POWER` of what each pass comes to.
-
-        A pass comes to the norm of its rows over the square root of how many elements they have, one without any to 0.
+    def sums(self, wanted: Sequence[Computation], *, loss_scale: float) -> Tensor:
+        """Return what this rank adds to the sums [C] of all ranks.
 
         Args:
             wanted: without microbatches, in the order of the sums.
             loss_scale: by which gradients are too large.
         """
-        places = {deed: place for place, deed in enumerate(wanted)}
-        _, norms = self.stacked()
-        rooted, at, found = [], [], []
-        for index, (deed, notes) in enumerate(self._now.items()):
-            place = places.get(Deed(kind=deed.kind, module=deed.module, stage=deed.stage))
-            if place is not None and notes.elements:
-                rooted.append(_root(deed, notes.elements, loss_scale))
-                at.append(place)
-                found.append(index)
-        total = torch.zeros(len(wanted), dtype=torch.float64, device=norms.device)
-        if found:
-            by = torch.tensor(rooted, dtype=torch.float64).to(norms.device, non_blocking=True)
-            where = torch.tensor([found, at]).to(norms.device, non_blocking=True)
-            total.index_add_(0, where[1], (norms[where[0]] / by) ** POWER)
-        return total
-
-    def sizes(self, *, loss_scale: float) -> dict[Deed, float]:
-        """Return what each pass came to, for which the device is waited for."""
-        found = {}
-        for (deed, norm), notes in zip(self.values().items(), self._now.values(), strict=True):
-            if notes.elements:
-                found[deed] = norm / _root(deed, notes.elements, loss_scale)
-        return found
-
-    def values(self) -> dict[Deed, float]:
-        """Return the same as numbers, for which the device is waited for."""
-        deeds, norms = self.stacked()
-        return dict(zip(deeds, norms.tolist(), strict=True))
+        ...
 
 
-def _root(deed: Deed, elements: int, loss_scale: float) -> float:
-    """Return what a norm is divided by, so that passes of any size and scale of the loss can be compared."""
-    return math.sqrt(elements) * (1.0 if deed.kind == "forward" else loss_scale)
-
-
-def norm_of(value: Tensor, *, waits: bool) -> Tensor:
-    """Return the norm of a tensor of any shape in float64; not finite only if one of its elements isn't.
-
-    Squares are added up in float32, which is fast and fails from 2^64 on, and for what is tiny. Such a norm is taken
-    anew in float64 where its value is at hand; otherwise, as the host is to wait for nothing, the largest element
-    stands for it.
+def computations(graph: ModuleGraph) -> tuple[Computation, ...]:
+    """Return the computations that the step's message has sums of, in the order in which a step does them.
 
     Args:
-        value: of floating numbers.
-        waits: whether the host would have to wait for values.
+        graph: modules as they are built; those without a seam count one stage more, of which the sum is 0, so that the
+            step's message has the same length whether an encoder is divided at its seam or not.
     """
-    norm: Tensor = torch.linalg.vector_norm(value, dtype=torch.float32).double()
-    if waits and value.numel():
-        holds = norm.isfinite() & (norm > _TINY)
-        norm = torch.where(holds, norm, torch.linalg.vector_norm(value, math.inf).double())
-    elif not waits and not _TINY < norm.item() < math.inf:
-        norm = torch.linalg.vector_norm(value, dtype=torch.float64)
-    return norm
-
-
-class Bounds:
-    """The largest that each deed's norm has been of late, on the device.
-
-    Args:
-        steps: after as many, what was larger before counts half.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self._decay = 0.5 ** (1 / steps)
-        self._deeds: tuple[Deed, ...] = ()
-        self._largest = torch.zeros(0)
-
-    def add(self, witness: Witness) -> None:
-        """Take in the step that was accepted."""
-        deeds, norms = witness.stacked()
-        if deeds == self._deeds:
-            self._largest = torch.maximum(self._largest * self._decay, norms)
-        else:
-            self._deeds, self._largest = deeds, norms
-
-    def values(self) -> dict[Deed, float]:
-        """Return them by deed, for which the device is waited for."""
-        return dict(zip(self._deeds, self._largest.tolist(), strict=True))
+    modules = map(graph.by_name.__getitem__, graph.order)
+    stages = [StageId(module.name, stage) for module in modules for stage in range(module.stages + (not module.seam))]
+    forward = tuple(Computation(kind="forward", module=stage.module, stage=stage.stage) for stage in stages)
+    backward = tuple(attrs.evolve(computation, kind="backward") for computation in reversed(forward))
+    return (*forward, *backward, *(attrs.evolve(computation, kind="gradients") for computation in backward))

@@ -57,11 +57,11 @@ class Tracer:
         self._clock = time.perf_counter()
         return Record()
 
-    def end(self, step: int, record: Record | None, half: PlanPhase = "both") -> None:
-        """Gather what the ranks took down of a traced step, which did ``half`` of the plan, and write it on rank 0."""
+    def end(self, step: int, record: Record | None, phase: PlanPhase = "both") -> None:
+        """Gather what the ranks took down of a traced step, which did ``phase`` of the plan, and write it on rank 0."""
         if record is None:
             return
-        plan = self._job.plan.phase(half)
+        plan = self._job.plan.phase(phase)
         longest = max(len(actor.actions) for actor in plan.actors)
         mine = torch.zeros(1 + longest, _TIMES, dtype=torch.float64)  # the first row is about the clock
         mine[0] = torch.tensor([_machine(), self._clock, 0.0], dtype=torch.float64)

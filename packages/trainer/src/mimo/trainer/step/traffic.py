@@ -75,11 +75,11 @@ class TrafficReport:
         self._names = {edge.name: f"edges.{edge.name}" for edge in edges}
 
     @property
-    def told(self) -> Mapping[str, int]:
-        """Names of the sums, and how many values each has; none where nobody asked for edges."""
+    def extra_sums(self) -> Mapping[str, int]:
+        """Names of the sums, and how many values each has; none where settings do not log edges."""
         return dict.fromkeys(self._names.values(), self._world * len(_KEYS))
 
-    def tell(self, sent: Mapping[str, Traffic]) -> Mapping[str, Tensor]:
+    def share(self, sent: Mapping[str, Traffic]) -> Mapping[str, Tensor]:
         """Return this rank's part of the sums: what it has sent on its edges."""
         found = {}
         for edge, name in self._names.items():
@@ -89,9 +89,9 @@ class TrafficReport:
                 found[name] = values.flatten()
         return found
 
-    def read(self, told: Mapping[str, Tensor]) -> Mapping[str, EdgeTraffic]:
+    def read(self, sums: Mapping[str, Tensor]) -> Mapping[str, EdgeTraffic]:
         """Return the sums of all ranks by edge."""
-        return {edge: _by_key(told[name].view(-1, len(_KEYS)).long().tolist()) for edge, name in self._names.items()}
+        return {edge: _by_key(sums[name].view(-1, len(_KEYS)).long().tolist()) for edge, name in self._names.items()}
 
 
 def _by_key(by_rank: Iterable[Iterable[int]]) -> EdgeTraffic:

@@ -1,0 +1,139 @@
+"""What a stage of an encoder does in a plan: items in, rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo.data import PlacedItem
+from mimo.hooks import RunError, UserError
+from mimo.topology import Coordinates, Edge
+from mimo.trainer.batch.row_layout import held_rows
+from mimo.trainer.batch.step_data import Microbatch, StepData
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.precision import compute_dtype
+from mimo.trainer.step.program import Program
+
+_ITEMS_SHOWN = 4
+Item: TypeAlias = Mapping[str, Tensor]
+"""What an encoder plugin prepares of an item: tensors by name."""
+
+
+class EncoderProgram(Program):
+    """A stage of an encoder: items in, rows out.
+
+    Attributes:
+        fault: why items of the following step can't be encoded. It is for that step to raise, and until then zeros
+            stand for their rows.
+    """
+
+    fault: UserError | None = None
+
+    def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
+        """Take the samples of the step to come, as `Program.begin` says."""
+        super().begin(data, scores=scores, following=following)
+        self.fault = None
+        if self.job.graph.by_name[self.stage.module].prefetch and not scores:
+            self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.microbatches)
+
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Encode the items of this lane."""
+        batches = [self._microbatches[microbatch] for microbatch in microbatches]
+        is_ahead = microbatches[0] >= len(self.data.microbatches)
+        if not is_ahead:
+            rows, items = self._encode(batches, self._prepare(batches), inputs)
+            self._rows += self._count(items)
+            return self._outputs(self._recorded(microbatches, inputs, rows))
+        prepared = None
+        try:
+            prepared = self._prepare(batches)
+        except UserError as fault:
+            self.fault = self.fault or fault
+        if self._all_have(prepared):
+            try:
+                rows, _ = self._encode(batches, prepared or [], inputs)
+                return self._outputs(self._recorded(microbatches, inputs, rows))
+            except UserError as fault:
+                self.fault = self.fault or fault
+        return {edge.name: self._nothing(edge, batches) for edge in self._edges}
+
+    def _all_have(self, prepared: Sequence[Item] | None) -> bool:
+        """Tell whether every rank that computes with this one has its items, so that none waits for it inside."""
+        if not self.part.stage.is_first:
+            return True
+        lacks = torch.tensor([prepared is None], dtype=torch.int32, device=self.device)
+        for group in (self._tensor, self._context):
+            if group.size() > 1:
+                dist.all_reduce(lacks, op=dist.ReduceOp.MAX, group=group)
+        return not lacks.item()
+
+    def _nothing(self, edge: Edge, batches: Sequence[Microbatch]) -> Tensor:
+        """Return zeros in the place of what this rank would send."""
+        rows = sum(batch.route(edge, self._rank).held for batch in batches)
+        return torch.zeros((rows, self.job.width(edge)), dtype=self._dtype, device=self.device)
+
+    def _count(self, items: Sequence[PlacedItem]) -> int:
+        """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""
+        counts = self.part.stage.is_last and self.place.tp == 0 and self.place.cp == 0
+        return sum(item.rows for item in items) if counts else 0
+
+    def _prepare(self, batches: Sequence[Microbatch]) -> list[Item]:
+        """Decode the items of a pass, where they enter the encoder."""
+        if not self.part.stage.is_first:
+            return []
+        items = (item for batch in batches for item in batch.prepare(self.module, self.place.dp))
+        return [on_device(item, self.job, self.device) for item in items]
+
+    def _encode(
+        self, batches: Sequence[Microbatch], prepared: Sequence[Item], inputs: Mapping[str, Tensor]
+    ) -> tuple[Tensor, list[PlacedItem]]:
+        """Return this rank's rows of a pass, and the items that they are of."""
+        items = [item for batch in batches for item in batch.items(self.module, self.place.dp)]
+        hidden = next(iter(inputs.values()), None)
+        rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
+        if self.part.stage.is_last:
+            rows = take_rows(self.job, self.module, items, rows, self.place)
+        return rows, items
+
+
+def take_rows(
+    job: Job, module: JobModule, items: Sequence[PlacedItem], rows: Tensor, place: Coordinates | None = None
+) -> Tensor:
+    """Return an encoder's rows without padding.
+
+    Args:
+        job: the whole.
+        module: the encoder.
+        items: that it read.
+        rows: what its last stage returned: all rows of the items, or its slice of them.
+        place: where this rank stands in the module's grid; None where it is alone.
+
+    Raises:
+        RunError: it returned another number of rows than it said; modality, samples and both counts are named.
+    """
+    total = sum(item.rows for item in items)
+    held, padded = (range(total), total) if place is None else held_rows(module, place, total)
+    if tuple(rows.shape) != (padded, job.hidden):
+        counts = ", ".join(
+            f"{item.rows} for item {item.info.index} of sample {item.info.sample} of size {item.info.size}"
+            for item in items[:_ITEMS_SHOWN]
+        ) + (", ..." if len(items) > _ITEMS_SHOWN else "")
+        raise RunError(
+            f"modules.{module.name}",
+            expected=f"{padded} rows of width {job.hidden} for {len(items)} items of modality {module.modality!r}, "
+            f"one for each of their placeholders, as rows() of encoder {module.spec.name!r} said ({counts})",
+            got=f"a tensor of shape {tuple(rows.shape)} from its forward()",
+            fix="Make them agree.",
+        )
+    return rows[: len(held)]
+
+
+def on_device(item: Item, job: Job, device: torch.device) -> Item:
+    """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
+    precision = job.settings.run.precision
+    dtype = None if precision == "fp32" else compute_dtype(precision)
+    return {name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in item.items()}

@@ -1,0 +1,102 @@
+"""Evaluation: the held-out samples through the training path, without backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import torch
+
+from mimo.data import Dataset
+from mimo.hooks import EvaluationInfo
+from mimo.launch import Heartbeat
+from mimo.optimizer.runtime import LocalStats, ReducedStats
+from mimo.trainer.batch.digest import check_length, difference
+from mimo.trainer.batch.route_cache import RouteCache
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.job.job import Job
+from mimo.trainer.step.plan_runner import PlanRunner
+from mimo.trainer.step.predictions import Prediction
+
+
+@attrs.frozen(kw_only=True)
+class Evaluation:
+    """Result of one evaluation.
+
+    Args:
+        info: what all ranks agree on.
+        predictions: for the samples that this rank has scored; other ranks have those of other samples.
+        has_first: whether the first samples are among them.
+    """
+
+    info: EvaluationInfo
+    predictions: tuple[Prediction, ...]
+    has_first: bool
+
+
+@attrs.frozen(kw_only=True)
+class Evaluator:
+    """Evaluates a job on one rank; call it on every rank of the world.
+
+    Args:
+        job: the same on every rank.
+        rank: this process.
+        device: where this rank computes.
+        runner: runs plans.
+        digest: of samples returns what ranks compare.
+        reduce: sums over all ranks.
+        routes: found in earlier batches.
+        progress: where this rank reports what it does.
+    """
+
+    job: Job
+    rank: int
+    device: torch.device
+    runner: PlanRunner
+    digest: Callable[[StepData], tuple[int, ...] | None]
+    reduce: Callable[[LocalStats], ReducedStats]
+    routes: RouteCache
+    progress: Heartbeat
+
+    @torch.no_grad()
+    def run(self, step: int) -> Evaluation | None:
+        """Evaluate the weights after ``step``; None where nothing is held out.
+
+        Raises:
+            DataError: ranks do not hold the same samples, or not equally many.
+        """
+        job = self.job
+        if job.evaluation is None:
+            return None
+        check_length(len(job.evaluation), where="evaluation", device=self.device)
+        if not len(job.evaluation):
+            return None
+        share, predictions = LocalStats(), list[Prediction]()
+        for samples in _batches(job.evaluation, job.settings.evaluation_batch):
+            share += self.runner.evaluate(self._cut(job.evaluation, samples))
+            predictions += [prediction for program in self.runner.programs for prediction in program.predictions]
+        sums = self.reduce(share)
+        info = EvaluationInfo(
+            step=step,
+            loss=sums.loss / max(sums.label_tokens, 1),
+            exact_match=sums.counts["right"] / max(sums.counts["samples"], 1),
+            samples=sums.counts["samples"],
+        )
+        has_first = bool(predictions) and job.graph.role(self.rank).places[job.language.name].dp == 0
+        return Evaluation(info=info, predictions=tuple(predictions), has_first=has_first)
+
+    def _cut(self, dataset: Dataset, samples: Sequence[int]) -> StepData:
+        """Cut a batch, after all ranks have compared its samples."""
+        data = StepData.cut(
+            self.job, dataset, samples, microbatches=self.job.evaluation_microbatches, routes=self.routes
+        )
+        with self.progress.within(f"{self.progress.doing}, reading samples {samples[0]} to {samples[-1]}"):
+            digest = self.digest(data)
+        if not self.reduce(LocalStats(digest=digest)).digests_equal:
+            raise difference(self.job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)
+        return data
+
+
+def _batches(dataset: Dataset, size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(dataset), size):
+        yield range(start, min(start + size, len(dataset)))

@@ -1,0 +1,148 @@
+"""What a stage of the language model does in a plan: tokens and rows in, losses out at the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mimo.data import NO_LABEL, Packed
+from mimo.hooks import PluginError
+from mimo.model import LanguageModelSpec
+from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis
+from mimo.schedule.runtime import LOSS
+from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.job.job import Job
+from mimo.trainer.step.predictions import gather_ids, predictions_of
+from mimo.trainer.step.program import Program
+
+
+class LanguageProgram(Program):
+    """A stage of the language model: tokens and rows in, losses out at the last."""
+
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Read the packed samples of this lane."""
+        (microbatch,) = microbatches
+        step = self.data.microbatches[microbatch]
+        packed = step.packed(self.place.dp, self.place.cp)
+        batch = language_batch(packed, self.job, self.device, trains=not self._scores)
+        if self.part.stage.is_first:
+            sources = {edge.name: self.job.built(edge.source).module for edge in self.job.graph.inputs(self.stage)}
+            rows = {sources[edge]: value for edge, value in inputs.items()}
+            hidden = self.part.language(batch, rows, None)
+            if self._counts:
+                self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
+            if self._counts and self.place.cp == 0:
+                span = step.owners(self.module).span(self.place.dp)
+                self._truncated += sum(step.layouts[position].truncated for position in span)
+        else:
+            (received,) = inputs.values()
+            hidden = self.part.language(batch, {}, received)
+        hidden = self._recorded(microbatches, inputs, hidden)
+        outputs = {} if self.part.stage.is_last else self._outputs(hidden)
+        losses = list(batch.aux_losses.losses.values())
+        if self.part.stage.is_last:
+            losses.append(self._read(step, packed, hidden, batch))
+        if losses:
+            outputs[LOSS] = self._scaled(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
+            if self._probe is not None and not self._scores:
+                self._probe.record_loss(self.part.id, microbatches, outputs[LOSS])
+        self._enter(batch.aux_losses)
+        return outputs
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss of which the gradient is taken; the optimizer divides by the scale."""
+        scale = 1.0 if self._optimizer is None else self._optimizer.loss_scale
+        return loss if scale == 1.0 else loss * scale
+
+    def _enter(self, aux_losses: AuxLosses) -> None:
+        """Add what a forward entered to the step's.
+
+        Raises:
+            PluginError: the plugin did not announce it, so that other ranks would not know of it.
+        """
+        assert isinstance(self.module.spec, LanguageModelSpec)
+        announced = self.module.spec.aux_losses(self.module.config)
+        sizes = {**dict.fromkeys(announced.losses, 1), **announced.counts}
+        for name, value in (*aux_losses.losses.items(), *aux_losses.counts.items()):
+            if sizes.get(name) != value.numel():
+                raise PluginError(
+                    f"modules.{self.module.name}.plugin",
+                    expected="what its forward enters into the auxiliary losses named by aux_losses of "
+                    f"{self.module.spec.name!r}: {sizes}",
+                    got=f"{name!r} of {value.numel()} values",
+                    fix="Announce its name and the number of its values.",
+                )
+            own = value.detach().double().reshape(-1)
+            self._extra_sums[name] = self._extra_sums[name] + own if name in self._extra_sums else own
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [T, V] of all ids in fp32, on each tensor rank, of what the last stage returned."""
+        assert isinstance(self.module.spec, LanguageModelSpec)
+        axis = TensorAxis(group=self._tensor, rank=self.place.tp, size=self.module.grid.tp)
+        here = self.part.language.logits(hidden).float()
+        return axis.collect(here.t(), self.module.spec.vocabulary(self.module.config)).t()
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this rank, and none of its tensor ranks that hold the same rows, counts them."""
+        return self.place.tp == 0
+
+    def _read(self, step: Microbatch, packed: Packed, hidden: Tensor, batch: LanguageBatch) -> Tensor:
+        """Return the sum of the token losses of this rank's rows, and count and judge them."""
+        loss = self.part.language.losses(hidden, batch.labels, batch.labelled).sum()
+        if self._counts:
+            self._losses.append(loss.detach().double())
+            self._label_tokens += int(np.count_nonzero(packed.labels != NO_LABEL))
+        if self._scores:
+            greedy = self.part.language.greedy(hidden)
+            if self._counts:
+                self._predict(step, greedy)
+        return loss
+
+    def _predict(self, step: Microbatch, greedy: Tensor) -> None:
+        """Put together what the context ranks would write, [T] of each; the first of them judges the samples."""
+        shares = [step.packed(self.place.dp, rank) for rank in range(self.module.grid.cp)]
+        ids = gather_ids(greedy, [len(share.tokens) for share in shares], self._context)
+        if self.place.cp == 0:
+            owned = step.owners(self.module).span(self.place.dp)
+            samples = [step.layouts[position].sample for position in owned]
+            self.predictions += predictions_of(samples, shares, ids)
+
+
+def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bool = True) -> LanguageBatch:
+    """Return packed samples as the language model takes them: tensors, with placeholders by encoder.
+
+    Args:
+        packed: the samples.
+        job: the whole.
+        device: where the tensors go.
+        trains: whether what it is to predict further on is asked too.
+    """
+
+    def tensor(values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return LanguageBatch(
+        tokens=tensor(packed.tokens),
+        labels=tensor(packed.labels),
+        positions=tensor(packed.positions),
+        lengths=packed.lengths,
+        placeholders={
+            module.name: tensor(packed.placeholders[module.modality])
+            for module in job.encoders
+            if module.modality in packed.placeholders
+        },
+        samples=tensor(packed.samples),
+        label_tokens=packed.label_tokens,
+        labelled=tensor(np.flatnonzero(packed.labels != NO_LABEL)),
+        grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
+        mtp_labels=tuple(
+            MtpLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
+            for labels, counts in zip(packed.next_labels, packed.next_counts, strict=True)
+            if trains
+        ),
+    )

@@ -1,0 +1,152 @@
+"""What a pipeline stage does in a plan, of any module: the model and the optimizer behind the executor's protocol."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo.model.runtime import DeferredWeightGrads, Part
+from mimo.optimizer import Phase
+from mimo.optimizer.runtime import LocalStats, MimoOptimizer
+from mimo.topology import Coordinates, Edge, StageId
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.precision import compute_dtype
+from mimo.trainer.step.predictions import Prediction
+from mimo.trainer.step.probe import StepProbe
+
+COUNTS = ("truncated", "right", "samples")
+"""Sums beside loss and rows: samples cut short; of the held-out samples that have labels, those whose every label token
+is the argmax, and all."""
+
+
+class Program(abc.ABC):
+    """One stage of one module on this rank; the same object serves training and evaluation.
+
+    Args:
+        job: the whole.
+        module: the one of it that this is a stage of.
+        part: its parameters and computation on this rank.
+        stage: the stage, as plans name it.
+        rank: this one.
+        place: where this rank stands in the module's grid.
+        outputs: edges that this stage feeds.
+        optimizer: reduces its gradients; None where nothing trains.
+        context: group of the ranks that hold the rest of this rank's samples.
+        tensor: group of the ranks that share this rank's rows.
+        probe: records what it computes while it trains; None for none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        module: JobModule,
+        part: Part,
+        stage: StageId,
+        *,
+        rank: int,
+        place: Coordinates,
+        outputs: Sequence[Edge],
+        optimizer: MimoOptimizer | None,
+        context: dist.ProcessGroup,
+        tensor: dist.ProcessGroup,
+        device: torch.device,
+        probe: StepProbe | None = None,
+    ) -> None:
+        self.job = job
+        self.module = module
+        self.part = part
+        self.stage = stage
+        self.place = place
+        self.device = device
+        self._dtype = compute_dtype(job.settings.run.precision)
+        self._rank = rank
+        self._edges = tuple(outputs)
+        self._optimizer = optimizer
+        self._context = context
+        self._tensor = tensor
+        self._probe = probe
+        self._data: StepData | None = None
+
+    @property
+    def data(self) -> StepData:
+        """The samples of the step that runs."""
+        assert self._data is not None
+        return self._data
+
+    def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
+        """Take the samples of the step to come.
+
+        Args:
+            data: of the step.
+            scores: whether each label is also compared with the argmax.
+            following: samples of the step after it, for what is made ahead.
+        """
+        self._data = data
+        self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
+        self._scores = scores
+        self._losses: list[Tensor] = []
+        self.predictions: list[Prediction] = []
+        self._extra_sums: dict[str, Tensor] = {}
+        self._label_tokens = 0
+        self._rows = 0
+        self._truncated = 0
+
+    def share(self) -> LocalStats:
+        """Return this rank's share of what the step adds up to."""
+        return LocalStats(
+            loss=float(torch.stack(self._losses).sum()) if self._losses else 0.0,
+            label_tokens=self._label_tokens,
+            rows={self.module.name: self._rows},
+            counts={
+                "truncated": self._truncated,
+                "right": sum(prediction.right for prediction in self.predictions),
+                "samples": len(self.predictions),
+            },
+            extra_sums=self._extra_sums,
+        )
+
+    @abc.abstractmethod
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Run a pass, as `StageProgram` says."""
+
+    def _recorded(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Have the probe record the rows of a pass, and return those that the stage sends."""
+        if self._probe is None or self._scores:
+            return rows
+        return self._probe.record_pass(self.part.id, microbatches, inputs, rows)
+
+    def defer_weight_grads(self) -> AbstractContextManager[DeferredWeightGrads]:
+        """Put off weight gradients, as `StageProgram` says."""
+        return self.part.defer_weight_grads()
+
+    def on_compute(self, phase: Phase) -> AbstractContextManager[None]:
+        """Tell the optimizer of a forward or backward, as `StageProgram` says."""
+        assert self._optimizer is not None
+        return self._optimizer.on_compute(self.module.name, self.part.stage.index, phase)
+
+    def on_grad_accumulation(self, deferred: Callable[[], None] | None, *, last: bool) -> AbstractContextManager[None]:
+        """Tell the optimizer of what adds to the gradients, as `StageProgram` says."""
+        assert self._optimizer is not None
+        assert deferred is None or isinstance(deferred, DeferredWeightGrads)
+        return self._optimizer.on_grad_accumulation(self.module.name, self.part.stage.index, deferred, last=last)
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients over the ranks that share the parameters."""
+        assert self._optimizer is not None
+        self._optimizer.reduce(self.module.name, self.part.stage.index)
+
+    def reduce_tied(self) -> None:
+        """Add up the gradients of the parameters that the first and last stage share."""
+        assert self._optimizer is not None
+        self._optimizer.reduce_tied(self.module.name)
+
+    def _outputs(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return rows by edge, in the precision in which they travel."""
+        rows = rows.to(self._dtype)
+        return {edge.name: rows for edge in self._edges}

@@ -1,0 +1,162 @@
+"""What a step came to, as plugins get it: loss, norms, rows, traffic, arithmetic and bytes of optimizers.
+
+PaLM (arXiv:2204.02311), appendix B: model FLOPs utilisation counts what forward and backward need, hardware FLOPs
+utilisation also what is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from mimo.hooks import Flops, OptimizerBytes, StepInfo
+from mimo.model import LanguageModelSpec
+from mimo.optimizer.runtime import MimoOptimizer, StepResult
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.cost.operations import module_operations
+from mimo.trainer.cost.peak import peak_of
+from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.job.job import Job
+from mimo.trainer.step.traffic import TrafficReport
+
+
+class StepReport:
+    """Makes a `StepInfo` of what all ranks have agreed on.
+
+    Args:
+        job: the same on every rank.
+        traffic: reads what the edges carried.
+        device: where this rank computes.
+    """
+
+    def __init__(self, job: Job, *, traffic: TrafficReport, device: torch.device) -> None:
+        assert isinstance(job.language.spec, LanguageModelSpec)
+        self._job = job
+        self._announced = job.language.spec.aux_losses(job.language.config)
+        self._traffic = traffic
+        self._flops = FlopsReport(job, device=device)
+        groups = {group for module in job.modules for group in module.optimizer.rules.clip_groups}
+        # Norms of the other groups are those of modules, or of all.
+        self._groups = tuple(sorted(groups - {"", *(module.name for module in job.modules)}))
+
+    @property
+    def extra_sums(self) -> Mapping[str, int]:
+        """What ranks sum for it beside losses and counts: names and lengths, in the order of the step's message."""
+        return {**dict.fromkeys(self._announced.losses, 1), **self._announced.counts, **self._traffic.extra_sums}
+
+    def of(
+        self,
+        step: int,
+        result: StepResult,
+        data: StepData,
+        *,
+        seconds: float,
+        optimizer_bytes: Mapping[str, OptimizerBytes],
+    ) -> StepInfo:
+        """Return what a step came to.
+
+        Args:
+            step: its number.
+            result: of the update.
+            data: its samples.
+            seconds: that it took.
+            optimizer_bytes: of `add_up_memory`.
+        """
+        job, sums = self._job, result.agreed
+        return StepInfo(
+            step=step,
+            loss=result.loss,
+            grad_norm=result.norm,
+            lr=result.lr,
+            label_tokens=sums.label_tokens,
+            rows=sums.rows,
+            norms=result.norms,
+            seconds=seconds,
+            module_seconds={module.name: sums.seconds[module.name] / len(module.grid.ranks) for module in job.modules},
+            tokens_per_second=sums.rows[job.language.name] / seconds,
+            truncated=sums.counts["truncated"],
+            skipped=result.skipped,
+            losses={name: float(sums.extra_sums[name]) / max(sums.label_tokens, 1) for name in self._announced.losses},
+            counts={name: sums.extra_sums[name].long().tolist() for name in self._announced.counts},
+            edges=self._traffic.read(sums.extra_sums),
+            loss_scale=result.loss_scale,
+            group_norms={group: result.group_norms[group] for group in self._groups},
+            optimizer_bytes=optimizer_bytes,
+            zero_gradients=dict(sums.zeros) if job.settings.logging.zero_gradients else {},
+            flops=self._flops.of(data, label_tokens=sums.label_tokens, seconds=seconds),
+        )
+
+
+class FlopsReport:
+    """Tells the arithmetic of steps, from lengths, labels and sizes that every rank knows: nothing is sent for it.
+
+    Args:
+        job: the same on every rank.
+        device: where this rank computes; all ranks are taken to have the like.
+    """
+
+    def __init__(self, job: Job, *, device: torch.device) -> None:
+        self._job = job
+        self._peak = peak_of(job.settings.run, device)
+        self._modules = [module for module in job.modules if module.spec.flops is not None]
+
+    def of(self, data: StepData, *, label_tokens: int, seconds: float) -> Mapping[str, Flops]:
+        """Return by module what a step comes to; a module whose plugin does not tell is left out.
+
+        Args:
+            data: its samples.
+            label_tokens: of them all, as the ranks have agreed on.
+            seconds: that the step took.
+        """
+        layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
+        samples = SampleStats.of_layouts(self._job, layouts, labels=label_tokens)
+        return {
+            module.name: self._flops(module.name, samples, seconds * len(module.grid.ranks)) for module in self._modules
+        }
+
+    def _flops(self, module: str, samples: SampleStats, seconds: float) -> Flops:
+        """Return what a module comes to whose ranks have spent so many seconds, all of them together."""
+        done = module_operations(self._job, module, samples)
+        model = done.forward + done.backward
+        hardware = model + done.repeated
+        return Flops(
+            model_operations=model,
+            hardware_operations=hardware,
+            model_flops=model / seconds,
+            hardware_flops=hardware / seconds,
+            mfu=model / seconds / self._peak if self._peak else None,
+            hfu=hardware / seconds / self._peak if self._peak else None,
+        )
+
+
+def add_up_memory(job: Job, optimizer: MimoOptimizer, *, device: torch.device) -> Mapping[str, OptimizerBytes]:
+    """Return what a module's optimizers hold on all its ranks together, by module; called on all ranks.
+
+    It does not travel with the ranks' agreement on each step: a longer message would be summed in another order, and
+    the norm in it be another one in its last bit.
+
+    Args:
+        job: the same on every rank.
+        optimizer: this rank's, as it was made: what it holds then it keeps.
+        device: where the process group works.
+    """
+    choices = {module.name: module.optimizer for module in job.modules}
+    names = [
+        name
+        for name, choice in choices.items()
+        if any(spec.memory for spec in (choice.spec, *(pattern.rule.spec for pattern in choice.patterns)))
+    ]
+    if not names:
+        return {}
+    found = torch.zeros(len(names), len(attrs.fields(OptimizerBytes)), dtype=torch.int64)
+    for row, name in zip(found, names, strict=True):
+        for stepper in optimizer.modules[name].steppers if name in optimizer.modules else ():
+            if stepper.rule.spec.memory is not None:
+                row.add_(torch.tensor(attrs.astuple(stepper.rule.spec.memory(stepper.optimizer))))
+    found = found.to(device)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(found)
+    return {name: OptimizerBytes(*row) for name, row in zip(names, found.tolist(), strict=True)}
