@@ -21,7 +21,7 @@ from mimo.optimizer.runtime import ReducedStats, StepDecision
 from mimo.topology import StageId
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.rerun.comparison import Order, Where, relative_difference
-from mimo.trainer.rerun.pending import Waiting
+from mimo.trainer.rerun.pending import PendingStep
 from mimo.trainer.rerun.recorder import POWER, Bounds, Injector, NormRecorder
 from mimo.trainer.runtime import EXAMPLE, RERUN_FILE, InjectSettings, RerunDriver, RerunSettings, RerunStateMachine
 from mimo.trainer.step.probe import PASSES, Computation
@@ -119,7 +119,7 @@ def test_what_it_knows_goes_through_a_checkpoint() -> None:
 
 def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
     """Else it is its layout that is told first, then that it has no device for each rank."""
-    saved = Waiting(
+    saved = PendingStep(
         step=3,
         layout="other",
         reason="",
@@ -294,7 +294,7 @@ def test_what_is_made_of_runs_that_come_to_this(tmp_path: Path, run_ranks: Calla
 
 def test_a_suspect_is_cleared_by_devices_that_none_of_them_had() -> None:
     """Those that have swapped theirs, or gone back, have the bad one among them still; others don't count."""
-    waiting = Waiting(
+    waiting = PendingStep(
         step=4,
         layout="",
         reason="",

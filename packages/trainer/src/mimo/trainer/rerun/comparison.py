@@ -20,7 +20,7 @@ from mimo.trainer.step.probe import Computation
 
 
 @attrs.frozen(kw_only=True)
-class Run:
+class StepRun:
     """What one run of a step came to.
 
     Args:
@@ -36,7 +36,7 @@ class Run:
     passes: Anomaly | None = None
 
     @classmethod
-    def of(cls, proposed: StepDecision, evidence: Mapping[Computation, float], verdict: str | Anomaly) -> Run:
+    def of(cls, proposed: StepDecision, evidence: Mapping[Computation, float], verdict: str | Anomaly) -> StepRun:
         """Return the run that came to what is proposed, with why it can't be right."""
         values = {"loss": proposed.loss, "grad_norm": proposed.norm}
         values |= {f"norms.{name}": norm for name, norm in proposed.norms.items()}
@@ -54,7 +54,7 @@ def relative_difference(one: float, other: float) -> float:
     return abs(one - other) / max(abs(one), abs(other))
 
 
-def relative_differences(one: Run, other: Run) -> dict[Computation, float]:
+def relative_differences(one: StepRun, other: StepRun) -> dict[Computation, float]:
     """Return the relative difference of each of this rank's computations in two runs."""
     every = dict.fromkeys([*one.evidence, *other.evidence])
     return {
@@ -63,7 +63,7 @@ def relative_differences(one: Run, other: Run) -> dict[Computation, float]:
     }
 
 
-def differences(one: Run, other: Run, modules: Iterable[str]) -> dict[str, float]:
+def differences(one: StepRun, other: StepRun, modules: Iterable[str]) -> dict[str, float]:
     """Return how far apart two runs are, as far as this rank sees: values, and the passes of each module."""
     found = {name: relative_difference(value, other.values[name]) for name, value in one.values.items()}
     passes = relative_differences(one, other)
@@ -74,7 +74,7 @@ def differences(one: Run, other: Run, modules: Iterable[str]) -> dict[str, float
     return found
 
 
-def difference(one: Run, other: Run, device: torch.device) -> float:
+def difference(one: StepRun, other: StepRun, device: torch.device) -> float:
     """Return the largest relative difference of two runs, on all ranks. Collective."""
     values = [relative_difference(value, other.values[name]) for name, value in one.values.items()]
     largest = torch.tensor(max(*values, *relative_differences(one, other).values()), dtype=torch.float64, device=device)
@@ -155,7 +155,7 @@ def read_computation(plain: Mapping[str, Any]) -> Computation:
     return Computation(**{**plain, "microbatches": tuple(plain["microbatches"])})
 
 
-def wrong(run: Run, bound: Callable[[Computation], float]) -> list[Computation]:
+def wrong(run: StepRun, bound: Callable[[Computation], float]) -> list[Computation]:
     """Return this rank's computations that are not finite, or above their bound."""
     return [
         computation

@@ -20,10 +20,10 @@ from mimo.trainer.batch.digest import digest_of
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.rerun.before import Before
-from mimo.trainer.rerun.comparison import Order, Run, Where, difference, differences, relative_differences, wrong
+from mimo.trainer.rerun.comparison import Order, StepRun, Where, difference, differences, relative_differences, wrong
 from mimo.trainer.rerun.machine import RerunStateMachine, facts_of, words_of
 from mimo.trainer.rerun.passes import Anomaly
-from mimo.trainer.rerun.pending import Waiting
+from mimo.trainer.rerun.pending import PendingStep
 from mimo.trainer.rerun.record import RankRecord
 from mimo.trainer.rerun.recorder import Bounds
 from mimo.trainer.step.probe import Computation
@@ -84,11 +84,11 @@ class RerunDriver:
             self._bounds.add(self._recorder)
         return proposed
 
-    def _run(self, proposed: StepDecision, verdict: str | Anomaly) -> Run:
+    def _run(self, proposed: StepDecision, verdict: str | Anomaly) -> StepRun:
         assert self._recorder is not None
-        return Run.of(proposed, self._recorder.values(), verdict)
+        return StepRun.of(proposed, self._recorder.values(), verdict)
 
-    def _again(self, before: Before, data: StepData | None) -> tuple[StepDecision, Run]:
+    def _again(self, before: Before, data: StepData | None) -> tuple[StepDecision, StepRun]:
         """Run the step once more, of samples that were kept, or of those at hand."""
         trainer = self._trainer
         before.restore(trainer.model, trainer.device)
@@ -108,7 +108,7 @@ class RerunDriver:
         self._machine.tell(step, "determinism", "", runs=(run, other), differences=told)
         return proposed
 
-    def _reject(self, step: int, before: Before, first: Run, kept: KeptSamples | None = None) -> StepDecision:
+    def _reject(self, step: int, before: Before, first: StepRun, kept: KeptSamples | None = None) -> StepDecision:
         """Run a step that can't be right again, and find out whether that was a fault that passed."""
         machine, device = self._machine, self._trainer.device
         if kept is None:
@@ -157,7 +157,7 @@ class RerunDriver:
         where = self._first_divergence(first, runs[-1], tolerance) if differs else self._wrong(runs[-1])
         raise self._stop(step, before, runs, where, tolerance, kept)
 
-    def _tell_passes(self, step: int, runs: Sequence[Run], *, off: float, tolerance: float) -> None:
+    def _tell_passes(self, step: int, runs: Sequence[StepRun], *, off: float, tolerance: float) -> None:
         """Say that passes come to the same once more, as the data or the model make them, which ends no run."""
         assert self._recorder is not None
         last = runs[-1]
@@ -200,7 +200,7 @@ class RerunDriver:
         self,
         step: int,
         before: Before,
-        runs: Sequence[Run],
+        runs: Sequence[StepRun],
         where: Where,
         tolerance: float,
         kept: KeptSamples,
@@ -208,7 +208,7 @@ class RerunDriver:
         """Save what a restart must know, and return what ends this attempt."""
         machine, job, last = self._machine, self._trainer.job, runs[-1]
         devices = all_gather_json(machine.device, self._trainer.objects)
-        waiting = Waiting(
+        waiting = PendingStep(
             step=step,
             layout=machine.layout,
             reason=last.reason,
@@ -230,12 +230,14 @@ class RerunDriver:
         self._wait(waiting, before, last.evidence, kept)
         return _restart_needed(waiting, devices)
 
-    def _wait(self, waiting: Waiting, before: Before, evidence: Mapping[Computation, float], kept: KeptSamples) -> None:
+    def _wait(
+        self, waiting: PendingStep, before: Before, evidence: Mapping[Computation, float], kept: KeptSamples
+    ) -> None:
         before.restore(self._trainer.model, self._trainer.device)  # what is saved is the state before the step
         record = RankRecord(samples=kept, evidence=evidence, generators=before.generators, buffers=before.buffers)
         self._machine.wait(waiting, record)
 
-    def _replay(self, step: int, waiting: Waiting) -> StepDecision:
+    def _replay(self, step: int, waiting: PendingStep) -> StepDecision:
         """Run the step that waited from what was read then, and find out whether the device was at fault."""
         machine, trainer = self._machine, self._trainer
         record = machine.record()
@@ -243,7 +245,7 @@ class RerunDriver:
         before.restore(trainer.model, trainer.device)
         proposed = trainer.optimizer.propose(trainer.replay(step, trainer.cut(record.samples)))
         run = self._run(proposed, machine.judge(proposed))
-        then = Run(
+        then = StepRun(
             values={name: float(value) for name, value in waiting.values.items()},
             evidence=record.evidence,
             reason=waiting.reason,
@@ -277,9 +279,9 @@ class RerunDriver:
         self,
         step: int,
         before: Before,
-        waiting: Waiting,
+        waiting: PendingStep,
         record: RankRecord,
-        runs: tuple[Run, Run],
+        runs: tuple[StepRun, StepRun],
         proposed: StepDecision,
         devices: Sequence[str],
         facts: Mapping[str, object],
@@ -301,13 +303,13 @@ class RerunDriver:
             return self._reject(step, before, run, record.samples)
         return self._accept(proposed)
 
-    def _first_divergence(self, one: Run, other: Run, tolerance: float) -> Where:
+    def _first_divergence(self, one: StepRun, other: StepRun, tolerance: float) -> Where:
         """Return where two runs part first."""
         return self._order.first(
             computation for computation, off in relative_differences(one, other).items() if off > tolerance
         )
 
-    def _wrong(self, run: Run) -> Where:
+    def _wrong(self, run: StepRun) -> Where:
         """Return where a run goes wrong first; nowhere, if no rank sees anything in its own computations."""
         factor, largest = self._machine.settings.spike_factor, self._bounds.values()
 
@@ -317,7 +319,7 @@ class RerunDriver:
         return self._order.first(wrong(run, bound))
 
 
-def _restart_needed(waiting: Waiting, devices: Sequence[str]) -> RestartNeededError:
+def _restart_needed(waiting: PendingStep, devices: Sequence[str]) -> RestartNeededError:
     where = Where(computation=waiting.computation, ranks=waiting.ranks)
     suspects = words_of(where, devices) if waiting.computation else "all ranks alike, as none of them stands out"
     return RestartNeededError(

@@ -23,9 +23,9 @@ from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import StepDecision
 from mimo.trainer.config.names import RERUN, RERUN_FILE
 from mimo.trainer.job.job import Job
-from mimo.trainer.rerun.comparison import Run, Where
+from mimo.trainer.rerun.comparison import StepRun, Where
 from mimo.trainer.rerun.passes import Anomaly, PassHistory, read_past
-from mimo.trainer.rerun.pending import Waiting, layout_of
+from mimo.trainer.rerun.pending import PendingStep, layout_of
 from mimo.trainer.rerun.record import RankRecord
 from mimo.trainer.rerun.recorder import Injector, NormRecorder
 from mimo.trainer.rerun.state import check_devices, check_state, record_bytes
@@ -59,7 +59,7 @@ class RerunStateMachine:
         self.injector = Injector(self.settings.inject, rank=process.rank, device=self.device)
         is_disabled = self.settings.mode == "disabled"
         self.recorder = None if is_disabled else NormRecorder(microbatches=job.microbatches, injector=self.injector)
-        self.waiting: Waiting | None = None
+        self.waiting: PendingStep | None = None
         self.save: Callable[[int], object] = _cannot_save
         self.layout = layout_of(job)
         self._job = job
@@ -115,7 +115,7 @@ class RerunStateMachine:
         if math.isfinite(difference):
             self._measured = max(self._measured, difference)
 
-    def wait(self, waiting: Waiting, record: RankRecord) -> None:
+    def wait(self, waiting: PendingStep, record: RankRecord) -> None:
         """Keep what a restart must know of a step, and save the state before it."""
         self.waiting, self._record = waiting, record.to_bytes()
         self.save(waiting.step - 1)
@@ -128,7 +128,7 @@ class RerunStateMachine:
         """Forget the step that waited."""
         self.waiting, self._record = None, _no_record()
 
-    def tell(self, step: int, verdict: str, text: str, *, runs: Sequence[Run] = (), **facts: Any) -> None:
+    def tell(self, step: int, verdict: str, text: str, *, runs: Sequence[StepRun] = (), **facts: Any) -> None:
         """Write an event into the run directory, and say it in words; on rank 0.
 
         A file that can't be written ends no run; it is said, and the event is lost.
@@ -197,7 +197,7 @@ class RerunStateMachine:
         if known["waiting"] is None or self._gives_up(known["waiting"]["step"]):
             self.clear()
         else:
-            self.waiting = Waiting.read(known["waiting"])
+            self.waiting = PendingStep.read(known["waiting"])
 
     def _gives_up(self, step: int) -> bool:
         """Tell whether settings say that a step that waits is not run again."""

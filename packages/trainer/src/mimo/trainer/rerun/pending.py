@@ -14,7 +14,7 @@ from mimo.trainer.step.probe import Computation
 
 
 @attrs.frozen(kw_only=True)
-class Waiting:
+class PendingStep:
     """What all ranks know of a step that came to the same result twice, which can't be right.
 
     Args:
@@ -50,7 +50,7 @@ class Waiting:
         first = self.first_devices
         return {first[rank] for rank in self.ranks}.isdisjoint(devices[rank] for rank in self.ranks)
 
-    def on(self, devices: Sequence[str]) -> Waiting:
+    def on(self, devices: Sequence[str]) -> PendingStep:
         """Return it with the devices that have come to the result now, by rank."""
         known = tuple(tuple(dict.fromkeys([*old, new])) for old, new in zip(self.devices, devices, strict=True))
         return attrs.evolve(self, devices=known)
@@ -66,7 +66,7 @@ class Waiting:
         }
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> Waiting:
+    def read(cls, plain: Mapping[str, Any]) -> PendingStep:
         """Return what `plain` gave."""
         fields = dict(plain)
         computation = fields.pop("deed")

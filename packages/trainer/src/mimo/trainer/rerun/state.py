@@ -12,12 +12,12 @@ from typing import Any
 
 from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError
-from mimo.trainer.rerun.pending import Waiting
+from mimo.trainer.rerun.pending import PendingStep
 
 _FIX = "Load another checkpoint."
 _MAX_WHOLE = 2**1000  # what still is a float
 _NO_WAITING = (AttributeError, KeyError, TypeError, ValueError)
-"""What reading anything else as a `Waiting` raises."""
+"""What reading anything else as a `PendingStep` raises."""
 
 
 def check_state(known: Any, step_folder: Path) -> None:
@@ -73,7 +73,7 @@ def record_bytes(manifest: Manifest, entry: str, step_folder: Path) -> int | Non
 
 def _check_waiting(plain: Any, where: str) -> None:
     try:
-        waiting = Waiting.read(plain)
+        waiting = PendingStep.read(plain)
     except _NO_WAITING as error:
         raise _refused(where, f"a step that waits ({type(error).__name__}: {error})", plain) from error
     computation = waiting.computation
