@@ -1,7 +1,7 @@
 """Each model family on the device beside a plain loop on the CPU: loss, every gradient, weights after three steps.
 
-In float32 it is our engine that trains, in the bounds of the first law. In float64, which no setting offers, the plain
-loop itself runs on both: there rounding hides nothing that the device's kernels do otherwise.
+In float32 it is our `Trainer` that trains, in the bounds of the first law. In float64, which no setting offers, the
+plain loop itself runs on both: there rounding hides nothing that the device's kernels do otherwise.
 """
 
 from __future__ import annotations

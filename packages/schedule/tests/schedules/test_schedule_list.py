@@ -1,4 +1,4 @@
-"""The engine of the schedules with a name: shared ranks, groups that meet, times and latency, and how far ahead."""
+"""The list schedule: shared ranks, groups that meet, times and latency, and how far ahead."""
 
 from __future__ import annotations
 

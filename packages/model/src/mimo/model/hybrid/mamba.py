@@ -1,6 +1,6 @@
 """A Mamba-2 layer over packed samples (Dao and Gu 2024, arXiv:2405.21060, section 7).
 
-It reads as if it ran on one rank: `_hybrid_plan.py` says how its heads are split over tensor ranks; with several
+It reads as if it ran on one rank: `parallelize.py` says how its heads are split over tensor ranks; with several
 context ranks each runs over whole samples for a share of these (`Sequences`).
 Shapes: T rows, R rows of whole samples, H hidden, N heads of P columns, G groups of heads, S columns of the state; with
 several tensor ranks N and G are this rank's.

@@ -1,4 +1,4 @@
-"""The engine of the schedules with fixed orders: an event-driven list schedule places a step in time over the graph.
+"""What makes the schedules with fixed orders: an event-driven list schedule places a step in time over the graph.
 
 The one idea: dependencies, fixed orders and bounds all say "this after that", so they alone decide whether a step ends;
 priorities and times only choose among what may begin. Whenever an actor becomes free, the pass with the lowest key that
