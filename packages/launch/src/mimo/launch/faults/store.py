@@ -28,7 +28,7 @@ def host_store(host: str, port: int, listener: socket.socket | None = None, *, s
         host: its address.
         port: its port.
         listener: a socket that listens there already, which the store takes over.
-        seconds: in which this process must have connected to it.
+        seconds: how long this process may take to connect to it.
     """
     taken = None if listener is None else listener.detach()
     time = timedelta(seconds=min(seconds, _SECONDS))
@@ -43,8 +43,8 @@ def connect(host: str, port: int, prefix: str = "", *, seconds: float = _SECONDS
     Args:
         host: its address.
         port: its port.
-        prefix: of all names that the client uses.
-        seconds: in which it must have connected, which is tried again and again.
+        prefix: put before all keys that the client uses.
+        seconds: how long it tries to connect, again and again, before it fails.
     """
     store: Store = TCPStore(host, port, timeout=timedelta(seconds=min(seconds, _SECONDS)))
     store.set_timeout(timedelta(seconds=_SECONDS))

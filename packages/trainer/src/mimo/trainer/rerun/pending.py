@@ -18,14 +18,14 @@ class PendingStep:
     """What all ranks know of a step that came to the same result twice, which can't be right.
 
     Args:
-        step: which.
-        layout: `layout_of` the job; ranks elsewhere hold other parts of it.
+        step: its number.
+        layout: what `layout_of` returns for the job; in another layout ranks hold other parts of the model.
         reason: why the result can't be right.
         tolerance: relative difference of two runs that is no fault.
         ranks: those whose device may be at fault.
         computation: what went wrong first, where it could be told.
-        devices: of each rank, those that have come to the result, the first one first.
-        values: of the result, by name; texts, as JSON knows no numbers that are not finite.
+        devices: for each rank, the devices that have computed the result, in the order in which they did.
+        values: the numbers of the result by name, as text, because JSON has no nan and no infinity.
     """
 
     step: int
@@ -43,15 +43,15 @@ class PendingStep:
         return tuple(known[0] for known in self.devices)
 
     def is_settled_on(self, devices: Sequence[str]) -> bool:
-        """Tell whether the same result on these devices, by rank, clears all on which a suspect was at first.
+        """Return whether the same result on these devices, by rank, clears the first device of every suspect rank.
 
-        Suspects that have only swapped devices may have the bad one among them still.
+        Where suspect ranks have only swapped devices, the bad one may still be among them.
         """
         first = self.first_devices
         return {first[rank] for rank in self.ranks}.isdisjoint(devices[rank] for rank in self.ranks)
 
     def on(self, devices: Sequence[str]) -> PendingStep:
-        """Return it with the devices that have come to the result now, by rank."""
+        """Return this step with the devices that have now computed the result too, by rank."""
         known = tuple(tuple(dict.fromkeys([*old, new])) for old, new in zip(self.devices, devices, strict=True))
         return attrs.evolve(self, devices=known)
 

@@ -19,13 +19,13 @@ from mimo.trainer.step.trainer import Trainer
 
 @attrs.frozen(kw_only=True)
 class RunState:
-    """What a run has from the checkpoint that it began with, and its own checkpoints hold again.
+    """What a run reads from the checkpoint that it began with, and saves again in its own checkpoints.
 
     Args:
         data_begun: steps of the run before its data began.
         schedule_begun: steps of the run before the learning rates' schedules began.
-        imported: of modules that began with published folders, by name, what is known of that.
-        left_out: the checkpoint with the weights that those of the run leave out; None where they leave out none.
+        imported: for each module that began with a published folder, what was recorded of the import.
+        left_out: the checkpoint with the weights that the run's own checkpoints leave out; None where they hold all.
     """
 
     data_begun: int = 0
@@ -38,7 +38,7 @@ def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], st
     """Return what a checkpoint holds beside modules and optimizers.
 
     The place in the data and in the learning rates' schedules follows from the step, the seed, and where both began.
-    What each module's optimizer follows is its ranks' to tell, so that a run that goes on can tell what has changed.
+    The ranks of each module save the settings of its optimizer, so that a resumed run can say what has changed.
 
     Raises:
         PluginError: a part has a name that is taken, or that holds a dot.
