@@ -1,7 +1,7 @@
-"""The samples of steps to come: cut and compared before they are needed, and what is wrong with them kept until then.
+"""The samples of later steps: cut and compared before they are needed; an error in them is saved until then.
 
-A digest rides on a step's one message to all. What is compared in a step is the next one's samples; or those of the one
-after it, where the next one's are encoded meanwhile and must have been compared before.
+A digest travels with a step's one message to all ranks. Each step compares the samples of the next step; where a step
+already encodes the samples of the next one, it compares those of the step after that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PendingBatch:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is known that would end the step as it begins; told alike by all ranks that hold modules."""
+        """Whether nothing is known that would end the step as it begins; equal on all ranks that hold modules."""
         return self.identical and self.fault is None
 
 

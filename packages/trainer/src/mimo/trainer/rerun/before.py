@@ -1,4 +1,4 @@
-"""What a step changes of a rank beside gradients, noted before it, so that it can be run again."""
+"""The state that a step changes on a rank beside gradients, saved before the step, so that it can be run again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 @attrs.frozen(kw_only=True)
 class Before:
-    """What a step changes of a rank beside gradients, as it was before it."""
+    """The state that a step changes on a rank beside gradients, as it was before the step."""
 
     generators: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, model: nn.Module, device: torch.device) -> Before:
-        """Take note of it."""
+        """Return the state of this rank now."""
         generators = {"cpu": torch.get_rng_state()}
         if device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state(device)
@@ -26,7 +26,7 @@ class Before:
 
     @torch.no_grad()
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Put it back."""
+        """Put the saved state back."""
         self.restore_buffers(model)
         torch.set_rng_state(self.generators["cpu"])
         if device.type == "cuda":
