@@ -1,4 +1,4 @@
-"""What tests of any package share: one thread for torch, and the fixtures of tests that need several processes."""
+"""What tests of any package share: the environment of their processes, and fixtures of tests that need several."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Sessions install what a package declares, which may be torch without NumPy; torch warns of that in each process.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
 
 _DETACH = 2  # unmounts although a process may still have a file open there
 

@@ -112,20 +112,29 @@ def test_the_rank_that_hosts_the_store_outlives_those_that_have_not_heard_yet(tm
 
 def test_a_rank_that_fails_while_others_are_late_keeps_its_reason(tmp_path: Path) -> None:
     """What lies there from an earlier run is deleted by rank 0, once all have met; a late one deletes nothing."""
-    reason = tmp_path / "error.txt"
+    reason, is_open = tmp_path / "error.txt", tmp_path / "open"
     body = f"""
     together()
 
+import mimo.launch.start.worker
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+def mark_open(process):  # called right after rank 0 has opened the run directory to all
+    Path({str(is_open)!r}).touch()
+
+def fail(process):
+    wait_for(Path({str(is_open)!r}))
+    raise ConfigError("run.seed", expected="luck", got="none")
+
+if os.environ["RANK"] == "0":
+    mimo.launch.start.worker._prepare = mark_open
 if os.environ["RANK"] == "1":
-    import mimo.launch.start.worker
-
-    def fail(process):
-        raise ConfigError("run.seed", expected="luck", got="none")
-
     mimo.launch.start.worker._prepare = fail
 if os.environ["RANK"] == "2":
-    while not Path({str(reason)!r}).exists():
-        time.sleep(0.01)
+    wait_for(Path({str(reason)!r}))
 """
     assert [code for code, *_ in join(tmp_path, body, 3, shared=True)] == [2, 2, 2]
     assert reason.read_text() == "rank 1: run.seed: expected luck, got none.\n"
