@@ -89,5 +89,5 @@ class SavedPass:
             torch.autograd.backward(tuple(roots.values()), [gradients.get(port) for port in roots])
 
     def gradient(self, edge: str) -> Tensor:
-        """Return the gradient of what inputs along an edge, once."""
+        """Return the gradient of the rows that entered along an edge, once."""
         return self.inputs.pop(edge).gradient
