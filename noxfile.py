@@ -158,6 +158,10 @@ def variants() -> list[Any]:
     ]
 
 
+BRINGING = {"numpy": ("matplotlib", "tensorboard")}
+"""Libraries that install others which members then need not declare."""
+
+
 def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) -> str:
     """Return a program that fails where an environment holds other members, or modules that none of them declares."""
     lines = [
@@ -167,7 +171,7 @@ def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) ->
         *(
             f"assert util.find_spec('{module}') is None, '{module} came with a package that declares none'"
             for module in absent
-            if not needs(members, module)
+            if not any(needs(members, library) for library in (module, *BRINGING.get(module, ())))
         ),
     ]
     return "\n".join(lines)
