@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.launch import Gpus, choose_device, find_gpus, is_joining, local_world, process_from, with_slurm
+from mimo.launch import RUN_NUMBER, Gpus, choose_device, find_gpus, is_joining, local_world, process_from, with_slurm
 from mimo.launch.process.slurm import nodes, tasks_of_node
 from mimo.launch.start.launcher import _prefix
 
@@ -222,6 +222,12 @@ def test_each_attempt_has_names_of_its_own_in_the_store() -> None:
     """Slurm's do under srun, where torchrun counts nothing: what is left of the attempt before may still answer."""
     environs: list[Environ] = [{}, {"SLURM_RESTART_COUNT": "1"}, {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"}]
     assert list(map(_prefix, environs)) == ["attempt_0", "attempt_1", "attempt_2"]
+
+
+def test_each_run_of_one_program_has_names_of_its_own_in_the_store() -> None:
+    """Torchrun's agent serves one store to all of them: what the run before has left there is not this one's."""
+    runs: list[Environ] = [{**TORCHRUN, RUN_NUMBER: number} for number in ("1", "2")]
+    assert len({_prefix(TORCHRUN), *map(_prefix, runs)}) == 3
 
 
 def test_gpus_that_torch_cannot_use_are_not_passed_over() -> None:

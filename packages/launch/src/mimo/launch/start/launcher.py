@@ -35,7 +35,7 @@ from mimo.launch.faults.store import connect, host_store
 from mimo.launch.faults.watchdog import SAME_SECONDS, START_SECONDS, Terms, stop_signals
 from mimo.launch.process.gpus import Device, find_gpus
 from mimo.launch.process.host_memory import HostMemory
-from mimo.launch.process.process_info import ProcessInfo, is_joining, process_from, with_slurm
+from mimo.launch.process.process_info import RUN_NUMBER, ProcessInfo, is_joining, process_from, with_slurm
 from mimo.launch.start.rendezvous import Rendezvous
 from mimo.launch.start.worker import Task, run_task
 
@@ -151,8 +151,12 @@ def _join(task: Task, process: ProcessInfo, environ: Mapping[str, str], terms: T
 
 
 def _prefix(environ: Mapping[str, str]) -> str:
-    """Return what names of one attempt begin with, by the restarts that torchrun counts, or Slurm."""
-    return f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', environ.get('SLURM_RESTART_COUNT', '0'))}"
+    """Return what names of one attempt begin with, by the restarts that torchrun counts, or Slurm.
+
+    A program may join several runs, one after another, whose store is one: that of torchrun's agent.
+    """
+    attempt = f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', environ.get('SLURM_RESTART_COUNT', '0'))}"
+    return f"{attempt}_run_{environ[RUN_NUMBER]}" if RUN_NUMBER in environ else attempt
 
 
 def _serve(host: str, port: str) -> Store:

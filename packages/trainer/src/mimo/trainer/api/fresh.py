@@ -8,6 +8,7 @@ plain data, and what it prints appears where the caller prints.
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import os
 import selectors
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from mimo.launch import RUN_NUMBER
 from mimo.trainer.api.outcome import read_outcome
 
 REQUEST_FILE = "request.json"
@@ -27,6 +29,8 @@ _CHILD = "mimo.trainer.api.child"
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1 << 16
+_numbers = itertools.count(1)
+"""Of the runs of this program: under torchrun, where each rank's program makes the same ones, they share a store."""
 
 
 def run_fresh(task: str, arguments: Mapping[str, Any], *, what: str) -> Any:
@@ -53,7 +57,10 @@ def _run(command: list[str]) -> int:
     """Run a command and return its exit code; its output goes where this program's own goes now."""
     own = (sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)
     out, err = (None if is_own else subprocess.PIPE for is_own in own)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)  # noqa: S603 -- our own module
+    environ = {**os.environ, RUN_NUMBER: str(next(_numbers))}
+    process = subprocess.Popen(  # noqa: S603 -- our own module
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ
+    )
     try:
         _copy_output(process, [(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
         return process.wait()
