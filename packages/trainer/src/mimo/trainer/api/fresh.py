@@ -45,9 +45,11 @@ def run_fresh(task: str, arguments: Mapping[str, Any], *, what: str) -> Any:
         UserError: the run was refused, or one of its ranks failed.
         KeyboardInterrupt: this program was interrupted, or the run alone.
     """
-    with tempfile.TemporaryDirectory(prefix="mimo-") as name:
+    # A rank whose launcher was killed may write its fault there while it is removed.
+    with tempfile.TemporaryDirectory(prefix="mimo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        request = {"task": task, "arguments": arguments, "path": sys.path, "parent": os.getpid()}
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # imports pass over anything else
+        request = {"task": task, "arguments": arguments, "path": path, "parent": os.getpid()}
         (folder / REQUEST_FILE).write_text(json.dumps(request), encoding="utf-8")
         code = _run([sys.executable, "-P", "-m", _CHILD, str(folder)])
         return read_outcome(folder / OUTCOME_FILE, code, what=what)
@@ -85,8 +87,9 @@ def _copy_output(process: subprocess.Popen[bytes], streams: list[tuple[IO[bytes]
             for key, _ in ready:
                 decoder, target = key.data
                 data = os.read(key.fd, _READ_BYTES)
-                target.write(decoder.decode(data, final=not data))
-                target.flush()
+                if target is not None:  # as within redirect_stdout(None)
+                    target.write(decoder.decode(data, final=not data))
+                    target.flush()
                 if not data:
                     selector.unregister(key.fileobj)
 

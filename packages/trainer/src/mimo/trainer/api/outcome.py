@@ -86,7 +86,7 @@ def read_outcome(file: Path, code: int, *, what: str) -> Any:
         raise _ERRORS[error["kind"]](error["where"], expected=error["expected"], got=error["got"], fix=error["fix"])
     if code in _INTERRUPTED:
         raise KeyboardInterrupt
-    if code:
+    if code or "value" not in outcome:  # what ends in silence, as a plugin that calls exit(0), has returned nothing
         raise RunFailedError(what, code=code, report=outcome.get("fault", ""))
     return outcome.get("value")
 

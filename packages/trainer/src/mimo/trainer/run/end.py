@@ -28,7 +28,8 @@ def end_run(plugins: Lifecycle, run: RunInfo, *, group: dist.ProcessGroup | None
         group: in which all ranks meet; None for the default group.
     """
     if run.rank == 0 and importlib.util.find_spec(_PICTURES) is None:
-        print(f"{run.name}: no pictures are drawn, as {_PICTURES.replace('_', '-')} is not installed")
+        with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
+            print(f"{run.name}: no pictures are drawn, as {_PICTURES.replace('_', '-')} is not installed")
     failures = plugins.run_end(run)
     everybody = all_gather_json([str(failure) for failure in failures], group)
     elsewhere = {text for texts in everybody[: run.rank] for text in texts}

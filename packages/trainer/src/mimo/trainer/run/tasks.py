@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +161,8 @@ def _read_image(path: Path) -> Image.Image:
 
 
 def _note_failure(directory: Path, on_failure: OnFailure | None, fault: Fault) -> None:
-    note_failure(directory, fault)
+    with contextlib.suppress(OSError):  # a full disk, which may be the fault itself
+        note_failure(directory, fault)
     if on_failure is not None:
         on_failure(fault)
 
