@@ -8,6 +8,7 @@ plain data, and what it prints appears where the caller prints.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 import json
 import os
@@ -16,7 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,16 +48,47 @@ def run_fresh(task: str, arguments: Mapping[str, Any], *, what: str) -> Any:
         KeyboardInterrupt: this program was interrupted, or the run alone.
     """
     # A rank whose launcher was killed may write its fault there while it is removed.
-    with tempfile.TemporaryDirectory(prefix="mimo-", ignore_cleanup_errors=True) as name:
+    with _stops_passed_on() as running, tempfile.TemporaryDirectory(prefix="mimo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         path = [entry for entry in sys.path if isinstance(entry, str)]  # imports pass over anything else
         request = {"task": task, "arguments": arguments, "path": path, "parent": os.getpid()}
         (folder / REQUEST_FILE).write_text(json.dumps(request), encoding="utf-8")
-        code = _run([sys.executable, "-P", "-m", _CHILD, str(folder)])
+        code = _run([sys.executable, "-P", "-m", _CHILD, str(folder)], running)
         return read_outcome(folder / OUTCOME_FILE, code, what=what)
 
 
-def _run(command: list[str]) -> int:
+@contextlib.contextmanager
+def _stops_passed_on() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Have what would end this program ask the processes in the list to save and end, and then end it.
+
+    A program that has handlers of its own keeps them; in a thread there can be none.
+    """
+    running: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        if not running:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        asked.append(number)
+        for process in running:
+            process.send_signal(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = [signal.SIGTERM, signal.SIGHUP] if is_main else []
+    own = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    for number in own:
+        signal.signal(number, pass_on)
+    try:
+        yield running
+    finally:
+        for number in own:
+            signal.signal(number, signal.SIG_DFL)
+        if asked:
+            signal.raise_signal(asked[0])
+
+
+def _run(command: list[str], running: list[subprocess.Popen[bytes]]) -> int:
     """Run a command and return its exit code; its output goes where this program's own goes now."""
     own = (sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)
     out, err = (None if is_own else subprocess.PIPE for is_own in own)
@@ -63,6 +96,7 @@ def _run(command: list[str]) -> int:
     process = subprocess.Popen(  # noqa: S603 -- our own module
         command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ
     )
+    running.append(process)
     try:
         _copy_output(process, [(process.stdout, sys.stdout), (process.stderr, sys.stderr)])
         return process.wait()
