@@ -11,11 +11,12 @@ from itertools import islice
 
 import attrs
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from mimo.hooks import ConfigError
-from mimo.launch import RUN_NUMBER, Gpus, choose_device, find_gpus, is_joining, local_world, process_from, with_slurm
+from mimo.launch import Gpus, choose_device, find_gpus, is_joining, local_world, process_from, with_slurm
 from mimo.launch.process.slurm import nodes, tasks_of_node
-from mimo.launch.start.launcher import _prefix
+from mimo.launch.start.launcher import _prefix, name_run
 
 Environ = dict[str, str]
 
@@ -224,10 +225,11 @@ def test_each_attempt_has_names_of_its_own_in_the_store() -> None:
     assert list(map(_prefix, environs)) == ["attempt_0", "attempt_1", "attempt_2"]
 
 
-def test_each_run_of_one_program_has_names_of_its_own_in_the_store() -> None:
-    """Torchrun's agent serves one store to all of them: what the run before has left there is not this one's."""
-    runs: list[Environ] = [{**TORCHRUN, RUN_NUMBER: number} for number in ("1", "2")]
-    assert len({_prefix(TORCHRUN), *map(_prefix, runs)}) == 3
+def test_each_run_that_a_program_joins_has_names_of_its_own_in_the_store() -> None:
+    """Torchrun's agent serves one store to all of them; ranks count alike."""
+    store = HashStore()
+    first, second = ([name_run(store, rank, TORCHRUN) for rank in (0, 1)] for _ in range(2))
+    assert (first, second) == (["attempt_0_run_1"] * 2, ["attempt_0_run_2"] * 2)
 
 
 def test_gpus_that_torch_cannot_use_are_not_passed_over() -> None:

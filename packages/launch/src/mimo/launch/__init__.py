@@ -3,7 +3,6 @@
 from mimo.launch.process.gpus import Device, Gpus, choose_device, find_gpus
 from mimo.launch.process.heartbeat import Activity, Heartbeat, Status, group_timeout
 from mimo.launch.process.process_info import (
-    RUN_NUMBER,
     ProcessInfo,
     is_joining,
     local_world,
@@ -15,7 +14,6 @@ from mimo.launch.process.run_lock import LOCK_FILE, RunLock, check_unlocked, tak
 
 __all__ = [
     "LOCK_FILE",
-    "RUN_NUMBER",
     "Activity",
     "Device",
     "Gpus",

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-RUN_NUMBER = "MIMO_RUN_NUMBER"
-"""Which of the runs this is that one program joins one after another; each has names of its own in the store."""
-
-
 @attrs.frozen(kw_only=True)
 class ProcessInfo:
     """One process of a run.

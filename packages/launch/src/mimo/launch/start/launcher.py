@@ -35,7 +35,7 @@ from mimo.launch.faults.store import connect, host_store
 from mimo.launch.faults.watchdog import SAME_SECONDS, START_SECONDS, Terms, stop_signals
 from mimo.launch.process.gpus import Device, find_gpus
 from mimo.launch.process.host_memory import HostMemory
-from mimo.launch.process.process_info import RUN_NUMBER, ProcessInfo, is_joining, process_from, with_slurm
+from mimo.launch.process.process_info import ProcessInfo, is_joining, process_from, with_slurm
 from mimo.launch.start.rendezvous import Rendezvous
 from mimo.launch.start.worker import Task, run_task
 
@@ -144,19 +144,28 @@ def _join(task: Task, process: ProcessInfo, environ: Mapping[str, str], terms: T
     if not port.isdecimal():
         raise ConfigError("environment variable MASTER_PORT", expected="a whole number", got=repr(port))
     hosts = process.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    # It lives until the end. A restarted attempt must not read what the last one left in a store that outlives it.
-    server = _serve(host, port) if hosts else None
-    meet = partial(connect, host, int(port), _prefix(environ), seconds=max(terms.timeout, START_SECONDS))
+    server = _serve(host, port) if hosts else None  # it lives until the end
+    client = partial(connect, host, int(port), seconds=max(terms.timeout, START_SECONDS))
+    meet = partial(client, name_run(client(_prefix(environ)), process.rank, environ))
     run_task(task, process, meet, terms=terms, shows=True, hosts=server is not None)
 
 
-def _prefix(environ: Mapping[str, str]) -> str:
-    """Return what names of one attempt begin with, by the restarts that torchrun counts, or Slurm.
+def name_run(store: Store, rank: int, environ: Mapping[str, str]) -> str:
+    """Return what names of this run begin with: it must not read what another one left in a store that outlives it.
 
-    A program may join several runs, one after another, whose store is one: that of torchrun's agent.
+    The store of torchrun's agent serves all runs that a program joins, one after another. Each rank counts its own.
+
+    Args:
+        store: a client that all runs of this attempt share.
+        rank: this process.
+        environ: of this process.
     """
-    attempt = f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', environ.get('SLURM_RESTART_COUNT', '0'))}"
-    return f"{attempt}_run_{environ[RUN_NUMBER]}" if RUN_NUMBER in environ else attempt
+    return f"{_prefix(environ)}_run_{store.add(f'runs.{rank}', 1)}"
+
+
+def _prefix(environ: Mapping[str, str]) -> str:
+    """Return what names of one attempt begin with, by the restarts that torchrun counts, or Slurm."""
+    return f"attempt_{environ.get('TORCHELASTIC_RESTART_COUNT', environ.get('SLURM_RESTART_COUNT', '0'))}"
 
 
 def _serve(host: str, port: str) -> Store:

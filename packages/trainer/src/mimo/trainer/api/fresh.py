@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import itertools
 import json
 import os
 import selectors
@@ -22,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from mimo.launch import RUN_NUMBER
 from mimo.trainer.api.outcome import read_outcome
 
 REQUEST_FILE = "request.json"
@@ -31,8 +29,6 @@ _CHILD = "mimo.trainer.api.child"
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _READ_BYTES = 1 << 16
-_numbers = itertools.count(1)
-"""Of the runs of this program: under torchrun, where each rank's program makes the same ones, they share a store."""
 
 
 def run_fresh(task: str, arguments: Mapping[str, Any], *, what: str) -> Any:
@@ -92,9 +88,8 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]]) -> int:
     """Run a command and return its exit code; its output goes where this program's own goes now."""
     own = (sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)
     out, err = (None if is_own else subprocess.PIPE for is_own in own)
-    environ = {**os.environ, RUN_NUMBER: str(next(_numbers))}
     process = subprocess.Popen(  # noqa: S603 -- our own module
-        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err
     )
     running.append(process)
     try:
