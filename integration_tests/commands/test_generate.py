@@ -82,7 +82,7 @@ def forgetful(settings: Table) -> Any:
 
     def hide(spec: Any, *given: Any) -> Any:
         module = spec.build(*given)
-        module.__class__ = type("Forgetful", (type(module),), {"remember": None})
+        module.__class__ = type("Forgetful", (type(module),), {"new_decode_cache": None})
         assert not isinstance(module, SupportsDecodeCache)
         return module
 

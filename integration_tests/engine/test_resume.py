@@ -178,7 +178,13 @@ def test_the_table_shows_every_change() -> None:
     shown = {change for pair in PAIRS for change in changes(pair)}
     axes = {f"{axis} {way}" for axis in ("pp", "dp", "cp", "tp", "ep", "etp", "chunks") for way in ("grows", "shrinks")}
     moves = {"disjoint to colocated", "colocated to disjoint", "overlapping to colocated", "one module alone"}
-    plugins = {"adamw to optimizer", "adamw to gradients", "optimizer to full", "full to hybrid", "hybrid to adamw"}
+    plugins = {
+        "adamw to optimizer",
+        "adamw to gradients",
+        "optimizer to full",
+        "full to cpu-offload",
+        "cpu-offload to adamw",
+    }
     assert axes | moves | plugins | {"2 modules", "3 modules"} <= shown
     ordinary = {change for pair in PAIRS if pair.always for change in changes(pair)}
     assert {f"{axis} {way}" for axis in ("pp", "tp") for way in ("grows", "shrinks")} | {"cp grows"} <= ordinary
