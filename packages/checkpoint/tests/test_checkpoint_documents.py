@@ -121,6 +121,7 @@ def torchrun(folder: Path, ranks: int) -> str:
     return done.stdout
 
 
+@pytest.mark.timeout(900)
 def test_readme_script_resumes_in_fresh_processes(tmp_path: Path) -> None:
     """A script without our trainer goes on as if it had not stopped, to the bit, and then with more ranks."""
     (script,) = re.findall(r"```python\n([^`]*fully_shard.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL)
