@@ -48,6 +48,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 class Terms:
     """How a task is watched, and what is called when it starts and fails.
 
+    To reach fresh interpreters, as on GPUs, what is called must be functions that can be pickled, as the task is.
+
     Args:
         timeout: seconds without progress on any rank after which the run ends.
         stops: whether the task reads `Heartbeat.stops`, and so ends by itself after SIGTERM or SIGHUP.

@@ -88,6 +88,9 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]]) -> int:
     """Run a command and return its exit code; its output goes where this program's own goes now."""
     own = (sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)
     out, err = (None if is_own else subprocess.PIPE for is_own in own)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()  # else what the caller has printed may come after what the run prints
     process = subprocess.Popen(  # noqa: S603 -- our own module
         command, stdin=subprocess.DEVNULL, stdout=out, stderr=err
     )

@@ -232,10 +232,10 @@ def _plans(spec: ScheduleSpec, config: Any, graph: Any) -> None:
 
 
 def check_lifecycle(name: str) -> Iterator[Verdict]:
-    """Yield verdicts on a lifecycle plugin: a run of one step that never was."""
-    (point,) = entry_points(group="mimo.lifecycle", name=name)
-    yield look("calls", _takes_calls, point)
-    yield look("state", _keeps_state, point)
+    """Yield verdicts on each lifecycle plugin of a name, from a made-up run of one step."""
+    for point in entry_points(group="mimo.lifecycle", name=name):
+        yield look("calls", _takes_calls, point)
+        yield look("state", _keeps_state, point)
 
 
 def _takes_calls(point: Any) -> None:
