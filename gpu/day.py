@@ -99,10 +99,32 @@ def run_one(test: DayTest, plan: Plan, *, seconds: float) -> Result:
 
 
 def _dump(process: subprocess.Popen[bytes]) -> None:
-    """Have all processes of a test print where each of their threads stands; those that are stopped can't."""
+    """Have the processes of a test print where each of their threads stands, one after another.
+
+    All are stopped first, so that two don't write into one line, and none ends the others when it sees one gone. The
+    youngest is first: a rank that dies with its launcher has printed by then.
+    """
+    end = time.monotonic() + _DUMP_SECONDS
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGABRT)
-    time.sleep(_DUMP_SECONDS)
+        os.killpg(process.pid, signal.SIGSTOP)
+    for pid in sorted(_members(process.pid), reverse=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+            os.kill(pid, signal.SIGCONT)
+        while time.monotonic() < end and pid in _members(process.pid):
+            time.sleep(0.01)
+
+
+def _members(group: int) -> set[int]:
+    """Return the processes of a process group that have not ended."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended since
+            pid, _, rest = stat.read_text(errors="replace").partition(" ")
+            state, _parent, its_group = rest.rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                found.add(int(pid))
+    return found
 
 
 def _judged(
