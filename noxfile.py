@@ -28,11 +28,8 @@ PROGRAMS = ("integration_tests", "benchmarks", "gpu")
 """Folders of programs that import what lies beside them."""
 TEST_TOOLS = "mimo-testing"
 """The member that any tests may use; it brings nothing else along."""
-SIDE_BY_SIDE = ("--numprocesses", str(1 + (os.cpu_count() or 1)), "--dist", "worksteal")
-"""Tests run on all cores, and whoever has none left takes some of another's.
-
-One more than there are cores, as the ranks of a test wait for each other, and no core should wait with them.
-"""
+WORKERS = 1 + (os.cpu_count() or 1)
+"""Processes that test: one more than there are cores, as ranks of a test wait for each other, and no core should."""
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -119,6 +116,19 @@ def install(
     session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
 
 
+def side_by_side(*folders: Path, but: Iterable[Path] = ()) -> tuple[str, ...]:
+    """Return how tests of some folders run on all cores; a process imports much, so no more than there are files.
+
+    Args:
+        folders: of tests.
+        but: folders in them that are left out.
+    """
+    files = {path for folder in folders for path in folder.rglob("test_*.py")}
+    files -= {path for folder in but for path in folder.rglob("test_*.py")}
+    workers = min(WORKERS, len(files))
+    return ("--numprocesses", str(workers if workers > 1 else 0), "--dist", "worksteal")
+
+
 @contextmanager
 def bytecode(session: nox.Session) -> Iterator[None]:
     """Share what is compiled with the environments of other sessions, which have the same files.
@@ -190,11 +200,11 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     installed = {TEST_TOOLS: frozenset[str](), **members}
     install(session, installed, "test", tested=() if extra else (name,))
     session.run("python", "-c", guard_of(installed, absent=("torch",) if brings_more else ("torch", "numpy")))
-    folder = member.folder / "tests"
-    how = [*SIDE_BY_SIDE, *session.posargs]
-    tested = [folder / extra] if extra else [folder, *(f"--ignore={folder / extra}" for extra in member.extras)]
+    folder = member.folder / "tests" / (extra or "")
+    left_out = [] if extra else [folder / extra for extra in member.extras]
+    how = [*side_by_side(folder, but=left_out), *(f"--ignore={path}" for path in left_out), *session.posargs]
     with bytecode(session):
-        session.run("pytest", *map(str, tested), *how)
+        session.run("pytest", str(folder), *how)
 
 
 @nox.session
@@ -202,7 +212,7 @@ def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
     with bytecode(session):
-        session.run("pytest", "integration_tests", *SIDE_BY_SIDE, *session.posargs)
+        session.run("pytest", "integration_tests", *side_by_side(ROOT / "integration_tests"), *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none")
@@ -296,4 +306,6 @@ def fuzz(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Run what takes long: the whole product of layouts, schedules and optimizers, hundreds of damages and kills."""
     install(session, everything(), "integration")
-    session.run("pytest", "integration_tests", "packages", "-m", "soak", *SIDE_BY_SIDE, *session.posargs)
+    folders = ("integration_tests", "packages", "plugins")
+    how = side_by_side(*(ROOT / folder for folder in folders))
+    session.run("pytest", *folders, "-m", "soak", *how, *session.posargs)

@@ -28,7 +28,7 @@ from mimo.optimizer import LearningRate, ModuleParameters
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
-from mimo_optimizer_hybrid import HYBRID, HybridConfig
+from mimo_optimizer_hybrid import HYBRID, CpuOffloadConfig
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 WARM_UP, STEPS = 2, 8
@@ -154,7 +154,7 @@ class Bench:
         module = ModuleOptimizer.build(
             {0: part},
             spec=HYBRID,
-            config=HybridConfig(fraction=fraction, overlap=overlap),
+            config=CpuOffloadConfig(fraction=fraction, overlap=overlap),
             learning_rate=RATE,
             meshes=meshes,
         )
@@ -255,8 +255,8 @@ def measure(rounds: int, *, device: torch.device | None, size: str) -> Found:
     bench = Bench(size=SIZES[size], device=device)
     ways: dict[str, Callable[[], Made]] = {PLAIN: bench.plain}
     for fraction in FRACTIONS:
-        for told, overlap in NAMES.items() if fraction else [("overlap", True)]:
-            ways[_way(fraction, told)] = partial(bench.ours, fraction, overlap=overlap)
+        for name, overlap in NAMES.items() if fraction else [("overlap", True)]:
+            ways[_way(fraction, name)] = partial(bench.ours, fraction, overlap=overlap)
     absent: dict[str, str] = {}
     try:
         bench.torchao()
@@ -276,8 +276,8 @@ def measure(rounds: int, *, device: torch.device | None, size: str) -> Found:
     return Found(ratios=ratios, aims={} if device.type == "cpu" else names, absent=absent)
 
 
-def _way(fraction: float, told: str) -> str:
-    return f"fraction {fraction:g}, {told}"
+def _way(fraction: float, name: str) -> str:
+    return f"fraction {fraction:g}, {name}"
 
 
 def _ratios(what: str, costs: Mapping[str, Cost]) -> dict[str, float]:

@@ -33,8 +33,8 @@ def report(bench: str, parts: Iterable[Found], *, rounds: int) -> None:
     aims = {what: aim for one in parts for what, aim in one.aims.items()}
     absent = {what: why for one in parts for what, why in one.absent.items()}
     for what, values in ratios.items():
-        told = f", aim {aims[what][0]} {aims[what][1]}" if what in aims else ""
-        print(f"{what}: {statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f}){told}")
+        shown = f", aim {aims[what][0]} {aims[what][1]}" if what in aims else ""
+        print(f"{what}: {statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f}){shown}")
     for what, why in absent.items():
         print(f"{what}: not measured: {why}")
     medians = {what: statistics.median(values) for what, values in ratios.items()}

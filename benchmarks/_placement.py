@@ -64,14 +64,14 @@ def _end(grid: Grid, rows: Sequence[int], *, sliced: bool) -> End:
 
 def _holders(end: End) -> list[set[int]]:
     """Return the ranks that hold each row, found the plain way."""
-    ranks, alike = end.grid.stage_ranks(end.stage), 1 if end.sequence_parallel else end.grid.tp
+    ranks, copies = end.grid.stage_ranks(end.stage), 1 if end.sequence_parallel else end.grid.tp
     found: list[set[int]] = []
     assert end.cut is not None
     for lane in range(end.grid.dp):
         cut = end.cut(lane)
         for (start, stop), cell in zip(pairwise(cut.bounds), cut.cells, strict=True):
-            first = (lane * len(ranks) // end.grid.dp) + cell * alike
-            found += [set(ranks[first : first + alike])] * (stop - start)
+            first = (lane * len(ranks) // end.grid.dp) + cell * copies
+            found += [set(ranks[first : first + copies])] * (stop - start)
     return found
 
 

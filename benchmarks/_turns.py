@@ -131,5 +131,5 @@ def ratios(seconds: Seconds, one: str, other: str) -> list[float]:
 def show(what: str, seconds: Seconds) -> None:
     """Print medians on the first rank."""
     if not dist.is_initialized() or dist.get_rank() == 0:
-        told = ", ".join(f"{name} {statistics.median(values):.3f} s" for name, values in seconds.items())
-        print(f"{what}: {told}", flush=True)
+        shown = ", ".join(f"{name} {statistics.median(values):.3f} s" for name, values in seconds.items())
+        print(f"{what}: {shown}", flush=True)

@@ -193,7 +193,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     ratios, aims, spread = {}, {}, {}
 
-    def tell(what: str, values: Sequence[float], relation: str, aim: float) -> None:
+    def report(what: str, values: Sequence[float], relation: str, aim: float) -> None:
         ratios[what], spread[what] = statistics.median(values), [min(values), max(values)]
         aims[what] = [relation, aim]
         print(f"{what}: {ratios[what]:.3f} ({min(values):.3f}-{max(values):.3f}), aim {relation} {aim}")
@@ -203,19 +203,19 @@ def main() -> None:
         print(f"{name}: {sent / 2**20:.3f} MiB sent, there and back, {fewest / 2**20:.3f} needed")
     # Where none must be sent, any that are would be too many.
     excess = [sent / fewest if fewest else math.inf if sent else 1.0 for sent, fewest in counted.values()]
-    tell(f"bytes sent / fewest possible, worst of {len(excess)} placements", [max(excess)], "<=", 1.0)
+    report(f"bytes sent / fewest possible, worst of {len(excess)} placements", [max(excess)], "<=", 1.0)
     for mib, ways in times.items():
         for name, seconds in ways.items():
             print(f"{mib} MiB, {name}: {statistics.median(seconds) * 1e3:.2f} ms")
         pairs = list(zip(ways["ours"], ways["raw"], ways["usual"], strict=True))
-        tell(f"time, {mib} MiB, ours / raw", [ours / raw for ours, raw, _ in pairs], "<=", 1.25)
-        tell(f"time, {mib} MiB, usual / ours", [usual / ours for ours, _, usual in pairs], ">=", 2.0)
+        report(f"time, {mib} MiB, ours / raw", [ours / raw for ours, raw, _ in pairs], "<=", 1.25)
+        report(f"time, {mib} MiB, usual / ours", [usual / ours for ours, _, usual in pairs], ">=", 2.0)
     for placement in _route_time.PLACEMENTS:
         turns = [
             statistics.median(1e3 * seconds for seconds in _route_time.measure(placement, ranks=128))
             for _ in range(rounds)
         ]
-        tell(f"ms a rank to find routes, 1,024 ranks, {placement}", turns, "<=", 1.0)
+        report(f"ms a rank to find routes, 1,024 ranks, {placement}", turns, "<=", 1.0)
     print(json.dumps({"bench": "boundary", "ratios": ratios, "aims": aims, "runs": rounds, "spread": spread}))
 
 

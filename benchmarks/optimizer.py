@@ -55,10 +55,10 @@ def make_ours() -> tuple[list[nn.Parameter], Callable[[int], None]]:
         meshes=meshes,
     )
     optimizer = MimoOptimizer([module], names=["language"], learning_rate=RATE, clip=1.0, meshes=meshes, device=CPU)
-    tally = LocalStats(label_tokens=7, rows={"language": 7})
+    stats = LocalStats(label_tokens=7, rows={"language": 7})
 
     def step(number: int) -> None:
-        optimizer.step(number, tally)
+        optimizer.step(number, stats)
 
     return list(parameters.values()), step
 

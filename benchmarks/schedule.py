@@ -250,7 +250,7 @@ def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[tuple[float
     for _ in range(WARM_UP):
         ours()
         theirs()
-    apart = difference(our_stages, their_stages)
+    difference_norm = difference(our_stages, their_stages)
 
     def seconds(run: Step) -> float:
         dist.barrier()
@@ -265,7 +265,7 @@ def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[tuple[float
         order = (ours, theirs) if turn % 2 else (theirs, ours)
         found = {run: seconds(run) for run in order}
         times.append((found[ours], found[theirs]))
-    return apart, times
+    return difference_norm, times
 
 
 def cases(names: list[str]) -> Iterator[tuple[str, Case]]:
@@ -283,16 +283,16 @@ def main() -> None:
     arguments = parser.parse_args()
     ratios, spread = {}, {}
     for name, case in cases(arguments.case):
-        apart, times = in_ranks(partial(measure, case), world=case.ranks, rounds=arguments.rounds)
-        if not apart <= TOLERANCE:
-            sys.exit(f"{name}: gradients differ by {apart:.1e}")
+        difference_norm, times = in_ranks(partial(measure, case), world=case.ranks, rounds=arguments.rounds)
+        if not difference_norm <= TOLERANCE:
+            sys.exit(f"{name}: gradients differ by {difference_norm:.1e}")
         found = [ours / theirs for ours, theirs in times]
         what = f"time, {name} / torch"
         ratios[what], spread[what] = statistics.median(found), [min(found), max(found)]
         ours, theirs = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
         print(
             f"{name} on {case.ranks} ranks: ours {ours:.1f} ms, torch's {theirs:.1f} ms a step, ratio "
-            f"{ratios[what]:.3f}; gradients differ by {apart:.1e}"
+            f"{ratios[what]:.3f}; gradients differ by {difference_norm:.1e}"
         )
     aims = {what: ["<=", 1.0] for what in ratios}
     print(json.dumps({"bench": "schedule", "ratios": ratios, "aims": aims, "runs": arguments.rounds, "spread": spread}))

@@ -98,13 +98,13 @@ class Trained:
     def outcome(self) -> dict[str, Tensor]:
         """Take a step; return this rank's pieces of its gradients, and of the parameters after it."""
         self._done += 1
-        tally = self._trainer.accumulate(self._done)
+        stats = self._trainer.accumulate(self._done)
         found = {}
         for module in self._trainer.optimizer.modules.values():
             for name, parameter in module.part.parameters.items():
                 assert parameter.grad is not None
                 found[f"gradient of {name}"] = _piece(parameter.grad).clone()
-        self._trainer.update(self._done, tally)
+        self._trainer.update(self._done, stats)
         for weights in self._trainer.optimizer.weights().values():
             found |= {name: _piece(weight.detach()).clone() for name, weight in weights.items()}
         return found

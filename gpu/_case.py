@@ -91,8 +91,8 @@ def run(test: Callable[[Case], Found], *, options: Mapping[str, Mapping[str, Any
     except Exception as error:  # noqa: BLE001  # whatever it is, it belongs into the report
         traceback.print_exc()
         found = Found(figures={}, wrong=[f"{type(error).__name__}: {error}"])
-    told = {**attrs.asdict(found), "device": name_of(device), "torch": torch.__version__}
-    given.write.write_text(json.dumps(told), encoding="utf-8")
+    line = {**attrs.asdict(found), "device": name_of(device), "torch": torch.__version__}
+    given.write.write_text(json.dumps(line), encoding="utf-8")
     return int(bool(found.wrong))
 
 

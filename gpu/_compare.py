@@ -33,7 +33,7 @@ DOUBLE = Bounds(loss=1e-12, gradient=1e-11, weight=1e-11)
 
 
 @attrs.frozen(kw_only=True)
-class Apart:
+class RelativeDifference:
     """The worst of each kind of number, as a share of what is allowed.
 
     Args:
@@ -58,9 +58,9 @@ class Apart:
         return {name: float(f"{getattr(self, name):.3g}") for name in ("loss", "gradient", "weight")}
 
 
-def apart(
+def relative_difference(
     truth: Truth, found: Sequence[Outcome] | Truth, *, bounds: Bounds = LAW, nudged: Truth | None = None
-) -> Apart:
+) -> RelativeDifference:
     """Return how far what ranks hold, or another truth, is from a truth.
 
     Args:
@@ -85,7 +85,7 @@ def apart(
         [one.gradients for one in outcomes], truth.gradients, gradients, nudged.gradients if nudged else None
     )
     weight = _worst([one.weights for one in outcomes], truth.weights, weights, nudged.weights if nudged else None)
-    return Apart(
+    return RelativeDifference(
         loss=loss / (bounds.loss * abs(truth.losses[0])),
         gradient=gradient[0],
         weight=weight[0],
@@ -117,7 +117,7 @@ def _worst(
     return max(((share, name) for name, share in shares.items()), default=(0.0, ""))
 
 
-def missed(name: str, found: Apart) -> Iterator[str]:
+def missed(name: str, found: RelativeDifference) -> Iterator[str]:
     """Yield each bound that was missed, in a line."""
     for what, share in (
         ("first loss", found.loss),

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from _case import Case, Found, alone, noting, run
-from _compare import DOUBLE, LAW, Apart, apart, missed
+from _compare import DOUBLE, LAW, RelativeDifference, missed, relative_difference
 from _models import GROUPS, models
 from jobs import CPU, prepare
 from oracle import Oracle, run_layout
@@ -50,7 +50,7 @@ def run_double(rank: int, settings: Table, device: torch.device = CPU) -> Truth:
 def test(case: Case) -> Found:
     """Compare all families of a group."""
     compare = _in_double if case.options["dtype"] == "fp64" else _in_single
-    found: dict[str, Apart] = {}
+    found: dict[str, RelativeDifference] = {}
     wrong: list[str] = []
     with noting("the group of one rank", wrong), Pool(prepare, case.folder) as pool, alone(case) as process:
         # in this order, as a pool forks before anything is computed
@@ -63,21 +63,21 @@ def test(case: Case) -> Found:
     )
 
 
-def _in_single(case: Case, settings: Table, pool: Pool, process: ProcessInfo) -> Apart:
+def _in_single(case: Case, settings: Table, pool: Pool, process: ProcessInfo) -> RelativeDifference:
     oracle = Oracle(pool, case.folder)
     clear = oracle.clear(settings)
     truth, outcome = oracle.truth(clear), run_layout(0, clear, device=case.device, objects=process.objects)
-    found = apart(truth, [outcome], bounds=LAW)
+    found = relative_difference(truth, [outcome], bounds=LAW)
     if found.worst <= 1:
         return found
     (nudged,) = pool.run(1, partial(run_plain, nudged=True), on_one_rank(clear))
-    return apart(truth, [outcome], bounds=LAW, nudged=nudged)
+    return relative_difference(truth, [outcome], bounds=LAW, nudged=nudged)
 
 
-def _in_double(case: Case, settings: Table, pool: Pool, _process: ProcessInfo) -> Apart:
+def _in_double(case: Case, settings: Table, pool: Pool, _process: ProcessInfo) -> RelativeDifference:
     plain = on_one_rank(settings)
     (truth,) = pool.run(1, run_double, plain)
-    return apart(truth, run_double(0, plain, case.device), bounds=DOUBLE)
+    return relative_difference(truth, run_double(0, plain, case.device), bounds=DOUBLE)
 
 
 if __name__ == "__main__":

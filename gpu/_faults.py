@@ -117,8 +117,8 @@ def test(case: Case) -> Found:
     """Strike a rank, and resume the run where it can be resumed."""
     how, struck = case.options["how"], case.folder / "struck"
     patience = PATIENT if how == "is-killed" else TIMEOUT_CUDA if case.is_cuda else TIMEOUT
-    code, told, seconds = begin(case, settings_of(struck, timeout=patience), how)
-    lines = told.strip().splitlines() or [""]
+    code, printed, seconds = begin(case, settings_of(struck, timeout=patience), how)
+    lines = printed.strip().splitlines() or [""]
     left = _children()
     checks = {
         f"ended with code {code}, expected 3": code == 3,

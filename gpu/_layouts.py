@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from _case import Case, Found, noting, plain_arithmetic, run
-from _compare import Apart, apart, missed
+from _compare import RelativeDifference, missed, relative_difference
 from _staged import RENDEZVOUS
 from jobs import prepare
 from oracle import Oracle, Outcome, read_outcome, run_layout, write_outcome
@@ -116,7 +116,7 @@ def test(case: Case) -> Found:
     chosen = dict(layouts()[world])
     if case.tiny:
         chosen = dict(list(chosen.items())[:1])
-    found: dict[str, Apart] = {}
+    found: dict[str, RelativeDifference] = {}
     wrong: list[str] = []
     with noting("the comparison", wrong), Pool(prepare, case.folder) as pool:
         oracle = Oracle(pool, case.folder)
@@ -172,12 +172,12 @@ def _read(folder: Path, number: int, world: int) -> list[Outcome]:
     return [read_outcome(_path(folder, number, rank)) for rank in range(world)]
 
 
-def _compared(pool: Pool, settings: Table, truth: Truth, outcomes: Sequence[Outcome]) -> Apart:
-    found = apart(truth, outcomes)
+def _compared(pool: Pool, settings: Table, truth: Truth, outcomes: Sequence[Outcome]) -> RelativeDifference:
+    found = relative_difference(truth, outcomes)
     if found.worst <= 1:
         return found
     (nudged,) = pool.run(1, partial(run_plain, nudged=True), on_one_rank(settings))
-    return apart(truth, outcomes, nudged=nudged)
+    return relative_difference(truth, outcomes, nudged=nudged)
 
 
 if __name__ == "__main__":

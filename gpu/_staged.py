@@ -20,12 +20,12 @@ from mimo.launch.runtime import Rendezvous
 NAME = "staged"
 _AT_ONCE = timedelta(0)
 
-_Work: Any = vars(dist)["_Work"]  # the class to derive from, as torch's own tests do; its types know neither
+_TorchWork: Any = vars(dist)["_Work"]  # the class to derive from, as torch's own tests do; its types know neither
 _ProcessGroup: Any = dist.ProcessGroup
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 
 
-class StagedWork(_Work):  # type: ignore[misc]  # see there
+class StagedWork(_TorchWork):  # type: ignore[misc]  # see there
     """An operation that has begun.
 
     Args:

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from oracle import Oracle  # what is imported here all tests wait for, those of the house too
 
 
+ORACLE = Path(__file__).parent / "oracle"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Choose which of the oracle's cases are run every time, before those of the soak are left out."""
+    if oracle := [item for item in items if item.path.parent == ORACLE]:
+        from covered import mark_uncovered
+
+        mark_uncovered(oracle)
+
+
 @pytest.fixture(scope="session")
 def truths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder of this run for all processes that test, with the results that they compare with."""

@@ -231,7 +231,7 @@ def test_tensor_ranks_write_what_one_process_does(digits_run: Path, digit: Path)
         (("--item", "{digit}"), "--item: expected MODALITY=FILE, got"),
         (("--text", "the cow"), "--text: expected text that the tokenizer can write, got the word 'cow' is not among"),
         (("--text", "the", "--tp", "3"), "modules.language.tp: expected a divisor of heads = 4, got 3."),
-        (("--text", "the", "--tp", "0"), "--tp: expected a whole number from 1, got 0."),
+        (("--text", "the", "--tp", "0"), "--tp: expected 1 or more, got 0."),
         (("--text", "the", "--top-p", "0"), "--top-p: expected a number above 0, to 1, got 0.0."),
         (("--text", "the " * 300), "the prompt: expected at most data.max_tokens = "),
     ],

@@ -56,12 +56,12 @@ def test_finetuning_begins_a_run_and_a_restart_goes_on_with_it(folder: Path) -> 
     """From its own checkpoint, not from the weights that it began with; neither manifest is kept while it trains."""
     path = install(folder / "site", "fails_at_three", FAILS_ONCE, "mimo.lifecycle")
     words = ("train", "text.toml", "--finetune", "run", "run.directory=tuned")
-    told = [
+    printed = [
         line
         for line in fail_and_restart(*words, cwd=folder, path=path).splitlines()
         if "loaded" in line or "processes" in line
     ]
-    assert told == [
+    assert printed == [
         "text: 4 steps with 1 processes, in tuned",
         "text: weights of step 4 loaded from run/checkpoints/step_00000004",
         "text: step 3 to 4 with 1 processes, in tuned",
@@ -78,13 +78,13 @@ def test_a_restart_goes_back_to_where_its_job_went_back(folder: Path) -> None:
     path = install(folder / "other_site", "fails_at_three", FAILS_ONCE, "mimo.lifecycle")
     succeed("train", "text.toml", "run.directory=back", cwd=folder)
     words = ("train", "text.toml", "run.directory=back", "checkpoint.load=back/checkpoints/step_00000002")
-    told = [
+    printed = [
         line
         for line in fail_and_restart(*words, cwd=folder, path=path).splitlines()
         if "processes" in line or "loaded" in line
     ]
     assert (
-        told
+        printed
         == [
             "text: step 3 to 4 with 1 processes, in back",
             "text: step 2 loaded from back/checkpoints/step_00000002",

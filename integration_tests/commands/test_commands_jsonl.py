@@ -119,7 +119,7 @@ def symlink(data: Path, samples: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         unreadable,
         too_few_placeholders,
@@ -129,11 +129,11 @@ def symlink(data: Path, samples: list[dict[str, Any]]) -> str:
     ],
 )
 def test_bad_data_ends_every_rank_with_file_and_line(
-    spoil: Callable[[Path, list[dict[str, Any]]], str], folder: Path
+    damage: Callable[[Path, list[dict[str, Any]]], str], folder: Path
 ) -> None:
     """At first use: code 3, no process left, the reason once on stderr and in the run directory, no traceback."""
     samples = json.loads(json.dumps(SAMPLES))
-    reason = spoil(folder / "data", samples)
+    reason = damage(folder / "data", samples)
     write_lines(folder / "data" / "train.jsonl", samples)
     ended = mimo("train", "own.toml", cwd=folder)
     assert ended.code == 3, ended

@@ -93,9 +93,9 @@ def test_a_job_that_another_one_keeps_out_ends_on_all_ranks_and_writes_nothing(f
         (folder / "run" / "attempt.json").write_text("somebody else's")
         ended = join(folder, lambda _first: None, *RESUMED, SLURM_JOB_ID="8")
         assert [one.process.exitcode for one in ended] == [2, 2]
-        told = [bytes(one.printed[one.err]).decode() for one in ended]
-        assert told[0].startswith(f"mimo: rank 0: {HELD}{holder.pid} on ")
-        assert told[1] == ""
+        printed = [bytes(one.printed[one.err]).decode() for one in ended]
+        assert printed[0].startswith(f"mimo: rank 0: {HELD}{holder.pid} on ")
+        assert printed[1] == ""
         assert snapshot(folder / "run") == before
         assert (folder / "run" / "attempt.json").read_text() == "somebody else's"
         assert not (folder / "run" / "error.txt").exists()

@@ -48,8 +48,8 @@ def stage(profile: Mapping[str, Any], module: str, number: int) -> Mapping[str, 
 def test_what_is_measured_can_be_planned_with(settings: Path) -> None:
     """A profile of two processes names every stage and edge, fits its job, and no other; no run directory is left."""
     folder = settings.parent
-    told = succeed("profile", settings, "modules.vision.recompute=full", "--out", folder / "costs.json", cwd=folder)
-    assert told == f"{folder / 'costs.json'}: costs of 3 stages; set schedule.profile to it\n"
+    printed = succeed("profile", settings, "modules.vision.recompute=full", "--out", folder / "costs.json", cwd=folder)
+    assert printed == f"{folder / 'costs.json'}: costs of 3 stages; set schedule.profile to it\n"
     assert sorted(path.name for path in folder.iterdir()) == ["costs.json", "tiny.toml"]
 
     profile = json.loads((folder / "costs.json").read_text())

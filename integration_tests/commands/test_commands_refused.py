@@ -168,9 +168,9 @@ def test_check_leaves_to_another_machine_what_only_that_one_can_answer(
         "run.device=cuda",
         "logging.tensorboard=true",
     )
-    told = here("check", EXAMPLE, *words, "--elsewhere").printed
-    assert "ranks 2-3: " in told
-    assert told.splitlines()[-1] == (
+    printed = here("check", EXAMPLE, *words, "--elsewhere").printed
+    assert "ranks 2-3: " in printed
+    assert printed.splitlines()[-1] == (
         "not looked at, as only the machine that trains can answer it: run.directory, checkpoint.load and "
         "load.finetune, GPUs, the processes that torchrun or Slurm starts, lifecycle plugins, and logging.tensorboard"
     )
@@ -182,10 +182,10 @@ def test_check_shows_a_plan_where_the_data_are_not(tmp_path: Path) -> None:
     (tmp_path / "text.toml").write_text(TEXT)
     refused = here("check", "text.toml", cwd=tmp_path)
     assert refused.refused("data.path: expected an existing jsonl file, got 'train.jsonl'."), refused
-    told = here("check", "text.toml", "--elsewhere", cwd=tmp_path).printed
-    assert "ranks 0: F0 B0" in told
-    assert "jsonl, none samples to train on, none held out" in told
-    assert told.rstrip().endswith("; the data, which are not here, so that samples of text alone stand for them")
+    printed = here("check", "text.toml", "--elsewhere", cwd=tmp_path).printed
+    assert "ranks 0: F0 B0" in printed
+    assert "jsonl, none samples to train on, none held out" in printed
+    assert printed.rstrip().endswith("; the data, which are not here, so that samples of text alone stand for them")
 
 
 def test_check_makes_nothing(tmp_path: Path) -> None:

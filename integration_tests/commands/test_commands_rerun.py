@@ -29,7 +29,7 @@ LAYOUTS = {
 }
 
 
-def spoiled(module: str, rank: int) -> tuple[str, ...]:
+def corrupting(module: str, rank: int) -> tuple[str, ...]:
     """Return settings that make a fault in step 3, and in all runs of it."""
     return ("rerun.inject.step=3", f"rerun.inject.module={module}", f"rerun.inject.rank={rank}")
 
@@ -47,7 +47,7 @@ def check_event(event: dict[str, Any], verdict: str, module: str, rank: int, dev
 
 def test_a_result_that_stays_is_rejected_until_its_step_is_left_out(tmp_path: Path) -> None:
     """16 at first, 17 on another device; the step is then left out, and the run ends well."""
-    words = (*JUDGED, *LAYOUTS["colocated"], *spoiled("vision", 1), f"run.directory={tmp_path}")
+    words = (*JUDGED, *LAYOUTS["colocated"], *corrupting("vision", 1), f"run.directory={tmp_path}")
     first = mimo(*words, "rerun.device=a")
     seen = (
         "got a loss that is not finite, also when run again; suspected: the forward of vision stage 0 for microbatch 0 "
@@ -87,7 +87,7 @@ def test_a_device_at_fault_is_told_after_the_restart(layout: str, module: str, r
     words = (
         *JUDGED,
         *laid,
-        *spoiled(module, rank),
+        *corrupting(module, rank),
         f"rerun.inject.device=a/{rank}",
         f"run.directory={tmp_path / 'run'}",
     )
@@ -106,7 +106,7 @@ def test_a_device_at_fault_is_told_after_the_restart(layout: str, module: str, r
 @pytest.mark.soak
 def test_a_fault_that_has_passed_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
     """With the losses of a run that was not disturbed."""
-    words = (*JUDGED, *spoiled("vision", 0), "rerun.inject.times=1", f"run.directory={tmp_path / 'run'}")
+    words = (*JUDGED, *corrupting("vision", 0), "rerun.inject.times=1", f"run.directory={tmp_path / 'run'}")
     found = mimo(*words, "rerun.device=a")
     assert found.code == 0
     assert found.err == (

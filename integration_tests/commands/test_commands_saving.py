@@ -80,13 +80,13 @@ def test_a_run_goes_on_when_its_disk_is_full(small_disk: Path, more: tuple[str, 
     assert "bytes free on its disk, got" in ended.err
     assert "Older checkpoints are whole. Make room, or look at the disk." in ended.err
     assert (run / "error.txt").read_text() in ended.err
-    told = [line for line in ended.out.splitlines() if "not saved" in line]
-    assert len(told) == 1
-    assert re.match(rf"checkpoint not saved, going on after step [{'4' if ONE[0] in more else '56'}]: ", told[0])
-    assert f"{run / 'checkpoints' / 'step_00000004'}: expected" in told[0]
+    printed = [line for line in ended.out.splitlines() if "not saved" in line]
+    assert len(printed) == 1
+    assert re.match(rf"checkpoint not saved, going on after step [{'4' if ONE[0] in more else '56'}]: ", printed[0])
+    assert f"{run / 'checkpoints' / 'step_00000004'}: expected" in printed[0]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line and "evaluation" not in line] == [1, 2, 3, 4, 5, 6]
-    assert [line["reason"] for line in lines if line.get("save_failed")] == [told[0].partition(": ")[2]]
+    assert [line["reason"] for line in lines if line.get("save_failed")] == [printed[0].partition(": ")[2]]
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step_00000002"]
     verify(run / "checkpoints" / "step_00000002")
 
@@ -131,8 +131,8 @@ def test_a_plugin_that_fails_at_the_end_is_reported_once_and_changes_nothing(tex
     ended = mimo("train", "text.toml", "modules.language.ranks=0-1", cwd=text, path=path)
     assert ended.code == 0, ended
     assert "text: done in" in ended.out
-    told = "(entry point mimo.lifecycle: fails), mimo_run_end: expected no exception, got KeyError: 'loss'. "
-    assert ended.err.count("mimo: ") == ended.err.count(told) == ended.err.count("Traceback") == 1, ended.err
+    printed = "(entry point mimo.lifecycle: fails), mimo_run_end: expected no exception, got KeyError: 'loss'. "
+    assert ended.err.count("mimo: ") == ended.err.count(printed) == ended.err.count("Traceback") == 1, ended.err
     assert not (text / "run" / "error.txt").exists()
     assert (text / "run" / "loss.png").is_file()
 

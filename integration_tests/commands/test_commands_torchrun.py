@@ -69,8 +69,8 @@ def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
     assert ended.code != 0
     reason = "rank [01]: step 1: expected a device that computes, got one that doesn't.\n"
     assert ended.out.count("text: 4 steps with 2 processes") == 1
-    told = "mimo: not begun again: expected a last attempt that a restart can help, got one that ended with 16:\n"
-    assert len(re.findall(f"{told}{reason}", ended.err)) == 1
+    message = "mimo: not begun again: expected a last attempt that a restart can help, got one that ended with 16:\n"
+    assert len(re.findall(f"{message}{reason}", ended.err)) == 1
     assert re.fullmatch(reason, (folder / "run" / "error.txt").read_text())
 
 

@@ -146,11 +146,11 @@ def run_mixed(_rank: int) -> None:
     found = [generate(trainer, prompt_of(job, text, items), max_tokens=9, sampling=DRAWN) for text in texts]
     assert found[0] != found[1]
     assert generate(trainer, prompt_of(job, "", items), max_tokens=9)
-    for text, told in {
+    for text, printed in {
         "w1 <image>": r"the prompt: expected one <audio> in the text for each item of --audio, got 0 for 1 item",
         "<image> <image> <audio>": r"the prompt: expected one <image> in the text for each item .* got 2 for 1 item",
     }.items():
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=printed):
             generate(trainer, prompt_of(job, text, items), max_tokens=9)
     with pytest.raises(ConfigError, match=r"--audio: expected what encoder 'whisper' can read, got .*: a waveform"):
         prompt_of(job, "<audio>", {"audio": [(np.full(3, np.nan)[:0], 16_000)]})
@@ -186,8 +186,8 @@ def run_elsewhere(rank: int, modules: Modules) -> str:
 )
 def test_other_layouts_are_refused(modules: Modules, text: str, pool: Pool) -> None:
     """Instead of waiting for ranks that do not take part."""
-    for told in pool.run(2, run_elsewhere, modules):
-        assert all(part in told for part in text.split(" .* ")), told
+    for printed in pool.run(2, run_elsewhere, modules):
+        assert all(part in printed for part in text.split(" .* ")), printed
 
 
 def write_checkpoint(rank: int, folder: str, tp: int) -> list[str]:

@@ -70,14 +70,14 @@ def survive(run: Path, blows: Sequence[Blow], expected: Sequence[float], *, asyn
         found = latest(run / "checkpoints")
         first = 1 if found is None else int(found.name.removeprefix("step_")) + 1
         ended = command(words(run, asynchronous=asynchronous), blow)
-        code, told = ended.code, ended.out + ended.err
-        assert code in ((0, 3, -9) if blow is not None else (0,)), f"{blow}: {code}\n{told}"
+        code, printed = ended.code, ended.out + ended.err
+        assert code in ((0, 3, -9) if blow is not None else (0,)), f"{blow}: {code}\n{printed}"
         struck += code != 0
-        if 1 < first <= STEPS and ", in " in told:
-            assert f"step {first} to {STEPS} with" in told, f"{blow}:\n{told}"
+        if 1 < first <= STEPS and ", in " in printed:
+            assert f"step {first} to {STEPS} with" in printed, f"{blow}:\n{printed}"
         if code == 3:
-            assert "Traceback" not in told, f"{blow}:\n{told}"
-            assert f"rank {blow.rank if blow else '-'} was ended by signal 9" in told, f"{blow}:\n{told}"
+            assert "Traceback" not in printed, f"{blow}:\n{printed}"
+            assert f"rank {blow.rank if blow else '-'} was ended by signal 9" in printed, f"{blow}:\n{printed}"
         if (found := latest(run / "checkpoints")) is not None:
             verify(found)
     assert losses(run) == expected

@@ -390,8 +390,8 @@ def test_patterns_that_match_no_parameter_are_refused_before_launch(
 ) -> None:
     """Names are known without building anything for real, those of stages on other ranks too."""
     assert run([command, str(file), 'modules.vision.optimizer.patterns."*.atention.*".lr=1']) == 2
-    told = capsys.readouterr()
-    assert told.err == (
+    printed = capsys.readouterr()
+    assert printed.err == (
         'mimo: modules.vision.optimizer.patterns."*.atention.*": expected a pattern that matches trained parameters of '
         "vision, by their path inside it, got one that matches none. The closest are layers.0.attention.query.weight, "
         "layers.0.attention.query.bias, layers.0.attention.key.weight.\n"

@@ -54,8 +54,14 @@ def test_what_is_used_is_allowed(rerun: dict[str, Any]) -> None:
             {"mode": "validate", "spike_factor": 0, "pass_factor": 0, "spike_steps": 5},
             "rerun.spike_steps: expected nothing, as rerun.spike_factor and rerun.pass_factor are 0, got 5. Leave it",
         ),
-        ({"mode": "validate", "spike_factor": -1}, "rerun.spike_factor: expected 0 or more, got -1.0"),
-        ({"mode": "validate", "pass_factor": math.inf}, "rerun.pass_factor: expected a finite number, got inf"),
+        (
+            {"mode": "validate", "spike_factor": -1},
+            "rerun.spike_factor: expected a finite number of 0 or more, got -1.0",
+        ),
+        (
+            {"mode": "validate", "pass_factor": math.inf},
+            "rerun.pass_factor: expected a finite number of 0 or more, got inf",
+        ),
         ({"pass_factor": 9}, "rerun.pass_factor: expected nothing, as rerun.mode is 'disabled', got 9.0. Leave it out"),
         ({"skip_steps": [401]}, "rerun.skip_steps: expected steps from 1 to run.steps = 400, got 401."),
         (

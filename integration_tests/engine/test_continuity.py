@@ -158,13 +158,13 @@ def test_settings_from_which_results_follow_are_told() -> None:
     now["modules"]["vision"] = {**now["modules"]["vision"], "optimizer": {"weight_decay": 0.2}}
     config = {**now["modules"]["language"]["config"], "rope_theta": 500.0}
     now["modules"]["language"] = {**now["modules"]["language"], "config": config}
-    told = list(differences(make_job(now), saved_by(before)))
-    assert told[:2] == ["modules.language.config.rope_theta 500.0 (was 10000.0)", "data.pictures none (was mixed)"]
-    assert "optimizer of vision.weight_decay 0.2 (was 0.1)" in told
-    assert "optimizer of vision.lr 0.003 (was 0.001)" in told
-    assert "optimizer of language.lr_decay_steps 20 (was 10)" in told
-    assert any(one.startswith('optimizer of language.optimizer.patterns."*.bias" {') for one in told)
-    assert list(differences(make_job(now), saved_by(before, finetunes=True))) == told[:1]
+    reported = list(differences(make_job(now), saved_by(before)))
+    assert reported[:2] == ["modules.language.config.rope_theta 500.0 (was 10000.0)", "data.pictures none (was mixed)"]
+    assert "optimizer of vision.weight_decay 0.2 (was 0.1)" in reported
+    assert "optimizer of vision.lr 0.003 (was 0.001)" in reported
+    assert "optimizer of language.lr_decay_steps 20 (was 10)" in reported
+    assert any(one.startswith('optimizer of language.optimizer.patterns."*.bias" {') for one in reported)
+    assert list(differences(make_job(now), saved_by(before, finetunes=True))) == reported[:1]
 
 
 def test_a_module_that_is_split_off_is_neither_new_nor_gone() -> None:

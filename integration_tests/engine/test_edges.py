@@ -60,8 +60,8 @@ def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
 def test_rows_of_any_number_format_cross_the_boundary(dtype: torch.dtype, pool: Pool) -> None:
     """An encoder that computes in float64 or bfloat16 gives the same loss on ranks of its own as on one."""
     (alone,) = pool.run(1, run_format, ALONE, dtype)
-    apart = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 3}}
-    for loss in pool.run(4, run_format, apart, dtype):
+    disjoint = {"vision": {"ranks": [0, 1], "dp": 2}, "language": {"ranks": [1, 2, 3], "dp": 3}}
+    for loss in pool.run(4, run_format, disjoint, dtype):
         assert loss == pytest.approx(alone, rel=1e-6)
 
 

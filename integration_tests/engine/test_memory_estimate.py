@@ -107,13 +107,13 @@ def watched(trainer: Trainer) -> tuple[Watch, ExitStack]:
 def measure(rank: int, settings: Table) -> tuple[RankMemory, RankMemory]:
     """Do a step; return what the rank was said to hold, and what it held."""
     job = make_job(settings)
-    told = estimate_memory(job).get(rank, RankMemory())
+    estimate = estimate_memory(job).get(rank, RankMemory())
     trainer = Trainer(job, rank=rank, device=CPU)
     watch, patches = watched(trainer)
     with patches:
-        tally = trainer.accumulate(1)
+        stats = trainer.accumulate(1)
         watch.look()
-    trainer.update(1, tally)
+    trainer.update(1, stats)
     weights = size_of(value for held in trainer.optimizer.weights().values() for value in held.values())
     state = host = 0
     for module in trainer.optimizer.modules.values():
@@ -123,7 +123,7 @@ def measure(rank: int, settings: Table) -> tuple[RankMemory, RankMemory]:
             else:
                 state += size_of(value for states in one.state.values() for value in states.values())
     held = RankMemory(weights=weights, gathered=watch.gathered, gradients=watch.gradients, state=state, host=host)
-    return told, held
+    return estimate, held
 
 
 LAYOUTS: Mapping[str, Modules] = {
@@ -162,8 +162,8 @@ def check(settings: Table, pool: Pool, *, slack: float = 0) -> None:
     settings["run"]["device"] = "cpu"
     found = pool.run(world_of(settings), measure, settings)
     wrong = []
-    for rank, (told, held) in enumerate(found):
-        for kind, count in attrs.asdict(told).items():
+    for rank, (estimate, held) in enumerate(found):
+        for kind, count in attrs.asdict(estimate).items():
             there = getattr(held, kind)
             most = there * (1 + slack) if kind == "gradients" else there
             if not there <= count <= most:
@@ -258,11 +258,11 @@ def test_what_a_trial_divides_is_told_by_its_bounds(pool: Pool) -> None:
     settings = table(LAYOUTS["lanes"], microbatches=2)
     settings["run"]["device"] = "cpu"
     settings["optimizer"] |= {"plugin": "cpu-offload", "fraction": "auto", "bucket_bytes": 2048}
-    for told, held in pool.run(world_of(settings), measure, settings):
-        assert told.at_most
-        assert held.state <= told.state
-        assert held.host <= told.host
-        assert attrs.evolve(told, state=0, host=0, at_most=False) == attrs.evolve(held, state=0, host=0)
+    for estimate, held in pool.run(world_of(settings), measure, settings):
+        assert estimate.at_most
+        assert held.state <= estimate.state
+        assert held.host <= estimate.host
+        assert attrs.evolve(estimate, state=0, host=0, at_most=False) == attrs.evolve(held, state=0, host=0)
 
 
 def test_the_page_of_optimizers_shows_what_is_told(tmp_path: Path) -> None:

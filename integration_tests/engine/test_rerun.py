@@ -79,7 +79,7 @@ def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Undistu
     return Undisturbed(pool, tmp_path_factory.mktemp("undisturbed"))
 
 
-def told(layout: str, fault: str) -> tuple[int, dict[str, Any]]:
+def reported(layout: str, fault: str) -> tuple[int, dict[str, Any]]:
     """Return on which rank a fault is made, and what is to be said of it: of a tensor group all its ranks share it."""
     module, what = FAULTS[fault]["module"], FAULTS[fault]["what"]
     ranks = LAYOUTS[layout][str(module)]["ranks"]
@@ -98,7 +98,7 @@ def test_a_fault_is_given_to_where_it_was_made(
 ) -> None:
     """And once it has passed, or its device is left, the run is the one that nothing has disturbed, to the bit."""
     settings = settings_of(layout, optimizer)
-    rank, where = told(layout, fault)
+    rank, where = reported(layout, fault)
     inject: dict[str, Any] = {"step": STEP, "rank": rank, "microbatch": 1, **FAULTS[fault]}
     if ending == "transient":
         inject["times"] = 1
@@ -220,9 +220,9 @@ def test_each_step_runs_twice_to_tell_how_far_apart_runs_are(
     settings = settings_of("colocated", "adamw")
     steady = run(pool, with_rerun(settings, tmp_path / "steady", mode="report_determinism"))
     check_same(steady, undisturbed.run("colocated", "adamw"))
-    told = events(tmp_path / "steady")
-    assert [event["verdict"] for event in told] == ["determinism"] * (STEP + 1)
-    assert {off for event in told for off in event["differences"].values()} == {0.0}
+    reported = events(tmp_path / "steady")
+    assert [event["verdict"] for event in reported] == ["determinism"] * (STEP + 1)
+    assert {off for event in reported for off in event["differences"].values()} == {0.0}
     settings["modules"]["vision"]["plugin"] = "unsteady-vit"
     run(pool, with_rerun(settings, tmp_path, mode="report_determinism"))
     assert all(0 < event["differences"]["passes.vision"] < 1 for event in events(tmp_path))
@@ -244,8 +244,8 @@ def test_a_step_that_waits_needs_the_layout_that_it_was_run_in(tmp_path: Path, p
     before, after = settings_of("disjoint", "adamw"), settings_of("colocated", "adamw")
     rerun: dict[str, Any] = {"mode": "validate", "inject": {"step": STEP, "rank": 1, "module": "vision"}}
     assert {one.code for one in run(pool, with_rerun(before, tmp_path, **rerun))} == {16}
-    with pytest.raises(RanksError, match=r"the layout, batch and precision in which step 4 was run") as told:
+    with pytest.raises(RanksError, match=r"the layout, batch and precision in which step 4 was run") as reported:
         run(pool, with_rerun(after, tmp_path, "latest", mode="validate"))
-    assert "rerun.skip_steps=[4]" in str(told.value)
+    assert "rerun.skip_steps=[4]" in str(reported.value)
     left = run(pool, with_rerun(after, tmp_path, "latest", mode="validate", skip_steps=[STEP]))
     assert [(one.code, one.steps[0][2]) for one in left] == [(0, True)] * 2

@@ -74,18 +74,18 @@ def machine_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run
 def test_what_is_not_finite_is_rejected() -> None:
     """A loss, or a gradient; a step that is skipped anyway is not."""
     machine = machine_of({})
-    assert machine.judge(result(1.0)) == ""
-    assert machine.judge(result(math.nan)) == "a loss that is not finite"
-    assert machine.judge(result(1.0, math.inf)) == "a gradient that is not finite"
-    assert machine.judge(result(math.nan, tokens=0)) == ""
+    assert machine.assess(result(1.0)) == ""
+    assert machine.assess(result(math.nan)) == "a loss that is not finite"
+    assert machine.assess(result(1.0, math.inf)) == "a gradient that is not finite"
+    assert machine.assess(result(math.nan, tokens=0)) == ""
 
 
 def test_an_overflow_of_fp16_is_not_judged_but_a_spike_is() -> None:
     """It is what the loss scale is for."""
     machine = machine_of({"spike_steps": 1}, precision="fp16")
     machine.accept(result(1.0))
-    assert machine.judge(result(1.0, math.inf)) == ""
-    assert machine.judge(result(11.0, 1.0)) == "a loss of 11, above 10, 10 times the largest of the last 1 steps"
+    assert machine.assess(result(1.0, math.inf)) == ""
+    assert machine.assess(result(11.0, 1.0)) == "a loss of 11, above 10, 10 times the largest of the last 1 steps"
 
 
 def test_a_spike_is_one_over_the_largest_of_late() -> None:
@@ -93,14 +93,14 @@ def test_a_spike_is_one_over_the_largest_of_late() -> None:
     machine = machine_of({"spike_factor": 3, "spike_steps": 2})
     for loss, norm in ((2.0, 1.0), (math.nan, 1.0)):
         machine.accept(result(loss, norm))
-    assert machine.judge(result(100.0)) == ""
+    assert machine.assess(result(100.0)) == ""
     machine.accept(result(1.0, 1.0))
-    assert machine.judge(result(6.0, 3.0)) == ""
-    assert machine.judge(result(6.1, 1.0)) == "a loss of 6.1, above 6, 3 times the largest of the last 2 steps"
-    assert "a gradient norm of 3.1, above 3, 3 times" in str(machine.judge(result(1.0, 3.1)))
+    assert machine.assess(result(6.0, 3.0)) == ""
+    assert machine.assess(result(6.1, 1.0)) == "a loss of 6.1, above 6, 3 times the largest of the last 2 steps"
+    assert "a gradient norm of 3.1, above 3, 3 times" in str(machine.assess(result(1.0, 3.1)))
     machine.accept(result(1.0, 1.0))
-    assert "above 3," in str(machine.judge(result(6.0, 1.0)))
-    assert machine_of({"spike_factor": 0}).judge(result(1e9)) == ""
+    assert "above 3," in str(machine.assess(result(6.0, 1.0)))
+    assert machine_of({"spike_factor": 0}).assess(result(1e9)) == ""
 
 
 def test_what_it_knows_goes_through_a_checkpoint() -> None:
@@ -114,7 +114,7 @@ def test_what_it_knows_goes_through_a_checkpoint() -> None:
     assert other.state()["state"] == machine.state()["state"]
     assert set(machine.state()) == {"state", "rank_00000"}
     assert other.tolerance == 0.01
-    assert other.judge(result(21.0))
+    assert other.assess(result(21.0))
 
 
 def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
@@ -230,8 +230,8 @@ def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], boo
     except RestartNeededError:
         went_on = False
     path = directory / RERUN_FILE
-    told = [json.loads(line)["verdict"] for line in path.read_text().splitlines()] if path.exists() else []
-    return told, went_on, len(trainer.results)
+    reported = [json.loads(line)["verdict"] for line in path.read_text().splitlines()] if path.exists() else []
+    return reported, went_on, len(trainer.results)
 
 
 def _driver(
@@ -253,11 +253,11 @@ def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_rank
     """It is told and accepted; only what comes to something else each time, and never right, needs another device."""
     plain = alone(job_of({}))
     (found,) = run_ranks(1, lambda _rank: [tell_passes(story, plain, tmp_path / story) for story in PASS_STORIES])
-    for (story, (_, _, verdicts, left)), told in zip(PASS_STORIES.items(), found, strict=True):
-        assert told == (verdicts, "reproduced" not in verdicts, left), story
+    for (story, (_, _, verdicts, left)), reported in zip(PASS_STORIES.items(), found, strict=True):
+        assert reported == (verdicts, "reproduced" not in verdicts, left), story
 
 
-def tell(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
+def run_story(story: str, plain: Job, directory: Path) -> tuple[str, float, int]:
     """Run a story; return the verdict, the loss that is stepped by, and how many runs were left."""
     rerun, losses, *_ = STORIES[story]
     driver, machine, trainer = _driver(plain, directory, rerun, [*map(result, losses)])
@@ -286,9 +286,9 @@ def alone(job: Job) -> Job:
 def test_what_is_made_of_runs_that_come_to_this(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
     """The loss of each run, first the one that is judged; all are needed, and no more."""
     plain = alone(job_of({}))
-    (found,) = run_ranks(1, lambda _rank: [tell(story, plain, tmp_path / story) for story in STORIES])
-    for (story, (_, losses, verdict, left)), (told, loss, unused) in zip(STORIES.items(), found, strict=True):
-        assert (told, unused) == (verdict, left), story
+    (found,) = run_ranks(1, lambda _rank: [run_story(story, plain, tmp_path / story) for story in STORIES])
+    for (story, (_, losses, verdict, left)), (reported, loss, unused) in zip(STORIES.items(), found, strict=True):
+        assert (reported, unused) == (verdict, left), story
         assert loss == losses[-1] or (verdict == "reproduced" and math.isnan(loss)), story
 
 
@@ -319,14 +319,14 @@ def test_an_event_that_cannot_be_written_is_said_and_ends_nothing(
 ) -> None:
     """As where the disk is full: the run has just been saved from a fault."""
     (tmp_path / RERUN_FILE).mkdir()
-    machine_of({}, tmp_path).tell(4, "transient", "a fault that has passed")
+    machine_of({}, tmp_path).add_event(4, "transient", "a fault that has passed")
     said, text = capsys.readouterr().err.splitlines()
     assert said.startswith("mimo: step 4: transient is not in rerun.jsonl, which can't be written: [Errno 21] Is a dir")
     assert text == "mimo: step 4: a fault that has passed"
 
 
-@pytest.mark.parametrize(("made", "told"), [([5, 6], 6), ([], 4)])
-def test_the_end_of_a_run_is_told_of_the_step_that_it_came_to(made: list[int], told: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("made", "reported"), [([5, 6], 6), ([], 4)])
+def test_the_end_of_a_run_is_told_of_the_step_that_it_came_to(made: list[int], reported: int, tmp_path: Path) -> None:
     """Which is not its last when it was stopped."""
     machine = machine_of({"mode": "report_determinism"}, tmp_path)
     run = cast("RunInfo", SimpleNamespace(first_step=5, steps=400))
@@ -334,7 +334,7 @@ def test_the_end_of_a_run_is_told_of_the_step_that_it_came_to(made: list[int], t
         machine.mimo_step_end(run, cast("StepInfo", SimpleNamespace(step=step)))
     machine.mimo_run_end(run)
     (event,) = map(json.loads, (tmp_path / RERUN_FILE).read_text().splitlines())
-    assert (event["step"], event["verdict"]) == (told, "determinism_of_the_run")
+    assert (event["step"], event["verdict"]) == (reported, "determinism_of_the_run")
 
 
 FORWARD = Computation(kind="forward", module="vision", stage=0, microbatches=(1,))

@@ -118,21 +118,21 @@ def history(past: int = 5, **settings: Any) -> PassHistory:
     return found
 
 
-def reason(judging: PassHistory, **values: float) -> str:
+def reason(passes: PassHistory, **values: float) -> str:
     """Return what is said of a step."""
-    found = judging.judge(sums(**values))
+    found = passes.assess(sums(**values))
     return "" if found is None else found.reason
 
 
 def test_what_is_far_above_its_past_is_rejected() -> None:
     """The first of it in a step is named; what is smaller, however much, is not; nor what was empty."""
-    judging = history()
-    assert reason(judging, vision_forward=99.9, language_backward=0.0, language_forward=1e-30) == ""
+    passes = history()
+    assert reason(passes, vision_forward=99.9, language_backward=0.0, language_forward=1e-30) == ""
     bound = "of a root mean square of 101, above 100, 100 times the largest of late"
-    assert reason(judging, vision_forward=101.0) == f"rows that vision stage 0 makes {bound}"
-    assert reason(judging, language_backward=101.0) == f"gradients that language stage 0 sends back {bound}"
-    assert reason(judging, vision_gradients=101.0) == f"gradients of the parameters of vision stage 0 {bound}"
-    found = judging.judge(sums(vision_gradients=1e9, language_backward=1e9, language_forward=1e30, vision_forward=5.0))
+    assert reason(passes, vision_forward=101.0) == f"rows that vision stage 0 makes {bound}"
+    assert reason(passes, language_backward=101.0) == f"gradients that language stage 0 sends back {bound}"
+    assert reason(passes, vision_gradients=101.0) == f"gradients of the parameters of vision stage 0 {bound}"
+    found = passes.assess(sums(vision_gradients=1e9, language_backward=1e9, language_forward=1e30, vision_forward=5.0))
     assert found is not None
     assert found.computation == Computation(kind="forward", module="language", stage=0)
     assert reason(history(pass_factor=3.0), vision_forward=3.1)
@@ -140,50 +140,50 @@ def test_what_is_far_above_its_past_is_rejected() -> None:
 
 def test_what_is_not_finite_needs_no_past() -> None:
     """And is rejected whatever the factor."""
-    for judging in (history(0), history(pass_factor=0.0)):
-        assert reason(judging, vision_forward=1e30) == ""
+    for passes in (history(0), history(pass_factor=0.0)):
+        assert reason(passes, vision_forward=1e30) == ""
         for value in (math.inf, math.nan):
-            assert reason(judging, vision_forward=value) == "rows that vision stage 0 makes that are not finite"
+            assert reason(passes, vision_forward=value) == "rows that vision stage 0 makes that are not finite"
 
 
 @pytest.mark.parametrize(("settings", "needed"), [({}, 5), ({"spike_steps": 2}, 2)])
 def test_the_bound_counts_after_a_few_steps(settings: dict[str, Any], needed: int) -> None:
     """In which there were such passes: steps without any don't count."""
-    judging = history(needed - 1, **settings)
-    judging.accept(sums(language_forward=1.0))
-    assert reason(judging, language_forward=1e9)
-    assert reason(judging, vision_forward=1e9) == ""
+    passes = history(needed - 1, **settings)
+    passes.accept(sums(language_forward=1.0))
+    assert reason(passes, language_forward=1e9)
+    assert reason(passes, vision_forward=1e9) == ""
 
 
 @pytest.mark.parametrize("before", [0, 3, 9])
 def test_the_past_is_forgotten(before: int) -> None:
     """What was accepted counts for as many steps as settings say, and for no more than twice as many, however large."""
-    judging = history(before, spike_steps=10)
-    judging.accept(sums(vision_forward=1e30))
+    passes = history(before, spike_steps=10)
+    passes.accept(sums(vision_forward=1e30))
     for _ in range(10):
-        assert reason(judging, vision_forward=1e31) == ""
-        judging.accept(sums(vision_forward=1.0))
+        assert reason(passes, vision_forward=1e31) == ""
+        passes.accept(sums(vision_forward=1.0))
     for _ in range(10):
-        judging.accept(sums(vision_forward=1.0))
-    assert "above 100," in reason(judging, vision_forward=101.0)
+        passes.accept(sums(vision_forward=1.0))
+    assert "above 100," in reason(passes, vision_forward=101.0)
 
 
 def test_what_was_accepted_though_not_finite_is_not_rejected_each_time() -> None:
     """Until it is finite once: a model that is so by itself is not run twice in every step."""
-    judging = history()
+    passes = history()
     for value in (math.inf, math.nan):
-        judging.accept(sums(vision_forward=value))
-        assert reason(judging, vision_forward=value) == ""
-    judging.accept(sums(vision_forward=2.0))
-    assert reason(judging, vision_forward=math.inf)
-    assert "above 200," in reason(judging, vision_forward=201.0)
+        passes.accept(sums(vision_forward=value))
+        assert reason(passes, vision_forward=value) == ""
+    passes.accept(sums(vision_forward=2.0))
+    assert reason(passes, vision_forward=math.inf)
+    assert "above 200," in reason(passes, vision_forward=201.0)
 
 
 def test_the_past_goes_through_a_checkpoint() -> None:
     """By module, stage and direction, whichever ranks there are; stages of a longer pipeline begin anew."""
-    judging = history()
-    judging.accept(sums(vision_forward=3.0, language_forward=math.nan))
-    state = judging.state()
+    passes = history()
+    passes.accept(sums(vision_forward=3.0, language_forward=math.nan))
+    state = passes.state()
     assert state["forward of vision, stage 0 of 1"] == [3.0, 0.0, 6]
     assert "forward of language, stage 0 of 1" not in state
     again = PassHistory(graph_of(ONE), RerunSettings(mode="validate"))
@@ -248,9 +248,9 @@ def test_a_forged_past_is_refused(passes: object, key: str, tmp_path: Path) -> N
     text = (
         f"{path}: expected the two largest of late of each kind of passes, finite numbers of 0 or more, and a count of"
     )
-    with pytest.raises(CheckpointError, match=re.escape(text)) as told:
+    with pytest.raises(CheckpointError, match=re.escape(text)) as refused:
         machine().expect(manifest, tmp_path)
-    assert len(told.value.got) <= 80
+    assert len(refused.value.got) <= 80
 
 
 def test_no_rank_of_any_layout_has_other_sums() -> None:
@@ -273,7 +273,7 @@ def test_a_seam_changes_no_length_and_is_judged_on_both_sides() -> None:
     assert len(divided) == len(whole)
     judged = {StageId(computation.module, computation.stage) for computation in divided}
     assert judged >= {StageId(*job.built(stage)) for stage in job.graph.stages}
-    judging = PassHistory(job.model_graph, RerunSettings(mode="validate"))
-    judging.accept([1.0] * len(divided))
-    assert "forward of vision, stage 1 of 2" in judging.state()
-    assert "forward of vision, stage 0 of 1" not in judging.state()
+    passes = PassHistory(job.model_graph, RerunSettings(mode="validate"))
+    passes.accept([1.0] * len(divided))
+    assert "forward of vision, stage 1 of 2" in passes.state()
+    assert "forward of vision, stage 0 of 1" not in passes.state()

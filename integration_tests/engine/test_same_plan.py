@@ -21,16 +21,16 @@ def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
         job = attrs.evolve(job, **{which: getattr(other, which)})
         if which == "evaluation_plan":  # orders of forwards alone may be the same
             job = attrs.evolve(job, evaluation_plan=attrs.evolve(job.evaluation_plan, schedule="other"))
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as refused:
         Trainer(job, rank=rank, device=CPU)
-    return str(told.value)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize("which", ["plan", "evaluation_plan"])
 def test_other_plans_are_found_before_the_first_step(which: str, pool: Pool) -> None:
     """Every rank names the same two ranks, and what may have been different."""
     settings = table({"vision": on(0, 0), "language": on(1, 2, pp=2)}, microbatches=4)
-    told = pool.run(3, run_with_other_plan, settings, which)
-    assert len(set(told)) == 1
-    assert "schedule: expected the same plan on all ranks, got one on rank 0, and another on rank 2" in told[0]
-    assert "schedule.profile" in told[0]
+    refused = pool.run(3, run_with_other_plan, settings, which)
+    assert len(set(refused)) == 1
+    assert "schedule: expected the same plan on all ranks, got one on rank 0, and another on rank 2" in refused[0]
+    assert "schedule.profile" in refused[0]

@@ -166,8 +166,8 @@ def run_short_evaluation(rank: int, length: int) -> None:
     if rank == 3:
         assert trainer.job.evaluation is not None
         trainer.job = attrs.evolve(trainer.job, evaluation=Shorter(trainer.job.evaluation, length))
-    told = rf"^evaluation: expected equally many .* got {HELD_OUT} on rank 0, and {length} on"
-    with pytest.raises(DataError, match=told):
+    message = rf"^evaluation: expected equally many .* got {HELD_OUT} on rank 0, and {length} on"
+    with pytest.raises(DataError, match=message):
         trainer.evaluate(1)
 
 
@@ -188,7 +188,7 @@ def train_swapped(process: ProcessInfo) -> None:
 def test_every_rank_stops_with_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:
     """A run ends with the code of a failure at run time, and says once what differs where."""
     assert launch(train_swapped, world=4) == 3
-    told = capfd.readouterr().err
-    assert told.count("expected the same samples at both ends") == 1
-    assert "step 2, edge language.0-1" in told
-    assert "sample 95" in told
+    message = capfd.readouterr().err
+    assert message.count("expected the same samples at both ends") == 1
+    assert "step 2, edge language.0-1" in message
+    assert "sample 95" in message

@@ -32,12 +32,12 @@ def make_trainer(directory: str, progress: Heartbeat | None = None, **checkpoint
 
 def run_skip(_rank: int, directory: str) -> list[str]:
     """Save while a checkpoint is still being written, and return what is told."""
-    told: list[str] = []
+    messages: list[str] = []
     config = {"logging": {"console": False}}
     run = RunInfo(name="r", directory=Path(directory), rank=0, world=1, first_step=1, steps=3, config=config)
 
-    def tell(step: int, error: UserError) -> None:
-        told.append(f"{step}: {error}")
+    def report(step: int, error: UserError) -> None:
+        messages.append(f"{step}: {error}")
         Metrics().mimo_save_failed(run, step, error)
 
     reached, opened, real = threading.Event(), threading.Event(), os.fsync
@@ -47,7 +47,7 @@ def run_skip(_rank: int, directory: str) -> list[str]:
         assert opened.wait(60)
         real(file)
 
-    saving = Saving(make_trainer(directory, asynchronous=True, when_busy="skip"), RunState(), [], tell)
+    saving = Saving(make_trainer(directory, asynchronous=True, when_busy="skip"), RunState(), [], report)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         saving.save(1)
@@ -57,13 +57,13 @@ def run_skip(_rank: int, directory: str) -> list[str]:
         opened.set()
         saving.save(3, now=True)
         saving.close()
-    return told
+    return messages
 
 
 def test_a_checkpoint_that_is_left_out_is_told(tmp_path: Path, pool: Pool) -> None:
     """Once, as what it is: not as a disk that failed."""
-    ((told,),) = pool.run(1, run_skip, str(tmp_path))
-    assert told == (
+    ((messages,),) = pool.run(1, run_skip, str(tmp_path))
+    assert messages == (
         "2: step 2: expected the checkpoint before it to be written, got one that is still being written, and "
         'checkpoint.when_busy = "skip". A longer checkpoint.interval leaves it the time.'
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from commands import TEXT, here, mimo, read_metrics, succeed, write_lines
-from resuming import WentOn, begin, go_on, go_on_and_save, same_bits
+from resuming import Resumption, begin, resume_and_save, resume_run, same_bits
 from tables import Table
 from test_going_on import BOTH, all_zero, load, moments_of, run_of, weights_of
 from test_oracle import on
@@ -24,15 +24,15 @@ RATES = {"optimizer": {"lr_schedule": "linear", "lr_warmup_steps": 2}}
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> tuple[Path, Path, WentOn]:
+def saved(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> tuple[Path, Path, Resumption]:
     """A run that has saved its third step with optimizer states, the same run without, and what it held."""
     whole, alone = (tmp_path_factory.mktemp(name) for name in ("whole", "alone"))
-    (before,) = pool.run(1, go_on_and_save, run_of(BOTH, whole, **RATES), 1, 3)
-    pool.run(1, go_on_and_save, run_of(BOTH, alone, **RATES, **ALONE), 1, 3)
+    (before,) = pool.run(1, resume_and_save, run_of(BOTH, whole, **RATES), 1, 3)
+    pool.run(1, resume_and_save, run_of(BOTH, alone, **RATES, **ALONE), 1, 3)
     return whole, alone, before
 
 
-def test_weights_alone_are_a_whole_checkpoint(saved: tuple[Path, Path, WentOn]) -> None:
+def test_weights_alone_are_a_whole_checkpoint(saved: tuple[Path, Path, Resumption]) -> None:
     """All but the states of optimizers is the same, and every byte can be verified."""
     whole, alone, _ = saved
     with_states, without = (read_manifest(folder / STEP) for folder in (whole, alone))
@@ -44,59 +44,61 @@ def test_weights_alone_are_a_whole_checkpoint(saved: tuple[Path, Path, WentOn]) 
 
 
 def test_a_resumed_run_is_one_that_leaves_the_states(
-    saved: tuple[Path, Path, WentOn], tmp_path: Path, pool: Pool
+    saved: tuple[Path, Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
     """To the bit, with the same samples and learning rates: a new optimizer steps on, and that is told."""
     whole, alone, before = saved
-    (left,) = pool.run(1, go_on, run_of(BOTH, tmp_path, **RATES, **load(whole, optimizer=False)), 4, 6)
-    (found,) = pool.run(1, go_on_and_save, run_of(BOTH, tmp_path, **RATES, **load(alone)), 4, 6)
+    (left,) = pool.run(1, resume_run, run_of(BOTH, tmp_path, **RATES, **load(whole, optimizer=False)), 4, 6)
+    (found,) = pool.run(1, resume_and_save, run_of(BOTH, tmp_path, **RATES, **load(alone)), 4, 6)
     assert (found.losses, found.rates) == (left.losses, left.rates)
     assert same_bits(found.ended, left.ended)
     assert same_bits(weights_of(found.began, "vision", "language"), weights_of(before.ended, "vision", "language"))
     assert all_zero(moments_of(found.began, "vision") | moments_of(found.began, "language"))
-    assert found.told == f"step 3 loaded from {alone / STEP}; {NEW}"
-    (further,) = pool.run(1, go_on, run_of(BOTH, tmp_path, **RATES, **load(tmp_path)), 7, 7)  # saves states again
+    assert found.summary == f"step 3 loaded from {alone / STEP}; {NEW}"
+    (further,) = pool.run(1, resume_run, run_of(BOTH, tmp_path, **RATES, **load(tmp_path)), 7, 7)  # saves states again
     assert same_bits(further.began, found.ended)
-    assert further.told.endswith("step_00000006")
+    assert further.summary.endswith("step_00000006")
 
 
 def test_another_layout_and_optimizer_resume_weights_alone(
-    saved: tuple[Path, Path, WentOn], tmp_path: Path, pool: Pool
+    saved: tuple[Path, Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
     """There are no states that another optimizer could have no use for."""
     _, alone, before = saved
     wide = {"vision": on(0, 1), "language": on(0, 1, tp=2)}
-    found = pool.run(2, go_on, run_of(wide, tmp_path, optimizer={"plugin": "muon"}, **load(alone)), 4, 4)
-    assert all(f"; {NEW}; optimizer of vision.plugin muon (was adamw)" in one.told for one in found)
+    found = pool.run(2, resume_run, run_of(wide, tmp_path, optimizer={"plugin": "muon"}, **load(alone)), 4, 4)
+    assert all(f"; {NEW}; optimizer of vision.plugin muon (was adamw)" in one.summary for one in found)
     name = "language.norm.weight"
     assert torch.equal(found[1].began[name], before.ended[name])
 
 
 def test_finetuning_takes_weights_alone_from_weights_alone(
-    saved: tuple[Path, Path, WentOn], tmp_path: Path, pool: Pool
+    saved: tuple[Path, Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
     """As from any checkpoint, and with nothing more to tell."""
     whole, alone, _ = saved
-    runs = [pool.run(1, go_on, run_of(BOTH, tmp_path, load={"finetune": str(one)}), 1, 2)[0] for one in (whole, alone)]
+    runs = [
+        pool.run(1, resume_run, run_of(BOTH, tmp_path, load={"finetune": str(one)}), 1, 2)[0] for one in (whole, alone)
+    ]
     assert runs[0].losses == runs[1].losses
-    assert runs[1].told == f"weights of step 3 loaded from {alone / STEP}"
+    assert runs[1].summary == f"weights of step 3 loaded from {alone / STEP}"
 
 
 def test_adapters_are_saved_alone_without_states(tmp_path: Path, pool: Pool) -> None:
     """With what is not trained left out too: a few factors, which go on beside the weights of the other checkpoint."""
-    pool.run(1, go_on_and_save, run_of(BOTH, tmp_path / "base"), 1, 3)
+    pool.run(1, resume_and_save, run_of(BOTH, tmp_path / "base"), 1, 3)
     modules = {**BOTH, "language": {**on(0, 0), "lora": {"rank": 2, "targets": ["*.query", "*.value"]}}}
     modules["vision"] = {**on(0, 0), "frozen": True}
     sections: dict[str, Any] = {"checkpoint": {"optimizer": False, "frozen": False}}
     settings = run_of(modules, tmp_path / "run", load={"finetune": str(tmp_path / "base")}, **sections)
-    (before,) = pool.run(1, go_on_and_save, settings, 1, 3)
+    (before,) = pool.run(1, resume_and_save, settings, 1, 3)
     held = read_manifest(tmp_path / "run" / STEP)
     weights = [name for name in held.tensors if name.startswith(("vision.", "language."))]
     assert {name.rpartition(".")[2] for name in weights} == {"down", "up"}
     resumed = run_of(modules, tmp_path / "run", **load(tmp_path / "run"))
-    (found,) = pool.run(1, go_on, resumed, 4, 4)
+    (found,) = pool.run(1, resume_run, resumed, 4, 4)
     assert same_bits(weights_of(found.began, "language"), weights_of(before.ended, "language"))
-    assert NEW in found.told
+    assert NEW in found.summary
 
 
 def save_for_a_restart(rank: int, settings: Table) -> None:

@@ -99,9 +99,11 @@ def test_unpacked_wheels_are_found_by_a_fresh_interpreter(tmp_path: Path) -> Non
         "print(*m.entry_points(group='mimo.datasets', name='carried-digits'))"
     )
     path = {"PYTHONPATH": str(tmp_path / "site")}
-    told = subprocess.run([sys.executable, "-c", source], env=path, capture_output=True, text=True, check=True).stdout
-    assert told.startswith(str(tmp_path / "site" / "mimo" / "hooks"))
-    assert "value='_carried_digits'" in told
+    printed = subprocess.run(
+        [sys.executable, "-c", source], env=path, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.startswith(str(tmp_path / "site" / "mimo" / "hooks"))
+    assert "value='_carried_digits'" in printed
 
 
 def test_wheels_of_others_are_left_out_where_they_are_installed(tmp_path: Path) -> None:

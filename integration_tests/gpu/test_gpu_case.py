@@ -14,7 +14,7 @@ import _layouts
 import pytest
 import torch
 from _case import Case, Found, alone, name_of, noting
-from _compare import Apart
+from _compare import RelativeDifference
 from tables import Table
 
 from mimo.launch import ProcessInfo
@@ -53,7 +53,7 @@ def test_one_model_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pyt
     def compare(_case: Case, settings: str, *_others: object) -> Any:
         if settings == "bad":
             raise RuntimeError("no such kernel")
-        return Apart(loss=0.5, gradient=0.5, weight=2.0, names=("g", "w"))
+        return RelativeDifference(loss=0.5, gradient=0.5, weight=2.0, names=("g", "w"))
 
     monkeypatch.setattr(_families, "models", lambda _group, **_keys: {"a": "bad", "b": "good"})
     monkeypatch.setattr(_families, "_in_single", compare)
@@ -101,8 +101,8 @@ def test_layouts_after_one_that_fails_are_launched_again(
     monkeypatch.setattr(_layouts, "launch", launch)
     until = time.monotonic() + (-1 if late else 60)
     wrong = _layouts.run_all(case_of(tmp_path), [{}, {}, {}, {}], world=2, until=until)
-    told = "the launch ended with code 3, in layout 1"
-    assert wrong == ([told, "no time was left for layouts 2, 3"] if late else [told])
+    message = "the launch ended with code 3, in layout 1"
+    assert wrong == ([message, "no time was left for layouts 2, 3"] if late else [message])
     assert launched == ([[0, 1, 2, 3]] if late else [[0, 1, 2, 3], [2, 3]])
     assert [_layouts.ended(tmp_path, number, 2) for number in range(4)] == [True, False, not late, not late]
 

@@ -130,7 +130,7 @@ waits_here()
     assert line["status"] == "timed out"
     for words in ("in waits_here", "in waits_below", "what ranks said"):
         assert words in (tmp_path / LOGS).read_text()
-        assert any(words in told for told in line["why"]), line["why"]
+        assert any(words in reason for reason in line["why"]), line["why"]
 
 
 def test_nothing_is_run_where_the_command_cannot_be_imported(tmp_path: Path) -> None:

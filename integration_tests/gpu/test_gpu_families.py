@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import attrs
 import pytest
 import torch
-from _compare import apart, missed
+from _compare import missed, relative_difference
 from _layouts import layouts
 from _models import GROUPS, models
 from jobs import make_job
@@ -56,19 +56,19 @@ def small() -> Truth:
 )
 def test_what_is_off_by_more_than_the_law_allows_is_named(tree: str, name: str, by: float, expected: str) -> None:
     """The worst of each kind, by how much; nothing where all is within."""
-    assert list(missed("x", apart(small(), small()))) == []
+    assert list(missed("x", relative_difference(small(), small()))) == []
     changed = small()
     value = {"gradients": changed.gradients, "weights": changed.weights}[tree]
     value[name] = value[name].double() + torch.tensor([0.0, by], dtype=torch.float64)
-    (line,) = missed("x", apart(small(), changed))
+    (line,) = missed("x", relative_difference(small(), changed))
     assert line == expected
 
 
 def test_a_first_loss_that_is_off_is_named() -> None:
     """By more than 1e-6 of itself."""
-    (line,) = missed("x", apart(small(), attrs.evolve(small(), losses=[2.0 * (1 + 3e-6)])))
+    (line,) = missed("x", relative_difference(small(), attrs.evolve(small(), losses=[2.0 * (1 + 3e-6)])))
     assert line == "x: first loss is off by 3 times what is allowed"
-    assert list(missed("x", apart(small(), attrs.evolve(small(), losses=[math.nan]))))
+    assert list(missed("x", relative_difference(small(), attrs.evolve(small(), losses=[math.nan]))))
 
 
 def test_what_a_nudge_explains_is_excused() -> None:
@@ -76,11 +76,11 @@ def test_what_a_nudge_explains_is_excused() -> None:
     nudged, found = small(), small()
     nudged.gradients["a"][0] += 1e-4
     found.gradients["a"][0] += 4e-4
-    assert apart(small(), found, nudged=nudged).worst < 1 < apart(small(), found).worst
+    assert relative_difference(small(), found, nudged=nudged).worst < 1 < relative_difference(small(), found).worst
 
 
 def test_what_no_rank_holds_is_infinitely_wrong() -> None:
     """Pieces of all ranks are put together before they are judged."""
     lacking = small()
     del lacking.weights["b"]
-    assert math.isinf(apart(small(), lacking).worst)
+    assert math.isinf(relative_difference(small(), lacking).worst)

@@ -6,6 +6,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -68,3 +69,15 @@ def test_house_folders_of_tests_are_small() -> None:
     counts = {str(folder.relative_to(ROOT)): len(list(folder.glob("test_*.py"))) for folder in folders}
     assert counts
     assert not {name: count for name, count in counts.items() if count > MAX_TESTS}
+
+
+def test_house_no_tests_lie_where_none_are_looked_for(pytestconfig: pytest.Config) -> None:
+    """Pytest goes past folders of some names, among them by default those that builds are made in."""
+    passed_over = pytestconfig.getini("norecursedirs")
+    files = [
+        path.relative_to(ROOT)
+        for pattern in ("p*/*/tests", "integration_tests")
+        for path in ROOT.glob(f"{pattern}/**/test_*.py")
+    ]
+    assert files
+    assert not [path for path in files if any(fnmatch(part, name) for part in path.parts for name in passed_over)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 from house import ROOT, Room, rooms
@@ -36,40 +36,18 @@ REPLACED: Mapping[str, str] = {
 """Names that nothing is called any more, each with what says it."""
 
 LEFT: Mapping[str, frozenset[str]] = {
-    "mimo-checkpoint": frozenset({"alike", "told"}),
-    "mimo-launch": frozenset({"alike", "tell", "told"}),
-    "mimo-model": frozenset({"Place", "apart", "judge"}),
-    "mimo-optimizer": frozenset({"alike", "settle"}),
-    "mimo-schedule": frozenset({"Link"}),
-    "mimo-trainer": frozenset(
-        {
-            "alike",
-            "apart",
-            "beginnings",
-            "blame",
-            "evidence",
-            "goes_on",
-            "judge",
-            "settle",
-            "spoil",
-            "tell",
-            "told",
-        }
-    ),
-    "mimo-dataset-spoken-digits": frozenset({"told"}),
-    "mimo-encoder-audio": frozenset({"told"}),
-    "mimo-optimizer-distributed": frozenset({"settle", "tell"}),
-    "mimo-optimizer-hybrid": frozenset({"alike", "settle", "told"}),
+    "mimo-schedule": frozenset({"Link"}),  # latency and bandwidth between two ranks; elsewhere it was a checkpoint's
 }
-"""What is still called so, by member. Nothing is added here; a name that is gone leaves."""
+"""What is called so in another meaning, by member."""
 
-TWICE: Mapping[str, frozenset[str]] = {
-    "mimo-optimizer-distributed": frozenset({"Spread"}),
-}
-"""Class names with two meanings, by member. Nothing is added here; a name that is gone leaves."""
+PROSE = re.compile(
+    r"\b(told|untold|deeds?|witness\w*|spoil\w*|lookout|tall(y|ies)|put(s|ting)? off|roll call|blame[sd]?|parting)\b",
+    flags=re.IGNORECASE,
+)
+"""Words that sentences have better ones for."""
 
-SHARED = frozenset({"HybridConfig"})
-"""Public names that mean different classes in two members. Nothing is added here; a name that is gone leaves."""
+STORED = re.compile(r"[\"'`]deeds?[\"'`]")
+"""Keys of saved files, which stay."""
 
 
 def names(tree: ast.Module) -> Iterator[str]:
@@ -99,16 +77,29 @@ def test_house_names_are_the_fields(room: Room) -> None:
     assert not again
 
 
-@pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
-def test_house_class_names_have_one_meaning_in_a_package(room: Room) -> None:
-    """Private ones too, but for those inside of functions."""
-    places: dict[str, list[Path]] = defaultdict(list)
-    for path, tree in room.trees():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                places[node.name.strip("_")].append(path.relative_to(ROOT))
-    fine = TWICE.get(room.name, frozenset())
-    assert not {name: found for name, found in places.items() if len(found) > 1 and name not in fine}
+def test_house_names_of_tests_are_the_fields() -> None:
+    """Those of tests and programs too, as they are read beside the sources."""
+    again = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for pattern in ("packages/*/tests", "plugins/*/tests", "integration_tests", "benchmarks", "gpu")
+        for path in sorted(ROOT.glob(f"{pattern}/**/*.py"))
+        for name in names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.strip("_") in REPLACED
+    ]
+    assert not again
+
+
+def test_house_prose_is_the_fields() -> None:
+    """Docstrings, comments, messages and pages say it in the field's words."""
+    again = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for pattern in ("packages/*/src/**/*.py", "plugins/*/src/**/*.py", "docs/**/*.md", "p*/*/README.md", "*.md")
+        for path in sorted(ROOT.glob(pattern))
+        if path.name != "CHANGELOG.md"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if PROSE.search(STORED.sub("", line))
+    ]
+    assert not again
 
 
 def test_house_public_class_names_have_one_meaning() -> None:
@@ -119,4 +110,4 @@ def test_house_public_class_names_have_one_meaning() -> None:
         for name in getattr(module, "__all__", ()):
             if inspect.isclass(found := getattr(module, name)):
                 meanings[name].add(f"{found.__module__}.{found.__qualname__}")
-    assert not {name: found for name, found in meanings.items() if len(found) > 1 and name not in SHARED}
+    assert not {name: found for name, found in meanings.items() if len(found) > 1}

@@ -46,8 +46,8 @@ def describe(settings: Table) -> str:
     keys = ("ranks", *AXES_KEYS, "frozen", "lora", "optimizer")
     parts = []
     for module in settings["modules"].values():
-        told = {key: module[key] for key in keys if str(module.get(key, 1)) not in ("1", "False", "none")}
-        parts.append(f"{module['plugin']}({', '.join(f'{key} {value}' for key, value in told.items())})")
+        shown = {key: module[key] for key in keys if str(module.get(key, 1)) not in ("1", "False", "none")}
+        parts.append(f"{module['plugin']}({', '.join(f'{key} {value}' for key, value in shown.items())})")
     language = settings["modules"]["language"]["config"]
     further = ("tied", "kv_heads", "experts", "pattern", "next_tokens", "next_tokens_pattern")
     parts.append(", ".join(f"{key} {language[key]}" for key in further if language.get(key)))
@@ -67,7 +67,7 @@ def run_nudged(rank: int, settings: Table) -> Truth:
         return run_plain(rank, settings, nudged=True)
 
 
-def judge(pool: Pool, oracle: Oracle, settings: Table) -> tuple[Table, str]:
+def assess(pool: Pool, oracle: Oracle, settings: Table) -> tuple[Table, str]:
     """Return settings with a seed that can be judged, and how they differ from the truth or how ranks failed.
 
     Where rounding alone may be why numbers differ, each by no more than it explains, the next seed is asked; the last
@@ -96,7 +96,7 @@ def judge(pool: Pool, oracle: Oracle, settings: Table) -> tuple[Table, str]:
 
 def check(seed: int, indices: Iterable[int]) -> int:
     """Check layouts and tell of each; return 1 if one differs, or if most are refused."""
-    told: Counter[str] = Counter()
+    shown: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     with Pool(prepare) as pool, TemporaryDirectory() as folder:
         # What LoRA adds begins with numbers: at zero, half of its gradients would be.
@@ -107,15 +107,15 @@ def check(seed: int, indices: Iterable[int]) -> int:
                 refused[why.where] += 1
                 print(f"none {index}: {why}", flush=True)
                 continue
-            settings, wrong = judge(pool, oracle, settings)
+            settings, wrong = assess(pool, oracle, settings)
             print(f"{'FAIL' if wrong else 'ok  '} {index}: {describe(settings)}", flush=True)
             for line in wrong.splitlines()[:LINES]:
                 print(f"     {line}")
-            told["failed" if wrong else "passed"] += 1
-    print(f"{told['passed']} passed, {told['failed']} failed, {refused.total()} refused by their settings")
+            shown["failed" if wrong else "passed"] += 1
+    print(f"{shown['passed']} passed, {shown['failed']} failed, {refused.total()} refused by their settings")
     for where, count in refused.most_common():
         print(f"  {count} by {where}")
-    return int(told["failed"] > 0 or refused.total() > told.total())
+    return int(shown["failed"] > 0 or refused.total() > shown.total())
 
 
 def main() -> int:

@@ -45,7 +45,7 @@ def test_most_of_what_is_drawn_is_run(runs: list[Table]) -> None:
 
 def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
     """In settings that are run."""
-    assert WANTED - set().union(*map(told, runs)) == set()
+    assert WANTED - set().union(*map(features, runs)) == set()
 
 
 def test_rounding_explains_what_it_changes_alone() -> None:
@@ -71,7 +71,7 @@ def truth_of(gradients: dict[str, Tensor], weights: dict[str, Tensor]) -> Truth:
     return Truth(losses=[1.0], norms=[1.0], gradients=gradients, weights=weights, gap=1.0)
 
 
-def told(settings: Table) -> set[str]:
+def features(settings: Table) -> set[str]:
     """Return what can be told of settings."""
     modules, optimizer, language = settings["modules"], settings["optimizer"], settings["modules"]["language"]
     ranks = {rank for keys in modules.values() for rank in keys["ranks"]}

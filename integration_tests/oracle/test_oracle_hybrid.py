@@ -100,10 +100,10 @@ def test_chunks_of_a_rank_are_held_together(schedule: str, way: tuple[object, st
 def steps_of(rank: int, settings: Table, steps: int) -> tuple[list[float], dict[str, torch.Tensor], bool]:
     """Train; return losses and norms, all weights and moments, and whether memory is as promised and overlaps."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
-    told, fine = list[float](), True
+    reported, fine = list[float](), True
     for step in range(1, steps + 1):
         info = trainer.train(step)
-        told += [info.loss, info.grad_norm]
+        reported += [info.loss, info.grad_norm]
         held = info.optimizer_bytes.values()
         fine &= all((one.host, one.device) == (one.host_promised, one.device_promised) for one in held)
         fine &= len(held) == (2 if settings["optimizer"]["plugin"] == "cpu-offload" else 0)
@@ -113,7 +113,7 @@ def steps_of(rank: int, settings: Table, steps: int) -> tuple[list[float], dict[
     values = {f"{module}.{name}": value for module, tree in state.items() for name, value in tree.items()}
     fine &= all(one.overlaps for one in optimizers if isinstance(one, HybridDeviceOptimizer))
     plain = {name: (v.to_local() if isinstance(v, DTensor) else v).clone() for name, v in values.items()}
-    return told, plain, fine
+    return reported, plain, fine
 
 
 @pytest.mark.parametrize(("case", "fraction"), in_turn([*product(FEW, ["replicated", "full"])], FRACTIONS))
@@ -167,13 +167,13 @@ def test_memory_that_ranks_lack_together_is_refused_on_all(pool: Workers) -> Non
     held, *others = pool.run(world_of(settings), bytes_of, settings)
     assert others == [held] * 5
     assert pool.run(world_of(settings), refusal, settings, held) == [""] * 6
-    told, *others = pool.run(world_of(settings), refusal, settings, held - 1)
-    assert others == [told] * 5
-    assert told.startswith(
+    reported, *others = pool.run(world_of(settings), refusal, settings, held - 1)
+    assert others == [reported] * 5
+    assert reported.startswith(
         "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
         f"{held:,} bytes ("
     )
-    assert f") for ranks 2, 3, 4, 5 together, got {held - 1:,} bytes (" in told
+    assert f") for ranks 2, 3, 4, 5 together, got {held - 1:,} bytes (" in reported
 
 
 PLUGINS: Mapping[str, Mapping[str, Any]] = {

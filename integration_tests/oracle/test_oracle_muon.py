@@ -90,11 +90,11 @@ def run_layout(rank: int, settings: Table, gradients: Mapping[str, Tensor]) -> O
     losses, updates = [], []
     for step in range(1, STEPS + 1):
         before = {name: Piece.of(value) for name, value in trained(trainer).items()} if step <= COMPARED else {}
-        tally = trainer.accumulate(step)
+        stats = trainer.accumulate(step)
         if step == 1:
             for name, value in trained(trainer).items():
                 give(value, gradients[name])
-        losses.append(trainer.update(step, tally).loss)
+        losses.append(trainer.update(step, stats).loss)
         if step <= COMPARED:
             after = {name: Piece.of(value) for name, value in trained(trainer).items()}
             updates.append(
@@ -122,11 +122,11 @@ def run_torch(_rank: int, settings: Table) -> Truth:
     followers = {name: Follower.of(name, whole(value), settings) for name, value in trained(trainer).items()}
     losses, updates, gradients = [], [], []
     for step in range(1, STEPS + 1):
-        tally = trainer.accumulate(step)
+        stats = trainer.accumulate(step)
         gradients.append(
             {name: whole(value.grad) for name, value in trained(trainer).items() if value.grad is not None}
         )
-        stepped = trainer.update(step, tally)
+        stepped = trainer.update(step, stats)
         losses.append(stepped.loss)
         scale = 1 / stepped.agreed.label_tokens
         updates.append(

@@ -163,9 +163,9 @@ def test_metrics_tell_norms_of_named_groups_and_zero_gradients(pool: Pool) -> No
     """The same in every layout; a token that does not come up leaves its row of the embedding at zero."""
     settings = settings_of(LAYOUTS["alone"], "named clip groups")
     other = settings_of(LAYOUTS["overlapping, lanes 3 to 2"], "named clip groups")
-    told = {"logging": {"zero_gradients": True}}
-    (alone,) = pool.run(1, train_one_step, {**settings, **told})
-    for info in pool.run(6, train_one_step, {**other, **told}):
+    logged = {"logging": {"zero_gradients": True}}
+    (alone,) = pool.run(1, train_one_step, {**settings, **logged})
+    for info in pool.run(6, train_one_step, {**other, **logged}):
         assert info.group_norms == pytest.approx(alone.group_norms, rel=1e-5)
         assert info.zero_gradients == alone.zero_gradients
     assert alone.group_norms.keys() == {"ends", "eyes"}

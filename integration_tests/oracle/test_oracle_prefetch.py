@@ -207,6 +207,6 @@ def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:
 def test_samples_that_differ_or_cannot_be_read_end_their_step(how: str, text: str, step: int, pool: Pool) -> None:
     """Nothing of such a step is encoded ahead, whose routes nobody knows; every rank says the same as it begins."""
     settings = prefetching("overlapping, vision tp2")
-    told = pool.run(3, run_wrong, settings, step, how)
-    assert len(set(told)) == 1
-    assert text.format(step=step) in told[0]
+    messages = pool.run(3, run_wrong, settings, step, how)
+    assert len(set(messages)) == 1
+    assert text.format(step=step) in messages[0]

@@ -245,8 +245,8 @@ def test_fp16_finds_its_scale(pool: Pool) -> None:
     first = len(steps) - 2
     assert 3 <= first < 20
     assert [step.loss_scale for step in steps[: first + 1]] == [2.0 ** (24 - number) for number in range(first + 1)]
-    told = [(step.loss_scale, step.skipped, step.loss) for step in steps]
-    assert [[(step.loss_scale, step.skipped, step.loss) for step in other] for other in found] == [told] * 3
+    reported = [(step.loss_scale, step.skipped, step.loss) for step in steps]
+    assert [[(step.loss_scale, step.skipped, step.loss) for step in other] for other in found] == [reported] * 3
 
 
 def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo], bool, bool]:
@@ -254,7 +254,7 @@ def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo],
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     steps = [trainer.train(1)]
     before = held(trainer)
-    tally = trainer.accumulate(2)
+    stats = trainer.accumulate(2)
     if rank == broken:
         parameter = next(
             value for value in trainer.optimizer.modules["vision"].part.parameters.values() if value.grad is not None
@@ -263,7 +263,7 @@ def run_broken(rank: int, settings: Table, broken: int) -> tuple[list[StepInfo],
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         assert local is not None
         local.view(-1)[:1] = math.nan
-    stepped = trainer.update(2, tally)
+    stepped = trainer.update(2, stats)
     after = held(trainer)
     same = before.keys() == after.keys() and all(
         np.array_equal(piece.values, after[name].values) for name, piece in before.items()

@@ -16,7 +16,7 @@ from mimo.checkpoint import read_manifest
 
 
 @attrs.frozen
-class Written:
+class PageFiles:
     """A page, and the folder in which its files lie and its package is built."""
 
     page: str
@@ -39,14 +39,14 @@ class Written:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], Written]:
+def write(tmp_path: Path) -> Callable[[str], PageFiles]:
     """Do what a page says up to its commands."""
 
-    def follow(name: str) -> Written:
+    def follow(name: str) -> PageFiles:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         for file, content in files_of(page).items():
             (tmp_path / file).write_text(content, encoding="utf-8")
-        return Written(page, tmp_path, build(tmp_path))
+        return PageFiles(page, tmp_path, build(tmp_path))
 
     return follow
 
@@ -62,7 +62,7 @@ def test_pages_install_mimo_from_a_clone(page: Path) -> None:
         assert [word for word in words if not list(ROOT.glob(word.removeprefix("../mimo/")))] == []
 
 
-def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[[str], Written]) -> None:
+def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[[str], PageFiles]) -> None:
     """What it writes is checked and trained; spread over two lanes it has the losses of one process, and resumes."""
     written = write("write-an-optimizer.md")
     printed = written.follow()
@@ -73,7 +73,7 @@ def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[[s
     assert two[1] != two[0]
 
 
-def test_the_page_on_datasets_trains_and_evaluates(write: Callable[[str], Written]) -> None:
+def test_the_page_on_datasets_trains_and_evaluates(write: Callable[[str], PageFiles]) -> None:
     """Its squares are read in training and in evaluation."""
     written = write("write-a-dataset.md")
     printed = written.follow()
@@ -81,7 +81,7 @@ def test_the_page_on_datasets_trains_and_evaluates(write: Callable[[str], Writte
     assert "loss" in printed["evaluate runs/squares"]
 
 
-def test_the_page_on_loggers_remembers_over_a_resume(write: Callable[[str], Written]) -> None:
+def test_the_page_on_loggers_remembers_over_a_resume(write: Callable[[str], PageFiles]) -> None:
     """Each step has a line, and the lowest loss is that of both runs."""
     written = write("write-a-logger.md")
     first, *_ = (words for words in commands_of(written.page) if words[0] == "train")
@@ -89,9 +89,9 @@ def test_the_page_on_loggers_remembers_over_a_resume(write: Callable[[str], Writ
     written.mimo("train", "csv.toml", "checkpoint.load=latest", "run.steps=4", "checkpoint.interval=2")
     run = written.folder / "runs" / "csv"
     lines = [line.split(",") for line in (run / "losses.csv").read_text().splitlines()]
-    told = losses(run)
+    logged = losses(run)
     assert [int(step) for step, _, _ in lines] == [1, 2, 3, 4]
-    assert [float(loss) for _, loss, _ in lines] == told
-    assert [float(lowest) for _, _, lowest in lines] == [min(told[: at + 1]) for at in range(4)]
+    assert [float(loss) for _, loss, _ in lines] == logged
+    assert [float(lowest) for _, _, lowest in lines] == [min(logged[: at + 1]) for at in range(4)]
     saved = read_manifest(run / "checkpoints" / "step_00000002").common
-    assert [value for name, value in saved.items() if name.startswith("csv.")] == [min(told[:2])]
+    assert [value for name, value in saved.items() if name.startswith("csv.")] == [min(logged[:2])]

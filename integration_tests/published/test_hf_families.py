@@ -92,10 +92,10 @@ def test_each_family_goes_in_and_out_to_the_bit(tmp_path: Path, model_type: str)
     less = left_out(reader, there)
     assert other_than(before.keys() - after.keys(), less) == after.keys() - before.keys() == set()
     assert all(before[name].equal(tensor) for name, tensor in after.items())
-    again, told = made.from_pretrained(tmp_path / "back", output_loading_info=True)
+    again, loading = made.from_pretrained(tmp_path / "back", output_loading_info=True)
     weights = {name for name, _ in again.named_parameters()}  # buffers follow from its settings
-    assert other_than(weights & told.pop("missing_keys"), less) == set()
-    assert not any(told.values()), told
+    assert other_than(weights & loading.pop("missing_keys"), less) == set()
+    assert not any(loading.values()), loading
 
 
 def test_an_exported_whisper_encoder_loads_beside_a_new_decoder(tmp_path: Path) -> None:
@@ -105,6 +105,6 @@ def test_an_exported_whisper_encoder_loads_beside_a_new_decoder(tmp_path: Path) 
     there = publish(made(config), tmp_path / "there")
     here("checkpoint", "import-hf", f"audio={there}", "--out", tmp_path / "ours")
     here("checkpoint", "export-hf", tmp_path / "ours", tmp_path / "back", "--module", "audio")
-    _, told = transformers.AutoModel.from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert all(name.startswith("decoder.") for name in told.pop("missing_keys"))
-    assert not any(told.values()), told
+    _, loading = transformers.AutoModel.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert all(name.startswith("decoder.") for name in loading.pop("missing_keys"))
+    assert not any(loading.values()), loading

@@ -13,7 +13,7 @@ import pytest
 import torch
 from commands import here
 from published import TOKENS, VOCABULARY, logits_of, same_tensors
-from resuming import go_on, go_on_and_save, same_bits
+from resuming import resume_and_save, resume_run, same_bits
 from tables import table
 from test_oracle import on
 
@@ -86,8 +86,8 @@ def test_a_composed_folder_holds_several_modules(folders: Path, tmp_path: Path) 
     for name, module in (("one", "vision"), ("all", "siglip"), ("all", "language")):
         checkpoint("export-hf", tmp_path / name, tmp_path / f"{name}-{module}", "--module", module)
     whole = tensors_of(folders / "llava")
-    beginnings = {"one-vision": "vision_tower.", "all-siglip": "vision_tower.", "all-language": "language_model."}
-    for folder, before in beginnings.items():
+    prefixes = {"one-vision": "vision_tower.", "all-siglip": "vision_tower.", "all-language": "language_model."}
+    for folder, before in prefixes.items():
         found = tensors_of(tmp_path / folder)
         assert len(found) > 15
         assert all(torch.equal(whole[f"{before}{name}"], tensor) for name, tensor in found.items())
@@ -98,7 +98,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Path:
     """The run directory of a language model that four ranks have trained a step, cut in two ways."""
     settings = table({"vision": on(0, 0), "language": on(0, 3, pp=2, tp=2)}, language=TRAINED)
     settings["run"]["directory"] = str(tmp_path_factory.mktemp("trained"))
-    pool.run(4, go_on_and_save, settings, 1, 1)
+    pool.run(4, resume_and_save, settings, 1, 1)
     return Path(settings["run"]["directory"])
 
 
@@ -150,8 +150,8 @@ def test_a_run_begins_with_modules_of_several_folders(folders: Path, tmp_path: P
     """Language and tower are the folders', the projector is that of a run without them, and this is told."""
     settings = composed(folders, tmp_path)
     fresh = {key: value for key, value in settings.items() if key != "load"}
-    (found,), (new,) = (pool.run(1, go_on, one, 1, 1) for one in (settings, fresh))
-    assert found.told == (
+    (found,), (new,) = (pool.run(1, resume_run, one, 1, 1) for one in (settings, fresh))
+    assert found.summary == (
         f"weights of step 0 loaded from {tmp_path / 'step_00000000'}; "
         f"new: weights of vision ({sum(name.startswith('vision.projector.') for name in found.began)} entries)"
     )
@@ -166,8 +166,8 @@ def test_a_run_begins_with_modules_of_several_folders(folders: Path, tmp_path: P
 def test_settings_that_are_not_the_folders_are_told_by_a_run(folders: Path, tmp_path: Path, pool: Pool) -> None:
     """Only of what a folder decides: it has no say in a projector."""
     settings = composed(folders, tmp_path, rope_theta=700.0)
-    (found,) = pool.run(1, go_on, settings, 1, 1)
-    assert found.told.endswith("entries); modules.language.config.rope_theta 700.0 (was 500.0)")
+    (found,) = pool.run(1, resume_run, settings, 1, 1)
+    assert found.summary.endswith("entries); modules.language.config.rope_theta 700.0 (was 500.0)")
 
 
 def config_file(folder: Path, tables: dict[str, Any]) -> Path:

@@ -41,10 +41,10 @@ def test_a_language_model_with_grids_gives_the_same_logits(tied: bool, tmp_path:
     assert "Qwen2_5_VLTextModel gives hidden rows" in printed
     held = tensors_of(back)
     assert all(torch.equal(tensors_of(there)[name], tensor) for name, tensor in held.items())
-    text, told = transformers.AutoModel.from_pretrained(back, output_loading_info=True)
+    text, loading = transformers.AutoModel.from_pretrained(back, output_loading_info=True)
     assert type(text).__name__ == "Qwen2_5_VLTextModel"
     head = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    assert {key: set(names) for key, names in told.items() if names} == ({} if tied else {"unexpected_keys": {head}})
+    assert {key: set(names) for key, names in loading.items() if names} == ({} if tied else {"unexpected_keys": {head}})
     config = transformers.Qwen2_5_VLConfig.from_pretrained(back)
     config.vision_config = transformers.Qwen2_5_VLConfig(vision_config=TOWER).vision_config
     again: Any = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(back, config=config)

@@ -8,7 +8,7 @@ from typing import Any
 
 import published
 from published import logits_of, same_tensors
-from resuming import go_on_and_save
+from resuming import resume_and_save
 from tables import table
 from test_hf_families import NEMOTRON
 from test_hf_folders import checkpoint, config_file
@@ -33,9 +33,9 @@ def test_it_begins_new_and_is_left_out(tmp_path: Path, pool: Pool) -> None:
     settings["modules"]["language"] |= tables["language"]
     settings["run"]["directory"] = str(tmp_path / "run")
     settings |= {"load": {"finetune": str(tmp_path / "ours")}}
-    (found,) = pool.run(1, go_on_and_save, settings, 1, 1)
+    (found,) = pool.run(1, resume_and_save, settings, 1, 1)
     new = sum(name.startswith("language.next_tokens.") for name in found.began)
-    assert f"new: weights of language ({new} entries)" in found.told
+    assert f"new: weights of language ({new} entries)" in found.summary
     out = checkpoint("export-hf", tmp_path / "run", tmp_path / "back")
     assert "\nleft out, as llama has no place for it: next_tokens\n" in out
     assert tensors_of(tmp_path / "back").keys() == tensors_of(there).keys()
@@ -55,7 +55,7 @@ def test_nemotron_h_has_a_place_for_it(tmp_path: Path, pool: Pool) -> None:
     settings["modules"]["language"] |= tables["language"]
     settings["run"]["directory"] = str(tmp_path / "run")
     settings |= {"load": {"finetune": str(begun)}}
-    pool.run(1, go_on_and_save, settings, 1, 1)
+    pool.run(1, resume_and_save, settings, 1, 1)
     assert "left out" not in checkpoint("export-hf", tmp_path / "run", back)
     new = tensors_of(back).keys() - tensors_of(there).keys()
     assert {name.partition(".layers.")[0] for name in new} == {"mtp"}

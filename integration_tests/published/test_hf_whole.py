@@ -196,8 +196,8 @@ def test_a_key_that_drops_is_set_aside_by_name(llama: Path, tmp_path: Path) -> N
     text = '[run]\nname = "x"\nsteps = 1\nglobal_batch = 1\n[data]\nplugin = "jsonl"\npath = "none.jsonl"\n'
     settings = text + ended.partition("# ")[0].replace('"decoder"\n', '"decoder"\nranks = "0"\n')
     (tmp_path / "my.toml").write_text(settings)
-    told = checkpoint("import-hf", there, "--config", tmp_path / "my.toml")
-    assert told.refused("modules.language.config.vocabulary: expected at least the tokenizer's")  # all else fits
+    printed = checkpoint("import-hf", there, "--config", tmp_path / "my.toml")
+    assert printed.refused("modules.language.config.vocabulary: expected at least the tokenizer's")  # all else fits
     checkpoint("export-hf", tmp_path / "out", tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["attention_dropout"] == 0.25
     assert checkpoint("import-hf", llama, "--ignore", "attention_dropout").refused(

@@ -12,7 +12,7 @@ import torch
 import transformers
 from commands import here
 from published import TOKENS, adapted_logits_of, logits_of, publish
-from resuming import go_on_and_save
+from resuming import resume_and_save
 from tables import table
 from test_hf_families import CONFIGS, NEMOTRON, READERS
 from test_hf_folders import checkpoint
@@ -38,7 +38,7 @@ def tuned(folder: Path, pool: Pool, **lora: Any) -> Path:
     settings["modules"]["language"] |= {**tables["language"], "lora": {**LORA, **lora}}
     settings["run"]["directory"] = str(folder / "run")
     settings |= {"load": {"finetune": str(folder / "ours")}}
-    pool.run(1, go_on_and_save, settings, 1, 2)
+    pool.run(1, resume_and_save, settings, 1, 2)
     return folder / "run"
 
 

@@ -13,7 +13,7 @@ import torch
 from commands import here
 from jobs import CPU, find, make_job
 from published import TOKENS, VOCABULARY, logits_of
-from resuming import check_trajectory, go_on, go_on_and_save, run_and_save, run_steps, same_bits
+from resuming import check_trajectory, resume_and_save, resume_run, run_and_save, run_steps, same_bits
 from tables import Table, table
 from test_oracle import SP, Modules, on
 from torch import Tensor
@@ -68,27 +68,27 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> Path:
     """A run of a step without LoRA."""
     settings = table(ONE, language=DECODERS)
     settings["run"]["directory"] = str(tmp_path_factory.mktemp("plain"))
-    pool.run(1, go_on_and_save, settings, 1, 1)
+    pool.run(1, resume_and_save, settings, 1, 1)
     return Path(settings["run"]["directory"])
 
 
 @pytest.fixture(scope="module")
-def told(plain: Path, tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> tuple[Path, str]:
-    """A run of three steps on four ranks that begins with those weights and is adapted, and what it has told."""
+def loaded(plain: Path, tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> tuple[Path, str]:
+    """A run of three steps on four ranks that begins with those weights and is adapted, and its summary."""
     run = tmp_path_factory.mktemp("adapted")
-    found = pool.run(4, go_on_and_save, adapted(FOUR, run, load={"finetune": str(plain)}), 1, 3)
-    return run, found[0].told
+    found = pool.run(4, resume_and_save, adapted(FOUR, run, load={"finetune": str(plain)}), 1, 3)
+    return run, found[0].summary
 
 
 @pytest.fixture(scope="module")
-def trained(told: tuple[Path, str]) -> Path:
+def trained(loaded: tuple[Path, str]) -> Path:
     """That run's directory."""
-    return told[0]
+    return loaded[0]
 
 
-def test_weights_stay_to_the_bit_and_lora_begins_new(plain: Path, told: tuple[Path, str]) -> None:
+def test_weights_stay_to_the_bit_and_lora_begins_new(plain: Path, loaded: tuple[Path, str]) -> None:
     """Beside every weight of the model that the run began with, which is told."""
-    trained, text = told
+    trained, text = loaded
     before, after = weights_of(plain), weights_of(trained)
     learned = {name: value for name, value in after.items() if lora_linear(name)}
     assert same_bits(before, {name: value for name, value in after.items() if name not in learned})
@@ -185,8 +185,8 @@ def test_another_scale_is_told(trained: Path, tmp_path: Path, pool: Pool) -> Non
     """As another model it is."""
     settings = adapted(ONE, tmp_path, load={"finetune": str(trained)})
     settings["modules"]["language"]["lora"]["alpha"] = 8.0
-    (found,) = pool.run(1, go_on, settings, 1, 1)
-    assert found.told.endswith("; modules.language.lora.alpha 8.0 (was 32.0)")
+    (found,) = pool.run(1, resume_run, settings, 1, 1)
+    assert found.summary.endswith("; modules.language.lora.alpha 8.0 (was 32.0)")
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def small(plain: Path, tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> 
     """A run like the other one on as many ranks whose checkpoints hold what is trained alone."""
     run = tmp_path_factory.mktemp("small")
     keys = {"load": {"finetune": str(plain)}, "checkpoint": {"frozen": False}}
-    pool.run(4, go_on_and_save, adapted(FOUR, run, **keys), 1, 3)
+    pool.run(4, resume_and_save, adapted(FOUR, run, **keys), 1, 3)
     return run
 
 
@@ -218,7 +218,7 @@ def test_lora_is_saved_alone(plain: Path, small: Path, trained: Path, tmp_path: 
     assert same_bits(*(weights_of(tmp_path / name / "step_00000003") for name in ("small", "whole")))
     assert same_bits(*(tensors_of(tmp_path / f"{name}-hf") for name in ("small", "whole")))
     again = [
-        pool.run(2, go_on, adapted({"vision": on(0, 0), "language": on(0, 1, tp=2)}, run, **keys), 4, 4)
+        pool.run(2, resume_run, adapted({"vision": on(0, 0), "language": on(0, 1, tp=2)}, run, **keys), 4, 4)
         for run, keys in (
             (small, {"checkpoint": {"load": "latest", "frozen": False}}),
             (trained, {"checkpoint": {"load": "latest"}}),

@@ -106,7 +106,7 @@ def run_layout(
     trainer = Trainer(make_job(settings), rank=rank, device=device, objects=objects)
     losses, norms, gradients = [], [], {}
     for step in range(1, STEPS + 1):
-        tally = trainer.accumulate(step)
+        stats = trainer.accumulate(step)
         if step == 1:
             summed = {
                 name: Piece.of(value.grad)
@@ -114,7 +114,7 @@ def run_layout(
                 for name, value in module.part.parameters.items()
                 if value.grad is not None
             }
-        stepped = trainer.update(step, tally)
+        stepped = trainer.update(step, stats)
         if step == 1:
             tokens = stepped.agreed.label_tokens
             gradients = {name: attrs.evolve(piece, values=piece.values / tokens) for name, piece in summed.items()}

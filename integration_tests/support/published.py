@@ -108,8 +108,8 @@ def adapted_logits_of(folder: Path, adapter: Path, tokens: Tensor) -> Tensor:
 def _load(folder: Path) -> Any:
     load: Any = AutoModelForCausalLM.from_pretrained
     with contextlib.redirect_stderr(io.StringIO()):  # a bar of its progress
-        model, told = load(folder, output_loading_info=True, dtype=torch.float32)
-    assert not any(told.values()), told
+        model, loading = load(folder, output_loading_info=True, dtype=torch.float32)
+    assert not any(loading.values()), loading
     return model.eval()
 
 

@@ -185,7 +185,7 @@ class Draws:
 
 
 @attrs.frozen(kw_only=True)
-class WentOn:
+class Resumption:
     """What one rank saw of a run that went on.
 
     Args:
@@ -197,7 +197,7 @@ class WentOn:
         drawn: the next number of a part that is a plugin's state, and of one that is its generators.
     """
 
-    told: str
+    summary: str
     began: dict[str, Tensor]
     ended: dict[str, Tensor]
     losses: list[float]
@@ -205,18 +205,18 @@ class WentOn:
     drawn: tuple[float, float]
 
 
-def go_on(rank: int, settings: dict[str, Any], first: int, last: int, *, save: bool = False) -> WentOn:
+def resume_run(rank: int, settings: dict[str, Any], first: int, last: int, *, save: bool = False) -> Resumption:
     """Load what settings name, and train steps ``first`` to ``last``; save the last if asked."""
     state, generators = Draws("state"), Draws("generators")
     parts = (state, Generators(generators))
-    trainer, told, run_state = begin(rank, settings, parts=parts)
+    trainer, summary, run_state = begin(rank, settings, parts=parts)
     began = everything(trainer)
     infos = [trainer.train(step) for step in range(first, last + 1)]
     drawn = (state.draw(), generators.draw())
     if save:
         save_step(trainer, run_state, parts, last)
-    return WentOn(
-        told=told,
+    return Resumption(
+        summary=summary,
         began=began,
         ended=everything(trainer),
         losses=[info.loss for info in infos],
@@ -234,9 +234,9 @@ def train_from(rank: int, settings: dict[str, Any], weights: Mapping[str, Tensor
     return [trainer.train(step).loss for step in steps]
 
 
-def go_on_and_save(rank: int, settings: dict[str, Any], first: int, last: int) -> WentOn:
+def resume_and_save(rank: int, settings: dict[str, Any], first: int, last: int) -> Resumption:
     """Do as `go_on`, and save the last step."""
-    return go_on(rank, settings, first, last, save=True)
+    return resume_run(rank, settings, first, last, save=True)
 
 
 def everything(trainer: Trainer) -> dict[str, Tensor]:

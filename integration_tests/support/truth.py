@@ -46,8 +46,8 @@ def write_truth(truth: Truth, path: Path) -> None:
     """Write it as one file."""
     trees = {"gradients": truth.gradients, "weights": truth.weights}
     tensors = {f"{kind}.{name}": value.contiguous() for kind, tree in trees.items() for name, value in tree.items()}
-    told = {"losses": truth.losses, "norms": truth.norms, "gap": truth.gap}
-    save_file(tensors, path, metadata={"told": json.dumps(told)})
+    metadata = {"losses": truth.losses, "norms": truth.norms, "gap": truth.gap}
+    save_file(tensors, path, metadata={"told": json.dumps(metadata)})
 
 
 def read_truth(path: Path) -> Truth:
@@ -57,8 +57,8 @@ def read_truth(path: Path) -> Truth:
         for key in file.keys():  # noqa: SIM118  # the file is no mapping
             kind, _, name = key.partition(".")
             trees[kind][name] = file.get_tensor(key)
-        told = json.loads(file.metadata()["told"])
-    return Truth(gradients=trees["gradients"], weights=trees["weights"], **told)
+        metadata = json.loads(file.metadata()["told"])
+    return Truth(gradients=trees["gradients"], weights=trees["weights"], **metadata)
 
 
 def run_plain(

@@ -241,7 +241,7 @@ def test_a_rewritten_manifest_is_read(tmp_path: Path) -> None:
         (lambda b: b["tensors"]["x"].update(shape=[1 << 61, 1 << 61]), "expected pieces that cover the shape"),
         (lambda b: b["tensors"]["x"].update(shape=[1] * 100_000), "expected at most 64 dims"),
         (lambda b: b["tensors"]["x"].update(shape=[-4]), "expected a whole number, got -4"),
-        (lambda b: b["tensors"]["x"].update(shape=[True]), "expected a whole number, got True"),
+        (lambda b: b["tensors"]["x"].update(shape=[True]), "expected a whole number, got true"),
         (lambda b: b["tensors"]["x"].update(dtype="OBJECT"), "expected one of F64"),
         (lambda b: b["tensors"]["x"]["pieces"].clear(), "expected pieces that cover the shape"),
         (lambda b: b["tensors"]["x"]["pieces"].append(b["tensors"]["x"]["pieces"][0]), "exactly once"),

@@ -267,13 +267,13 @@ def test_writing_beside_training_is_told_only_while_somebody_waits(
     monkeypatch.setattr(_saver, "_LOOK_SECONDS", 0.02)
     calls: list[threading.Thread] = []
     part, parts = torch.ones(1 << 18), 40
-    stalled, go_on = threading.Event(), threading.Event()
+    stalled, resumed = threading.Event(), threading.Event()
 
     def data(_: Any) -> Iterator[memoryview]:
         for index in range(parts):
             if index == 10:
                 stalled.set()
-                assert go_on.wait(60)
+                assert resumed.wait(60)
             elif index > 10:
                 time.sleep(0.02)
             yield view_bytes(part)
@@ -288,7 +288,7 @@ def test_writing_beside_training_is_told_only_while_somebody_waits(
 
         def free() -> None:
             found.append(len(calls))
-            go_on.set()
+            resumed.set()
 
         threading.Timer(0.3, free).start()
         saver.wait()

@@ -261,7 +261,7 @@ def test_what_fails_on_one_rank_before_the_background_ends_no_other(
     """A value that is no JSON, or no memory for the copy, travels with the next collective to all."""
 
     def work(rank: int) -> list[str]:
-        saver, told = Saver(tmp_path, asynchronous=True), []
+        saver, messages = Saver(tmp_path, asynchronous=True), []
         for step in (1, 2, 3, 4):
             real = Staging.copy
             if step == 3 and rank == bad:
@@ -270,14 +270,14 @@ def test_what_fails_on_one_rank_before_the_background_ends_no_other(
             saver.save(step, {f"v{rank}": Owned(value, "m"), f"x{rank}": torch.ones(4)}, **ABOUT)
             saver.wait()
             setattr(Staging, "copy", real)  # noqa: B010
-            told.append(str(saver.take_failure()))
+            messages.append(str(saver.take_failure()))
         saver.close()
-        return told
+        return messages
 
-    for told in run_ranks(2, work):
-        assert told[0] == told[3] == "None"
-        assert f"v{bad}: expected a JSON value" in told[1]
-        assert f"ZeroDivisionError: integer division or modulo by zero on rank {bad}" in told[2]
+    for messages in run_ranks(2, work):
+        assert messages[0] == messages[3] == "None"
+        assert f"v{bad}: expected a JSON value" in messages[1]
+        assert f"ZeroDivisionError: integer division or modulo by zero on rank {bad}" in messages[2]
     assert latest(tmp_path) == tmp_path / "step_00000004"
 
 

@@ -107,7 +107,7 @@ def _misspeak(rank: int, most: int | None) -> str:
 @pytest.mark.parametrize(
     ("most", "text"),
     [
-        (200, "expected at most 200 bytes for what 2 ranks say of it, or are told, got up to 110 bytes for each"),
+        (200, "expected at most 200 bytes for what 2 ranks exchange about it, got up to 110 bytes for each"),
         (None, "expected from every rank what the same release of mimo-checkpoint says, got something else"),
     ],
 )
@@ -140,7 +140,7 @@ def _say_no_json(rank: int) -> list[tuple[str, str]]:
 def test_what_is_no_json_is_refused_on_all_ranks(run_ranks: RunRanks) -> None:
     """Nobody waits for the rank that can't say it; there, what is wrong with it is told too."""
     for rank, found in enumerate(run_ranks(2, _say_no_json)):
-        assert all("expected plain JSON data in what every rank says of it, or is told" in text for text, _ in found)
+        assert all("expected plain JSON data in what ranks exchange about it" in text for text, _ in found)
         causes = ["TypeError" if one == rank else "NoneType" for one in (1, 1, 0, 0)]
         assert [cause for _, cause in found] == causes
 
@@ -171,7 +171,7 @@ def test_nothing_is_pickled_between_ranks(tmp_path: Path, run_ranks: RunRanks) -
         assert isinstance(cut, DTensor)
         return torch.equal(cut.full_tensor(), whole) and torch.equal(found["copy"], whole), str(error.value)
 
-    (fine, told), other = run_ranks(2, work)
-    assert (fine, told) == other
+    (fine, refused), other = run_ranks(2, work)
+    assert (fine, refused) == other
     assert fine
-    assert told.startswith("x: expected")
+    assert refused.startswith("x: expected")

@@ -220,9 +220,9 @@ def test_data_layout_without_grids_has_no_places() -> None:
 
 def test_data_layout_refuses_grids_of_other_rows() -> None:
     """A grid that isn't as many rows as the encoder says is its plugin's fault."""
-    told = (
+    message = (
         "encoder of modality 'image': expected a grid of the 6 rows that it says an item of size (2, 3) becomes, "
         "got (1, 2, 2) from its grid(). Make rows() and grid() agree."
     )
-    with pytest.raises(PluginError, match=re.escape(told)):
+    with pytest.raises(PluginError, match=re.escape(message)):
         layout(Toy([IMAGE], [("image", (2, 3))]), grids={"image": lambda size: (1, 2, 2)})

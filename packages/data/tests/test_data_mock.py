@@ -64,7 +64,7 @@ def test_text_alone() -> None:
 def test_refused_settings(key: str, value: int) -> None:
     """Each setting out of range is named."""
     low = value + 1
-    with pytest.raises(ConfigError, match=rf"data\.{key}: expected a whole number from {low}, got {value}"):
+    with pytest.raises(ConfigError, match=rf"data\.{key}: expected {low} or more, got {value}"):
         _open(_tokenizer("byte"), **{key: value})
 
 

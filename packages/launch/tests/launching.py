@@ -19,9 +19,6 @@ from mimo.hooks import ConfigError, DataError, UserError
 from mimo.launch.faults import fault as _fault
 from mimo.launch.runtime import Terms, Watchdog, launch
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
-
 def together():
     found = torch.ones(())
     dist.all_reduce(found)

@@ -180,7 +180,7 @@ def _total(pieces: list[Tensor]) -> Tensor:
     return torch.stack(pieces).sum(0)
 
 
-def _alike(pieces: list[Tensor]) -> Tensor:
+def _equal(pieces: list[Tensor]) -> Tensor:
     assert all(torch.equal(piece, pieces[0]) for piece in pieces)
     return pieces[0]
 
@@ -203,7 +203,7 @@ def _whole(layout: Layout, stages: Sequence[Part], found: Sequence[Outcome]) -> 
             pieces = _over(grid, ("dp", "cp"), pieces, over_copies)
             if split.dim is None:
                 partial = split.summed and kind == "gradients"
-                pieces = _over(grid, ("tp",), pieces, _total if partial else _alike)
+                pieces = _over(grid, ("tp",), pieces, _total if partial else _equal)
             else:
                 cut = split.dim
                 pieces = _over(grid, ("tp",), pieces, lambda each: torch.cat(each, cut))
@@ -215,7 +215,7 @@ def _whole(layout: Layout, stages: Sequence[Part], found: Sequence[Outcome]) -> 
         losses=_total([one.losses for one in first]),
         further={name: _total([one.further[name] for one in found]) for name in found[0].further},
         loads={name: _total([one.loads[name] for one in found]) for name in found[0].loads},
-        weights={name: joined(name, "weights", _alike) for name in found[0].weights},
+        weights={name: joined(name, "weights", _equal) for name in found[0].weights},
         gradients={name: joined(name, "gradients", _total) for name in found[0].gradients},
     )
 
@@ -262,5 +262,5 @@ def check_layout(rank: int, config: Config, layout: Layout) -> None:
         assert torch.equal(whole.weights[name], weight), name
     norm = torch.stack([gradient.norm() for gradient in wanted.gradients.values()]).norm()
     for name, gradient in wanted.gradients.items():
-        apart = (whole.gradients[name] - gradient).norm()
-        assert apart <= 1e-5 * max(gradient.norm(), 1e-3 * norm), (name, apart, gradient.norm())
+        difference = (whole.gradients[name] - gradient).norm()
+        assert difference <= 1e-5 * max(gradient.norm(), 1e-3 * norm), (name, difference, gradient.norm())

@@ -298,8 +298,8 @@ def test_optimizer_tied_parameter_is_summed_over_stages_and_counted_once(run_ran
 
 def stopping(rank: int) -> tuple[int, int]:
     """Return how many ranks are to stop, in a step before one of them is told, and in that step."""
-    tallies = (LocalStats(loss=math.nan), LocalStats(loss=math.nan) + LocalStats(stops=int(rank == 2)))
-    found = [agree(one, squares={}, modules=("language",), counts=(), device=torch.device("cpu")) for one in tallies]
+    stats = (LocalStats(loss=math.nan), LocalStats(loss=math.nan) + LocalStats(stops=int(rank == 2)))
+    found = [agree(one, squares={}, modules=("language",), counts=(), device=torch.device("cpu")) for one in stats]
     return found[0].stops, found[1].stops
 
 

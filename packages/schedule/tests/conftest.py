@@ -165,8 +165,8 @@ class PlacedEdge:
 
     def cells(self, end: End) -> list[tuple[int, ...]]:
         """Return the ranks that hold the same rows, for each lane, context rank and slice."""
-        ranks, alike = end.grid.stage_ranks(end.stage), 1 if end.sequence_parallel else end.grid.tp
-        return [ranks[first : first + alike] for first in range(0, len(ranks), alike)]
+        ranks, copies = end.grid.stage_ranks(end.stage), 1 if end.sequence_parallel else end.grid.tp
+        return [ranks[first : first + copies] for first in range(0, len(ranks), copies)]
 
     def rows_of(self, end: End) -> dict[int, list[int]]:
         """Return the numbers of the rows that each rank holds, in the order of its tensor."""

@@ -75,3 +75,24 @@ def fail(part: Path) -> None:
 def test_ports_lie_below_those_that_systems_choose() -> None:
     """And nobody listens there yet."""
     assert 20_000 <= free_port() < 32_000
+
+
+def test_a_program_obeys_signals_that_the_tests_ignore(tmp_path: Path) -> None:
+    """As under nohup or behind a shell's &, which every process that is started from there would inherit."""
+    child = tmp_path / "child.py"
+    child.write_text(
+        "from signal import SIG_DFL, SIGHUP, SIGINT, default_int_handler, getsignal\n"
+        "print(getsignal(SIGHUP) == SIG_DFL and getsignal(SIGINT) == default_int_handler)\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import signal\n"
+        "from mimo.testing import start\n"
+        "if __name__ == '__main__':\n"
+        "    for number in (signal.SIGHUP, signal.SIGINT):\n"
+        "        signal.signal(number, signal.SIG_IGN)\n"
+        f"    with start({str(child)!r}, preload=()) as started:\n"
+        "        print(started.wait().printed, end='')\n"
+    )
+    with start(path, program=(sys.executable,)) as started:
+        assert started.wait().printed == "True\n"

@@ -70,8 +70,10 @@ def test_spoken_voices_are_held_out() -> None:
     """No speaker, speed or pitch of one split is in the other; each digit is spoken equally often."""
     train, evaluation = clips_of("train"), clips_of("evaluation")
     assert (len(train), len(evaluation)) == (1600, 240)
-    told = [[(clip.voice.partition("+")[2], clip.speed, clip.pitch) for clip in clips] for clips in (train, evaluation)]
-    for heard, tested in zip(zip(*told[0], strict=True), zip(*told[1], strict=True), strict=True):
+    reported = [
+        [(clip.voice.partition("+")[2], clip.speed, clip.pitch) for clip in clips] for clips in (train, evaluation)
+    ]
+    for heard, tested in zip(zip(*reported[0], strict=True), zip(*reported[1], strict=True), strict=True):
         assert not set(heard) & set(tested)
     for clips in (train, evaluation):
         assert len({clip.file for clip in clips}) == len(clips)
@@ -101,7 +103,7 @@ def test_spoken_and_shown(spoken: tuple[Path, str, Path]) -> None:
     images, labels, _ = load_split(0.2, "evaluation")
     dataset = opened(spoken, pictures=4)
     assert len(dataset) == 4 * 240
-    told = set()
+    reported = set()
     for sample in range(len(dataset)):
         picture, clip = dataset.infos(sample)
         assert (picture.index, picture.modality, picture.size) == (0, "image", (8, 8))
@@ -112,8 +114,8 @@ def test_spoken_and_shown(spoken: tuple[Path, str, Path]) -> None:
         text = f"<image> <audio> it shows {DIGITS[labels[at]]} and says {says}"
         assert tokenizer().decode(dataset.tokens(sample)) == text
         assert dataset.where(sample).endswith(f"{says}.wav with picture {at}")
-        told.add(text)
-    assert len(told) > 95
+        reported.add(text)
+    assert len(reported) > 95
     layout = lay_out(
         dataset, 0, tokenizer=tokenizer(), rows={"image": lambda _: 4, "audio": lambda _: 3}, max_tokens=64
     )
@@ -130,21 +132,21 @@ def test_spoken_refuses_a_missing_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         ("echo no such voice >&2; exit 1", "no such voice"),
         ("echo 'disk full' >&2", "disk full"),  # espeak-ng ends with 0 where it can't write
         ('printf noise > "$8"', "a file that is no clip"),
     ],
 )
-def test_spoken_refuses_a_program_that_does_not_speak(body: str, told: str, tmp_path: Path) -> None:
+def test_spoken_refuses_a_program_that_does_not_speak(body: str, reported: str, tmp_path: Path) -> None:
     """With what it was asked and what it said; nothing is kept."""
     program = tmp_path / "mute"
     program.write_text(f"#!/bin/sh\n{body}\n")
     program.chmod(0o755)
     config = SpokenDigitsConfig(folder=str(tmp_path / "clips"), program=str(program))
     with pytest.raises(
-        ConfigError, match=rf"data\.program: expected a clip from '.*mute -v en-us\+m7 .*, got .*{told}"
+        ConfigError, match=rf"data\.program: expected a clip from '.*mute -v en-us\+m7 .*, got .*{reported}"
     ):
         open_spoken_digits(config, tokenizer(), "evaluation")
     assert [path.name for path in (tmp_path / "clips").iterdir()] == [".lock"]

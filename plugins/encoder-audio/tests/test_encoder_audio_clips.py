@@ -37,7 +37,7 @@ def _file(wave: NDArray[Any], rate: int, format: str = "WAV", subtype: str | Non
 
 
 @pytest.mark.parametrize(
-    ("format", "subtype", "apart"),
+    ("format", "subtype", "tolerance"),
     [
         ("WAV", "PCM_16", 1e-4),
         ("WAV", "FLOAT", 0),
@@ -52,7 +52,7 @@ def _file(wave: NDArray[Any], rate: int, format: str = "WAV", subtype: str | Non
 def test_files_are_read_from_paths_and_bytes(
     format: str,  # noqa: A002
     subtype: str,
-    apart: float,
+    tolerance: float,
     frames: int,
     tmp_path: Path,
 ) -> None:
@@ -66,8 +66,8 @@ def test_files_are_read_from_paths_and_bytes(
         found = read_clip(raw, frames=ALL)
         assert found.dtype == np.float32
         assert found.shape == (frames,)
-        if frames > 100 or apart < 0.1:
-            assert np.abs(found - _tone(frames)).max() <= apart
+        if frames > 100 or tolerance < 0.1:
+            assert np.abs(found - _tone(frames)).max() <= tolerance
 
 
 def test_an_mp3_without_a_count_ends_in_silence() -> None:
@@ -117,13 +117,13 @@ def test_resampling_delivers_what_the_header_promises(frames: int, rate: int) ->
 
 def test_another_rate_is_told_once() -> None:
     """A tone keeps its pitch, and its rate is told for the first clip of it alone."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as stated:
         warnings.simplefilter("default")
         for _ in range(3):
             found = resampled(_tone(44_100, 44_100), rate=44_100, to=RATE, samples=RATE)
             resampled(_tone(8000, 8000), rate=8000, to=RATE, samples=RATE)
             resampled(_tone(RATE), rate=RATE, to=RATE, samples=RATE)
-    assert [str(one.message) for one in told] == [
+    assert [str(one.message) for one in stated] == [
         "audio clips of 44,100 Hz are resampled to 16,000 Hz",
         "audio clips of 8,000 Hz are resampled to 16,000 Hz",
     ]
@@ -289,11 +289,11 @@ def test_a_long_file_is_decoded_only_as_far_as_it_is_heard(monkeypatch: pytest.M
     assert max(frames for frames, _ in read) <= 2**16
 
 
-@pytest.mark.parametrize("told", [0, 0x7FFFF024, 0xFFFFFFFF])
-def test_what_was_written_into_a_pipe_is_read(told: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", [0, 0x7FFFF024, 0xFFFFFFFF])
+def test_what_was_written_into_a_pipe_is_read(stated: int, tmp_path: Path) -> None:
     """Its header can't tell how long it is."""
     data = _file(_tone(500), RATE)
-    sizes = told.to_bytes(4, "little")
+    sizes = stated.to_bytes(4, "little")
     path = tmp_path / "clip.wav"
     path.write_bytes(data[:4] + sizes + data[8:])
     assert clip_size(path) == (500, RATE)

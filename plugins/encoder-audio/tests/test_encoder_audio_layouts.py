@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mimo.model import ProjectorConfig
-from mimo.model.testing import Place, Subject, assert_layouts
+from mimo.model.testing import ModuleLayout, Subject, assert_layouts
 from mimo.topology import Recompute
 from mimo_encoder_audio import WHISPER, WhisperConfig
 
@@ -43,7 +43,7 @@ def _subject(config: WhisperConfig = SMALL) -> Subject:
 
 
 def _check_layouts(pp: int, cp: int, tp: int, cases: Sequence[Case]) -> None:
-    places = [Place(pp=pp, cp=cp, tp=tp, sequence_parallel=splits) for splits in (False, True)[: min(tp, 2)]]
+    places = [ModuleLayout(pp=pp, cp=cp, tp=tp, sequence_parallel=splits) for splits in (False, True)[: min(tp, 2)]]
     for config in dict.fromkeys(config for config, _ in cases):
         batches = [_raw(clips) for of, clips in cases if of == config]
         assert_layouts(WHISPER, batches, places, config=config, hidden=HIDDEN)
@@ -70,7 +70,7 @@ def test_every_layout_changes_nothing(pp: int, cp: int, tp: int) -> None:
 @pytest.mark.parametrize(("cp", "tp"), [(1, 1), (2, 2)])
 def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int) -> None:
     """One microbatch has the gradients that it has without either, on all ranks, those without rows too."""
-    usual = Place(pp=2, cp=cp, tp=tp, sequence_parallel=tp > 1)
+    usual = ModuleLayout(pp=2, cp=cp, tp=tp, sequence_parallel=tp > 1)
     ways: tuple[Recompute, ...] = ("selective", "full")
     places = [attrs.evolve(usual, recompute=way, splits_backward=True) for way in ways]
     assert_layouts(WHISPER, [_raw(CLIPS), []], places, like=usual, config=STACKED, hidden=HIDDEN)
@@ -80,18 +80,18 @@ def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int) -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_seam_changes_no_bit(config: WhisperConfig, pp: int, cp: int, tp: int) -> None:
     """Tower and projector as two stages give the rows and gradients of the last stage that holds both."""
-    usual = Place(pp=pp, cp=cp, tp=tp, sequence_parallel=tp > 1)
+    usual = ModuleLayout(pp=pp, cp=cp, tp=tp, sequence_parallel=tp > 1)
     places = [attrs.evolve(usual, seam=True)]
     assert_layouts(WHISPER, [_raw(CLIPS), []], places, like=usual, config=config, hidden=HIDDEN)
 
 
 def _check_frozen(_rank: int) -> None:
     subject = _subject()
-    built = subject.build(Place(frozen=frozenset({"encoder"})))
+    built = subject.build(ModuleLayout(frozen=frozenset({"encoder"})))
     built.encode(subject.items(), subject.sizes()).sum().backward()
     for name, parameter in built.parameters.items():
         assert (parameter.grad is not None) == name.startswith("projector."), name
-    built = subject.build(Place(frozen=frozenset({"encoder", "projector"})))
+    built = subject.build(ModuleLayout(frozen=frozenset({"encoder", "projector"})))
     assert not built.encode(subject.items(), subject.sizes()).requires_grad
 
 

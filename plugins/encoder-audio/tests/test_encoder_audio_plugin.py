@@ -63,9 +63,9 @@ def test_no_clip_is_refused(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"mels": 0}, r"config\.mels: expected a whole number from 1, got 0"),
-        ({"layers": 0}, r"config\.layers: expected a whole number from 1, got 0"),
-        ({"width": 3, "heads": 1}, r"config\.width: expected a whole number from 4, got 3"),
+        ({"mels": 0}, r"config\.mels: expected 1 or more, got 0"),
+        ({"layers": 0}, r"config\.layers: expected 1 or more, got 0"),
+        ({"width": 3, "heads": 1}, r"config\.width: expected 4 or more, got 3"),
         ({"width": 20}, r"config\.width: expected a multiple of 6 heads, and of 2 for sines and cosines, got 20"),
         ({"width": 9, "heads": 3}, r"config\.width: expected a multiple of 3 heads, and of 2"),
         ({"silence": "pad"}, r"config\.silence: expected 'skip' or 'hear' or 'keep', got 'pad'"),

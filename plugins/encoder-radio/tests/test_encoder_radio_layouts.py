@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mimo.model import ProjectorConfig
-from mimo.model.testing import Place, Subject, assert_layouts
+from mimo.model.testing import ModuleLayout, Subject, assert_layouts
 from mimo.topology import Recompute
 from mimo_encoder_radio import RADIO, RadioConfig
 
@@ -66,14 +66,14 @@ def test_layout_changes_nothing(pp: int, cp: int, tp: int, name: str) -> None:
     With rows whole and split (sequence parallelism), images cut anywhere, ranks without a row, and no image at all;
     class tokens dropped and kept, patches joined, tiles, and learned queries.
     """
-    places = [Place(pp=pp, cp=cp, tp=tp, sequence_parallel=splits) for splits in (False, True)[: min(tp, 2)]]
+    places = [ModuleLayout(pp=pp, cp=cp, tp=tp, sequence_parallel=splits) for splits in (False, True)[: min(tp, 2)]]
     assert_layouts(RADIO, _batches(), places, config=CONFIGS[name], hidden=HIDDEN)
 
 
 @pytest.mark.parametrize(("cp", "tp", "sequence_parallel"), [(1, 1, False), (1, 2, True), (2, 1, False)])
 def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int, sequence_parallel: bool) -> None:
     """On all ranks, those without rows too, one microbatch has the gradients that it has without either."""
-    usual = Place(cp=cp, tp=tp, sequence_parallel=sequence_parallel)
+    usual = ModuleLayout(cp=cp, tp=tp, sequence_parallel=sequence_parallel)
     places = [attrs.evolve(usual, recompute=way, splits_backward=splits) for way in WAYS for splits in (False, True)]
     assert_layouts(RADIO, _batches(EVERYTHING[::2]), places, like=usual, config=CONFIGS["shuffled"], hidden=HIDDEN)
 
@@ -90,18 +90,18 @@ def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int, sequence_para
 )
 def test_a_seam_changes_no_bit(name: str, cp: int, tp: int) -> None:
     """Tower and projector as two stages give the rows and gradients of the one that holds both."""
-    usual = Place(cp=cp, tp=tp, sequence_parallel=tp > 1)
+    usual = ModuleLayout(cp=cp, tp=tp, sequence_parallel=tp > 1)
     places = [attrs.evolve(usual, seam=True)]
     assert_layouts(RADIO, _batches(EVERYTHING[::2]), places, like=usual, config=CONFIGS[name], hidden=HIDDEN)
 
 
 def _check_frozen(_rank: int) -> None:
     subject = _subject("shuffled")
-    built = subject.build(Place(frozen=frozenset({"encoder"})))
+    built = subject.build(ModuleLayout(frozen=frozenset({"encoder"})))
     built.encode(subject.items(), subject.sizes()).sum().backward()
     for name, parameter in built.parameters.items():
         assert (parameter.grad is not None) == name.startswith("projector."), name
-    built = subject.build(Place(frozen=frozenset({"encoder", "projector"})))
+    built = subject.build(ModuleLayout(frozen=frozenset({"encoder", "projector"})))
     assert not built.encode(subject.items(), subject.sizes()).requires_grad
 
 
@@ -119,7 +119,7 @@ def _check_others(_rank: int) -> None:
     turned = items[0]["pixels"].flip(3)
     assert not torch.allclose(built.encode([{"pixels": turned}], sizes[:1])[:2], together[:2])
     for dtype in (torch.bfloat16, torch.float16):
-        rows = subject.build(Place(dtype=dtype), stirred=False).encode(items, sizes)
+        rows = subject.build(ModuleLayout(dtype=dtype), stirred=False).encode(items, sizes)
         assert rows.dtype == dtype
         assert float((rows.float() - together).norm()) < 2e-2 * float(together.norm())
 

@@ -186,13 +186,13 @@ def test_positions_are_a_crop_of_the_table(run_ranks: Callable[..., list[Any]]) 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"patch": 0}, r"config\.patch: expected a whole number from 1, got 0"),
+        ({"patch": 0}, r"config\.patch: expected 1 or more, got 0"),
         ({"channels": 2}, r"config\.channels: expected 1 \(grey\) or 3 \(colour\), got 2"),
         ({"channels": 1}, r"config\.mean: expected a number for each of 1 channels, got \[0\.48145466"),
         ({"std": (1.0, 0.0, 1.0)}, r"config\.std: expected a number above 0 for each of 3 channels, got \[1\.0, 0\.0"),
         ({"width": 16, "heads": 6}, r"config\.width: expected a multiple of 6, the heads, got 16"),
-        ({"eps": 0.0}, r"config\.eps: expected a number above 0, got 0\.0"),
-        ({"class_tokens": 0}, r"config\.class_tokens: expected a whole number from 1, got 0"),
+        ({"eps": 0.0}, r"config\.eps: expected a finite number above 0, got 0\.0"),
+        ({"class_tokens": 0}, r"config\.class_tokens: expected 1 or more, got 0"),
         ({"keep": (10,)}, r"config\.keep: expected ascending numbers of the 10 class tokens .*, from 0, got \[10\]"),
         ({"keep": (1, 0)}, r"config\.keep: expected ascending numbers"),
         ({"keep": (0,), "projector": SHUFFLED}, r"config\.keep: expected none, since a projector that shuffles joins"),

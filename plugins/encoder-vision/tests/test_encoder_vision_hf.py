@@ -196,12 +196,12 @@ def _check_refused(_rank: int) -> None:
     tensors["embeddings.more"] = tensors.pop("post_layernorm.bias")
     with pytest.raises(CheckpointError) as caught:
         read_hf(ours, case.family, config, tensors)
-    for told in (
+    for message in (
         "post_layernorm.bias is missing",
         r"embeddings.position_embedding.weight has the shape [16, 24], not [9, 24]",
         "embeddings.more is read by nothing",
     ):
-        assert told in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_other_weights_are_refused(run_ranks: Callable[..., list[Any]]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mimo.model import EncoderSpec, ProjectorConfig
 from mimo.model.runtime import local
-from mimo.model.testing import Place, Subject, assert_layouts
+from mimo.model.testing import ModuleLayout, Subject, assert_layouts
 from mimo_encoder_vision import CLIP, SIGLIP, VIT, ClipConfig, SiglipConfig, VisionConfig, VitConfig
 from mimo_encoder_vision._grids import grids_of
 
@@ -137,8 +137,8 @@ def _check_reference(_rank: int) -> None:
         assert gradients.keys() == weights.keys()
         whole = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
         for name, wanted_gradient in gradients.items():
-            apart = (local(cast("Tensor", built.parameters[name].grad)) - wanted_gradient).norm()
-            assert apart <= 1e-5 * max(wanted_gradient.norm(), 1e-3 * whole), name
+            difference = (local(cast("Tensor", built.parameters[name].grad)) - wanted_gradient).norm()
+            assert difference <= 1e-5 * max(wanted_gradient.norm(), 1e-3 * whole), name
 
 
 def test_equals_an_encoder_written_out(run_ranks: Callable[..., list[Any]]) -> None:
@@ -151,7 +151,7 @@ EVERYTHING = (SIZES, ((2, 6),), ((2, 6), (2, 2)), (), ((12, 14), (4, 4)))
 
 def _check_layouts(family: str, pp: int, cp: int, tp: int, everything: Sequence[Sequence[tuple[int, int]]]) -> None:
     spec, config = FAMILIES[family]
-    places = [Place(pp=pp, cp=cp, tp=tp, sequence_parallel=splits) for splits in (False, True)[: min(tp, 2)]]
+    places = [ModuleLayout(pp=pp, cp=cp, tp=tp, sequence_parallel=splits) for splits in (False, True)[: min(tp, 2)]]
     assert_layouts(spec, [_images(sizes) for sizes in everything], places, config=config, hidden=HIDDEN)
 
 
@@ -206,18 +206,18 @@ def test_a_seam_changes_no_bit(family: str, layout: tuple[int, int, int]) -> Non
     """Tower and projector as two stages give the rows and gradients of the last stage that holds both."""
     spec, config = FAMILIES[family]
     pp, cp, tp = layout
-    usual = Place(pp=pp, cp=cp, tp=tp, sequence_parallel=tp > 1)
+    usual = ModuleLayout(pp=pp, cp=cp, tp=tp, sequence_parallel=tp > 1)
     places = [attrs.evolve(usual, seam=True)]
     assert_layouts(spec, [_images(FIVE), []], places, like=usual, config=config, hidden=HIDDEN)
 
 
 def _check_frozen(_rank: int) -> None:
     subject = _subject()
-    built = subject.build(Place(frozen=frozenset({"encoder"})))
+    built = subject.build(ModuleLayout(frozen=frozenset({"encoder"})))
     built.encode(subject.items(), SIZES).sum().backward()
     for name, parameter in built.parameters.items():
         assert (parameter.grad is not None) == name.startswith("projector."), name
-    built = subject.build(Place(frozen=frozenset({"encoder", "projector"})))
+    built = subject.build(ModuleLayout(frozen=frozenset({"encoder", "projector"})))
     assert not built.encode(subject.items(), SIZES).requires_grad
 
 

@@ -25,12 +25,12 @@ SMALL = VitConfig(**SHARED, channels=1)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"patch": 0}, r"config\.patch: expected a whole number from 1, got 0"),
+        ({"patch": 0}, r"config\.patch: expected 1 or more, got 0"),
         ({"channels": 2}, r"config\.channels: expected 1 \(grey\) or 3 \(colour\), got 2"),
-        ({"layers": 0}, r"config\.layers: expected a whole number from 1, got 0"),
+        ({"layers": 0}, r"config\.layers: expected 1 or more, got 0"),
         ({"width": 18}, r"config\.width: expected a multiple of 4, for 4 heads and positions in four parts, got 18"),
         ({"width": 16, "heads": 6}, r"config\.width: expected a multiple of 12, for 6 heads"),
-        ({"max_patches": 0}, r"config\.max_patches: expected a whole number from 1, got 0"),
+        ({"max_patches": 0}, r"config\.max_patches: expected 1 or more, got 0"),
         ({"eps": 0.0}, r"config\.eps: expected a number between 0 and 1, got 0\.0"),
         ({"feature_layer": 0}, r"config\.feature_layer: expected -1 to -4, counted from the last layer, got 0"),
         ({"layers": 2, "feature_layer": -3}, r"config\.feature_layer: expected -1 to -2, .*, got -3"),
@@ -65,15 +65,13 @@ def test_refused_settings(values: dict[str, Any], message: str) -> None:
 
 def test_refused_settings_of_families() -> None:
     """A table needs a place, and a class token can't be joined with others."""
-    with pytest.raises(
-        ConfigError, match=r"config\.table: expected a whole number from 1, or 0 where size holds a patch"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.table: expected 1 or more, or 0 where size holds a patch"):
         SiglipConfig(mode="native", size=8)
     with pytest.raises(ConfigError, match=r"config\.size: expected none, since images of mode 'native' .*, got 384"):
         SiglipConfig(mode="native", size=384, table=16)
     assert SiglipConfig(mode="native", size=384, patch=14, table=27).places == 27
     assert ClipConfig(mode="native", size=42).places == 3
-    with pytest.raises(ConfigError, match=r"config\.table: expected a whole number from 1"):
+    with pytest.raises(ConfigError, match=r"config\.table: expected 1 or more"):
         SiglipConfig(table=-1)
     with pytest.raises(ConfigError, match=r"config\.keep_class_token: expected false, since the projector joins"):
         ClipConfig(keep_class_token=True, projector=ProjectorConfig(shuffle=2))

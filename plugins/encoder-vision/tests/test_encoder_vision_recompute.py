@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from mimo.model.runtime import local
-from mimo.model.testing import Built, Place, Subject, assert_layouts
+from mimo.model.testing import Built, ModuleLayout, Subject, assert_layouts
 from mimo.topology import Recompute
 from mimo_encoder_vision import VIT, VitConfig
 
@@ -40,7 +40,7 @@ def _subject(sizes: Sequence[tuple[int, int]]) -> Subject:
 )
 def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int, sequence_parallel: bool) -> None:
     """On all ranks, those without rows too, one microbatch has the gradients that it has without either."""
-    usual = Place(pp=2, cp=cp, tp=tp, sequence_parallel=sequence_parallel)
+    usual = ModuleLayout(pp=2, cp=cp, tp=tp, sequence_parallel=sequence_parallel)
     places = [attrs.evolve(usual, recompute=way, splits_backward=splits) for way in WAYS for splits in (False, True)]
     assert_layouts(VIT, [_images(sizes) for sizes in EVERYTHING], places, like=usual, config=CONFIG, hidden=HIDDEN)
 
@@ -64,7 +64,7 @@ def _kept(built: Built, subject: Subject) -> int:
 
 def _check_kept(_rank: int) -> None:
     subject = _subject(((16, 16), (8, 8)))
-    kept = {way: _kept(subject.build(Place(recompute=way)), subject) for way in WAYS}
+    kept = {way: _kept(subject.build(ModuleLayout(recompute=way)), subject) for way in WAYS}
     rows, layers = 64 + 16, CONFIG.layers
     between = 4 * rows * layers * (CONFIG.width + CONFIG.intermediate)  # what attention found, what GELU made
     assert kept["none"] - kept["selective"] >= between
@@ -86,7 +86,9 @@ def _check_evaluation(_rank: int) -> None:
     ways: tuple[Recompute, ...] = ("none", "full")
     with torch.no_grad():
         usual, again = (
-            subject.build(Place(pp=2, recompute=way, splits_backward=True)).encode(subject.items(), subject.sizes())
+            subject.build(ModuleLayout(pp=2, recompute=way, splits_backward=True)).encode(
+                subject.items(), subject.sizes()
+            )
             for way in ways
         )
     assert torch.equal(usual, again)

@@ -121,7 +121,7 @@ def run(rank: int, case: Case) -> dict[str, dict[str, Tensor]]:
                     (y.float().square().sum() / y.shape[1]).backward()
         prepared.reduce()
         found[f"gradients {step}"] = {name: full(piece.grad) for name, piece in pieces.items()}
-        prepared.settle("any")
+        prepared.synchronize("any")
         optimizer.step()
         found[f"weights {step}"] = {name: full(piece) for name, piece in pieces.items()}
     return found

@@ -41,17 +41,17 @@ def test_each_way_to_spread_keeps_less(
     shard: Shard, gathered: int, inside: int, gradients: int, gradients_inside: int
 ) -> None:
     """Whole gradients are a backward's only where it reduces them; with ``full``, two neighbouring layers are whole."""
-    told = laid(PART, DistributedConfig(shard=shard))
-    assert told.weights == PIECES
-    assert (told.gathered, told.gathered_inside) == (gathered, inside)
-    assert (told.gradients, told.gradients_inside) == (gradients, gradients_inside)
-    assert [piece.shape for piece in told.pieces] == [(2, 2), (2, 3), (2, 9), (2, 1), ()]
+    estimate = laid(PART, DistributedConfig(shard=shard))
+    assert estimate.weights == PIECES
+    assert (estimate.gathered, estimate.gathered_inside) == (gathered, inside)
+    assert (estimate.gradients, estimate.gradients_inside) == (gradients, gradients_inside)
+    assert [piece.shape for piece in estimate.pieces] == [(2, 2), (2, 3), (2, 9), (2, 1), ()]
 
 
 def test_one_layer_is_whole_at_a_time_where_none_is_gathered_ahead() -> None:
     """The largest of them, and what no layer holds alone."""
-    told = laid(PART, DistributedConfig(shard="full", overlap_param_gather=False))
-    assert told.gathered_inside == 4 * (6 * 2 + 2 + 4 * 9)
+    estimate = laid(PART, DistributedConfig(shard="full", overlap_param_gather=False))
+    assert estimate.gathered_inside == 4 * (6 * 2 + 2 + 4 * 9)
 
 
 def test_a_stage_may_have_one_layer_or_none() -> None:
@@ -65,8 +65,8 @@ def test_a_stage_may_have_one_layer_or_none() -> None:
 def test_nothing_is_gathered_where_nothing_is_spread() -> None:
     """Unless layers compute in less than fp32: one lane alone then has copies, and adds to gradients of theirs."""
     alone = PartShapes(parameters=(STEM,), lanes=Lanes(copies=2))
-    told = laid(alone, DistributedConfig(shard="full"))
-    assert (told.weights, told.gathered, told.gathered_inside, told.gradients) == (40, 0, 0, 40)
+    estimate = laid(alone, DistributedConfig(shard="full"))
+    assert (estimate.weights, estimate.gathered, estimate.gathered_inside, estimate.gradients) == (40, 0, 0, 40)
     half = laid(PartShapes(parameters=(STEM,), lanes=Lanes(copies=2), number_bytes=2), DistributedConfig(shard="full"))
     assert (half.weights, half.gathered, half.gathered_inside) == (40, 20, 0)
     assert (half.gradients, half.gradients_inside) == (40, 20)
@@ -76,10 +76,10 @@ def test_experts_are_cut_over_their_own_lanes() -> None:
     """Which may be one; what other code changes is whole on each."""
     experts = ParameterShape(name="m.experts", shape=(2, 3, 3), experts=True, layer=0)
     bias = ParameterShape(name="m.bias", shape=(4,), trained=False, whole=True)
-    told = laid(PartShapes(parameters=(experts, bias, STEM), lanes=Lanes(size=2)), DistributedConfig())
-    assert told.weights == 4 * (18 + 4 + 6)
-    assert told.gathered == 4 * (18 + 12)
-    assert [piece.shape for piece in told.pieces] == [(2, 3, 3), (3, 2)]
+    estimate = laid(PartShapes(parameters=(experts, bias, STEM), lanes=Lanes(size=2)), DistributedConfig())
+    assert estimate.weights == 4 * (18 + 4 + 6)
+    assert estimate.gathered == 4 * (18 + 12)
+    assert [piece.shape for piece in estimate.pieces] == [(2, 3, 3), (3, 2)]
 
 
 def test_a_lane_alone_gathers_nothing_ahead() -> None:
@@ -88,8 +88,8 @@ def test_a_lane_alone_gathers_nothing_ahead() -> None:
         *(ParameterShape(name=f"m.{layer}.norm", shape=(2,), layer=layer) for layer in range(2)),
         *(ParameterShape(name=f"m.{layer}.up", shape=(1, 5), layer=layer, experts=True) for layer in range(2)),
     )
-    told = laid(PartShapes(parameters=layers, lanes=Lanes(size=2)), DistributedConfig(shard="full"))
-    assert told.gathered_inside == 4 * (2 + 5 + 2)
+    estimate = laid(PartShapes(parameters=layers, lanes=Lanes(size=2)), DistributedConfig(shard="full"))
+    assert estimate.gathered_inside == 4 * (2 + 5 + 2)
 
 
 @pytest.mark.parametrize(

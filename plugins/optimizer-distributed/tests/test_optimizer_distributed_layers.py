@@ -21,7 +21,7 @@ from mimo.optimizer import ModuleParameters
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed import DISTRIBUTED
-from mimo_optimizer_distributed.sharding import shard
+from mimo_optimizer_distributed.spec import shard
 
 
 class View(Block):
@@ -46,7 +46,7 @@ class Held:
 
 
 @dataclass
-class Kept:
+class SavedNames:
     """That in a dataclass."""
 
     held: Held
@@ -55,7 +55,7 @@ class Kept:
 class Named(NamedTuple):
     """That by name, and something beside it."""
 
-    rows: Mapping[str, Kept]
+    rows: Mapping[str, SavedNames]
     number: int
 
 
@@ -63,7 +63,7 @@ class Structure(Block):
     """A layer whose output stands inside of something."""
 
     def forward(self, x: Tensor) -> Named:
-        return Named({"rows": Kept(Held(torch.add(x, torch.tanh(self.inner(x)))))}, len(x))
+        return Named({"rows": SavedNames(Held(torch.add(x, torch.tanh(self.inner(x)))))}, len(x))
 
 
 class Wrapped:
@@ -185,9 +185,9 @@ def test_distributed_full_refuses_what_it_cannot_follow(
             run(rank, case)
         return str(error.value)
 
-    for told in run_ranks(2, refused):
-        assert told.startswith(f"modules.vision.plugin: expected {expected}")
-        assert told.endswith(f", got {got}. Set optimizer.shard = 'gradients' for this module.")
+    for message in run_ranks(2, refused):
+        assert message.startswith(f"modules.vision.plugin: expected {expected}")
+        assert message.endswith(f", got {got}. Set optimizer.shard = 'gradients' for this module.")
 
 
 def _gathered_when_ready(rank: int) -> list[str]:
@@ -225,7 +225,7 @@ def _gathered_when_ready(rank: int) -> list[str]:
         else:
             for event in ready.values():
                 event.set()
-        prepared.settle("any")
+        prepared.synchronize("any")
     return events
 
 

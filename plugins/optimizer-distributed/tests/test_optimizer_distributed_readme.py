@@ -40,7 +40,7 @@ def _check_readme(rank: int) -> list[float]:
     prepared.gather(ThreadPoolExecutor(1))
     stage(torch.full((1, 1), float(1 + rank))).sum().backward()
     prepared.reduce()
-    prepared.settle("any")
+    prepared.synchronize("any")
     optimizer.step()
     (piece,) = prepared.parameters.values()
     assert isinstance(piece, DTensor)

@@ -88,7 +88,7 @@ def _pieces(rank: int, case: Case) -> dict[str, Any]:
     prepared.gather(ThreadPoolExecutor(1))
     with prepared.on_compute("forward"):
         stage(torch.zeros(1, 3))
-    prepared.settle("any")
+    prepared.synchronize("any")
     after = stage.leave.weight
     assert isinstance(after, DTensor)
     held["after"] = tuple(after.to_local().shape)
@@ -107,7 +107,7 @@ def test_distributed_pieces_are_those_of_chunk(shard: str, run_ranks: Callable[.
 
 
 def _sums(_rank: int) -> list[Tensor]:
-    """Return the gradients that two microbatches add one by one, and both before what was put off is added."""
+    """Return the gradients that two microbatches add one by one, and both before what was deferred is added."""
     stage, config = Stage(), config_of("optimizer")
     part, meshes = lay_out(0, Case(lanes=1, config=config, full=(), precision="bf16"), stage)
     prepared = DISTRIBUTED.prepare(part, meshes, config)
@@ -123,12 +123,12 @@ def _sums(_rank: int) -> list[Tensor]:
         found.append(torch.cat([full(piece.grad).flatten() for piece in (prepared.parameters or {}).values()]))
         for piece in (prepared.parameters or {}).values():
             piece.grad = None
-        prepared.settle("any")
+        prepared.synchronize("any")
     return found
 
 
 def test_distributed_gradients_of_microbatches_are_added_in_fp32(run_ranks: Callable[..., list[Any]]) -> None:
-    """Those too that are there before the backward's weight gradients, which a schedule may put off."""
+    """Those too that are there before the backward's weight gradients, which a schedule may defer."""
     ((one, other, both),) = run_ranks(1, _sums)
     assert not torch.equal(one + other, (one + other).bfloat16().float())
     assert torch.equal(both, one + other)

@@ -19,7 +19,7 @@ from mimo.optimizer.runtime import LaidOut, ModuleOptimizer, build_together
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed import DISTRIBUTED, DistributedConfig
-from mimo_optimizer_hybrid import HYBRID, HybridConfig, _agreement
+from mimo_optimizer_hybrid import HYBRID, CpuOffloadConfig, _agreement
 from mimo_optimizer_hybrid._agreement import agree
 from mimo_optimizer_hybrid._memory import Pool
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
@@ -34,7 +34,7 @@ def rules(fraction: float | Literal["auto"] | None) -> Rules:
     """Return how a module is stepped: by the plugin with a fraction, or by another one where there is none."""
     if fraction is None:
         return Rules(base=Rule(spec=DISTRIBUTED, config=DistributedConfig(shard_lanes=1), learning_rate=RATE))
-    return Rules(base=Rule(spec=HYBRID, config=HybridConfig(fraction=fraction, **KEYS), learning_rate=RATE))
+    return Rules(base=Rule(spec=HYBRID, config=CpuOffloadConfig(fraction=fraction, **KEYS), learning_rate=RATE))
 
 
 def build(rank: int, given: Mapping[str, Rules]) -> dict[str, ModuleOptimizer]:
@@ -120,9 +120,9 @@ HELD = 28 * (3 * 4 * 20 + 4) + 2 * 4 * 32
 def test_memory_is_asked_for_by_all_ranks_and_modules_together(run_ranks: Callable[..., list[Any]]) -> None:
     """Two ranks of one module and one of another hold three times what one does: just enough, or too much for all."""
     given = {"vision": rules(1), "language": rules(None), "audio": rules(1)}
-    told = run_ranks(4, build_in, 3 * HELD, given)
-    assert [text for text, _ in told] == [""] * 4
-    assert [taken > 0 for _, taken in told] == [True, True, False, True]
+    messages = run_ranks(4, build_in, 3 * HELD, given)
+    assert [text for text, _ in messages] == [""] * 4
+    assert [taken > 0 for _, taken in messages] == [True, True, False, True]
     refusal = (
         "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
         f"{3 * HELD:,} bytes (20.8 KiB) for ranks 0, 1, 3 together, got {3 * HELD - 1:,} bytes (20.8 KiB) free. "
@@ -159,7 +159,7 @@ def hosted(rank: int, fraction: float, tied: list[str]) -> list[str]:
     part = ModuleParameters(
         grid=Grid(name="model", ranks=(0, 1), tp=2), rank=rank, parameters=parameters, tied=frozenset(tied)
     )
-    config = HybridConfig(fraction=fraction, bucket_bytes=64)
+    config = CpuOffloadConfig(fraction=fraction, bucket_bytes=64)
     (agreed,) = agree([Share(part=part, config=config)], CPU)
     optimizer = HYBRID.build(part.parameters, agreed, None)  # type: ignore[arg-type]  # it needs no groups
     assert isinstance(optimizer, HybridDeviceOptimizer)

@@ -17,7 +17,7 @@ from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed import DISTRIBUTED, DistributedConfig
 from mimo_optimizer_distributed._scatter import Scatter
-from mimo_optimizer_hybrid import HYBRID, HybridConfig
+from mimo_optimizer_hybrid import HYBRID, CpuOffloadConfig
 from mimo_optimizer_hybrid._staging import Staging
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
@@ -146,7 +146,7 @@ def events_of(rank: int, lanes: int, keys: dict[str, Any], staging_bytes: int) -
         patch.object(Scatter, "is_done", property(is_done)),
         patch.object(_replicate, "MESSAGE_BYTES", 1),
     ):
-        config = HybridConfig(
+        config = CpuOffloadConfig(
             fraction=1, bucket_bytes=4 * WIDTH, staging_bytes=staging_bytes, overlap_grad_reduce=True, **keys
         )
         setup = make(rank, lanes, HYBRID, config)
@@ -187,7 +187,7 @@ def beside_distributed(rank: int, lanes: int, keys: dict[str, Any], staging_byte
         rank,
         lanes,
         HYBRID,
-        HybridConfig(fraction=0.7, bucket_bytes=64, staging_bytes=staging_bytes, overlap_grad_reduce=True, **keys),
+        CpuOffloadConfig(fraction=0.7, bucket_bytes=64, staging_bytes=staging_bytes, overlap_grad_reduce=True, **keys),
     )
     plain = make(rank, lanes, DISTRIBUTED, DistributedConfig(overlap_grad_reduce=True, **keys))
     found = []
@@ -202,7 +202,7 @@ def beside_distributed(rank: int, lanes: int, keys: dict[str, Any], staging_byte
                     assert parameter.grad is not None
                     _here(parameter.grad).mul_(2)
             if step == 6:
-                setup.optimizer.settle()
+                setup.optimizer.synchronize()
         skipped = ours.step(step)
         assert plain.step(step) == skipped
         found += [skipped, all(map(torch.equal, ours.values, plain.values))]

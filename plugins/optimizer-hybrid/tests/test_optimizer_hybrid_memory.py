@@ -91,8 +91,8 @@ def test_this_machine_has_some() -> None:
     assert all(10**6 < pool.free < 10**19 for pool in pools())
     keys = "from mimo_optimizer_hybrid._memory import pools; print([pool.key for pool in pools()])"
     command = [sys.executable, "-c", keys]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout  # noqa: S603
-    assert told.strip() == str([pool.key for pool in pools()])
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout  # noqa: S603
+    assert printed.strip() == str([pool.key for pool in pools()])
 
 
 def refuse(_bytes: int) -> None:
@@ -144,7 +144,7 @@ def ask(rank: int, needed: list[int], found: list[list[tuple[int, int]]]) -> str
 
 
 @pytest.mark.parametrize(
-    ("needed", "found", "told"),
+    ("needed", "found", "printed"),
     [
         ([40, 50, 0], [[(MACHINE, 95)], [(MACHINE, 90)], [(MACHINE, 95)]], ""),
         (
@@ -173,7 +173,7 @@ def ask(rank: int, needed: list[int], found: list[list[tuple[int, int]]]) -> str
     ids=["enough", "too much together", "apart", "one machine", "one container", "one rank", "nothing"],
 )
 def test_ranks_that_share_memory_ask_together(
-    needed: list[int], found: list[list[tuple[int, int]]], told: str, run_ranks: Callable[..., list[Any]]
+    needed: list[int], found: list[list[tuple[int, int]]], printed: str, run_ranks: Callable[..., list[Any]]
 ) -> None:
     """All ranks of the run are told the same, those too that hold nothing or are on another machine."""
     begin = "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
@@ -181,7 +181,7 @@ def test_ranks_that_share_memory_ask_together(
         ". Set fraction lower in the table that chooses this plugin (optimizer, a module's or a pattern's), spread the "
         "state over more data lanes, or run fewer ranks on this machine."
     )
-    assert run_ranks(3, ask, needed, found) == [f"{begin}{told}{end}" if told else ""] * 3
+    assert run_ranks(3, ask, needed, found) == [f"{begin}{printed}{end}" if printed else ""] * 3
 
 
 @pytest.mark.parametrize("fraction", [0, 0.3, 0.5, 1, "auto"])

@@ -18,7 +18,7 @@ from mimo.hooks import RunError
 from mimo.optimizer import ModuleParameters, Prepared, Share
 from mimo.optimizer.runtime import LocalAdamW
 from mimo.topology import Grid
-from mimo_optimizer_hybrid import HYBRID, HybridConfig
+from mimo_optimizer_hybrid import HYBRID, CpuOffloadConfig
 from mimo_optimizer_hybrid._agreement import agree
 from mimo_optimizer_hybrid._host_half import HostHalf
 from mimo_optimizer_hybrid._readers import Readers
@@ -98,7 +98,7 @@ def prepare(part: ModuleParameters) -> Prepared:
 
 def build(part: ModuleParameters, *prepared: Prepared) -> HybridDeviceOptimizer:
     """Return what steps the parameters of a part."""
-    config = HybridConfig(bucket_bytes=192, **SETTINGS)
+    config = CpuOffloadConfig(bucket_bytes=192, **SETTINGS)
     (agreed,) = agree([Share(part=part, config=config, prepared=prepared)], torch.device("cpu"))
     optimizer = HYBRID.build(part.parameters, agreed, None)  # type: ignore[arg-type]  # it needs no groups
     assert isinstance(optimizer, HybridDeviceOptimizer)
@@ -166,7 +166,7 @@ def test_overlapping_steps_equal_a_plain_loop_to_the_bit() -> None:
     losses = []
     for step in range(6):
         losses.append(backward(setup, step))
-        setup.prepared.settle("step")
+        setup.prepared.synchronize("step")
         setup.optimizer.step()
     assert all(map(torch.equal, losses, plain_losses(6)))
 
@@ -182,19 +182,19 @@ def test_masters_are_read_anew_only_where_others_may_have_written(monkeypatch: p
         parts.append((model, part, prepare(part)))
     both = {name: value for _, part, _ in parts for name, value in part.parameters.items()}
     optimizer = build(attrs.evolve(parts[0][1], parameters=both), *(prepared for _, _, prepared in parts))
-    told = list[str]()
-    monkeypatch.setattr(optimizer, "distrust", lambda: told.append("distrust"))
+    calls = list[str]()
+    monkeypatch.setattr(optimizer, "distrust", lambda: calls.append("distrust"))
     for step in range(2):
         optimizer.zero_grad()
         torch.stack([loss(model, step) for model, _, _ in parts]).sum().backward()
         for _, _, prepared in parts:
             prepared.reduce()
         for _, _, prepared in parts:
-            prepared.settle("step")
+            prepared.synchronize("step")
         optimizer.step()
-    assert not told
-    parts[1][2].settle("any")
-    assert told == ["distrust"]
+    assert not calls
+    parts[1][2].synchronize("any")
+    assert calls == ["distrust"]
 
 
 def test_a_layer_waits_for_its_own_parameters_only(gate: Gate) -> None:
@@ -225,7 +225,7 @@ def test_what_no_forward_has_called_is_waited_for_before_all(gate: Gate) -> None
     forward.join(SECONDS)
 
 
-@pytest.mark.parametrize("wait", ["settle", "wait_all", "state_dict", "step"])
+@pytest.mark.parametrize("wait", ["synchronize", "wait_all", "state_dict", "step"])
 def test_readers_of_all_wait_for_all(wait: str, gate: Gate) -> None:
     """So do the next step, saving and loading."""
     setup = make()
@@ -241,7 +241,7 @@ def test_readers_of_all_wait_for_all(wait: str, gate: Gate) -> None:
     assert setup.optimizer.is_idle
 
 
-@pytest.mark.parametrize("call", ["layer", "settle", "reduce", "step", "wait_all"])
+@pytest.mark.parametrize("call", ["layer", "synchronize", "reduce", "step", "wait_all"])
 def test_an_error_of_the_thread_reaches_whoever_calls_next(call: str, gate: Gate) -> None:
     """It is raised again by every further call, as weights are then of two steps."""
     setup = make()
@@ -251,7 +251,7 @@ def test_an_error_of_the_thread_reaches_whoever_calls_next(call: str, gate: Gate
     gate.open(BUCKETS)
     calls: dict[str, Callable[[], object]] = {
         "layer": lambda: loss(setup.model, 1),
-        "settle": lambda: setup.prepared.settle("step"),
+        "synchronize": lambda: setup.prepared.synchronize("step"),
         "reduce": setup.prepared.reduce,
         "step": setup.optimizer.step,
         "wait_all": setup.optimizer.wait_all,

@@ -14,7 +14,7 @@ from mimo.optimizer import OPTIMIZERS, LearningRate, ModuleParameters
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
-from mimo_optimizer_hybrid import HYBRID, HybridConfig
+from mimo_optimizer_hybrid import HYBRID, CpuOffloadConfig
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 
@@ -41,7 +41,7 @@ def test_the_plugin_is_found() -> None:
 def test_settings_are_held_to_what_can_be(setting: dict[str, Any], text: str) -> None:
     """Each error has the path of its setting."""
     with pytest.raises(ConfigError) as error:
-        HybridConfig(**setting)
+        CpuOffloadConfig(**setting)
     assert str(error.value) == text
 
 
@@ -65,7 +65,7 @@ def steps(_rank: int, fraction: float) -> list[bool]:
             ModuleOptimizer.build(
                 {0: part},
                 spec=HYBRID,
-                config=HybridConfig(fraction=fraction, bucket_bytes=64),
+                config=CpuOffloadConfig(fraction=fraction, bucket_bytes=64),
                 learning_rate=LearningRate(lr=0.1),
                 meshes=meshes,
             )
@@ -88,7 +88,7 @@ def steps(_rank: int, fraction: float) -> list[bool]:
         for name in layers:
             optimizer.reduce(name, 0)
         optimizer.step(step, LocalStats(loss=1.0, label_tokens=1, rows=rows))
-        optimizer.settle()
+        optimizer.synchronize()
         after = _values(optimizer)
         found += [
             all(not torch.equal(before[key], after[key]) for key in before if key.startswith(name)) for name in layers

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mimo_optimizer_hybrid import HybridConfig
+from mimo_optimizer_hybrid import CpuOffloadConfig
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -33,7 +33,7 @@ def test_the_loop_trains() -> None:
 def test_the_settings_are_those_that_there_are() -> None:
     """The example's, and each line of the table."""
     table = tomllib.loads(block("toml"))["optimizer"]
-    known = {field.name for field in HybridConfig.__attrs_attrs__}
+    known = {field.name for field in CpuOffloadConfig.__attrs_attrs__}
     assert table.keys() - known == {"plugin", "patterns"}
     listed = {
         key for line in re.findall(r"^\| (`.*?) \|", README, re.MULTILINE) for key in re.findall(r"`(\w+)`", line)

@@ -230,12 +230,12 @@ def test_new_values_of_parameters_are_those_that_are_stepped(
         assert same(parameters, expected), step
 
 
-def test_values_written_past_torch_are_read_after_settle() -> None:
+def test_values_written_past_torch_are_read_after_synchronize() -> None:
     """That is what a reader of checkpoints announces itself by."""
     parameters, expected = make(), make()
     ours, plain = hybrid(parameters), LocalAdamW(expected.values(), **SETTINGS)
     for step in range(1, 4):
-        ours.settle()
+        ours.synchronize()
         values = {name: numbers(name, 70 + step) for name in SHAPES}
         for name, parameter in parameters.items():
             parameter.data.copy_(values[name])
@@ -352,7 +352,7 @@ def spread(rank: int) -> list[bool]:
             found[name].grad, expected[name].grad = lay(name, step), lay(name, step)
         ours.gradients_final(found)
         if step == 3:  # as a checkpoint fills the pieces of a parameter
-            ours.settle()
+            ours.synchronize()
             for both in (found, expected):
                 here(both["large"].detach()).detach().copy_(here(lay("large", 9)))
         ours.step()

@@ -32,9 +32,9 @@ def test_matrices_have_one_momentum_and_the_rest_two_moments() -> None:
     )
     held = [value.untyped_storage() for states in optimizer.state.values() for value in states.values()]
     pieces = tuple(ParameterShape(name=name, shape=shape) for name, shape in SHAPES.items())
-    told = MUON.estimates.state(SteppedShapes(pieces=pieces), config)
-    assert told.device == sum({one.data_ptr(): one.nbytes() for one in held}.values())
-    assert told.host == 0
+    estimate = MUON.estimates.state(SteppedShapes(pieces=pieces), config)
+    assert estimate.device == sum({one.data_ptr(): one.nbytes() for one in held}.values())
+    assert estimate.host == 0
 
 
 def test_a_stack_of_experts_is_of_matrices() -> None:

@@ -103,9 +103,9 @@ def _check_shared(_rank: int) -> None:
     config, name = attrs.evolve(CONFIG, layers=4), "language.embedding.weight"
     first = _build(config=config, pp=2, chunks=2)
     last = _build(config=config, pp=2, chunks=2, stage=3, first=first)
-    apart = _build(config=config, pp=2, chunks=2, stage=3)
+    separate = _build(config=config, pp=2, chunks=2, stage=3)
     assert last.parameters[name] is first.parameters[name]
-    assert apart.parameters[name] is not first.parameters[name]
+    assert separate.parameters[name] is not first.parameters[name]
     model = MimoModel([first, last])
     assert model.parts_of("language") == (first, last)
     numbers = sum(value.numel() for value in model.parameters_by_name.values())

@@ -210,11 +210,11 @@ def test_which_stages_train() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"vocabulary": -1}, r"modules\.language\.config\.vocabulary: expected a whole number from 0, got -1"),
-        ({"hidden": 0}, r"modules\.language\.config\.hidden: expected a whole number from 1, got 0"),
-        ({"layers": 0}, r"modules\.language\.config\.layers: expected a whole number from 1, got 0"),
-        ({"heads": 0}, r"modules\.language\.config\.heads: expected a whole number from 1, got 0"),
-        ({"intermediate": 0}, r"modules\.language\.config\.intermediate: expected a whole number from 1, got 0"),
+        ({"vocabulary": -1}, r"modules\.language\.config\.vocabulary: expected 0 or more, got -1"),
+        ({"hidden": 0}, r"modules\.language\.config\.hidden: expected 1 or more, got 0"),
+        ({"layers": 0}, r"modules\.language\.config\.layers: expected 1 or more, got 0"),
+        ({"heads": 0}, r"modules\.language\.config\.heads: expected 1 or more, got 0"),
+        ({"intermediate": 0}, r"modules\.language\.config\.intermediate: expected 1 or more, got 0"),
         ({"kv_heads": 4}, r"modules\.language\.config\.kv_heads: expected a divisor of heads = 6, got 4"),
         (
             {"hidden": 13},
@@ -234,7 +234,7 @@ def test_which_stages_train() -> None:
             {"rope_theta": float("inf")},
             r"modules\.language\.config\.rope_theta: expected a finite number above 0, got inf",
         ),
-        ({"sliding_window": -1}, r"modules\.language\.config\.sliding_window: expected a whole number from 0, got -1"),
+        ({"sliding_window": -1}, r"modules\.language\.config\.sliding_window: expected 0 or more, got -1"),
         (
             {"attention_bias": True, "qkv_bias": True},
             r"modules\.language\.config\.qkv_bias: expected false beside attention_bias, .*got true\. Leave one of the",

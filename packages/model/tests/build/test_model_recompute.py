@@ -75,7 +75,7 @@ def _train(part: Part) -> tuple[dict[str, Tensor], list[LanguageBatch]]:
 
 def _check_same(_rank: int, name: str) -> None:
     config = CONFIGS[name]
-    wanted, told = _train(_build(config, "none"))
+    wanted, bound = _train(_build(config, "none"))
     for splits_backward in (False, True):
         for way in WAYS:
             found, ours = _train(_build(config, way, splits_backward=splits_backward))
@@ -85,7 +85,7 @@ def _check_same(_rank: int, name: str) -> None:
                     torch.testing.assert_close(found[path], gradient, rtol=1e-5, atol=1e-6, msg=path)
                 else:
                     assert torch.equal(found[path], gradient), (way, path)
-            for one, other in zip(ours, told, strict=True):
+            for one, other in zip(ours, bound, strict=True):
                 assert _plain(one.aux_losses.counts) == _plain(other.aux_losses.counts)
                 assert _plain(one.aux_losses.losses) == _plain(other.aux_losses.losses)
 
@@ -113,7 +113,7 @@ class _Products(TorchDispatchMode):
 
 
 def _count(part: Part) -> tuple[Counter[str], int, int]:
-    """Return how often each submodule ran forward and backward together, products in all, and those put off."""
+    """Return how often each submodule ran forward and backward together, products in all, and those deferred."""
     runs = Counter[str]()
 
     def watch(path: str) -> Callable[..., None]:
@@ -185,8 +185,8 @@ def _check_bytes(_rank: int) -> None:
             inner = config.intermediate if config is DENSE else 2 * config.intermediate + config.shared_intermediate
             assert each["none"] - each["selective"] >= 2 * inner * row * 22 // 24  # two of four inside each product
             # What a layer chose is read once more by the further losses, a few numbers for each row and expert.
-            told = 4 * config.experts * row
-            assert each["full"] <= config.hidden * row + told
+            bound = 4 * config.experts * row
+            assert each["full"] <= config.hidden * row + bound
     assert each["none"] > 0
 
 

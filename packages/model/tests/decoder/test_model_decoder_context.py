@@ -209,8 +209,13 @@ def _compare(
     gradients = _joined(found, (cp, tp))
     assert gradients.keys() == wanted.gradients.keys()
     for name, gradient in wanted.gradients.items():
-        apart = (gradients[name] - gradient).norm()
-        assert apart <= 1e-5 * max(gradient.norm(), 1e-3 * norm), (name, whole.lengths, apart, gradient.norm())
+        difference = (gradients[name] - gradient).norm()
+        assert difference <= 1e-5 * max(gradient.norm(), 1e-3 * norm), (
+            name,
+            whole.lengths,
+            difference,
+            gradient.norm(),
+        )
 
 
 def _check_layouts(rank: int, cp: int, tp: int) -> None:

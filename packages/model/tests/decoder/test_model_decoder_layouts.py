@@ -146,8 +146,8 @@ def _check_layout(rank: int, config: DecoderConfig, lengths: tuple[int, ...], se
         assert torch.equal(found.weights[name], weight), name
     whole = torch.stack([gradient.norm() for gradient in wanted.gradients.values()]).norm()
     for name, gradient in wanted.gradients.items():
-        apart = (found.gradients[name] - gradient).norm()
-        assert apart <= 1e-5 * max(gradient.norm(), 1e-3 * whole), (name, apart, gradient.norm())
+        difference = (found.gradients[name] - gradient).norm()
+        assert difference <= 1e-5 * max(gradient.norm(), 1e-3 * whole), (name, difference, gradient.norm())
     torch.testing.assert_close(found.rows, wanted.rows, rtol=1e-4, atol=1e-6)
 
 

@@ -125,7 +125,7 @@ def _check_same(_rank: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_split_and_repeated_backwards_are_those_of_bf16(name: str, run_ranks: Callable[..., list[Any]]) -> None:
-    """Weight gradients that are put off, and what is computed again, are the same to the bit."""
+    """Deferred weight gradients, and what is computed again, are the same to the bit."""
     run_ranks(1, _check_same, name)
 
 

@@ -170,8 +170,8 @@ def _check_gradients(whole: Part, part: Part, cp: int, tp: int) -> None:
         else:
             found = parts[0]
             assert all(torch.equal(each, found) for each in parts), name
-        apart = (found - _gradient(other)).norm()
-        assert apart <= 1e-5 * max(float(_gradient(other).norm()), 1e-3 * float(norm)), (name, apart)
+        difference = (found - _gradient(other)).norm()
+        assert difference <= 1e-5 * max(float(_gradient(other).norm()), 1e-3 * float(norm)), (name, difference)
 
 
 @pytest.mark.parametrize(("cp", "tp"), [(1, 2), (3, 1), (2, 2)])
@@ -296,13 +296,13 @@ def test_the_formula_counts_what_a_forward_takes(run_ranks: Callable[..., list[A
     ("values", "message"),
     [
         ({"shuffle": 3}, r"config\.projector\.shuffle: expected 1, 2 or 4, got 3"),
-        ({"hidden": -1}, r"config\.projector\.hidden: expected a whole number from 0, got -1"),
+        ({"hidden": -1}, r"config\.projector\.hidden: expected 0 or more, got -1"),
         (
             {"kind": "linear", "hidden": 8},
             r"config\.projector\.hidden: expected none, since a projector of kind 'linear'",
         ),
         ({"queries": 8}, r"config\.projector\.queries: expected none, since a projector of kind 'mlp' has no use"),
-        ({"kind": "resampler", "queries": 0}, r"config\.projector\.queries: expected a whole number from 1, got 0"),
+        ({"kind": "resampler", "queries": 0}, r"config\.projector\.queries: expected 1 or more, got 0"),
         (
             {"kind": "resampler"},
             r"config\.projector\.hidden: expected the resampler's own width, a multiple of heads = 8",

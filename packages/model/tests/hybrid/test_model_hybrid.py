@@ -68,11 +68,11 @@ def test_it_is_found_by_its_name() -> None:
         ({"experts": 4}, "experts: expected 0, since the pattern has no E, got 4"),
         ({"pattern": "M*-E"}, "experts: expected how many each E of the pattern has, got 0. Set it, or write - for a"),
         ({"mamba_groups": 3}, "mamba_groups: expected a divisor of mamba_heads = 4, got 3"),
-        ({"mamba_state": 0}, "mamba_state: expected a whole number from 1, got 0"),
+        ({"mamba_state": 0}, "mamba_state: expected 1 or more, got 0"),
         ({"mamba_step_low": -1.0}, "mamba_step_low: expected 0 or more, and less than mamba_step_high = inf, got -1.0"),
         ({"mamba_step_low": 1.0, "mamba_step_high": 0.5}, "mamba_step_low: expected 0 or more, and less than mamba_st"),
         ({"kv_heads": 3}, "kv_heads: expected a divisor of heads = 4, got 3"),
-        ({"hidden": 0}, "hidden: expected a whole number from 1, got 0"),
+        ({"hidden": 0}, "hidden: expected 1 or more, got 0"),
         (
             {"pattern": "M*-E", "experts": 2, "experts_per_token": 3},
             "experts_per_token: expected at most experts = 2, got 3",

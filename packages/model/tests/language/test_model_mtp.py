@@ -201,7 +201,7 @@ def test_layers_are_of_kinds_that_the_pattern_has(pattern: str, resolved: str) -
     [
         (
             lambda: DecoderConfig(next_tokens=-1),
-            "modules.language.config.next_tokens: expected a whole number from 0, got -1",
+            "modules.language.config.next_tokens: expected 0 or more, got -1",
         ),
         (
             lambda: DecoderConfig(next_tokens=1, next_tokens_loss=0.0),

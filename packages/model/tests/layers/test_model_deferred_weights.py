@@ -221,7 +221,7 @@ def _check_memory(_rank: int) -> None:
 
 
 def test_only_rows_and_gradients_wait(run_ranks: Callable[..., list[Any]]) -> None:
-    """Put off, the graph is gone but for the rows that weight gradients read, and those go as they are done."""
+    """Deferred, they leave of the graph only the rows that they read, and those go one by one."""
     run_ranks(1, _check_memory)
 
 

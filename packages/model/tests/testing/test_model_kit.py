@@ -24,7 +24,7 @@ from mimo.model.runtime import (
     TensorAxis,
     split_encoder,
 )
-from mimo.model.testing import CHECKS, Place, assert_conforms, assert_layouts, check_encoder
+from mimo.model.testing import CHECKS, ModuleLayout, assert_conforms, assert_layouts, check_encoder
 
 
 def test_an_encoder_that_keeps_its_promises_breaks_none() -> None:
@@ -455,9 +455,9 @@ def test_a_single_item_is_refused() -> None:
 
 def test_layouts_of_ones_own_are_compared() -> None:
     """With the whole module, or bit for bit with one that cuts alike; the layout that differs is named."""
-    batches, usual = [ITEMS, ITEMS[:1], ()], Place(cp=2, tp=2, sequence_parallel=True)
-    assert_layouts(spec_of(), batches, [usual, Place(pp=2, tp=2)], hidden=6)
+    batches, usual = [ITEMS, ITEMS[:1], ()], ModuleLayout(cp=2, tp=2, sequence_parallel=True)
+    assert_layouts(spec_of(), batches, [usual, ModuleLayout(pp=2, tp=2)], hidden=6)
     again = attrs.evolve(usual, recompute="full", splits_backward=True)
     assert_layouts(spec_of(), batches, [again], like=usual, hidden=6)
-    with pytest.raises(AssertionError, match=r"encoder 'pairs' on Place\(pp=1, cp=1, tp=2, .* differ"):
-        assert_layouts(spec_of(Unsharded), batches, [Place(tp=2)], hidden=6)
+    with pytest.raises(AssertionError, match=r"encoder 'pairs' on ModuleLayout\(pp=1, cp=1, tp=2, .* differ"):
+        assert_layouts(spec_of(Unsharded), batches, [ModuleLayout(tp=2)], hidden=6)

@@ -318,7 +318,7 @@ def test_a_tied_parameter_reduced_too_late_is_refused() -> None:
 
 @pytest.mark.parametrize("gathers", [False, True])
 def test_weight_gradients_that_lanes_complete_together_have_one_order(*, gathers: bool) -> None:
-    """Where lanes share gradients after each backward, they meet in the part that was put off; else they need not."""
+    """Where lanes share gradients after each backward, they meet in the deferred part; else they need not."""
     graph = ModuleGraph(
         modules=(
             Module(grid=Grid(name="v", ranks=(0, 1), dp=2), trains=(True,), gathers=gathers),

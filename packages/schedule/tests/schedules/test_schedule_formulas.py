@@ -140,8 +140,8 @@ def test_a_frozen_language_model_behind_a_trained_encoder(pp: int, seconds: Any)
     )
     costs = _costs(graph, seconds)
     encoder = graph.stages[0]
-    alike = {encoder: _costs(graph, (forward, 0, input_gradient)).stages[encoder]}
-    costs = Costs(stages={**costs.stages, **alike})
+    equal = {encoder: _costs(graph, (forward, 0, input_gradient)).stages[encoder]}
+    costs = Costs(stages={**costs.stages, **equal})
     for microbatches in _some(1, 2 * pp + 1):
         plan = _one_forward_one_backward(graph, microbatches, costs)
         each = forward + input_gradient

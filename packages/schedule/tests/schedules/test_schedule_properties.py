@@ -233,7 +233,7 @@ def test_passes_that_are_cut_or_joined_are_refused(data: st.DataObject, cases: C
     number, index = _pick(data, _places(case.plan, "forward", *BACKWARDS))
     actions = list(case.plan.actors[number].actions)
     chosen = actions[index]
-    alike = [
+    equal = [
         at
         for at, action in enumerate(actions)
         if at > index and (action.kind, action.stage_id) == (chosen.kind, chosen.stage_id)
@@ -243,8 +243,8 @@ def test_passes_that_are_cut_or_joined_are_refused(data: st.DataObject, cases: C
         parts = (chosen.microbatches[:cut], chosen.microbatches[cut:])
         actions[index : index + 1] = [attrs.evolve(chosen, microbatches=part) for part in parts]
     else:
-        assume(alike)
-        joined = actions.pop(alike[0])
+        assume(equal)
+        joined = actions.pop(equal[0])
         actions[index] = attrs.evolve(chosen, microbatches=chosen.microbatches + joined.microbatches)
     assert_refused(_with(case.plan, number, actions), case.graph, checked=r"expected a whole pass of ")
 

@@ -63,7 +63,7 @@ def _order(plan: Plan, rank: int, module: str = "l") -> str:
 
 
 def test_the_order_of_h1() -> None:
-    """Ranks warm up as in 1F1B; a later one puts off as many weight gradients as it warmed up less."""
+    """Ranks warm up as in 1F1B; a later one defers as many weight gradients as it warmed up less."""
     plan = _plan(_pipeline(3), 5, "h1")
     assert _order(plan, 0) == "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"
     assert _order(plan, 1) == "F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4"

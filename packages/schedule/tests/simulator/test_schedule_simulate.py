@@ -231,9 +231,9 @@ def test_a_weight_gradient_meets_nobody() -> None:
     plan = _plan(1, ranks_0="F:l0:0 F:v0:0 I:l0:0 W:l0:0 +:l0", ranks_1="F:l0:0 I:l0:0 W:l0:0 +:l0")
     check(plan, graph)
     assert _bars(simulate(plan, graph, costs), 1)[1:3] == [("I:l0", 6, 9, "peers"), ("W:l0", 9, 10, "")]
-    apart = _plan(1, ranks_0="F:l0:0 I:l0:0 F:v0:0 W:l0:0 +:l0", ranks_1="F:l0:0 I:l0:0 W:l0:0 +:l0")
-    check(apart, graph)
-    assert _bars(simulate(apart, graph, costs), 1)[2:] == [("W:l0", 4, 5, ""), ("R:l0", 10, 10, "peers")]
+    separate = _plan(1, ranks_0="F:l0:0 I:l0:0 F:v0:0 W:l0:0 +:l0", ranks_1="F:l0:0 I:l0:0 W:l0:0 +:l0")
+    check(separate, graph)
+    assert _bars(simulate(separate, graph, costs), 1)[2:] == [("W:l0", 4, 5, ""), ("R:l0", 10, 10, "peers")]
 
 
 def test_a_tied_parameter_is_reduced_by_both_its_stages() -> None:

@@ -165,7 +165,7 @@ class Clock:
 
 
 @attrs.frozen
-class Work:
+class Exchange:
     """A message that has come or left once waited for, which takes 5 seconds."""
 
     clock: Clock
@@ -184,12 +184,12 @@ class Line:
     def send(self, rows: Tensor, _peer: int) -> dist.Work:
         """Forget the rows."""
         assert rows.is_contiguous()
-        return cast("dist.Work", Work(self.clock))
+        return cast("dist.Work", Exchange(self.clock))
 
     def receive(self, rows: Tensor, _peer: int) -> dist.Work:
         """Fill the rows."""
         rows.fill_(1)
-        return cast("dist.Work", Work(self.clock))
+        return cast("dist.Work", Exchange(self.clock))
 
 
 def executor_of(
@@ -388,7 +388,7 @@ class Ends:
         return nullcontext()
 
 
-def apart(rank: int, counts: Sequence[int] = ROWS) -> Callable[[str, int], Route]:
+def separate(rank: int, counts: Sequence[int] = ROWS) -> Callable[[str, int], Route]:
     """Route from rank 0 to rank 1, and within rank 1."""
     between = Grid(name="any", ranks=(0, 1), pp=2)
 
@@ -414,11 +414,11 @@ def test_schedule_executor_lets_go_of_outputs_that_have_left_and_of_inputs_that_
     kinds = {"forward", "send", "backward", "receive"}
     source, target = Ends("vision->language", counts), Ends("language.0-1", counts)
     sending: Any = {VISION: source}
-    executor_of(graph, sending, 0, Line()).run(only(plan, 0, kinds), apart(0, counts))
+    executor_of(graph, sending, 0, Line()).run(only(plan, 0, kinds), separate(0, counts))
     assert source.live == [(0, 4)]  # a channel keeps its last four messages until they have been waited for
     assert source.weight.grad is not None
     receiving: Any = {FIRST: target, LAST: Ends(None, counts)}
-    executor_of(graph, receiving, 1, Line()).run(only(plan, 1, kinds), apart(1, counts))
+    executor_of(graph, receiving, 1, Line()).run(only(plan, 1, kinds), separate(1, counts))
     assert target.live == [(0, 5)]  # all rows that the next stage, which has yet to begin, is to read
     assert target.weight.grad is not None
 
@@ -437,7 +437,7 @@ def test_schedule_record_tells_waiting_from_work(monkeypatch: pytest.MonkeyPatch
     plan = only(in_turn(graph, steps_of(graph)), 1, {"forward", "send", "backward", "receive"})
     programs: Any = {FIRST: Slow("language.0-1"), LAST: Ends(None)}
     record = Record()
-    seconds = executor_of(graph, programs, 1, Line(clock)).run(plan, apart(1), record)
+    seconds = executor_of(graph, programs, 1, Line(clock)).run(plan, separate(1), record)
     assert [moment.action for moment in record.moments] == list(plan.actors[0].actions)
     assert all(one.ended <= other.began for one, other in itertools.pairwise(record.moments))
 
@@ -485,7 +485,7 @@ def test_schedule_executor_tells_what_it_does_and_whom_it_waits_for() -> None:
     plan = only(in_turn(graph, steps_of(graph, count=1)), 1, {"forward", "send", "backward", "receive"})
     programs: Any = {FIRST: Ends("language.0-1", (2,)), LAST: Ends(None, (2,))}
     reports = RecordedProgress()
-    executor_of(graph, programs, 1, Line(), reports).run(plan, apart(1, (2,)))
+    executor_of(graph, programs, 1, Line(), reports).run(plan, separate(1, (2,)))
     waits = ["waits for 0 on vision->language", "goes on"]
     begun = [one for one in reports.reports if one not in waits]
     assert begun == [*(f"{action.kind} (0,)" for action in plan.actors[0].actions), "end"]

@@ -29,7 +29,7 @@ class Wire:
 
 
 @attrs.frozen
-class Work:
+class Exchange:
     """A message that is filled in when it is waited for."""
 
     wire: Wire
@@ -55,12 +55,12 @@ class Line:
         """Put a copy into the mail."""
         self.wire.calls.append(("send", peer))
         self.wire.mail.setdefault((self.rank, peer), []).append(rows.clone())
-        return cast("dist.Work", Work(self.wire, peer))
+        return cast("dist.Work", Exchange(self.wire, peer))
 
     def receive(self, rows: Tensor, peer: int) -> dist.Work:
         """Fill ``rows`` when waited for."""
         self.wire.calls.append(("receive", peer))
-        return cast("dist.Work", Work(self.wire, peer, ((peer, self.rank), rows)))
+        return cast("dist.Work", Exchange(self.wire, peer, ((peer, self.rank), rows)))
 
 
 def boundary_of(rank: int, forward: Wire, backward: Wire) -> Boundary:

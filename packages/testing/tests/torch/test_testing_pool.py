@@ -94,15 +94,15 @@ def test_what_is_recalled_was_run_once_for_all_pools_of_a_folder(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ("error", "KeyError: 'lost'"),
         ("rank", "ended without a result, exit code -9"),
         ("parent", "who forked it is gone"),
     ],
 )
-def test_a_fault_is_told_by_rank_and_the_pool_goes_on(own_pool: Pool, how: str, told: str) -> None:
+def test_a_fault_is_told_by_rank_and_the_pool_goes_on(own_pool: Pool, how: str, message: str) -> None:
     """Ranks that wait for the failed one are ended; who forks them is replaced if it is gone."""
-    with pytest.raises(RanksError, match=rf"(?s)rank 1:\n[^\0]*{told}"):
+    with pytest.raises(RanksError, match=rf"(?s)rank 1:\n[^\0]*{message}"):
         own_pool.run(3, fail, how)
     assert [total for _, total, _ in own_pool.run(3, where)] == [3, 3, 3]

@@ -100,9 +100,9 @@ def _says_no_json(rank: int) -> list[tuple[str, str]]:
     for value in (torch.ones(1), float("nan")):
         with pytest.raises(ValueError, match="plain JSON data") as gathered:
             collectives.all_gather_json(value if rank else [])
-        with pytest.raises(ValueError, match="plain JSON data") as told:
+        with pytest.raises(ValueError, match="plain JSON data") as refused:
             collectives.broadcast_json([] if rank else value)
-        found += [(str(each.value), type(each.value.__cause__).__name__) for each in (gathered, told)]
+        found += [(str(each.value), type(each.value.__cause__).__name__) for each in (gathered, refused)]
     assert collectives.all_gather_json(rank) == [0, 1], "they go on together"
     return found
 

@@ -96,10 +96,10 @@ def test_check_shows_the_rest_where_data_cannot_be_read(
     """Grids, memory and plan need no data; only then is the file and line told that cannot be read."""
     (tmp_path / "train.jsonl").write_text('{"text": 5}\n' * 4)
     assert run(["check", file, "modules.language.pp=2", "modules.language.config.layers=2"]) == 3
-    told = capsys.readouterr()
-    assert "3     pp 1 dp 0 cp 0 tp 1  about" in told.out
-    assert "ranks 0-1: F0 s0 r0 F1" in told.out
-    assert re.search(r"train\.jsonl:\d: expected", told.err)
+    printed = capsys.readouterr()
+    assert "3     pp 1 dp 0 cp 0 tp 1  about" in printed.out
+    assert "ranks 0-1: F0 s0 r0 F1" in printed.out
+    assert re.search(r"train\.jsonl:\d: expected", printed.err)
 
 
 def test_check_estimates_what_a_rank_holds_of_a_split_module(file: str, capsys: pytest.CaptureFixture[str]) -> None:

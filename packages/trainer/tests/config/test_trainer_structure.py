@@ -29,7 +29,7 @@ class Vague:
     x: Nowhere  # type: ignore[name-defined]  # noqa: F821 -- on purpose
 
 
-def _told(_instance: Any, _attribute: Any, value: float) -> None:
+def _refuse(_instance: Any, _attribute: Any, value: float) -> None:
     if value < 0:
         raise ConfigError("somewhere.else.share", expected="0 or more", got=repr(value))
 
@@ -37,7 +37,7 @@ def _told(_instance: Any, _attribute: Any, value: float) -> None:
 @attrs.frozen(kw_only=True)
 class Outer:
     count: int
-    share: float = attrs.field(default=0.5, validator=_told)
+    share: float = attrs.field(default=0.5, validator=_refuse)
     name: str | None = None
     path: Path = Path("here")
     kind: Literal["fast", "slow"] = "fast"

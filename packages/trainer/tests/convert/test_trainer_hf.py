@@ -191,8 +191,8 @@ def test_a_table_that_leaves_out_a_part_of_a_part_is_refused(tmp_path: Path) -> 
     less = attrs.evolve(family, tensors=forgetful, ignored=("*.k_proj.weight",))
     with pytest.raises(PluginError) as caught:
         prepare([attrs.evolve(part, reader=attrs.evolve(part.reader, family=less))], {})
-    told = "a table of llama that fills each part of 'decoder' wholly, or not at all, got nothing for layers.0."
-    assert told in str(caught.value)
+    message = "a table of llama that fills each part of 'decoder' wholly, or not at all, got nothing for layers.0."
+    assert message in str(caught.value)
 
 
 def test_a_family_that_is_never_written_is_read(tmp_path: Path) -> None:
@@ -205,8 +205,10 @@ def test_a_family_that_is_never_written_is_read(tmp_path: Path) -> None:
     reader = attrs.evolve(part.reader, family=attrs.evolve(part.reader.family, describe=never))
     part = attrs.evolve(part, reader=reader)
     assert prepare([part], {})[0].part.config == part.config
-    told = r"^modules.language.config.rope_theta: expected 10000.0, as \S+/config.json says, got 5.0. `mimo checkpoint"
-    with pytest.raises(ConfigError, match=told):
+    message = (
+        r"^modules.language.config.rope_theta: expected 10000.0, as \S+/config.json says, got 5.0. `mimo checkpoint"
+    )
+    with pytest.raises(ConfigError, match=message):
         prepare([part], {"language": attrs.evolve(part.config, rope_theta=5.0)})
 
 
@@ -215,9 +217,9 @@ def test_settings_that_the_family_of_a_folder_cannot_say_are_told_as_differing(t
     part = published(tmp_path)
     with pytest.raises(ConfigError) as caught:
         prepare([part], {"language": attrs.evolve(part.config, query_key_norm=True)})
-    told = "query_key_norm: expected False, as models of the family 'llama' have no other, got True"
+    message = "query_key_norm: expected False, as models of the family 'llama' have no other, got True"
     # Of norms of queries the folder has no tensors either.
-    assert f"got others:\n  modules.language.config.{told}.\n  " in str(caught.value)
+    assert f"got others:\n  modules.language.config.{message}.\n  " in str(caught.value)
     assert "`mimo checkpoint import-hf" in str(caught.value)
 
 
@@ -247,7 +249,7 @@ def test_names_that_are_not_read_are_put_together_by_their_beginnings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("imported", "told"),
+    ("imported", "message"),
     [
         ({"ignored": {"attention_dropout": 0.5, "auto_map": {"AutoModel": "evil.Model"}}}, {"attention_dropout": 0.5}),
         ({"ignored": {"attention_dropout": 0.5}, "model_type": "other"}, {}),
@@ -255,10 +257,10 @@ def test_names_that_are_not_read_are_put_together_by_their_beginnings() -> None:
         ({}, {}),
     ],
 )
-def test_an_export_writes_no_key_of_a_forged_checkpoint(imported: dict[str, Any], told: dict[str, Any]) -> None:
+def test_an_export_writes_no_key_of_a_forged_checkpoint(imported: dict[str, Any], message: dict[str, Any]) -> None:
     """Of what was set aside only keys that drop at random: others may name code that is run."""
     (family,) = (family for family in DECODER.hf if family.model_type == "llama")
-    assert _set_aside({"model_type": "llama", **imported}, family) == told
+    assert _set_aside({"model_type": "llama", **imported}, family) == message
 
 
 def test_names_of_others_are_printed_on_one_line_without_what_a_terminal_obeys() -> None:

@@ -107,8 +107,8 @@ def test_a_folder_that_cannot_be_marked_as_needed_is_told(tmp_path: Path) -> Non
     for folder in folders:
         (folder / "needed_by").mkdir()
     links = [link for folder in folders for link in links_of(folder)]
-    told = f"{folders[0]} is needed from here on, and can't be marked so (Is a directory)"
-    assert mark_chain(links[0], links, tmp_path) == [told]
+    message = f"{folders[0]} is needed from here on, and can't be marked so (Is a directory)"
+    assert mark_chain(links[0], links, tmp_path) == [message]
     assert mark_chain(links[1], links, tmp_path) == mark_chain(None, links, tmp_path) == []
     (folders[0] / "needed_by").rmdir()
     assert mark_chain(links[0], links, tmp_path / "run") == []

@@ -263,6 +263,7 @@ def test_a_profile_without_all_stages_is_refused(job: Callable[..., Job], tmp_pa
     ("content", "match"),
     [
         ("{", r"schedule\.profile: expected JSON"),
+        ('{"version": NaN}', r"schedule\.profile: expected JSON, got .*: NaN is not JSON\."),
         ("[]", r"profile of version 1, got .* of version None"),
         ('{"version": 2}', r"profile of version 1, got .* of version 2"),
         ('{"version": 1}', r"schedule\.profile\.machine: expected a table"),
@@ -280,11 +281,10 @@ def test_what_is_no_profile_is_refused(job: Callable[..., Job], tmp_path: Path, 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((("stages", 1, "reduce"), value) for value in ("NaN", "Infinity", "-1.0", '"1"', "1e308", "1" + 400 * "0")),
+        *((("stages", 1, "reduce"), value) for value in ("-1.0", '"1"', "1e308", "1" + 400 * "0")),
         (("stages", 0, "activations"), "1e308"),
         (("edges", 0, "bandwidth"), "0"),
         (("edges", 0, "bandwidth"), "-5.0"),
-        (("edges", 0, "bandwidth"), "NaN"),
     ],
 )
 def test_a_profile_holds_numbers_that_can_be(

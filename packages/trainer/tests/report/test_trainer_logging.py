@@ -85,8 +85,8 @@ def test_metrics_tell_of_edges_experts_and_further_losses_only_where_there_are_a
     """Lists of edges are by rank; a step that has none of these has no key for them."""
     run, traffic = make_run(tmp_path), {field.name: (3, 0) for field in attrs.fields(EdgeTraffic)}
     Metrics().mimo_step_end(run, STEP)
-    told = attrs.evolve(STEP, edges={"vision->language": EdgeTraffic(**traffic)}, losses={"balance": 0.5})
-    Metrics().mimo_step_end(run, told)
+    printed = attrs.evolve(STEP, edges={"vision->language": EdgeTraffic(**traffic)}, losses={"balance": 0.5})
+    Metrics().mimo_step_end(run, printed)
     plain, more = read_metrics(tmp_path / "metrics.jsonl")
     assert more.keys() - plain.keys() == {"edges", "losses"}
     assert more["edges"]["vision->language"]["gradient_rows_sent"] == [3, 0]
@@ -110,9 +110,9 @@ def test_metrics_tell_of_named_clip_groups_and_zero_gradients_where_asked(tmp_pa
     run = make_run(tmp_path)
     for info in (STEP, attrs.evolve(STEP, group_norms={"heads": 0.5}, zero_gradients={"vision": 3})):
         Metrics().mimo_step_end(run, info)
-    plain, told = read_metrics(tmp_path / "metrics.jsonl")
-    assert told.keys() - plain.keys() == {"group_norms", "zero_gradients"}
-    assert (told["group_norms"], told["zero_gradients"]) == ({"heads": 0.5}, {"vision": 3})
+    plain, printed = read_metrics(tmp_path / "metrics.jsonl")
+    assert printed.keys() - plain.keys() == {"group_norms", "zero_gradients"}
+    assert (printed["group_norms"], printed["zero_gradients"]) == ({"heads": 0.5}, {"vision": 3})
 
 
 def test_shares_of_a_peak_that_nobody_knows_are_left_out(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_shares_of_a_peak_that_nobody_knows_are_left_out(tmp_path: Path) -> None
     known |= {"model_flops": 3.0, "hardware_flops": 3.0}
     for shares in ({}, {"mfu": 0.5, "hfu": 0.75}):
         Metrics().mimo_step_end(run, attrs.evolve(STEP, flops={"vision": Flops(**known, **shares)}))
-    without, told = read_metrics(tmp_path / "metrics.jsonl")
+    without, printed = read_metrics(tmp_path / "metrics.jsonl")
     assert without["flops"] == {"vision": known}
-    assert told["flops"] == {"vision": {**known, "mfu": 0.5, "hfu": 0.75}}
+    assert printed["flops"] == {"vision": {**known, "mfu": 0.5, "hfu": 0.75}}
 
 
 def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
@@ -169,19 +169,19 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def _tell_failure(text: str) -> None:
+def _report_failure(text: str) -> None:
     _run_end.report_failures([DataError(text, expected="it", got="none")])
 
 
-@pytest.mark.parametrize("tell", [_metrics._report, _run_lock._tell, _tell_failure])
+@pytest.mark.parametrize("report", [_metrics._report, _run_lock._warn, _report_failure])
 def test_what_cannot_be_told_ends_nothing(
-    tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    report: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And what can reaches no terminal raw."""
-    tell("a\x1bb")
+    report("a\x1bb")
     assert "a\\x1bb" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stderr", Full())
-    tell("a")
+    report("a")
 
 
 def test_only_rank_0_writes_metrics(tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ def test_lines_that_cannot_be_read_are_left_out_and_saved_beside(
     assert [line["step"] for line in read_metrics(path)] == [step for step in steps if step < 3] + [3, 3]
     alone = damage if damage.endswith(b"\n") else damage + (lines[at] if shares_a_line else b"\n")
     assert aside.read_bytes() == alone
-    told = capsys.readouterr().err
-    assert told.startswith(f"mimo: {path}: expected a JSON object with a step in each line, got ")
-    assert told.endswith(f" left out, and saved in {aside}.\n")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"mimo: {path}: expected a JSON object with a step in each line, got ")
+    assert printed.endswith(f" left out, and saved in {aside}.\n")
+    assert printed.count("\n") == 1
     go_through(Metrics(), make_run(tmp_path, first_step=3))
     assert capsys.readouterr().err == ""
     assert aside.read_bytes() == alone
@@ -295,8 +295,8 @@ def test_the_console_says_that_a_run_was_stopped(tmp_path: Path) -> None:
     caller.run_begin(run)
     caller.step_end(run, attrs.evolve(STEP, step=2))
     caller.run_end(run)
-    told = out.getvalue().splitlines()[-1]
-    assert told == "r: stopped as asked, step 2 of 3 is saved, in 0:00; checkpoint.load=latest goes on"
+    printed = out.getvalue().splitlines()[-1]
+    assert printed == "r: stopped as asked, step 2 of 3 is saved, in 0:00; checkpoint.load=latest goes on"
 
 
 def test_the_console_says_where_a_resumed_run_goes_on(tmp_path: Path) -> None:
@@ -340,8 +340,8 @@ def test_samples_that_are_cut_are_told_of_once(tmp_path: Path) -> None:
     caller = lifecycle([Progress(Console(file=out, width=100))], entry_points=())
     for step, cut in ((1, 0), (2, 5), (3, 4)):
         caller.step_end(make_run(tmp_path), attrs.evolve(STEP, step=step, truncated=cut))
-    told = [line for line in out.getvalue().splitlines() if "cut" in line]
-    assert told == ["r: data.max_tokens cuts samples, 5 in step 2"]
+    printed = [line for line in out.getvalue().splitlines() if "cut" in line]
+    assert printed == ["r: data.max_tokens cuts samples, 5 in step 2"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3723, "1:02:03")])

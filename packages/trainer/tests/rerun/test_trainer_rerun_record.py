@@ -53,7 +53,7 @@ def record() -> RankRecord:
     )
     return RankRecord(
         samples=samples,
-        evidence={COMPUTATION: math.nan, Computation(kind="gradients", module="vision", stage=1): 0.1},
+        norms={COMPUTATION: math.nan, Computation(kind="gradients", module="vision", stage=1): 0.1},
         generators={"cpu": torch.get_rng_state()},
         buffers={"held.0.calls": torch.tensor(3.0), "held.0.mask": torch.tensor([True, False, True])},
     )
@@ -71,8 +71,8 @@ def test_a_record_reads_back_as_it_was() -> None:
     item, old = (one.samples.item(("vision", 1, 0), dict) for one in (found, before))
     assert item.keys() == old.keys()
     assert all(same(item[name], old[name]) for name in old)
-    assert list(found.evidence) == list(before.evidence)
-    assert repr(list(found.evidence.values())) == "[nan, 0.1]"
+    assert list(found.norms) == list(before.norms)
+    assert repr(list(found.norms.values())) == "[nan, 0.1]"
     for ours, theirs in ((found.generators, before.generators), (found.buffers, before.buffers)):
         assert ours.keys() == theirs.keys()
         assert all(same(ours[name], theirs[name]) for name in theirs)
@@ -98,7 +98,7 @@ def test_numbers_without_a_place_are_refused() -> None:
     """Rather than written as something else."""
     samples = KeptSamples(numbers=(), items={("audio", 0, 0): {"wave": torch.zeros(2, dtype=torch.complex64)}})
     with pytest.raises(RunError, match=r"numbers of a kind of float64, .* in what an encoder prepares, got complex64"):
-        RankRecord(samples=samples, evidence={}, generators={}, buffers={}).to_bytes()
+        RankRecord(samples=samples, norms={}, generators={}, buffers={}).to_bytes()
 
 
 def told_of(data: Tensor) -> tuple[int, dict[str, object]]:

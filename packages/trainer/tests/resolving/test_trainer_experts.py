@@ -61,7 +61,7 @@ def test_check_counts_the_experts_that_a_rank_holds(
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("modules.language.ep=3", "modules.language: expected ep x etp that divides the 4 ranks of a stage"),
         ("modules.language.config.experts=6", "modules.language.ep: expected a divisor of experts = 6, got 4."),
@@ -76,8 +76,8 @@ def test_check_counts_the_experts_that_a_rank_holds(
     ],
 )
 def test_settings_of_experts_are_refused_by_path(
-    file: str, capsys: pytest.CaptureFixture[str], override: str, told: str
+    file: str, capsys: pytest.CaptureFixture[str], override: str, message: str
 ) -> None:
     """Before launch, with what was expected."""
     assert run(["check", file, "modules.language.ep=4", override]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -229,7 +229,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         ),
         (["modules.vision.optimizer.clip=1"], "modules.vision.optimizer.clip: expected a key that a module can have"),
         (["optimizer.lr_min=1", "optimizer.lr_schedule=linear"], "optimizer.lr_min: expected at most lr = 0.001"),
-        (["optimizer.clip=inf"], "optimizer.clip: expected a finite number, got inf"),
+        (["optimizer.clip=inf"], "optimizer.clip: expected a finite number of 0 or more, got inf"),
         (["optimizer.clip=nan"], "optimizer.clip: expected a number, got nan"),
         (["optimizer.eps=0"], "optimizer.eps: expected a finite number above 0, got 0.0"),
         (["modules.vision.config.layers=x"], "modules.vision.config.layers: expected a whole number, got 'x'"),

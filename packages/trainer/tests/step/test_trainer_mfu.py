@@ -41,7 +41,7 @@ def job(tmp_path: Path) -> Callable[..., Job]:
     return lambda *overrides, **more: resolve(make_settings(table, overrides), **more)
 
 
-def told(job: Job, seconds: float = 2.0) -> Any:
+def reported(job: Job, seconds: float = 2.0) -> Any:
     """Return what is told of the language model in a step of so many seconds over all samples."""
     assert job.train is not None
     data = StepData.cut(job, job.train, range(4), microbatches=job.microbatches)
@@ -62,7 +62,7 @@ def head_forward() -> int:
 
 def test_a_step_counts_forward_and_twice_as_much_backward(job: Callable[..., Job]) -> None:
     """Of all stages and lanes, each once; a second of the step, and a rank of eight."""
-    found = told(job())
+    found = reported(job())
     assert found.model_operations == 3 * (layers_forward() + head_forward())
     assert found.hardware_operations == found.model_operations
     assert found.model_flops == found.hardware_flops == pytest.approx(found.model_operations / 2 / 8)
@@ -72,7 +72,7 @@ def test_a_step_counts_forward_and_twice_as_much_backward(job: Callable[..., Job
 def test_recomputation_counts_as_work_of_the_hardware_alone(job: Callable[..., Job]) -> None:
     """All layers once more, or attention alone."""
     model = 3 * (layers_forward() + head_forward())
-    full, selective = (told(job(f"modules.language.recompute={way}")) for way in ("full", "selective"))
+    full, selective = (reported(job(f"modules.language.recompute={way}")) for way in ("full", "selective"))
     assert full.model_operations == selective.model_operations == model
     assert full.hardware_operations == model + layers_forward()
     pairs = sum(length * length for length in LENGTHS) / 2
@@ -82,15 +82,15 @@ def test_recomputation_counts_as_work_of_the_hardware_alone(job: Callable[..., J
 
 def test_what_is_frozen_has_no_weight_gradients(job: Callable[..., Job]) -> None:
     """Gradients pass a frozen head; before the first part that trains there is no backward."""
-    head = told(job('modules.language.frozen=["head"]'))
+    head = reported(job('modules.language.frozen=["head"]'))
     assert head.model_operations == 3 * layers_forward() + 2 * head_forward()
-    layers = told(job('modules.language.frozen=["embedding","layers"]', "modules.language.recompute=full"))
+    layers = reported(job('modules.language.frozen=["embedding","layers"]', "modules.language.recompute=full"))
     assert layers.model_operations == layers.hardware_operations == layers_forward() + 3 * head_forward()
 
 
 def test_shares_are_of_the_peak_that_settings_tell(job: Callable[..., Job]) -> None:
     """In units of 10^12 operations a second and rank."""
-    found = told(job("run.peak_tflops=0.5", "modules.language.recompute=full"))
+    found = reported(job("run.peak_tflops=0.5", "modules.language.recompute=full"))
     assert found.mfu == pytest.approx(found.model_flops / 0.5e12)
     assert found.hfu == pytest.approx(found.hardware_flops / 0.5e12)
     assert found.hfu > found.mfu > 0
@@ -99,9 +99,9 @@ def test_shares_are_of_the_peak_that_settings_tell(job: Callable[..., Job]) -> N
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("-1", "run.peak_tflops: expected 0 or more, got -1"),
+        ("-1", "run.peak_tflops: expected a finite number of 0 or more, got -1"),
         ("nan", "run.peak_tflops: expected a number, got nan"),
-        ("inf", "run.peak_tflops: expected a finite number, got inf"),
+        ("inf", "run.peak_tflops: expected a finite number of 0 or more, got inf"),
         ("fast", "run.peak_tflops: expected a number, got 'fast'"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_module_whose_plugin_does_not_tell_is_left_out(job: Callable[..., Job]
             return attrs.evolve(DECODER, flops=None)
         return find_installed(kind, name, where)
 
-    assert told(job(find=find)) is None
+    assert reported(job(find=find)) is None
 
 
 @pytest.mark.parametrize(

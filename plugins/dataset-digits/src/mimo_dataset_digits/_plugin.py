@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from mimo.data import DatasetSpec, SplitName, Tokenizer
-from mimo.hooks import ConfigError, ItemInfo, hookimpl
+from mimo.hooks import ConfigError, ItemInfo, hookimpl, must_be
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,11 +27,6 @@ _INK = 16
 _SPLIT_SEED = 1797
 
 
-def _between_0_and_1(_: DigitsConfig, __: attrs.Attribute[float], value: float) -> None:
-    if not 0 < value < 1:
-        raise ConfigError("data.held_out", expected="a share greater than 0 and less than 1", got=repr(value))
-
-
 @attrs.frozen(kw_only=True)
 class DigitsConfig:
     """Settings of ``data.plugin = "digits"``.
@@ -40,7 +35,10 @@ class DigitsConfig:
         held_out: share of the images kept for evaluation; 0.2 keeps 359.
     """
 
-    held_out: float = attrs.field(default=0.2, validator=_between_0_and_1)
+    held_out: float = attrs.field(
+        default=0.2,
+        validator=must_be("a share greater than 0 and less than 1", lambda share: 0 < share < 1, where="data"),
+    )
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -5,12 +5,12 @@ A clip's size is (frames, frames a second), from its header; the encoder hears i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 import attrs
 
-from mimo.hooks import ConfigError, check_at_most
+from mimo.hooks import ConfigError, at_least, check_at_most
 from mimo.model import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -47,14 +47,6 @@ Silence = Literal["skip", "hear", "keep"]
 TooLong = Literal["refuse", "cut"]
 
 
-def _at_least(low: int) -> Callable[[WhisperConfig, attrs.Attribute[int], int], None]:
-    def check(_config: WhisperConfig, attribute: attrs.Attribute[int], value: int) -> None:
-        if value < low:
-            raise ConfigError(f"{_WHERE}.{attribute.name}", expected=f"a whole number from {low}", got=repr(value))
-
-    return check
-
-
 @attrs.frozen(kw_only=True)
 class WhisperConfig:
     """Settings of the encoder, ``modules.<name>.config``; by default those of Whisper tiny.
@@ -76,15 +68,15 @@ class WhisperConfig:
         ConfigError: a value is out of range or doesn't go with another.
     """
 
-    mels: int = attrs.field(default=80, validator=_at_least(1))
-    width: int = attrs.field(default=384, validator=_at_least(4))
-    layers: int = attrs.field(default=4, validator=_at_least(1))
-    heads: int = attrs.field(default=6, validator=_at_least(1))
-    intermediate: int = attrs.field(default=1536, validator=_at_least(1))
-    positions: int = attrs.field(default=1500, validator=_at_least(1))
+    mels: int = attrs.field(default=80, validator=at_least(1, where=_WHERE))
+    width: int = attrs.field(default=384, validator=at_least(4, where=_WHERE))
+    layers: int = attrs.field(default=4, validator=at_least(1, where=_WHERE))
+    heads: int = attrs.field(default=6, validator=at_least(1, where=_WHERE))
+    intermediate: int = attrs.field(default=1536, validator=at_least(1, where=_WHERE))
+    positions: int = attrs.field(default=1500, validator=at_least(1, where=_WHERE))
     silence: Silence = "skip"
     too_long: TooLong = "refuse"
-    stack: int = attrs.field(default=1, validator=_at_least(1))
+    stack: int = attrs.field(default=1, validator=at_least(1, where=_WHERE))
     projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
 
     def __attrs_post_init__(self) -> None:

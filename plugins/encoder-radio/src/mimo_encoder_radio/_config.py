@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError, check_at_most
+from mimo.hooks import ConfigError, above_zero, at_least, check_at_most
 from mimo.model import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -47,19 +47,6 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 """Their standard deviations."""
 
 
-def _at_least(low: int) -> Callable[[RadioConfig, attrs.Attribute[int], int], None]:
-    def check(_config: RadioConfig, attribute: attrs.Attribute[int], value: int) -> None:
-        if value < low:
-            raise ConfigError(f"{WHERE}.{attribute.name}", expected=f"a whole number from {low}", got=repr(value))
-
-    return check
-
-
-def _above_zero(_config: RadioConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{WHERE}.{attribute.name}", expected="a number above 0", got=repr(value))
-
-
 @attrs.frozen(kw_only=True)
 class RadioConfig:
     """Settings of the encoder, ``modules.<name>.config``; those of its layers are C-RADIO's H size unless given.
@@ -94,25 +81,25 @@ class RadioConfig:
         ConfigError: a value is out of range or doesn't go with another.
     """
 
-    patch: int = attrs.field(default=16, validator=_at_least(1))
+    patch: int = attrs.field(default=16, validator=at_least(1, where=WHERE))
     channels: int = 3
-    width: int = attrs.field(default=1280, validator=_at_least(1))
-    layers: int = attrs.field(default=32, validator=_at_least(1))
-    heads: int = attrs.field(default=16, validator=_at_least(1))
-    intermediate: int = attrs.field(default=5120, validator=_at_least(1))
+    width: int = attrs.field(default=1280, validator=at_least(1, where=WHERE))
+    layers: int = attrs.field(default=32, validator=at_least(1, where=WHERE))
+    heads: int = attrs.field(default=16, validator=at_least(1, where=WHERE))
+    intermediate: int = attrs.field(default=5120, validator=at_least(1, where=WHERE))
     activation: Activation = "gelu"
-    eps: float = attrs.field(default=1e-6, validator=_above_zero)
-    positions: int = attrs.field(default=128, validator=_at_least(1))
-    class_tokens: int = attrs.field(default=3, validator=_at_least(1))
-    registers: int = attrs.field(default=7, validator=_at_least(0))
+    eps: float = attrs.field(default=1e-6, validator=above_zero(where=WHERE))
+    positions: int = attrs.field(default=128, validator=at_least(1, where=WHERE))
+    class_tokens: int = attrs.field(default=3, validator=at_least(1, where=WHERE))
+    registers: int = attrs.field(default=7, validator=at_least(0, where=WHERE))
     keep: tuple[int, ...] = ()
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
     mode: Literal["native", "tiles"] = "native"
-    min_patches: int = attrs.field(default=1, validator=_at_least(1))
-    max_patches: int = attrs.field(default=1024, validator=_at_least(1))
-    size: int = attrs.field(default=512, validator=_at_least(1))
-    max_tiles: int = attrs.field(default=12, validator=_at_least(1))
+    min_patches: int = attrs.field(default=1, validator=at_least(1, where=WHERE))
+    max_patches: int = attrs.field(default=1024, validator=at_least(1, where=WHERE))
+    size: int = attrs.field(default=512, validator=at_least(1, where=WHERE))
+    max_tiles: int = attrs.field(default=12, validator=at_least(1, where=WHERE))
     thumbnail: bool = True
     projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
 

@@ -110,7 +110,7 @@ class VisionConfig:
         check_at_most(self, _LIMITS, where=WHERE)
         for key in _COUNTS:
             if getattr(self, key) < 1:
-                raise refused(key, "a whole number from 1", getattr(self, key))
+                raise refused(key, "1 or more", getattr(self, key))
         if self.channels not in (1, 3):
             raise refused("channels", "1 (grey) or 3 (colour)", self.channels)
         multiple = self.heads if self.learned_positions else math.lcm(4, self.heads)
@@ -198,7 +198,7 @@ class LearnedConfig(VisionConfig):
         super().__attrs_post_init__()
         check_at_most(self, {"table": MAX_LEARNED_ROWS}, where=WHERE)
         if self.table < 0 or not self.places:
-            raise refused("table", "a whole number from 1, or 0 where size holds a patch", self.table)
+            raise refused("table", "1 or more, or 0 where size holds a patch", self.table)
 
     @property
     def places(self) -> int:

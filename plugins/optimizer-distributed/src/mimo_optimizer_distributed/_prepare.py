@@ -39,7 +39,7 @@ def prepare(
     *,
     gathers_when_ready: bool,
 ) -> Prepared:
-    """Do what `mimo_optimizer_distributed.sharding.shard` says."""
+    """Do what `mimo_optimizer_distributed.spec.shard` says."""
     kinds = [False, True] if part.experts else [False]
     lanes = max(meshes.shard_group(part.grid, experts=experts).size() for experts in kinds)
     if lanes == 1:
@@ -135,7 +135,7 @@ class Spread:
             on_compute=self._on_compute,
             on_grad_accumulation=self._on_grad_accumulation,
             before_tied=self._reduce_tied,
-            settle=self._settle,
+            synchronize=self._synchronize,
         )
 
     @property
@@ -234,7 +234,7 @@ class Spread:
     def _on_compute(self, phase: Phase) -> Iterator[None]:
         with nullcontext() if self._order is None else self._order.on_compute(phase):
             yield
-        if phase == "backward":  # in fp32 at once, what is not put off too, before the next one adds to it
+        if phase == "backward":  # in fp32 at once, what is not deferred too, before the next one adds to it
             self._add()
 
     @contextmanager
@@ -295,7 +295,7 @@ class Spread:
         if sums:
             self._reduced(sums.keys())
 
-    def _settle(self, access: Access) -> None:
+    def _synchronize(self, access: Access) -> None:
         for group in self._groups:
             if group.is_gathered and (access == "any" or group.trains):
                 group.release()

@@ -27,7 +27,7 @@ from mimo_optimizer_distributed.sharding import Shard, Sharding
 
 
 def laid(part: PartShapes, config: Sharding) -> LaidBytes:
-    """Tell what `mimo_optimizer_distributed.sharding.shard` makes of a part, as it says where it leaves all whole."""
+    """Tell what `mimo_optimizer_distributed.spec.shard` makes of a part, as it says where it leaves all whole."""
     has_experts = any(one.experts for one in part.parameters)
     most = max(part.lanes.size, part.expert_lanes.size if has_experts else 1)
     if most == 1 and part.number_bytes == WEIGHT_BYTES:
@@ -36,7 +36,7 @@ def laid(part: PartShapes, config: Sharding) -> LaidBytes:
     given = [one for one in part.parameters if _can_be_spread(one)]
     rest = replicated(attrs.evolve(part, parameters=tuple(left), number_bytes=WEIGHT_BYTES))
     pieces = [piece_of(one, part.lanes_of(one)) for one in part.parameters if one.trained]
-    spread_ = _Spread(
+    spread_ = _SpreadBytes(
         part=part,
         parameters=given,
         shard="optimizer" if most == 1 else config.shard,
@@ -86,7 +86,7 @@ def piece_of(parameter: ParameterShape, lanes: Lanes) -> ParameterShape:
 
 
 @attrs.frozen(kw_only=True)
-class _Spread:
+class _SpreadBytes:
     """Parameters of a part that are spread, and when they are whole."""
 
     part: PartShapes

@@ -7,7 +7,6 @@ shape, whose local tensors are all that an elementwise optimizer needs. Free of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -15,9 +14,8 @@ import attrs
 from mimo.hooks import ConfigError
 
 if TYPE_CHECKING:
-    from mimo.optimizer import ModuleParameters, Precision, Prepared
+    from mimo.optimizer import Precision
     from mimo.topology import Overlap
-    from mimo.topology.meshes import Meshes
 
 Shard: TypeAlias = Literal["optimizer", "gradients", "full"]
 """What each data lane holds only its piece of: optimizer state (with the fp32 parameters); gradients as well; gathered
@@ -83,36 +81,3 @@ def lanes_of(config: Sharding) -> int:
 def overlaps(config: Sharding) -> frozenset[Overlap]:
     """Tell what may go over data lanes while layers compute."""
     return frozenset({"sums"} if config.overlap_grad_reduce is not False else ())
-
-
-def shard(
-    part: ModuleParameters,
-    meshes: Meshes,
-    config: Sharding,
-    *,
-    before_gather: Callable[[Collection[str]], None] = lambda _names: None,
-    gathers_when_ready: bool = False,
-    reduced: Callable[[Collection[str]], None] = lambda _names: None,
-) -> Prepared:
-    """Spread the parameters of a part of a module over its data lanes.
-
-    The stages' modules compute with whole tensors of their tensor rank, in ``part.precision``. `Prepared.parameters`
-    and `Prepared.frozen` are this rank's fp32 pieces of them, DTensors of the whole shape on a mesh of the axes
-    ``replica`` (where there are copies), ``tp`` (or ``ep`` and ``etp``) and `mimo.topology.DATA`, cut from left to
-    right as `torch.chunk` does along dim 0; pieces may be uneven and empty. Their gradients are there after
-    `Prepared.reduce`, of the same layout. Where nothing is to be spread, neither over lanes nor into another
-    precision, they are the given ones.
-
-    Args:
-        part: the parameters, and the modules that hold them.
-        meshes: the groups of this rank, for a graph whose modules know their `mimo.topology.Module.shard_lanes`.
-        config: the plugin's.
-        before_gather: is called with the full names of what is about to be gathered, whose pieces are then read.
-        gathers_when_ready: whether that may wait for another thread, as long as layers should compute meanwhile. It is
-            then called by a thread, and for a module whose `mimo.topology.Module.overlaps` has gathers.
-        reduced: is called with the full names of what has its gradient of the step: while the last backward runs, if
-            sums overlap with it, and at the latest before `Prepared.reduce` returns.
-    """
-    from mimo_optimizer_distributed._prepare import prepare
-
-    return prepare(part, meshes, config, before_gather, reduced, gathers_when_ready=gathers_when_ready)

@@ -13,8 +13,8 @@ from torch import Tensor
 from mimo.optimizer import Share
 from mimo.topology.collectives import all_gather_single
 from mimo_optimizer_hybrid._balance import balanced_fraction
+from mimo_optimizer_hybrid._config import CpuOffloadConfig
 from mimo_optimizer_hybrid._memory import Asked, Pool, check_host_memory, pools
-from mimo_optimizer_hybrid._plugin import HybridConfig
 from mimo_optimizer_hybrid._readers import Readers, readers_of
 from mimo_optimizer_hybrid.optimizer import count_numbers, device_of, divide
 
@@ -31,7 +31,7 @@ class BuildPlan:
         overlaps: whether the next forward may run while they are stepped, as each has a reader that waits.
     """
 
-    config: HybridConfig
+    config: CpuOffloadConfig
     names: tuple[str, ...]
     kept: int
     readers: tuple[Readers, ...]

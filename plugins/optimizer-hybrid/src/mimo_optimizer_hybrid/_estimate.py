@@ -12,17 +12,17 @@ from mimo_optimizer_hybrid._division import Division
 from mimo_optimizer_hybrid._memory import HeldBytes
 
 if TYPE_CHECKING:
-    from mimo_optimizer_hybrid._plugin import HybridConfig
+    from mimo_optimizer_hybrid._config import CpuOffloadConfig
 
 
-def laid(part: PartShapes, config: HybridConfig) -> LaidBytes:
+def laid(part: PartShapes, config: CpuOffloadConfig) -> LaidBytes:
     """Tell how parameters lie; they are stepped in the order in which a forward waits for them."""
     found = estimates.laid(part, config)
     order = sorted(found.pieces, key=lambda one: -1 if one.layer is None else one.layer)
     return attrs.evolve(found, pieces=tuple(order))
 
 
-def state(stepped: SteppedShapes, config: HybridConfig) -> StateBytes:
+def state(stepped: SteppedShapes, config: CpuOffloadConfig) -> StateBytes:
     """Tell what host and device hold; with a fraction that the run finds by trial, the most that each can."""
     pieces = sorted(stepped.pieces, key=lambda piece: not piece.tied)  # as the plugin's `_agreement` has them
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from mimo.hooks import ConfigError, OptimizerBytes, hookimpl
-from mimo.optimizer import AdamWConfig, ModuleParameters, OptimizerSpec, Prepared, Share
-from mimo_optimizer_distributed.sharding import Sharding, overlaps, shard
-from mimo_optimizer_distributed.spec import sharded_optimizer
+from mimo.hooks import OptimizerBytes, hookimpl
+from mimo.optimizer import ModuleParameters, OptimizerSpec, Prepared, Share
+from mimo_optimizer_distributed.sharding import overlaps
+from mimo_optimizer_distributed.spec import shard, sharded_optimizer
+from mimo_optimizer_hybrid._config import CpuOffloadConfig
 from mimo_optimizer_hybrid._estimate import laid, state
-from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
 
 if TYPE_CHECKING:
     import torch
@@ -23,51 +21,13 @@ if TYPE_CHECKING:
     from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 
-_MAX_BYTES = 1 << 40
-
-
-def _share(_instance: HybridConfig, _attribute: object, fraction: float | Literal["auto"]) -> None:
-    check_fraction(fraction)
-
-
-def _bytes(least: int) -> Callable[[HybridConfig, attrs.Attribute[int], int], None]:
-    def check(_config: HybridConfig, attribute: attrs.Attribute[int], value: int) -> None:
-        if value < least:
-            raise ConfigError(f"optimizer.{attribute.name}", expected=f"{least} bytes or more", got=repr(value))
-        if value > _MAX_BYTES:
-            raise ConfigError(f"optimizer.{attribute.name}", expected=f"at most {_MAX_BYTES} bytes", got=repr(value))
-
-    return check
-
-
-@attrs.frozen(kw_only=True)
-class HybridConfig(AdamWConfig, Sharding):
-    """Settings of AdamW with a part of its state in host memory, and how its parameters are spread.
-
-    Args:
-        fraction: share of each module's state that the host holds and steps, in whole parameters, on each rank;
-            ``auto`` makes both halves take equally long, by trial steps of all the module's ranks as the run begins.
-        bucket_bytes: of parameters that are stepped, sent up and waited for together.
-        staging_bytes: host memory for gradients on their way down, at least two buckets.
-        overlap: whether the next step's layers run while the host still steps, each waiting for its own parameters.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    fraction: float | Literal["auto"] = attrs.field(default=1.0, validator=_share)
-    bucket_bytes: int = attrs.field(default=BUCKET_BYTES, validator=_bytes(64))
-    staging_bytes: int = attrs.field(default=STAGING_BYTES, validator=_bytes(0))
-    overlap: bool = True
-
-
-def _overlaps(config: HybridConfig) -> frozenset[Overlap]:
+def _overlaps(config: CpuOffloadConfig) -> frozenset[Overlap]:
     """Tell what may go over data lanes while layers compute: without ``full``, each gather as its bucket is there."""
     waits = config.overlap and config.overlap_param_gather is not False and config.shard != "full"
     return overlaps(config) | frozenset({"gathers"} if waits else ())
 
 
-def _prepare(part: ModuleParameters, meshes: Any, config: HybridConfig) -> Prepared:
+def _prepare(part: ModuleParameters, meshes: Any, config: CpuOffloadConfig) -> Prepared:
     from mimo_optimizer_hybrid._readers import Readers
 
     readers = Readers(part)
@@ -119,7 +79,7 @@ def _memory(optimizer: HybridDeviceOptimizer) -> OptimizerBytes:
 
 HYBRID = sharded_optimizer(
     name="cpu-offload",
-    config=HybridConfig,
+    config=CpuOffloadConfig,
     prepare=_prepare,
     overlaps=_overlaps,
     build=_build,

@@ -81,7 +81,7 @@ class Readers:
                     layer.module.register_forward_pre_hook(_hook_of_layer(layer), prepend=True)
         else:
             on_compute = self._on_compute(inner, tuple(self._parameters.keys() - inner.parameters.keys()))
-        own = {"on_compute": on_compute, "settle": self._settling(inner), "readers": self}
+        own = {"on_compute": on_compute, "synchronize": self._synchronizing(inner), "readers": self}
         return Read(**{**attrs.asdict(inner, recurse=False), **own})
 
     def wait(self, names: Collection[str]) -> None:
@@ -108,15 +108,15 @@ class Readers:
 
         return on_compute
 
-    def _settling(self, inner: Prepared) -> Callable[[Access], None]:
-        def settle(access: Access) -> None:
+    def _synchronizing(self, inner: Prepared) -> Callable[[Access], None]:
+        def synchronize(access: Access) -> None:
             for optimizer in self._optimizers:
                 optimizer.wait_all()
                 if access == "any":
                     optimizer.distrust()
-            inner.settle(access)
+            inner.synchronize(access)
 
-        return settle
+        return synchronize
 
     @property
     def order(self) -> Iterator[str]:

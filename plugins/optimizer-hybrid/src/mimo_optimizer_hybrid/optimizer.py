@@ -31,8 +31,8 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
     and shaped as that one's: ``exp_avg`` and ``exp_avg_sq`` like the parameter, ``step`` a scalar tensor.
 
     Used as any optimizer, `step` returns when all is done. With ``overlaps`` it returns while the thread still works:
-    then whoever reads a parameter calls `wait` or `settle` before, and `gradients_final` when gradients need not wait
-    for `step` to be copied.
+    then whoever reads a parameter calls `wait` or `synchronize` before, and `gradients_final` when gradients need not
+    wait for `step` to be copied.
 
     New values must be written to parameters by torch's own operations on them (or on ``detach()`` of a plain tensor):
     the host sees those and reads them anew. After others, call `distrust`.
@@ -212,7 +212,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         """Let the host read the values of all its parameters anew at the next step."""
         self._host.distrust()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all, before parameters or state are read or written from outside.
 
         The host no longer takes for granted that parameters have the values that it gave them.
@@ -254,7 +254,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         Raises:
             RunError: it is of other parameters.
         """
-        self.settle()
+        self.synchronize()
         load_in_place(self, state_dict)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from mimo.hooks import ConfigError, hookimpl
-from mimo.optimizer import OptimizerSpec
+from mimo.hooks import ConfigError, Validator, hookimpl, must_be
+from mimo.optimizer import OptimizerSpec, betas_below_one
 from mimo.optimizer.estimates import StateBytes, SteppedShapes
 from mimo_optimizer_distributed.sharding import Sharding
 from mimo_optimizer_distributed.spec import sharded_optimizer
@@ -20,32 +20,20 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_MOST_ITERATIONS = 99  # torch refuses more
+_MAX_ITERATIONS = 99  # torch refuses more
 
 
-def _between(low: float, high: float, words: str) -> Callable[[MuonConfig, attrs.Attribute[float], float], None]:
-    def check(_config: MuonConfig, attribute: attrs.Attribute[float], value: float) -> None:
-        if not low <= value < high:
-            raise ConfigError(f"optimizer.{attribute.name}", expected=words, got=repr(value))
+_WHERE = "optimizer"
 
-    return check
+
+def _between(low: float, high: float, words: str) -> Validator:
+    return must_be(words, lambda value: low <= value < high, where=_WHERE)
 
 
 _not_negative = _between(0, 1e3, "a finite number of 0 or more, less than 1000")
 _above_zero = _between(math.ulp(0), 1e3, "a finite number above 0, less than 1000")
 _below_one = _between(0, 1, "a number from 0 to below 1")
-
-
-def _few(_config: MuonConfig, _attribute: object, value: int) -> None:
-    if not 1 <= value <= _MOST_ITERATIONS:
-        raise ConfigError(
-            "optimizer.iterations", expected=f"a whole number from 1 to {_MOST_ITERATIONS}", got=repr(value)
-        )
-
-
-def _all_below_one(_config: MuonConfig, _attribute: object, betas: tuple[float, float]) -> None:
-    if not all(0 <= beta < 1 for beta in betas):
-        raise ConfigError("optimizer.betas", expected="two numbers from 0 to below 1", got=repr(betas))
+_few = _between(1, _MAX_ITERATIONS + 1, f"a whole number from 1 to {_MAX_ITERATIONS}")
 
 
 def _not_blank(_config: MuonConfig, _attribute: object, globs: tuple[str, ...]) -> None:
@@ -84,7 +72,7 @@ class MuonConfig(Sharding):
     iterations: int = attrs.field(default=5, validator=_few)
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     adamw: tuple[str, ...] = attrs.field(default=("*embed*", "patch.*", "head.*", "lm_head.*"), validator=_not_blank)
-    betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_all_below_one)
+    betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=betas_below_one)
     eps: float = attrs.field(default=1e-8, validator=_above_zero)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from mimo.checkpoint import _json
 from mimo.checkpoint._manifest import OwnedEntry
 from mimo.checkpoint._wire import Wire
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, parse_json
 
 
 @attrs.frozen(kw_only=True)
@@ -76,7 +76,7 @@ def merge_values(records: Sequence[Record]) -> tuple[dict[str, Any], dict[str, O
             first_rank, first = found.setdefault(name, (rank, value))
             if (first.module, first.text) != (value.module, value.text):
                 raise _differ(name, _show(first), first_rank, _show(value), rank)
-    decoded = {name: _json.decode(_json.read(value.text)) for name, (_, value) in found.items()}
+    decoded = {name: _json.decode(parse_json(value.text)) for name, (_, value) in found.items()}
     owners = {name: value.module for name, (_, value) in found.items()}
     return (
         {name: value for name, value in decoded.items() if owners[name] is None},

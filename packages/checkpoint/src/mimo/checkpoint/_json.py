@@ -1,4 +1,4 @@
-"""JSON that gives back exactly the value that was put in, or refuses it: the form of every value that is no tensor."""
+"""Values that are no tensors, as JSON that gives back exactly what was put in, or is refused."""
 
 from __future__ import annotations
 
@@ -60,33 +60,5 @@ def write(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 
-def read(text: str | bytes) -> Any:
-    """Return the encoded value that ``text`` holds.
-
-    Raises:
-        ValueError: it is no JSON, holds NaN or an infinity, gives one name twice, or nests absurdly deep.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=refuse_repeats, parse_constant=_refuse_constant)
-    except RecursionError:
-        msg = "too many levels of nesting"
-        raise ValueError(msg) from None
-
-
 def _is_tag(value: dict[str, Any]) -> bool:
     return len(value) == 1 and (key := next(iter(value))).startswith("$") and key.lstrip("$") == "float"
-
-
-def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's names and values, each name given once; for `json.loads`."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        msg = f"the name {next(name for name in names if names.count(name) > 1)!r} is given twice"
-        raise ValueError(msg)
-    return found
-
-
-def _refuse_constant(token: str) -> Any:
-    msg = f"{token} is not JSON"
-    raise ValueError(msg)

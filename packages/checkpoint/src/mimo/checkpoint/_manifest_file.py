@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import attrs
 
 from mimo.checkpoint import _json
 from mimo.checkpoint._blocks import digest, digest_parts
 from mimo.checkpoint._boxes import Box, covers_once
 from mimo.checkpoint._manifest import Manifest, OwnedEntry, Piece, ShardEntry, TensorEntry
 from mimo.checkpoint._tensors import DTYPES
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, JsonNode, JsonSource
 
 FORMAT = "mimo-checkpoint"
 FORMAT_VERSION = 1
@@ -97,11 +94,13 @@ def parse(data: bytes, where: str) -> Manifest:
         raise CheckpointError(where, expected="a digest and a body", got=f"{len(data)} other bytes", fix=_DAMAGED)
     body = memoryview(data)[head.end() : -len(_TAIL)]
     _compare(head[1].decode(), digest(body), where)
+    source = JsonSource(where=where, error=CheckpointError, fix=_DAMAGED, separator=": ")
+    root = source.parse(bytes(body))
     try:
-        return _from_json(_Node(_json.read(bytes(body)), where))
+        return _from_json(root)
     except CheckpointError:
         raise
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:  # of values that hold more than JSON
         raise CheckpointError(where, expected="JSON", got=str(error), fix=_DAMAGED) from error
 
 
@@ -169,65 +168,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-@attrs.frozen
-class _Node:
-    """A part of the JSON that knows its place, so that each surprise is an error which names it."""
-
-    value: Any
-    parent: _Node | str
-    key: str | int = ""
-
-    @property
-    def where(self) -> str:
-        """File and keys on the way to it."""
-        if isinstance(self.parent, str):
-            return self.parent
-        return self.parent.where + (f"[{self.key}]" if isinstance(self.key, int) else f": {self.key}")
-
-    def fail(self, expected: str) -> CheckpointError:
-        shown = repr(self.value)
-        shown = shown if len(shown) < 80 else shown[:77] + "…"  # noqa: PLR2004  # a line of text
-        return CheckpointError(self.where, expected=expected, got=shown, fix=_DAMAGED)
-
-    def __getitem__(self, key: str) -> _Node:
-        if not isinstance(self.value, dict) or key not in self.value:
-            raise self.fail(f"an object with {key!r}")
-        return _Node(self.value[key], self, key)
-
-    def items(self) -> Iterator[tuple[str, _Node]]:
-        if not isinstance(self.value, dict):
-            raise self.fail("an object")
-        return ((key, _Node(part, self, key)) for key, part in self.value.items())
-
-    def list(self) -> list[_Node]:
-        if not isinstance(self.value, list):
-            raise self.fail("a list")
-        return [_Node(part, self, index) for index, part in enumerate(self.value)]
-
-    def number(self) -> int:
-        if not _is_size(self.value):
-            raise self.fail("a whole number")
-        return int(self.value)
-
-    def numbers(self) -> tuple[int, ...]:
-        if isinstance(self.value, list) and all(map(_is_size, self.value)):
-            return tuple(self.value)
-        return tuple(part.number() for part in self.list())  # which names the one that isn't
-
-    def text(self, pattern: re.Pattern[str] | None = None, expected: str = "text") -> str:
-        if not isinstance(self.value, str) or (pattern is not None and not pattern.fullmatch(self.value)):
-            raise self.fail(expected)
-        return self.value
-
-    def mapping(self) -> dict[str, Any]:
-        return {key: _json.decode(part.value) for key, part in self.items()}
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _from_json(root: _Node) -> Manifest:
+def _from_json(root: JsonNode) -> Manifest:
     if root["format"].value != FORMAT or root["version"].value != FORMAT_VERSION:
         raise CheckpointError(
             root.where,
@@ -235,22 +176,22 @@ def _from_json(root: _Node) -> Manifest:
             got=f"{root['format'].value!r} version {root['version'].value!r}",
             fix="Read it with the mimo-checkpoint that wrote it.",
         )
-    block_bytes = root["block_bytes"].number()
+    block_bytes = root["block_bytes"].size()
     if block_bytes not in _BLOCK_BYTES:
         raise root["block_bytes"].fail("between 4 KiB and 64 MiB, a multiple of 4 KiB")
     shards = {name: _read_shard(name, node, block_bytes) for name, node in root["shards"].items()}
     manifest = Manifest(
-        step=root["step"].number(),
+        step=root["step"].size(),
         block_bytes=block_bytes,
         shards=shards,
         tensors={name: _read_tensor(node, shards) for name, node in root["tensors"].items()},
-        common=root["common"].mapping(),
+        common=_read_values(root["common"]),
         owned={
             name: OwnedEntry(module=node["module"].text(), value=_json.decode(node["value"].value))
             for name, node in root["owned"].items()
         },
-        topology=root["topology"].mapping(),
-        config=root["config"].mapping(),
+        topology=_read_values(root["topology"]),
+        config=_read_values(root["config"]),
     )
     if len(manifest.names) != len(manifest.tensors) + len(manifest.common) + len(manifest.owned):
         raise CheckpointError(root.where, expected="each name once", got="one in two places", fix=_DAMAGED)
@@ -259,14 +200,18 @@ def _from_json(root: _Node) -> Manifest:
     return manifest
 
 
-def _read_shard(name: str, node: _Node, block_bytes: int) -> ShardEntry:
+def _read_values(node: JsonNode) -> dict[str, Any]:
+    return {name: _json.decode(part.value) for name, part in node.items()}
+
+
+def _read_shard(name: str, node: JsonNode, block_bytes: int) -> ShardEntry:
     if not _SHARD_NAME.fullmatch(name):
         raise CheckpointError(node.where, expected="a plain file name", got=repr(name), fix=_DAMAGED)
     entry = ShardEntry(
-        bytes=node["bytes"].number(),
-        header_bytes=node["header"]["bytes"].number(),
-        header_checksum=node["header"]["checksum"].text(_CHECKSUM, "a checksum"),
-        blocks=tuple(block.text(_CHECKSUM, "a checksum") for block in node["blocks"].list()),
+        bytes=node["bytes"].size(),
+        header_bytes=node["header"]["bytes"].size(),
+        header_checksum=_read_checksum(node["header"]["checksum"]),
+        blocks=tuple(map(_read_checksum, node["blocks"].list())),
     )
     if not 8 < entry.header_bytes <= min(entry.bytes, _LARGEST_HEADER_BYTES):  # noqa: PLR2004  # its length field
         raise node["header"].fail("a header inside the file, of at most 100 MB")
@@ -275,8 +220,14 @@ def _read_shard(name: str, node: _Node, block_bytes: int) -> ShardEntry:
     return entry
 
 
-def _read_tensor(node: _Node, shards: dict[str, ShardEntry]) -> TensorEntry:
-    code, shape = node["dtype"].text(), node["shape"].numbers()
+def _read_checksum(node: JsonNode) -> str:
+    if not _CHECKSUM.fullmatch(node.text()):
+        raise node.fail("a checksum")
+    return node.text()
+
+
+def _read_tensor(node: JsonNode, shards: dict[str, ShardEntry]) -> TensorEntry:
+    code, shape = node["dtype"].text(), node["shape"].sizes()
     if len(shape) > _MOST_DIMS:
         raise node["shape"].fail(f"at most {_MOST_DIMS} dims")
     if code not in DTYPES:
@@ -287,12 +238,12 @@ def _read_tensor(node: _Node, shards: dict[str, ShardEntry]) -> TensorEntry:
     return TensorEntry(dtype=code, shape=shape, pieces=pieces)
 
 
-def _read_piece(node: _Node, item_bytes: int, shards: dict[str, ShardEntry]) -> Piece:
+def _read_piece(node: JsonNode, item_bytes: int, shards: dict[str, ShardEntry]) -> Piece:
     shard = node["shard"].text()
     if shard not in shards:
         raise node["shard"].fail("the name of a listed shard")
-    box = Box(offset=node["offset"].numbers(), shape=node["shape"].numbers())
-    span = node["bytes"].numbers()
+    box = Box(offset=node["offset"].sizes(), shape=node["shape"].sizes())
+    span = node["bytes"].sizes()
     if len(span) != 2 or not shards[shard].header_bytes <= span[0] <= span[1] <= shards[shard].bytes:  # noqa: PLR2004
         raise node["bytes"].fail("a range inside the data of its shard")
     if span[1] - span[0] != box.elements * item_bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,11 +13,10 @@ from typing import Any, Self
 import attrs
 import torch
 
-from mimo.checkpoint import _json
 from mimo.checkpoint._alone import INDEX_NAME, MODEL_NAME
 from mimo.checkpoint._source import CHUNK_BYTES
 from mimo.checkpoint._tensors import DTYPES, view_bytes
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, parse_json
 
 _LARGEST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _LARGEST_JSON_BYTES = 100_000_000
@@ -108,9 +106,9 @@ def read_published_json(path: Path) -> Mapping[str, Any]:
             raise CheckpointError(str(path), expected=f"at most {_LARGEST_JSON_BYTES} bytes", got=str(file.bytes))
         text = file.read(0, file.bytes)
     try:
-        value = json.loads(text, object_pairs_hook=_json.refuse_repeats)  # Infinity and NaN occur in published ones
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(str(path), expected="JSON", got=str(error) or "something else", fix=_FIX) from error
+        value = parse_json(text, constants=True)
+    except ValueError as error:
+        raise CheckpointError(str(path), expected="JSON", got=str(error), fix=_FIX) from error
     if not isinstance(value, dict):
         raise CheckpointError(str(path), expected="a JSON object", got=type(value).__name__, fix=_FIX)
     return value
@@ -165,7 +163,7 @@ def _read_header(path: Path) -> dict[str, PublishedTensor]:
             )
         start, end = _LENGTH_BYTES + length, file.bytes
         try:
-            header = _json.read(file.read(_LENGTH_BYTES, length))
+            header = parse_json(file.read(_LENGTH_BYTES, length))
         except ValueError as error:
             raise CheckpointError(f"{path} header", expected="JSON", got=str(error), fix=_FIX) from error
     if not isinstance(header, dict):

@@ -32,7 +32,7 @@ from mimo.checkpoint._staging import direct
 from mimo.checkpoint._tree import Flat, collect
 from mimo.checkpoint._wire import Wire
 from mimo.checkpoint._writer import SHARD_BYTES, Layout, write_layouts
-from mimo.hooks import CheckpointError, Owned, StateTree
+from mimo.hooks import CheckpointError, Owned, StateTree, parse_json
 
 _PATHS = Wire(str, Path)
 
@@ -203,7 +203,7 @@ def _begin(folder: Path, records: list[Record], order: Order) -> _Begun:
 
 
 def _manifest(begun: _Begun, results: list[dict[str, ShardEntry]], first: Record, order: Order) -> Manifest:
-    about = {key: _json.decode(_json.read(text)) for key, text in first.about.items()}
+    about = {key: _json.decode(parse_json(text)) for key, text in first.about.items()}
     return Manifest(
         step=about["step"],
         block_bytes=BLOCK_BYTES,

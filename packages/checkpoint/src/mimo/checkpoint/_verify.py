@@ -8,11 +8,10 @@ from pathlib import Path
 import attrs
 from safetensors import SafetensorError, safe_open
 
-from mimo.checkpoint import _json
 from mimo.checkpoint._manifest import Manifest
 from mimo.checkpoint._manifest_file import read_manifest
 from mimo.checkpoint._reader import ShardReader, make_slab
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, parse_json
 
 _Stored = tuple[str, tuple[int, ...], int, int]
 """A piece from a header: dtype, shape, and where it begins and ends in the file."""
@@ -78,13 +77,13 @@ def _find_problems(folder: Path, name: str, manifest: Manifest, pieces: Mapping[
 
 def _compare_header(header: bytes, pieces: Mapping[str, _Stored]) -> Iterator[str]:
     try:
-        entries = _json.read(header[8:])
+        entries = parse_json(header[8:])
         found = {
             name: (entry["dtype"], tuple(entry["shape"]), *(len(header) + offset for offset in entry["data_offsets"]))
             for name, entry in entries.items()
             if name != "__metadata__"
         }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         yield f"expected safetensors, got {type(error).__name__}: {error}"
         return
     for name in sorted({*pieces, *found}):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.checkpoint._tensors import view_bytes
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, parse_json
 
 T = TypeVar("T")
 
@@ -109,14 +109,14 @@ def _check(lengths: Tensor, error: Exception | None) -> list[int]:
     if min(sizes) < 1:
         raise CheckpointError(
             "checkpoint",
-            expected="plain JSON data in what every rank says of it, or is told",
+            expected="plain JSON data in what ranks exchange about it",
             got=f"something else in {sum(size < 1 for size in sizes)} of {len(sizes)}",
             fix="Values (Common, Owned) hold what JSON can, without numbers that are not finite.",
         ) from error
     if max(sizes) * len(sizes) > MAX_BYTES:
         raise CheckpointError(
             "checkpoint",
-            expected=f"at most {MAX_BYTES} bytes for what {len(sizes)} ranks say of it, or are told",
+            expected=f"at most {MAX_BYTES} bytes for what {len(sizes)} ranks exchange about it",
             got=f"up to {max(sizes)} bytes for each",
             fix="Large data in values (Common, Owned) belongs into tensors.",
         )
@@ -146,6 +146,6 @@ def _read(text: Tensor) -> Any:
     """Return what a text says; None, which nothing that is packed is, where it is no JSON."""
     held = text.cpu()
     try:
-        return json.loads(bytes(view_bytes(held)))
-    except (ValueError, RecursionError):
+        return parse_json(bytes(view_bytes(held)))
+    except ValueError:
         return None

@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+from mimo.hooks import parse_json
+
 _LISTS = {"images": "image", "audio": "audio"}
 """Keys of lists of paths, and the modality of each."""
 _KEYS = (*_LISTS, "items", "text")
@@ -39,15 +41,13 @@ def parse_line(raw: bytes) -> Line:
         LineError: it is not one JSON object with ``text`` and, if it likes, items.
     """
     try:
-        value: Any = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        value: Any = parse_json(raw)
     except UnicodeDecodeError as error:
         raise LineError(expected="UTF-8 text", got=f"something else ({error})", fix="Save the file as UTF-8.") from None
-    except LineError:
-        raise
     except json.JSONDecodeError as error:
         got = f"text that is not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
         raise LineError(expected="one JSON object", got=got) from None
-    except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
+    except ValueError as error:  # a key twice, numbers too long, brackets too deep
         raise LineError(expected="one JSON object", got=f"text that is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise LineError(expected="one JSON object", got=_kind(value))
@@ -60,15 +60,6 @@ def parse_line(raw: bytes) -> Line:
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
     return Line(text=_text(value), items=tuple(_items(value)))
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise LineError(expected="each key once", got=f"{twice!r} twice")
-    return record
 
 
 def _text(record: dict[str, Any]) -> str:

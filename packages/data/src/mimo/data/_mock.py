@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from mimo.data._specs import DatasetSpec, SplitName, Tokenizer
-from mimo.hooks import ConfigError, ItemInfo, check_at_most, hookimpl
+from mimo.hooks import ConfigError, ItemInfo, at_least, check_at_most, hookimpl
 
 if TYPE_CHECKING:
     from PIL import Image
 
+_WHERE = "data"
 _IDS = 256
 """Of those of the tokenizer, so many first ones are drawn from, placeholders left out."""
 _LIMITS: Mapping[str, int] = {
@@ -25,14 +26,6 @@ _LIMITS: Mapping[str, int] = {
     "width": 1 << 15,
 }
 _PLACEHOLDER = re.compile(r"<\w+>")
-
-
-def _at_least(low: int) -> Callable[[MockConfig, attrs.Attribute[int], int], None]:
-    def check(_config: MockConfig, attribute: attrs.Attribute[int], value: int) -> None:
-        if value < low:
-            raise ConfigError(f"data.{attribute.name}", expected=f"a whole number from {low}", got=repr(value))
-
-    return check
 
 
 @attrs.frozen(kw_only=True)
@@ -47,11 +40,11 @@ class MockConfig:
         width: likewise.
     """
 
-    samples: int = attrs.field(default=1024, validator=_at_least(1))
-    text: int = attrs.field(default=512, validator=_at_least(2))
-    images: int = attrs.field(default=1, validator=_at_least(0))
-    height: int = attrs.field(default=512, validator=_at_least(1))
-    width: int = attrs.field(default=512, validator=_at_least(1))
+    samples: int = attrs.field(default=1024, validator=at_least(1, where=_WHERE))
+    text: int = attrs.field(default=512, validator=at_least(2, where=_WHERE))
+    images: int = attrs.field(default=1, validator=at_least(0, where=_WHERE))
+    height: int = attrs.field(default=512, validator=at_least(1, where=_WHERE))
+    width: int = attrs.field(default=512, validator=at_least(1, where=_WHERE))
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is too large, and a size of images where there are none."""

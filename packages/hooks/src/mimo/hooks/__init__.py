@@ -1,7 +1,7 @@
 """What every mimo package shares: markers, discovery, lifecycle hooks, a few values, and errors."""
 
-from mimo.hooks._bounds import check_at_most
-from mimo.hooks._discovery import Kind, discover
+from mimo.hooks._bounds import Validator, above_zero, at_least, at_most, check_at_most, from_zero, must_be
+from mimo.hooks._discovery import Kind, discover, survey
 from mimo.hooks._errors import (
     CheckpointError,
     ConfigError,
@@ -15,11 +15,11 @@ from mimo.hooks._errors import (
     UserError,
 )
 from mimo.hooks._installed import PluginEntry, PluginFailure
+from mimo.hooks._json import JsonNode, JsonSource, parse_json
 from mimo.hooks._lifecycle import Lifecycle, lifecycle
 from mimo.hooks._markers import hookimpl, hookspec
 from mimo.hooks._registry import Registry
 from mimo.hooks._shown import plain_text
-from mimo.hooks._survey import survey
 from mimo.hooks._values import (
     METRICS_FILE,
     Common,
@@ -50,6 +50,8 @@ __all__ = [
     "Flops",
     "Generators",
     "ItemInfo",
+    "JsonNode",
+    "JsonSource",
     "Kind",
     "Lifecycle",
     "OptimizerBytes",
@@ -69,11 +71,18 @@ __all__ = [
     "Stateful",
     "StepInfo",
     "UserError",
+    "Validator",
+    "above_zero",
+    "at_least",
+    "at_most",
     "check_at_most",
     "discover",
+    "from_zero",
     "hookimpl",
     "hookspec",
     "lifecycle",
+    "must_be",
+    "parse_json",
     "parse_metrics",
     "plain_text",
     "read_metrics",

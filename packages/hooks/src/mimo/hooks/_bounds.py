@@ -1,12 +1,56 @@
-"""Upper bounds of settings: the largest that a number may be, refused by its path before anything is made of it."""
+"""Bounds of settings: a number that is too small or too large is refused by the setting's path."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import attrs
 
 from mimo.hooks._errors import ConfigError
 
 _SHOWN_BITS = 4096
+
+Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def must_be(expected: str, holds: Callable[[Any], bool], *, where: str = "") -> Validator:
+    """Return a validator of an attrs field that raises `ConfigError` where ``holds`` of the value is false.
+
+    Args:
+        expected: what is allowed, as a noun phrase.
+        holds: whether a value is allowed. Comparisons with NaN are false, so say what holds, not what doesn't.
+        where: path of the config. Without one the error names the field alone, and whoever structures the table puts
+            its path before it.
+    """
+
+    def check(_config: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not holds(value):
+            path = f"{where}.{attribute.name}" if where else attribute.name
+            raise ConfigError(path, expected=expected, got=_shown(value))
+
+    return check
+
+
+def at_least(low: float, *, where: str = "") -> Validator:
+    """Return a validator that refuses smaller numbers, and NaN."""
+    return must_be(f"{low} or more", lambda value: value >= low, where=where)
+
+
+def at_most(high: float, *, where: str = "") -> Validator:
+    """Return a validator that refuses larger numbers, and NaN."""
+    return must_be(f"at most {high}", lambda value: value <= high, where=where)
+
+
+def from_zero(*, where: str = "") -> Validator:
+    """Return a validator that refuses negative numbers, infinity and NaN."""
+    return must_be("a finite number of 0 or more", lambda value: 0 <= value < math.inf, where=where)
+
+
+def above_zero(*, where: str = "") -> Validator:
+    """Return a validator that refuses 0, negative numbers, infinity and NaN."""
+    return must_be("a finite number above 0", lambda value: 0 < value < math.inf, where=where)
 
 
 def check_at_most(config: object, limits: Mapping[str, float], *, where: str) -> None:
@@ -26,7 +70,7 @@ def check_at_most(config: object, limits: Mapping[str, float], *, where: str) ->
             raise ConfigError(f"{where}.{name}", expected=f"at most {limit}", got=_shown(value))
 
 
-def _shown(value: float) -> str:
-    """Return a number as it is written, unless Python refuses to write so many digits."""
+def _shown(value: Any) -> str:
+    """Return a value as it is written, unless Python refuses to write so many digits."""
     bits = value.bit_length() if isinstance(value, int) else 0
     return f"a number of {bits} bits" if bits > _SHOWN_BITS else repr(value)

@@ -1,4 +1,7 @@
-"""From entry points to specs: every plugin of a kind is imported, asked once, and its answer checked."""
+"""From entry points to specs: every plugin of a kind is imported, asked once, and its answer checked.
+
+`survey` lists all of them, broken ones included.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import pluggy
 from mimo.hooks._contract import check_homes, hooks_of, load_plugin, refuse_class
 from mimo.hooks._errors import PluginError
 from mimo.hooks._installed import PluginEntry, PluginFailure, ask_each, describe, failure, installed, origin, row
+from mimo.hooks._lifecycle import examine_lifecycle
 from mimo.hooks._markers import PROJECT
 from mimo.hooks._registry import Registry
 
@@ -160,3 +164,18 @@ def _checked(results: list[Any], kind: Kind[S], where: str) -> Iterable[tuple[st
 
 def _wrong(kind: Kind[Any], where: str, *, got: str, expected: str) -> PluginError:
     return PluginError(f"{where}, {kind.hook}", expected=expected, got=got, fix="Correct what it returns.")
+
+
+def survey(
+    kinds: Iterable[Kind[Any]], *, entry_points: Iterable[EntryPoint] | None = None
+) -> list[PluginEntry | PluginFailure]:
+    """Return a row for each plugin of ``kinds``, in their order, and then of the lifecycle group.
+
+    A plugin that `discover` or `lifecycle` would refuse is a `PluginFailure` that holds the very error.
+
+    Args:
+        kinds: what to look for.
+        entry_points: look among these instead of what is installed.
+    """
+    given = None if entry_points is None else tuple(entry_points)
+    return [*(row for kind in kinds for row in examine(kind, given)), *examine_lifecycle(given)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
+
+from mimo.hooks._json import parse_json
 
 METRICS_FILE = "metrics.jsonl"
 """In a run directory: a JSON object a line, each with its ``step``."""
@@ -237,7 +238,7 @@ def read_metrics(path: Path) -> list[Mapping[str, Any]]:
 def parse_metrics(line: bytes) -> Mapping[str, Any] | None:
     """Return the object of one line; None for anything else."""
     try:
-        parsed = json.loads(line.decode())
-    except (ValueError, RecursionError):  # not UTF-8, no JSON, an integer of thousands of digits, a thousand brackets
+        parsed = parse_json(line)
+    except ValueError:
         return None
     return parsed if isinstance(parsed, dict) and type(parsed.get("step")) is int else None

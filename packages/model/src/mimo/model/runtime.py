@@ -2,6 +2,7 @@
 
 from mimo.model.attention import Segments, attend
 from mimo.model.build.build import build_part
+from mimo.model.build.create_on import create_on
 from mimo.model.build.hf import left_over, read_hf, write_hf
 from mimo.model.build.lora import attach_lora, linears
 from mimo.model.build.part import MimoModel, Part
@@ -113,6 +114,7 @@ __all__ = [
     "build_stage",
     "convolve",
     "convolve_continued",
+    "create_on",
     "left_over",
     "linears",
     "local",

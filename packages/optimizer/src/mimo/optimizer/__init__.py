@@ -2,7 +2,7 @@
 
 from mimo.hooks import Kind
 from mimo.optimizer import hookspecs
-from mimo.optimizer._adamw import AdamWConfig
+from mimo.optimizer._adamw import AdamWConfig, betas_below_one
 from mimo.optimizer._check_patterns import check_patterns
 from mimo.optimizer._learning_rate import FALLING, LearningRate
 from mimo.optimizer._rules import Pattern, Rule, Rules
@@ -46,5 +46,6 @@ __all__ = [
     "Rules",
     "Share",
     "Sums",
+    "betas_below_one",
     "check_patterns",
 ]

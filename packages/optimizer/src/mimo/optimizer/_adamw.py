@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mimo.hooks import ConfigError, check_at_most, hookimpl
+from mimo.hooks import above_zero, check_at_most, from_zero, hookimpl, must_be
 from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
 
 if TYPE_CHECKING:
@@ -18,32 +17,25 @@ if TYPE_CHECKING:
     from mimo.topology.meshes import Meshes
 
 
-def _not_negative(_instance: AdamWConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"optimizer.{attribute.name}", expected="a finite number of 0 or more", got=repr(value))
+_WHERE = "optimizer"
 
-
-def _above_zero(_instance: AdamWConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0 < value < math.inf:  # by 0, a number without a gradient would be divided by 0
-        raise ConfigError(f"optimizer.{attribute.name}", expected="a finite number above 0", got=repr(value))
-
-
-def _below_one(_instance: AdamWConfig, _attribute: object, betas: tuple[float, float]) -> None:
-    if not all(0 <= beta < 1 for beta in betas):
-        raise ConfigError("optimizer.betas", expected="two numbers from 0 to below 1", got=repr(betas))
+betas_below_one = must_be(
+    "two numbers from 0 to below 1", lambda betas: all(0 <= beta < 1 for beta in betas), where=_WHERE
+)
+"""Validator of the two shares of Adam's averages that stay at each step."""
 
 
 @attrs.frozen(kw_only=True)
 class AdamWConfig:
     """Settings of AdamW (Loshchilov and Hutter 2019)."""
 
-    weight_decay: float = attrs.field(default=0.01, validator=_not_negative)
-    betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=_below_one)
-    eps: float = attrs.field(default=1e-8, validator=_above_zero)
+    weight_decay: float = attrs.field(default=0.01, validator=from_zero(where=_WHERE))
+    betas: tuple[float, float] = attrs.field(default=(0.9, 0.95), validator=betas_below_one)
+    eps: float = attrs.field(default=1e-8, validator=above_zero(where=_WHERE))
 
     def __attrs_post_init__(self) -> None:
         """Refuse numbers with which no step could be taken."""
-        check_at_most(self, {"weight_decay": 1e3, "eps": 1e3}, where="optimizer")
+        check_at_most(self, {"weight_decay": 1e3, "eps": 1e3}, where=_WHERE)
 
 
 def _prepare(part: ModuleParameters, meshes: Meshes, _config: AdamWConfig) -> Prepared:

@@ -133,8 +133,8 @@ class Prepared:
             begin within; ``reduce`` then waits for them.
         before_tied: called before gradients of tied parameters are summed over stages, which is before ``reduce``;
             puts those that belong to other parameters than the given ones where ``reduce`` would.
-        settle: called before values of the parameters are read or changed outside the layers, with the kind of access;
-            it invalidates or writes back what layers have gathered.
+        synchronize: called before values of the parameters are read or changed outside the layers, with the kind of
+            access; it invalidates or writes back what layers have gathered.
     """
 
     reduce: Callable[[], None]
@@ -144,7 +144,7 @@ class Prepared:
     on_compute: Callable[[Phase], AbstractContextManager[None]] = _no_bounds
     on_grad_accumulation: Callable[[DeferredGrads | None, bool], AbstractContextManager[None]] = _no_bounds
     before_tied: Callable[[], None] = _nothing
-    settle: Callable[[Access], None] = _nothing
+    synchronize: Callable[[Access], None] = _nothing
 
 
 @attrs.frozen(kw_only=True)

@@ -196,6 +196,8 @@ def _begin(
 ) -> None:
     """Be what a shell makes of a process before a program runs in it."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests,
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or a shell's &, which has its programs ignore Ctrl-C
     nothing = os.open(os.devnull, os.O_RDONLY)
     with out, err:
         for number, stream in enumerate((nothing, out.fileno(), err.fileno())):

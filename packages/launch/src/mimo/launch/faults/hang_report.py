@@ -13,16 +13,16 @@ _LINES = 16
 
 def show_waits(statuses: Mapping[int, Status]) -> str:
     """Return a line for each rank that waits for another one; ranks with identical text share one."""
-    alike: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for rank, status in sorted(statuses.items()):
         if status.waits and status.doing and not status.left:
-            alike.setdefault(status.describe_wait(rank), []).append(rank)
+            by_text.setdefault(status.describe_wait(rank), []).append(rank)
     lines = [
         f"{_name(ranks)} waited {_seconds(max(statuses[rank].seconds for rank in ranks))} {text}"
-        for text, ranks in alike.items()
+        for text, ranks in by_text.items()
     ]
     if len(lines) > _LINES:
-        rest = [rank for ranks in list(alike.values())[_LINES:] for rank in ranks]
+        rest = [rank for ranks in list(by_text.values())[_LINES:] for rank in ranks]
         lines[_LINES:] = [f"{_name(sorted(rest))} waited too"]
     return "\n".join(lines)
 
@@ -34,12 +34,12 @@ def show_silent(silent: Collection[int], last: Mapping[int, Status]) -> str:
         silent: the ranks.
         last: the last status of those that have stored one.
     """
-    alike: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for rank in sorted(silent):
         status = last.get(rank)
         text = "never heard of" if status is None else f"last heard of in {status.activity or 'its start'}"
-        alike.setdefault(text, []).append(rank)
-    last_seen = "; ".join(f"{_name(ranks)} {_verb(ranks)} {text}" for text, ranks in list(alike.items())[:_LINES])
+        by_text.setdefault(text, []).append(rank)
+    last_seen = "; ".join(f"{_name(ranks)} {_verb(ranks)} {text}" for text, ranks in list(by_text.items())[:_LINES])
     ranks = sorted(silent)
     pronoun = "it was" if len(ranks) == 1 else "they were"
     return (
@@ -51,12 +51,12 @@ def show_silent(silent: Collection[int], last: Mapping[int, Status]) -> str:
 def show_standstill(statuses: Mapping[int, Status], timeout: float) -> str:
     """Return which ranks made no progress for too long, where all of them still answer."""
     hangs = {rank: status for rank, status in statuses.items() if not status.waits and not status.left and status.doing}
-    alike: dict[str, list[int]] = {}
+    by_text: dict[str, list[int]] = {}
     for rank, status in sorted(hangs.items()):
-        alike.setdefault(status.activity + (f", at {status.where}" if status.where else ""), []).append(rank)
+        by_text.setdefault(status.activity + (f", at {status.where}" if status.where else ""), []).append(rank)
     blocking = [
         f"{_name(ranks)} did not go on for {_seconds(max(hangs[rank].seconds for rank in ranks))} in {text}."
-        for text, ranks in list(alike.items())[:_LINES]
+        for text, ranks in list(by_text.items())[:_LINES]
     ]
     return " ".join([*(blocking or ["All ranks waited for each other."]), f"run.timeout is {timeout:g} s."])
 

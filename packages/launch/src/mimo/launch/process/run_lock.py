@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mimo.hooks import ConfigError, plain_text
+from mimo.hooks import ConfigError, parse_json, plain_text
 
 LOCK_FILE = "run.lock"
 _LOOK_SECONDS = 0.1
@@ -89,7 +89,7 @@ def take_lock(directory: Path, *, seconds: float) -> RunLock:
                 raise _in_use(directory)
             if not said and waited > _SILENT_SECONDS:
                 said = True
-                _tell(f"run.directory: waits up to {seconds:g} s for {_whose(directory)}, which holds it")
+                _warn(f"run.directory: waits up to {seconds:g} s for {_whose(directory)}, which holds it")
             time.sleep(_LOOK_SECONDS)
     except OSError as error:
         raise unwritable(directory, error) from error
@@ -136,7 +136,7 @@ def _try(directory: Path) -> RunLock | None:
         if error.errno in _HELD:
             os.close(descriptor)
             return None
-        _tell(
+        _warn(
             f"run.directory: expected a file system with locks (flock), got {error.strerror} for {str(path)!r}. The "
             "run goes on; nothing keeps another one out of its directory."
         )
@@ -175,10 +175,10 @@ def _whose(directory: Path) -> str:
     """Return who holds a directory, in words."""
     try:
         with (directory / LOCK_FILE).open("rb") as file:
-            table = json.loads(file.read(_MOST_BYTES))
+            table = parse_json(file.read(_MOST_BYTES))
         text = f"process {int(table['pid'])} on {table['host']} since {table['since']}"
         return "".join(letter if letter.isprintable() else "?" for letter in text)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # it has only just been taken
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # it has only just been taken
         return "a process that its lock doesn't name"
 
 
@@ -186,7 +186,7 @@ def _received(copy: Any) -> RunLock:
     return RunLock(copy.detach())
 
 
-def _tell(text: str) -> None:
+def _warn(text: str) -> None:
     with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
         sys.stderr.write(plain_text(f"mimo: {text}\n"))
         sys.stderr.flush()

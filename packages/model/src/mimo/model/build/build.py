@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.hooks import PluginError
 from mimo.model.build.checks import check_module, check_parameters
+from mimo.model.build.create_on import create_on
 from mimo.model.build.frozen import Frozen
 from mimo.model.build.initial import draws_itself, initialise, seeded
 from mimo.model.build.local_tensors import read_locally
@@ -154,7 +155,7 @@ def _make(
 def _on_meta(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module | None:
     """Return the stage's module without storage, None if it cannot be built so."""
     try:
-        with torch.device("meta"):
+        with create_on("meta"):
             return build_stage(spec, config, stage, hidden)
     except (RuntimeError, TypeError):
         return None  # Some read numbers back while being built. An error with another cause comes again with storage.
@@ -209,6 +210,6 @@ def _tied(spec: EncoderSpec | LanguageModelSpec, config: Any, module: nn.Module,
         or not spec.tied(config)
     ):
         return set()
-    with torch.device("meta"):
+    with create_on("meta"):
         other = spec.build(config, Stage(stage.count - 1 if stage.is_first else 0, stage.count))
     return {path for path, _ in module.named_parameters()} & {path for path, _ in other.named_parameters()}

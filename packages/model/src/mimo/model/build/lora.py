@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.hooks import ConfigError
+from mimo.model.build.create_on import create_on
 from mimo.model.layers import GroupedLinear, Linear, LowRank
 from mimo.model.parallel import Split, local
 from mimo.model.spec import Lora, lora_names
@@ -60,7 +61,7 @@ def attach_lora(module: nn.Module, lora: Lora | None, splits: Mapping[str, Split
             continue
         weight = part.get_parameter("weight")
         *experts, outputs, inputs = weight.shape
-        with weight.device:
+        with create_on(weight.device):
             part.lora = LowRank(lora.rank, inputs, outputs, experts=experts, scale=lora.scale)
         down, up = lora_names(path)
         found[down], found[up] = _splits(splits.get(f"{path}.weight", Split()))

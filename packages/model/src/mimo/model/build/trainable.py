@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mimo.hooks import ConfigError
+from mimo.model.build.create_on import create_on
 from mimo.model.build.frozen import Frozen, is_frozen
 from mimo.model.build.lora import attach_lora, check_targets, low_ranks
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage, lora_names
@@ -76,7 +77,7 @@ def stage_without_storage(
 ) -> nn.Module:
     """Return a stage at full shapes with what LoRA adds, on the meta device; one that can't be built so, on the CPU."""
     try:
-        with torch.device("meta"):
+        with create_on("meta"):
             module = build_stage(spec, config, stage, hidden)
     except (RuntimeError, TypeError):  # some read numbers back while being built
         with _one_thread():  # a process that forks others must not have made threads

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError, check_at_most
+from mimo.hooks import ConfigError, above_zero, at_least, check_at_most, from_zero
 from mimo.model.spec import AXES, MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_VOCABULARY, MAX_WIDTH
 
 _WHERE = "modules.language.config"
 _MAX_NEXT_TOKENS = 64
-
-
-def _at_least(low: int) -> Callable[[DecoderConfig, attrs.Attribute[int], int], None]:
-    def check(_config: DecoderConfig, attribute: attrs.Attribute[int], value: int) -> None:
-        if value < low:
-            raise ConfigError(f"{_WHERE}.{attribute.name}", expected=f"a whole number from {low}", got=repr(value))
-
-    return check
-
-
-def _not_negative(_config: DecoderConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not value >= 0:
-        raise ConfigError(f"{_WHERE}.{attribute.name}", expected="0 or more", got=repr(value))
-
-
-def _above_zero(_config: DecoderConfig, attribute: attrs.Attribute[float], value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{_WHERE}.{attribute.name}", expected="a finite number above 0", got=repr(value))
 
 
 _LIMITS: Mapping[str, int] = {
@@ -128,42 +109,42 @@ class DecoderConfig:
         ConfigError: a value is out of range or doesn't go with another.
     """
 
-    vocabulary: int = attrs.field(default=0, validator=_at_least(0))
-    hidden: int = attrs.field(default=256, validator=_at_least(1))
-    layers: int = attrs.field(default=4, validator=_at_least(1))
-    heads: int = attrs.field(default=8, validator=_at_least(1))
-    kv_heads: int = attrs.field(default=0, validator=_at_least(0))
-    head_dim: int = attrs.field(default=0, validator=_at_least(0))
-    intermediate: int = attrs.field(default=1024, validator=_at_least(1))
+    vocabulary: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    hidden: int = attrs.field(default=256, validator=at_least(1, where=_WHERE))
+    layers: int = attrs.field(default=4, validator=at_least(1, where=_WHERE))
+    heads: int = attrs.field(default=8, validator=at_least(1, where=_WHERE))
+    kv_heads: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    head_dim: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    intermediate: int = attrs.field(default=1024, validator=at_least(1, where=_WHERE))
     activation: Literal["swiglu", "relu2"] = "swiglu"
-    sliding_window: int = attrs.field(default=0, validator=_at_least(0))
-    rope_theta: float = attrs.field(default=10000.0, validator=_above_zero)
+    sliding_window: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    rope_theta: float = attrs.field(default=10000.0, validator=above_zero(where=_WHERE))
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    rope_factor: float = attrs.field(default=1.0, validator=_above_zero)
-    rope_low_factor: float = attrs.field(default=1.0, validator=_above_zero)
-    rope_high_factor: float = attrs.field(default=4.0, validator=_above_zero)
-    rope_original_tokens: int = attrs.field(default=8192, validator=_at_least(1))
+    rope_factor: float = attrs.field(default=1.0, validator=above_zero(where=_WHERE))
+    rope_low_factor: float = attrs.field(default=1.0, validator=above_zero(where=_WHERE))
+    rope_high_factor: float = attrs.field(default=4.0, validator=above_zero(where=_WHERE))
+    rope_original_tokens: int = attrs.field(default=8192, validator=at_least(1, where=_WHERE))
     mrope_section: tuple[int, ...] = ()
-    norm_eps: float = attrs.field(default=1e-5, validator=_above_zero)
+    norm_eps: float = attrs.field(default=1e-5, validator=above_zero(where=_WHERE))
     query_key_norm: bool = False
     attention_bias: bool = False
     qkv_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
-    experts: int = attrs.field(default=0, validator=_at_least(0))
-    experts_per_token: int = attrs.field(default=2, validator=_at_least(1))
-    expert_intermediate: int = attrs.field(default=0, validator=_at_least(0))
-    shared_intermediate: int = attrs.field(default=0, validator=_at_least(0))
-    dense_layers: int = attrs.field(default=0, validator=_at_least(0))
+    experts: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    experts_per_token: int = attrs.field(default=2, validator=at_least(1, where=_WHERE))
+    expert_intermediate: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    shared_intermediate: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    dense_layers: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     router_score: Literal["softmax", "sigmoid"] = "softmax"
     router_normalize: bool = True
-    router_scale: float = attrs.field(default=1.0, validator=_above_zero)
+    router_scale: float = attrs.field(default=1.0, validator=above_zero(where=_WHERE))
     router_bias: bool = False
-    expert_bias_rate: float = attrs.field(default=0.0, validator=_not_negative)
-    balance_loss: float = attrs.field(default=0.0, validator=_not_negative)
-    z_loss: float = attrs.field(default=0.0, validator=_not_negative)
-    next_tokens: int = attrs.field(default=0, validator=_at_least(0))
-    next_tokens_loss: float = attrs.field(default=0.1, validator=_above_zero)
+    expert_bias_rate: float = attrs.field(default=0.0, validator=from_zero(where=_WHERE))
+    balance_loss: float = attrs.field(default=0.0, validator=from_zero(where=_WHERE))
+    z_loss: float = attrs.field(default=0.0, validator=from_zero(where=_WHERE))
+    next_tokens: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    next_tokens_loss: float = attrs.field(default=0.1, validator=above_zero(where=_WHERE))
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is too large, and what doesn't go together."""

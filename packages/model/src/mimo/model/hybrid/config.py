@@ -8,7 +8,7 @@ from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError, check_at_most
+from mimo.hooks import ConfigError, at_least, check_at_most
 from mimo.model.decoder import DecoderConfig
 from mimo.model.spec import MAX_HEADS, MAX_LAYERS, MAX_LEARNED_ROWS, MAX_ROWS, MAX_WIDTH
 
@@ -58,12 +58,6 @@ _LIMITS: Mapping[str, int] = {
     "mamba_chunk": MAX_ROWS,
 }
 """Beside those of `DecoderConfig`."""
-
-
-def _at_least(_config: HybridConfig, attribute: attrs.Attribute[int], value: int) -> None:
-    low = 1 if attribute.name.startswith("mamba") else 0
-    if value < low:
-        raise ConfigError(f"{_WHERE}.{attribute.name}", expected=f"a whole number from {low}", got=repr(value))
 
 
 @attrs.frozen(kw_only=True)
@@ -139,17 +133,17 @@ class HybridConfig:
     expert_bias_rate: float = 0.0
     balance_loss: float = 0.0
     z_loss: float = 0.0
-    mamba_heads: int = attrs.field(default=8, validator=_at_least)
-    mamba_head_dim: int = attrs.field(default=64, validator=_at_least)
-    mamba_groups: int = attrs.field(default=1, validator=_at_least)
-    mamba_state: int = attrs.field(default=128, validator=_at_least)
-    mamba_taps: int = attrs.field(default=4, validator=_at_least)
-    mamba_chunk: int = attrs.field(default=128, validator=_at_least)
+    mamba_heads: int = attrs.field(default=8, validator=at_least(1, where=_WHERE))
+    mamba_head_dim: int = attrs.field(default=64, validator=at_least(1, where=_WHERE))
+    mamba_groups: int = attrs.field(default=1, validator=at_least(1, where=_WHERE))
+    mamba_state: int = attrs.field(default=128, validator=at_least(1, where=_WHERE))
+    mamba_taps: int = attrs.field(default=4, validator=at_least(1, where=_WHERE))
+    mamba_chunk: int = attrs.field(default=128, validator=at_least(1, where=_WHERE))
     mamba_bias: bool = False
     mamba_conv_bias: bool = True
     mamba_step_low: float = 0.0
     mamba_step_high: float = math.inf
-    next_tokens: int = attrs.field(default=0, validator=_at_least)
+    next_tokens: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     next_tokens_loss: float = 0.1
     next_tokens_pattern: str = ""
 

@@ -76,9 +76,9 @@ class ProjectorConfig:
                 raise _refused(key, f"none, since a projector of kind {self.kind!r} has no use for it", value)
         for key in ("queries", "heads", "layers"):
             if getattr(self, key) < 1:
-                raise _refused(key, "a whole number from 1", getattr(self, key))
+                raise _refused(key, "1 or more", getattr(self, key))
         if self.hidden < 0:
-            raise _refused("hidden", "a whole number from 0", self.hidden)
+            raise _refused("hidden", "0 or more", self.hidden)
         if self.kind == "resampler" and (not self.hidden or self.hidden % self.heads):
             raise _refused("hidden", f"the resampler's own width, a multiple of heads = {self.heads}", self.hidden)
 

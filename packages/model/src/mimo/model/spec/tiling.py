@@ -21,8 +21,8 @@ def best_tiling(size: tuple[int, ...], *, side: int, most: int) -> tuple[int, in
     grids = [(down, across) for across in range(1, most + 1) for down in range(1, most // across + 1)]
     best, nearest = (1, 1), abs(Fraction(width, height) - 1)
     for down, across in sorted(grids, key=math.prod)[1:]:
-        apart = abs(Fraction(width, height) - Fraction(across, down))
+        difference = abs(Fraction(width, height) - Fraction(across, down))
         enough = 2 * height * width > side**2 * down * across
-        if apart < nearest or (apart == nearest and enough):
-            best, nearest = (down, across), apart
+        if difference < nearest or (difference == nearest and enough):
+            best, nearest = (down, across), difference
     return best

@@ -25,11 +25,13 @@ def compare_rows(found: Tensor, wanted: Tensor, what: str, than: str) -> None:
         raise BrokenError(f"{what} have shape {tuple(found.shape)}, {than} {tuple(wanted.shape)}")
     if not wanted.numel():
         return
-    apart = (found.detach() - wanted).abs().amax(1)
+    difference = (found.detach() - wanted).abs().amax(1)
     allowed = _ROWS * max(float(wanted.abs().max()), 1.0)
-    if not bool((apart <= allowed).all()):
-        row = int((~(apart <= allowed)).nonzero()[0])
-        raise BrokenError(f"{what} differ from {than}: row {row} by {float(apart[row]):.3g}, allowed {allowed:.3g}")
+    if not bool((difference <= allowed).all()):
+        row = int((~(difference <= allowed)).nonzero()[0])
+        raise BrokenError(
+            f"{what} differ from {than}: row {row} by {float(difference[row]):.3g}, allowed {allowed:.3g}"
+        )
 
 
 def compare_gradients(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -44,9 +46,9 @@ def compare_gradients(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor])
     worst = ("", 0.0)
     for name, gradient in wanted.items():
         allowed = _GRADIENTS * max(float(gradient.norm()), _SMALL * whole)
-        apart = float((found[name] - gradient).norm())
-        if not apart <= allowed and not apart <= worst[1]:
-            worst = (name, apart)
+        difference = float((found[name] - gradient).norm())
+        if not difference <= allowed and not difference <= worst[1]:
+            worst = (name, difference)
     if worst[0]:
         raise BrokenError(
             f"the gradient of parameter {worst[0]!r} differs by {worst[1]:.3g} of {float(wanted[worst[0]].norm()):.3g}"

@@ -1,4 +1,4 @@
-"""All checks, and how they are run: each in processes of its own, so that one can't spoil another."""
+"""All checks, and how they are run: each in processes of its own, so that none can disturb another."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ def _judge_all(checks: Iterable[str], subject: Subject, seconds: float) -> Itera
         if missing is not None:
             yield Verdict(check=name, promise=CHECKS[name].promise, skipped=f"mend {missing!r} first")
             continue
-        verdict = _judge(name, CHECKS[name], subject, seconds)
+        verdict = _verdict_of(name, CHECKS[name], subject, seconds)
         if verdict.broken is not None and name in _NEEDED:
             missing = name
         yield verdict
 
 
-def _judge(name: str, check: Check, subject: Subject, seconds: float) -> Verdict:
+def _verdict_of(name: str, check: Check, subject: Subject, seconds: float) -> Verdict:
     said = [words for words in run_ranks(check.ranks, partial(_look, check, subject), seconds=seconds) if words]
     verdict = Verdict(check=name, promise=check.promise)
     if not said:

@@ -18,7 +18,7 @@ from mimo.model.parallel import local
 from mimo.model.spec import EncoderSpec
 from mimo.model.testing.compare import compare_gradients, compare_rows
 from mimo.model.testing.ranks import run_ranks
-from mimo.model.testing.subject import NAME, BrokenError, Built, Place, Subject
+from mimo.model.testing.subject import NAME, BrokenError, Built, ModuleLayout, Subject
 from mimo.topology.collectives import all_gather_json
 
 
@@ -33,9 +33,9 @@ class Trained:
 def assert_layouts(
     spec: EncoderSpec,
     batches: Sequence[Sequence[Any]],
-    places: Sequence[Place],
+    layouts: Sequence[ModuleLayout],
     *,
-    like: Place | None = None,
+    like: ModuleLayout | None = None,
     config: Any = None,
     hidden: int = 24,
     seconds: float = 300,
@@ -47,7 +47,7 @@ def assert_layouts(
     Args:
         spec: the encoder.
         batches: items as a dataset hands them in, each list encoded at once; an empty one is fine.
-        places: the layouts.
+        layouts: to compare.
         like: one of as many ranks that cuts rows and weights as they do, to be equal to bit for bit; if None, they are
             compared with the whole module, within rounding.
         config: settings, small ones; the defaults if None.
@@ -59,25 +59,25 @@ def assert_layouts(
     """
     config = spec.config() if config is None else config
     subjects = [Subject(spec=spec, config=config, hidden=hidden, raw=tuple(batch)) for batch in batches]
-    for ranks in dict.fromkeys(place.cp * place.tp for place in places):
-        of_ranks = [place for place in places if place.cp * place.tp == ranks]
+    for ranks in dict.fromkeys(layout.cp * layout.tp for layout in layouts):
+        of_ranks = [layout for layout in layouts if layout.cp * layout.tp == ranks]
         said = run_ranks(ranks, partial(_look, subjects, of_ranks, like), seconds=seconds)
         if wrong := next(filter(None, said), None):
             msg = f"encoder {spec.name!r} {wrong}"
             raise AssertionError(msg)
 
 
-def check_initial_values(subject: Subject, place: Place) -> None:
+def check_initial_values(subject: Subject, layout: ModuleLayout) -> None:
     """Refuse initial values that are not, bit for bit, those of the whole module."""
-    whole, built = (subject.build(one, stirred=False).values() for one in (Place(), place))
+    whole, built = (subject.build(one, stirred=False).values() for one in (ModuleLayout(), layout))
     for name, value in whole.items():
         if name not in built or not torch.equal(built[name], value):
             raise BrokenError(f"the initial value of parameter {name!r} is not that of the whole module")
 
 
-def check_batch(subject: Subject, place: Place, whole: Trained, *, gradients: bool = True) -> None:
+def check_batch(subject: Subject, layout: ModuleLayout, whole: Trained, *, gradients: bool = True) -> None:
     """Refuse rows, and gradients, that are not those of the whole module, with all items at once."""
-    found = train(subject, place)
+    found = train(subject, layout)
     here = whole.rows[found.built.slice * len(found.rows) :][: len(found.rows)]
     what = f"rows of {len(subject.raw)} items"
     compare_rows(found.rows[: len(here)], here, what, "those of the whole module")
@@ -86,15 +86,15 @@ def check_batch(subject: Subject, place: Place, whole: Trained, *, gradients: bo
         compare_gradients(found.built.gradients(), whole.built.gradients())
 
 
-def _look(subjects: Sequence[Subject], places: Sequence[Place], like: Place | None) -> str | None:
-    at = places[0]
+def _look(subjects: Sequence[Subject], layouts: Sequence[ModuleLayout], like: ModuleLayout | None) -> str | None:
+    at = layouts[0]
     try:
         if like is None:
-            for at in places:
+            for at in layouts:
                 check_initial_values(subjects[0], at)
         for subject in subjects:
-            other = train(subject, like or Place())
-            for at in places:
+            other = train(subject, like or ModuleLayout())
+            for at in layouts:
                 if like is None:
                     check_batch(subject, at, other)
                 else:
@@ -104,29 +104,29 @@ def _look(subjects: Sequence[Subject], places: Sequence[Place], like: Place | No
     return None
 
 
-def _check_bits(subject: Subject, place: Place, other: Trained) -> None:
+def _check_bits(subject: Subject, layout: ModuleLayout, other: Trained) -> None:
     """Refuse rows and gradients that are not bit for bit those of a layout that cuts them in the same way."""
-    trained = train(subject, place)
+    trained = train(subject, layout)
     if not torch.equal(trained.rows, other.rows):
-        raise BrokenError(f"rows of {len(subject.raw)} items are not to the bit those on {other.built.place}")
+        raise BrokenError(f"rows of {len(subject.raw)} items are not to the bit those on {other.built.layout}")
     found, wanted = _pieces(trained.built), _pieces(other.built)
     if found.keys() != wanted.keys():
         raise BrokenError(f"other parameters have gradients: {sorted(found.keys() ^ wanted.keys())}")
     for name, gradient in wanted.items():
         if not torch.equal(found[name], gradient):
-            raise BrokenError(f"the gradient of parameter {name!r} is not to the bit that on {other.built.place}")
+            raise BrokenError(f"the gradient of parameter {name!r} is not to the bit that on {other.built.layout}")
 
 
-def train(subject: Subject, place: Place) -> Trained:
+def train(subject: Subject, layout: ModuleLayout) -> Trained:
     """Build a module and have it learn from all items, with the same gradient in whatever slices; collective."""
-    built = subject.build(place)
+    built = subject.build(layout)
     items, sizes = subject.items(), subject.sizes()
     total, stages, seam = sum(subject.counts()), subject.spec.stages, subject.spec.seam
     each, rows = -(-total // built.slices), torch.empty(0)
     for part in built.parts:
         rows = part.encode(items if part.stage.is_first else [], sizes, None if part.stage.is_first else rows)
         promised = (each, subject.hidden)
-        if place.seam and part.stage.ends_tower and seam is not None:
+        if layout.seam and part.stage.ends_tower and seam is not None:
             sent = sum(seam.rows(subject.config, size) for size in sizes)
             promised = (-(-sent // built.slices), seam.width(subject.config))
         elif not part.stage.is_last and stages is not None:
@@ -161,12 +161,12 @@ def _digest(gradient: Tensor) -> str:
 
 def _check_copies(built: Built) -> None:
     """Refuse gradients that some ranks lack, and copies on tensor ranks that differ, which would drift apart."""
-    place, mine = built.place, {name: _digest(one) for name, one in _pieces(built).items()}
-    everyones = all_gather_json(mine) if place.cp * place.tp > 1 else [mine]
+    layout, mine = built.layout, {name: _digest(one) for name, one in _pieces(built).items()}
+    everyones = all_gather_json(mine) if layout.cp * layout.tp > 1 else [mine]
     for one in everyones:
         if one.keys() != mine.keys():
             raise BrokenError(f"some ranks alone have gradients of parameters {sorted(one.keys() ^ mine.keys())}")
-    lane = everyones[built.context.rank * place.tp :][: place.tp]
+    lane = everyones[built.context.rank * layout.tp :][: layout.tp]
     for part in built.parts:
         for path, split in part.splits.items():
             name = path.removeprefix(f"{NAME}.")

@@ -9,7 +9,7 @@ from mimo.model.build import check_module
 from mimo.model.build.part import Part
 from mimo.model.spec import Stage
 from mimo.model.testing.layouts import check_batch, check_initial_values, train
-from mimo.model.testing.subject import NAME, BrokenError, Place, SkippedError, Subject
+from mimo.model.testing.subject import NAME, BrokenError, ModuleLayout, SkippedError, Subject
 from mimo.topology import Grid
 
 RANKS = 2
@@ -20,21 +20,21 @@ def check_tensor(subject: Subject) -> None:
     """Tensor ranks compute together what one rank does: initial values, rows, gradients."""
     if subject.spec.tensor is None:
         raise SkippedError("the spec has no tensor support")
-    _check_place(subject, Place(tp=RANKS))
+    _check_layout(subject, ModuleLayout(tp=RANKS))
 
 
 def check_sequence(subject: Subject) -> None:
     """Tensor ranks that also split the rows between layers compute what one rank does."""
     if subject.spec.tensor is None or not subject.spec.tensor.splits_rows:
         raise SkippedError("its tensor support does not split rows")
-    _check_place(subject, Place(tp=RANKS, sequence_parallel=True))
+    _check_layout(subject, ModuleLayout(tp=RANKS, sequence_parallel=True))
 
 
 def check_context(subject: Subject) -> None:
     """Context ranks compute what one rank does, wherever their slices of the rows are cut."""
     if subject.spec.context is None:
         raise SkippedError("the spec has no context support")
-    _check_place(subject, Place(cp=RANKS))
+    _check_layout(subject, ModuleLayout(cp=RANKS))
 
 
 def check_stages(subject: Subject) -> None:
@@ -42,7 +42,7 @@ def check_stages(subject: Subject) -> None:
     stages = subject.spec.stages
     if stages is None:
         raise SkippedError("the spec has no stages")
-    built, items, sizes = subject.build(Place(pp=RANKS)), subject.items(), subject.sizes()
+    built, items, sizes = subject.build(ModuleLayout(pp=RANKS)), subject.items(), subject.sizes()
     promised = (sum(stages.message_rows(subject.config, size) for size in sizes), stages.width(subject.config))
     sent = tuple(built.parts[0].encode(items, sizes).shape)
     if sent != promised:
@@ -51,7 +51,7 @@ def check_stages(subject: Subject) -> None:
         named = stages.parts(subject.config, Stage(index, RANKS))
         if named != (held := _held(subject, part)):
             raise BrokenError(f"stage {index} holds the parts {sorted(held)}, parts() says {sorted(named)}")
-    _check_place(subject, Place(pp=RANKS))
+    _check_layout(subject, ModuleLayout(pp=RANKS))
 
 
 def check_seam(subject: Subject) -> None:
@@ -59,7 +59,7 @@ def check_seam(subject: Subject) -> None:
     seam = subject.spec.seam
     if seam is None:
         raise SkippedError("the spec has no seam")
-    built, items, sizes = subject.build(Place(seam=True)), subject.items(), subject.sizes()
+    built, items, sizes = subject.build(ModuleLayout(seam=True)), subject.items(), subject.sizes()
     promised = (sum(seam.rows(subject.config, size) for size in sizes), seam.width(subject.config))
     sent = tuple(built.parts[0].encode(items, sizes).shape)
     if sent != promised:
@@ -74,9 +74,9 @@ def check_seam(subject: Subject) -> None:
                 f"the {what} holds {sorted(wrong)}, and the seam has {sorted(seam.parts)} behind it; cut() is to keep "
                 "the parameters of one side only"
             )
-    _check_place(subject, Place(seam=True))
+    _check_layout(subject, ModuleLayout(seam=True))
     if subject.spec.stages is not None:
-        _check_place(subject, Place(pp=RANKS, seam=True))
+        _check_layout(subject, ModuleLayout(pp=RANKS, seam=True))
 
 
 def check_recompute(subject: Subject) -> None:
@@ -84,7 +84,7 @@ def check_recompute(subject: Subject) -> None:
     if not subject.spec.recompute:
         raise SkippedError("the spec has no recomputation")
     for kind in subject.spec.recompute:
-        _check_place(subject, Place(recompute=kind))  # type: ignore[arg-type]  # keys are what users may ask for
+        _check_layout(subject, ModuleLayout(recompute=kind))  # type: ignore[arg-type]  # keys are what users may ask for
 
 
 def _held(subject: Subject, part: Part) -> set[str]:
@@ -100,14 +100,14 @@ def _begins(path: str, prefix: str) -> bool:
     return path == prefix or path.startswith(f"{prefix}.")
 
 
-def _check_place(subject: Subject, place: Place) -> None:
+def _check_layout(subject: Subject, layout: ModuleLayout) -> None:
     """Compare a layout with the whole module, with all items, with one, and without any."""
-    grid = Grid(name=NAME, ranks=range(place.pp * place.cp * place.tp), pp=place.pp, cp=place.cp, tp=place.tp)
+    grid = Grid(name=NAME, ranks=range(layout.pp * layout.cp * layout.tp), pp=layout.pp, cp=layout.cp, tp=layout.tp)
     try:
         check_module(subject.spec, subject.config, grid=grid)
     except ConfigError as error:
         raise SkippedError(f"these settings can't: {error}") from error
-    check_initial_values(subject, place)
+    check_initial_values(subject, layout)
     for number in (len(subject.raw), 1, 0):
         part = attrs.evolve(subject, raw=subject.raw[:number])
-        check_batch(part, place, train(part, Place()), gradients=number > 0)
+        check_batch(part, layout, train(part, ModuleLayout()), gradients=number > 0)

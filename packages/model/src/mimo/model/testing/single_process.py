@@ -14,7 +14,7 @@ from mimo.model.build import is_frozen
 from mimo.model.build.hf import write_hf
 from mimo.model.spec import Stage
 from mimo.model.testing.compare import compare_gradients, compare_rows
-from mimo.model.testing.subject import BrokenError, Built, Place, SkippedError, Subject
+from mimo.model.testing.subject import BrokenError, Built, ModuleLayout, SkippedError, Subject
 
 _LEFT_OUT = 0.05
 """Share of the weights that a formula of costs may leave out, such as norms."""
@@ -92,10 +92,10 @@ def check_empty(subject: Subject) -> None:
 def check_alone(subject: Subject) -> None:
     """An item's rows don't depend on the items beside it, nor on their order."""
     built, items, sizes = subject.build(), subject.items(), subject.sizes()
-    apart = [built.encode([item], [size]).detach() for item, size in zip(items, sizes, strict=True)]
-    compare_rows(built.encode(items, sizes), torch.cat(apart), "rows of all items at once", "those of one at a time")
+    single = [built.encode([item], [size]).detach() for item, size in zip(items, sizes, strict=True)]
+    compare_rows(built.encode(items, sizes), torch.cat(single), "rows of all items at once", "those of one at a time")
     turned = built.encode(items[::-1], sizes[::-1])
-    compare_rows(turned, torch.cat(apart[::-1]), "rows of the items in another order", "those of one at a time")
+    compare_rows(turned, torch.cat(single[::-1]), "rows of the items in another order", "those of one at a time")
 
 
 def check_memory(subject: Subject) -> None:
@@ -153,7 +153,7 @@ def check_initial(subject: Subject) -> None:
     torch.manual_seed(3)
     first = subject.build(stirred=False)
     torch.manual_seed(4)
-    again, other = subject.build(stirred=False), subject.build(Place(seed=2), stirred=False)
+    again, other = subject.build(stirred=False), subject.build(ModuleLayout(seed=2), stirred=False)
     for name, value in (first.values() | _buffers(first)).items():
         if not torch.equal(value, (again.values() | _buffers(again))[name]):
             raise BrokenError(f"{name!r} differs between two modules of one seed")
@@ -164,7 +164,7 @@ def check_initial(subject: Subject) -> None:
 
 def check_saved(subject: Subject) -> None:
     """Parameters and persistent buffers are all that a module knows: loaded into another one, it computes the same."""
-    one, other = subject.build(), subject.build(Place(seed=2))
+    one, other = subject.build(), subject.build(ModuleLayout(seed=2))
     for source, target in zip(one.parts, other.parts, strict=True):
         with torch.no_grad():
             for name, parameter in target.parameters.items():
@@ -177,7 +177,7 @@ def check_saved(subject: Subject) -> None:
 
 def check_types(subject: Subject) -> None:
     """With bf16 weights and items, rows are bf16, those of no items too."""
-    built = subject.build(Place(dtype=torch.bfloat16))
+    built = subject.build(ModuleLayout(dtype=torch.bfloat16))
     rows = built.encode(subject.items(torch.bfloat16), subject.sizes())
     if rows.dtype != torch.bfloat16:
         raise BrokenError(f"rows are {rows.dtype}; keep buffers and made tensors in the type of what they meet")
@@ -192,7 +192,7 @@ def check_parts(subject: Subject) -> None:
         raise SkippedError("the spec names no parts")
     for part in subject.spec.parts:
         frozen = frozenset({part})
-        built = subject.build(Place(frozen=frozen))
+        built = subject.build(ModuleLayout(frozen=frozen))
         _backward(built, subject.items(), subject.sizes(), hidden=subject.hidden)
         named = [name for name in built.parameters if is_frozen(subject.spec, name, frozen)]
         if not named:

@@ -59,7 +59,7 @@ class SkippedError(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class ModuleLayout:
     """How a module is laid out, and where in it this rank stands.
 
     Args:
@@ -121,19 +121,19 @@ class Subject:
             for raw in self.raw
         ]
 
-    def build(self, place: Place | None = None, *, stirred: bool = True) -> Built:
-        """Build the module at a place of the default group's ranks; collective over them.
+    def build(self, layout: ModuleLayout | None = None, *, stirred: bool = True) -> Built:
+        """Build the module in a layout on the default group's ranks; collective over them.
 
         Args:
-            place: how it is laid out; on this rank alone if None.
+            layout: of the module; on this rank alone if None.
             stirred: whether its parameters are moved off their initial values, among them zeros and ones that hide
                 mistakes; the same in any layout.
         """
-        place = place or Place()
-        mesh = _mesh(place)
-        axis = TensorAxis.of(mesh["tp"], sequence_parallel=place.sequence_parallel)
+        layout = layout or ModuleLayout()
+        mesh = _mesh(layout)
+        axis = TensorAxis.of(mesh["tp"], sequence_parallel=layout.sequence_parallel)
         context = ContextAxis.of(mesh.get_group("cp"))
-        grid = Grid(name=NAME, ranks=range(place.pp * place.cp * place.tp), pp=place.pp, cp=place.cp, tp=place.tp)
+        grid = Grid(name=NAME, ranks=range(layout.pp * layout.cp * layout.tp), pp=layout.pp, cp=layout.cp, tp=layout.tp)
         build = partial(
             build_part,
             self.spec,
@@ -142,17 +142,17 @@ class Subject:
             axis=axis,
             context=context,
             mesh=mesh["tp"],
-            seed=place.seed,
+            seed=layout.seed,
             device=torch.device("cpu"),
-            dtype=place.dtype,
+            dtype=layout.dtype,
             hidden=self.hidden,
-            frozen=place.frozen,
-            recompute=place.recompute,
-            splits_backward=place.splits_backward,
+            frozen=layout.frozen,
+            recompute=layout.recompute,
+            splits_backward=layout.splits_backward,
         )
-        count = place.pp + place.seam
-        parts = [build(stage=Stage(index, count, place.seam)) for index in range(count)]
-        built = Built(parts=parts, place=place, axis=axis, context=context)
+        count = layout.pp + layout.seam
+        parts = [build(stage=Stage(index, count, layout.seam)) for index in range(count)]
+        built = Built(parts=parts, layout=layout, axis=axis, context=context)
         if stirred:
             built.stir()
         return built
@@ -163,7 +163,7 @@ class Built:
     """All stages of a module, as this rank holds them."""
 
     parts: Sequence[Part]
-    place: Place
+    layout: ModuleLayout
     axis: TensorAxis
     context: ContextAxis
 
@@ -242,10 +242,10 @@ def _whole(piece: Tensor, dim: int | None, like: Tensor, axis: TensorAxis) -> Te
     return axis.collect(piece.transpose(0, dim).contiguous(), like.shape[dim]).transpose(0, dim)
 
 
-def _mesh(place: Place) -> DeviceMesh:
+def _mesh(layout: ModuleLayout) -> DeviceMesh:
     """Return the mesh ``(cp, tp)`` of all ranks, or of this one alone where the place has a single one."""
     names = ("cp", "tp")
-    if place.cp * place.tp > 1:
-        return init_device_mesh("cpu", (place.cp, place.tp), mesh_dim_names=names)
+    if layout.cp * layout.tp > 1:
+        return init_device_mesh("cpu", (layout.cp, layout.tp), mesh_dim_names=names)
     alone = [DeviceMesh("cpu", [[rank]], mesh_dim_names=names) for rank in range(dist.get_world_size())]
     return alone[dist.get_rank()]

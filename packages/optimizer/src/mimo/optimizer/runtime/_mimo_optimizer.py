@@ -196,15 +196,15 @@ class MimoOptimizer:
             if stage in stages:
                 yield stages, prepared
 
-    def settle(self, access: Access = "any") -> None:
+    def synchronize(self, access: Access = "any") -> None:
         """Make the parameters valid for a reader or writer of their values."""
         for module in self.modules.values():
             for prepared in module.prepared.values():
-                prepared.settle(access)
+                prepared.synchronize(access)
 
     def weights(self) -> dict[str, dict[str, nn.Parameter]]:
         """Return all parameters of each module, frozen ones too, by full name, as laid out on this rank."""
-        self.settle()
+        self.synchronize()
         return {name: {**module.part.parameters, **module.part.frozen} for name, module in self.modules.items()}
 
     def reduce_tied(self, module: str) -> None:
@@ -251,7 +251,7 @@ class MimoOptimizer:
         agreed = proposed.agreed
         loss_scale = self.loss_scale
         divisor = max(agreed.label_tokens, 1) * loss_scale
-        self.settle("step")
+        self.synchronize("step")
         if not proposed.skips:
             factors = {group: self._clipping(group, norm) / divisor for group, norm in proposed.group_norms.items()}
             for name, module in self.modules.items():

@@ -11,18 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
-from mimo.hooks import ConfigError, hookimpl
+from mimo.hooks import ConfigError, hookimpl, must_be
 from mimo.schedule.ahead.budget import smallest_budget
 from mimo.schedule.ahead.rules import shortest
 from mimo.schedule.ahead.task_builder import tasks_of
 from mimo.schedule.ahead.tasks import Placed, TaskGraph
 from mimo.schedule.plan import Costs, Plan, ScheduleSpec, Timed, assemble
 from mimo.topology import ModuleGraph
-
-
-def _from_zero(_config: Ahead, _attribute: object, budget: int) -> None:
-    if budget < 0:
-        raise ConfigError("schedule.budget", expected="bytes, or 0 for no limit", got=repr(budget))
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +31,9 @@ class Ahead:
             frozen stages that are in transit.
     """
 
-    budget: int = attrs.field(default=0, validator=_from_zero)
+    budget: int = attrs.field(
+        default=0, validator=must_be("bytes, or 0 for no limit", lambda budget: budget >= 0, where="schedule")
+    )
 
 
 def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs) -> Plan:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 import attrs
 
-from mimo.schedule.plan.reading import JsonValue
+from mimo.hooks import JsonNode, JsonSource, PlanError
 from mimo.topology import StageId
 
 ActionKind = Literal["forward", "backward", "input-gradient", "weight-gradient", "send", "receive", "reduce"]
@@ -91,24 +92,30 @@ class Plan:
         Raises:
             PlanError: the text is no JSON, or a value is missing, unknown or of another type; it says where.
         """
-        fields = JsonValue.of(text, "plan").fields(cls)
+        fields = _fields(JsonSource(where="plan", error=PlanError).parse(text), cls)
         return cls(
             schedule=fields["schedule"].text(),
             microbatches=fields["microbatches"].integer(),
-            actors=tuple(map(_read_actor, fields["actors"].items())),
+            actors=tuple(map(_read_actor, fields["actors"].list())),
         )
 
 
-def _read_actor(value: JsonValue) -> ActorPlan:
-    fields = value.fields(ActorPlan)
-    return ActorPlan(ranks=fields["ranks"].integers(), actions=tuple(map(_read_action, fields["actions"].items())))
+def _fields(node: JsonNode, cls: type[attrs.AttrsInstance]) -> Mapping[str, JsonNode]:
+    """Return the values of an object that has a class's fields."""
+    optional = [field.name for field in attrs.fields(cls) if field.default is not attrs.NOTHING]
+    return node.fields([field.name for field in attrs.fields(cls) if field.name not in optional], optional)
 
 
-def _read_action(value: JsonValue) -> Action:
-    fields = value.fields(Action)
+def _read_actor(value: JsonNode) -> ActorPlan:
+    fields = _fields(value, ActorPlan)
+    return ActorPlan(ranks=fields["ranks"].integers(), actions=tuple(map(_read_action, fields["actions"].list())))
+
+
+def _read_action(value: JsonNode) -> Action:
+    fields = _fields(value, Action)
     kind = fields["kind"].text()
     if kind not in get_args(ActionKind):
-        raise fields["kind"].wrong(f"one of {', '.join(get_args(ActionKind))}")
+        raise fields["kind"].fail(f"one of {', '.join(get_args(ActionKind))}")
     edge = fields.get("edge")
     return Action(
         kind=cast("ActionKind", kind),

@@ -80,7 +80,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
     return DataError(
         edge,
         expected=f"the same samples at both ends; sample {at + 1} of the step is the first that differs",
-        got=f"{_told(pair[0], found[pair[0].rank][at])}, and {_told(pair[1], found[pair[1].rank][at])}",
+        got=f"{_describe(pair[0], found[pair[0].rank][at])}, and {_describe(pair[1], found[pair[1].rank][at])}",
         fix=_FIX,
     )
 
@@ -108,7 +108,7 @@ def _first_difference(job: Job, found: NDArray[np.int64]) -> tuple[_End, _End] |
     return None
 
 
-def _told(end: _End, row: NDArray[np.int64]) -> str:
+def _describe(end: _End, row: NDArray[np.int64]) -> str:
     sample, tokens, rows, _ = row.tolist()
     return f"sample {sample} ({tokens} tokens, {rows} of them rows of encoders) on rank {end.rank} of {end.module}"
 

@@ -15,7 +15,7 @@ def finite_item(prepared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the prepared tensors of an item.
 
     Raises:
-        ValueError: one holds what is no number, or infinity; its name and the place in it are told.
+        ValueError: one holds what is no number, or infinity; with its name and the place in it.
     """
     for name, tensor in prepared.items():
         if not tensor.is_floating_point() or not bool((wrong := tensor.isnan() | tensor.isposinf()).any()):

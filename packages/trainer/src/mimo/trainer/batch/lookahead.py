@@ -106,5 +106,5 @@ class BatchLookahead:
             data = self._cut(step)
             try:
                 return PendingBatch(step=step, data=data, digest=self._digest(data))
-            except UserError as fault:  # told when its step begins: this one is not lost for it
+            except UserError as fault:  # raised when its step begins: this one is not lost for it
                 return PendingBatch(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)

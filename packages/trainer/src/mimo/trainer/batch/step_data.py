@@ -1,6 +1,6 @@
 """The samples of one step: where every token, row and item of each microbatch lies, and the routes that follow.
 
-Everything here is computed from token ids and headers, alike on every rank; items are decoded by encoder ranks only.
+Everything here is computed from token ids and headers, the same on every rank; items are decoded by encoder ranks only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Microbatch:
         self._known: dict[str, Routes] = {}
 
     def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
-        """Tell which microbatches, this among them, one pass of a module serves; without being told, this one alone."""
+        """Return which microbatches, this among them, one pass of a module serves; by default this one alone."""
         self._passes[module] = microbatches
 
     @cached_property

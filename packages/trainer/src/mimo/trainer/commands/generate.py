@@ -53,7 +53,7 @@ def generate(
 
     for name, value in (("max-tokens", max_tokens), ("tp", tp)):
         if value < 1:
-            raise ConfigError(f"--{name}", expected="a whole number from 1", got=repr(value))
+            raise ConfigError(f"--{name}", expected="1 or more", got=repr(value))
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed or 0)
     if seed is not None and not temperature:
         raise nothing_drawn("--seed")

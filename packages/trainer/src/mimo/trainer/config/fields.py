@@ -5,15 +5,12 @@ Validators name the setting alone; whoever structures a table puts the table's p
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
-from mimo.hooks import ConfigError
-
-Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+from mimo.hooks import ConfigError, Validator
 
 COMMENT = "comment"
 REST = "rest"
@@ -37,32 +34,6 @@ def own_keys(cls: type) -> tuple[str, ...]:
 def rest_field(cls: type) -> str | None:
     """Return the name of the field that takes the plugin's keys, if the class has one."""
     return next((field.name for field in attrs.fields(cls) if field.metadata.get(REST)), None)
-
-
-def at_least(limit: int) -> Validator:
-    """Return a validator that refuses smaller numbers."""
-
-    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not value >= limit:  # so that a NaN is refused too
-            raise ConfigError(attribute.name, expected=f"{limit} or more", got=repr(value))
-
-    return check
-
-
-def at_most(limit: float) -> Validator:
-    """Return a validator that refuses larger numbers."""
-
-    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not value <= limit:
-            raise ConfigError(attribute.name, expected=f"at most {limit}", got=repr(value))
-
-    return check
-
-
-def finite(_instance: Any, attribute: attrs.Attribute[Any], value: float) -> None:
-    """Refuse an infinite number."""
-    if math.isinf(value):
-        raise ConfigError(attribute.name, expected="a finite number", got=repr(value))
 
 
 def not_empty(_instance: Any, attribute: attrs.Attribute[Any], value: str) -> None:

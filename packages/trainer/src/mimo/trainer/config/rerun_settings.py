@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import attrs
 
-from mimo.trainer.config.fields import at_least, finite, setting
+from mimo.hooks import at_least, from_zero, must_be
+from mimo.trainer.config.fields import setting
 
-Spoiled = Literal["forward", "gradient"]
+Corrupted = Literal["forward", "gradient"]
+
+_finite = must_be("a finite number", math.isfinite)
 
 
 @attrs.frozen(kw_only=True)
@@ -20,11 +24,11 @@ class InjectSettings:
     )
     module: str = setting("module whose values are corrupted", default="")
     rank: int = setting("rank that corrupts them", default=0, validator=[at_least(0)])
-    what: Spoiled = setting(  # noqa: RUF009 -- declares a field, as all do
+    what: Corrupted = setting(  # noqa: RUF009 -- declares a field, as all do
         "forward: the rows that a pass returns; gradient: the gradient of these rows", default="forward"
     )
     microbatch: int = setting("microbatch of the pass", default=0, validator=[at_least(0)])
-    factor: float = setting("factor that they are multiplied by; 0: they become NaN", default=0.0, validator=[finite])
+    factor: float = setting("factor that they are multiplied by; 0: they become NaN", default=0.0, validator=[_finite])
     times: int = setting(
         "number of runs of the step that are corrupted; 0: all, after restarts too", default=0, validator=[at_least(0)]
     )
@@ -42,7 +46,7 @@ class RerunSettings:
     spike_factor: float = setting(
         "a loss or gradient norm this many times the largest recent one is anomalous; 0: off",
         default=10.0,
-        validator=[at_least(0), finite],
+        validator=[from_zero()],
     )
     spike_steps: int = setting(
         "recent steps of which the largest counts, once so many were accepted", default=100, validator=[at_least(1)]
@@ -50,12 +54,12 @@ class RerunSettings:
     pass_factor: float = setting(
         "a pass whose rows or gradients are this many times the largest recent ones is anomalous; 0: off",
         default=100.0,
-        validator=[at_least(0), finite],
+        validator=[from_zero()],
     )
     tolerance: float = setting(
         "largest relative difference between two runs of a step that is no fault; 0: as measured",
         default=0.0,
-        validator=[at_least(0), finite],
+        validator=[from_zero()],
     )
     skip_steps: tuple[int, ...] = setting("steps to skip: data and learning rate advance, weights stay", default=())
     device: str | tuple[str, ...] = setting(

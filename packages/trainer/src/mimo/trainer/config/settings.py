@@ -10,14 +10,11 @@ from typing import Any, Literal
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, at_least, at_most, from_zero
 from mimo.model import MAX_LAYERS, Lora
 from mimo.optimizer import Precision
 from mimo.topology import MAX_RANKS, Ranks
 from mimo.trainer.config.fields import (
-    at_least,
-    at_most,
-    finite,
     not_empty,
     one_folder,
     own_keys,
@@ -63,7 +60,7 @@ class RunSettings:
     peak_tflops: float = setting(
         "10^12 operations a second that a rank can do at most, for mfu; 0: as known of the GPU, or unknown",
         default=0.0,
-        validator=[at_least(0), finite],
+        validator=[from_zero()],
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "auto, cpu or cuda; auto: GPUs, where there are any", default="auto"
@@ -156,9 +153,7 @@ class OptimizerSettings:
     lr_stable_steps: int = setting("steps at lr before it falls", default=0, validator=[at_least(0)])
     lr_decay_steps: int = setting("step at which it reaches lr_min; 0: run.steps", default=0, validator=[at_least(0)])
     lr_min: float = setting("where linear and cosine end", default=0.0, validator=[at_least(0)])
-    clip: float = setting(
-        "largest norm of the gradients of a clip group; 0: off", default=0.0, validator=[at_least(0), finite]
-    )
+    clip: float = setting("largest norm of the gradients of a clip group; 0: off", default=0.0, validator=[from_zero()])
     clip_by: Literal["global", "module"] = setting("one clip group over all, or one for each module", default="global")
     clip_group: str = setting("name of the clip group; of modules and patterns, empty: by clip_by", default="")
     clip_groups: Mapping[str, float] = setting(

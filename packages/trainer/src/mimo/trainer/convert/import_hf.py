@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mimo.checkpoint import PublishedFolder, Stream, open_published, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, match_names
-from mimo.model.runtime import left_over
+from mimo.model.runtime import create_on, left_over
 from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.convert.config_lines import line_of
@@ -96,7 +96,7 @@ def left_whole(paths: Collection[str], covered: Iterable[str]) -> tuple[tuple[st
 def whole_shapes(spec: Any, config: Any, hidden: int) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
     """Return a whole module, without storage where it can be built so, and the shapes of its parameters by path."""
     try:
-        with torch.device("meta"):
+        with create_on("meta"):
             built = _build(spec, config, hidden)
     except (RuntimeError, TypeError):  # some read values back while being built
         built = _build(spec, config, hidden)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from mimo.model import OpCost, Stage, lora_linear
-from mimo.model.runtime import build_stage, stage_without_storage, trainable_paths
+from mimo.model.runtime import build_stage, create_on, stage_without_storage, trainable_paths
 from mimo.trainer.job.job import JobModule, PartShare
 
 
@@ -21,7 +20,7 @@ def op_costs_from_shapes(module: JobModule, stage: Stage, *, hidden: int, rows: 
     It stands in where a third-party plugin has no formula. Embedding tables cost nothing. Attention and whatever else
     multiplies no weights is left out, and recomputation is not counted.
     """
-    with torch.device("meta"):
+    with create_on("meta"):
         built = build_stage(module.spec, module.config, stage, hidden)
     tables = {f"{path}.weight" for path, part in built.named_modules() if _is_table(part)}
     parameters = list(built.named_parameters())

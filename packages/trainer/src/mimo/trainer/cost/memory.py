@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, build_stage, trainable_paths
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, build_stage, create_on, trainable_paths
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
 from mimo.schedule import in_flight
@@ -213,7 +213,7 @@ class _Shapes:
 
     def _build(self, module: JobModule, stage: int) -> nn.Module:
         built = self._job.stage(StageId(module.name, stage))
-        with torch.device("meta"):
+        with create_on("meta"):
             return build_stage(module.spec, module.config, built, self._job.hidden)
 
 

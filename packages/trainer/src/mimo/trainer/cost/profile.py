@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, must_be, parse_json
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import AXES, StageId, show_ranks
 from mimo.trainer.config.structure import structure, unstructure
@@ -35,14 +35,8 @@ _LIMIT = 1e18
 """No time, count or size of a step comes near it, and what is computed from less stays finite."""
 
 
-def _number(_instance: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not 0 <= value < _LIMIT:
-        raise ConfigError(attribute.name, expected=f"a number from 0 and below {_LIMIT:g}", got=_shown(value))
-
-
-def _speed(_instance: Any, attribute: attrs.Attribute[Any], value: float | None) -> None:
-    if value is not None and not 0 < value < _LIMIT:
-        raise ConfigError(attribute.name, expected=f"a number above 0 and below {_LIMIT:g}", got=_shown(value))
+_number = must_be(f"a number from 0 and below {_LIMIT:g}", lambda value: value is None or 0 <= value < _LIMIT)
+_speed = must_be(f"a number above 0 and below {_LIMIT:g}", lambda value: value is None or 0 < value < _LIMIT)
 
 
 def _count(default: Any = attrs.NOTHING) -> Any:
@@ -189,8 +183,8 @@ def read_profile(path: Path, job: Job) -> Costs:
             fix=_AGAIN,
         )
     try:
-        table = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        table = parse_json(content)
+    except ValueError as error:
         raise ConfigError(_WHERE, expected="JSON", got=f"{str(path)!r}: {error}", fix=_AGAIN) from error
     version = table.get("version") if isinstance(table, dict) else None
     if version != VERSION:

@@ -55,9 +55,9 @@ class Sampling:
     temperature: float = attrs.field(
         default=0.0, validator=_checked("a number from 0", lambda value: math.isfinite(value) and value >= 0)
     )
-    top_k: int = attrs.field(default=0, validator=_checked("a whole number from 0", lambda value: value >= 0))
+    top_k: int = attrs.field(default=0, validator=_checked("0 or more", lambda value: value >= 0))
     top_p: float = attrs.field(default=1.0, validator=_checked("a number above 0, to 1", lambda value: 0 < value <= 1))
-    seed: int = attrs.field(default=0, validator=_checked("a whole number from 0", lambda value: value >= 0))
+    seed: int = attrs.field(default=0, validator=_checked("0 or more", lambda value: value >= 0))
 
     def __attrs_post_init__(self) -> None:
         """Check one against another."""

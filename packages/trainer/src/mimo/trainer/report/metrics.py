@@ -126,7 +126,7 @@ def _report(text: str) -> None:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a line whole or not at all: half of one would spoil the next."""
+    """Append a line whole or not at all: half of one would break the next."""
     with path.open("ab", buffering=0) as file:
         before = os.fstat(file.fileno()).st_size
         written = 0

@@ -25,24 +25,24 @@ class StepRun:
 
     Args:
         values: loss, gradient norm, and norms by module, the same on all ranks.
-        evidence: what this rank saw of its computations.
+        norms: what this rank saw of its computations.
         reason: why it can't be right; empty if it can.
         passes: the passes for which alone it can't be; None where loss or gradient norm say so too.
     """
 
     values: Mapping[str, float]
-    evidence: Mapping[Computation, float]
+    norms: Mapping[Computation, float]
     reason: str
     passes: Anomaly | None = None
 
     @classmethod
-    def of(cls, proposed: StepDecision, evidence: Mapping[Computation, float], verdict: str | Anomaly) -> StepRun:
+    def of(cls, proposed: StepDecision, norms: Mapping[Computation, float], verdict: str | Anomaly) -> StepRun:
         """Return the run that came to what is proposed, with why it can't be right."""
         values = {"loss": proposed.loss, "grad_norm": proposed.norm}
         values |= {f"norms.{name}": norm for name, norm in proposed.norms.items()}
         if isinstance(verdict, Anomaly):
-            return cls(values=values, evidence=evidence, reason=verdict.reason, passes=verdict)
-        return cls(values=values, evidence=evidence, reason=verdict)
+            return cls(values=values, norms=norms, reason=verdict.reason, passes=verdict)
+        return cls(values=values, norms=norms, reason=verdict)
 
 
 def relative_difference(one: float, other: float) -> float:
@@ -56,9 +56,9 @@ def relative_difference(one: float, other: float) -> float:
 
 def relative_differences(one: StepRun, other: StepRun) -> dict[Computation, float]:
     """Return the relative difference of each of this rank's computations in two runs."""
-    every = dict.fromkeys([*one.evidence, *other.evidence])
+    every = dict.fromkeys([*one.norms, *other.norms])
     return {
-        computation: relative_difference(one.evidence.get(computation, 0.0), other.evidence.get(computation, 0.0))
+        computation: relative_difference(one.norms.get(computation, 0.0), other.norms.get(computation, 0.0))
         for computation in every
     }
 
@@ -136,12 +136,12 @@ class Order:
     def first(self, computations: Iterable[Computation]) -> Where:
         """Return the earliest of the computations that ranks name, and who names it. Collective."""
         mine = min(computations, key=self._place, default=None)
-        told = all_gather_json(None if mine is None else [self._place(mine), plain_computation(mine)], self.objects)
-        named = [one for one in told if one is not None]
+        gathered = all_gather_json(None if mine is None else [self._place(mine), plain_computation(mine)], self.objects)
+        named = [one for one in gathered if one is not None]
         if not named:
             return Where(computation=None, ranks=())
         _, plain = min(named, key=lambda one: one[0])
-        ranks = tuple(rank for rank, one in enumerate(told) if one is not None and one[1] == plain)
+        ranks = tuple(rank for rank, one in enumerate(gathered) if one is not None and one[1] == plain)
         return Where(computation=read_computation(plain), ranks=ranks)
 
 
@@ -159,6 +159,6 @@ def wrong(run: StepRun, bound: Callable[[Computation], float]) -> list[Computati
     """Return this rank's computations that are not finite, or above their bound."""
     return [
         computation
-        for computation, norm in run.evidence.items()
+        for computation, norm in run.norms.items()
         if not norm <= bound(computation) or not math.isfinite(norm)
     ]

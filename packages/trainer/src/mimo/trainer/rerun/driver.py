@@ -68,11 +68,11 @@ class RerunDriver:
         first = trainer.decide(step, record)
         if step in machine.settings.skip_steps:
             before.restore_buffers(trainer.model)
-            machine.tell(step, "skipped", "left out, as rerun.skip_steps says")
+            machine.add_event(step, "skipped", "left out, as rerun.skip_steps says")
             return attrs.evolve(first, skips=True)
         if machine.settings.mode == "report_determinism":
             return self._report(step, before, first)
-        verdict = machine.judge(first)
+        verdict = machine.assess(first)
         if verdict:
             return self._reject(step, before, self._run(first, verdict))
         return self._accept(first)
@@ -93,7 +93,7 @@ class RerunDriver:
         trainer = self._trainer
         before.restore(trainer.model, trainer.device)
         proposed = trainer.optimizer.propose(trainer.repeat(data))
-        return proposed, self._run(proposed, self._machine.judge(proposed))
+        return proposed, self._run(proposed, self._machine.assess(proposed))
 
     def _report(self, step: int, before: Before, first: StepDecision) -> StepDecision:
         """Run a step again, whatever it came to, and tell how far the two are apart."""
@@ -103,9 +103,9 @@ class RerunDriver:
         found = differences(run, other, [module.name for module in self._trainer.job.modules])
         largest = torch.tensor(list(found.values()), dtype=torch.float64, device=device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        told = dict(zip(found, largest.tolist(), strict=True))
-        self._machine.measure(max(told.values()))
-        self._machine.tell(step, "determinism", "", runs=(run, other), differences=told)
+        agreed = dict(zip(found, largest.tolist(), strict=True))
+        self._machine.measure(max(agreed.values()))
+        self._machine.add_event(step, "determinism", "", runs=(run, other), differences=agreed)
         return proposed
 
     def _reject(self, step: int, before: Before, first: StepRun, kept: KeptSamples | None = None) -> StepDecision:
@@ -140,7 +140,7 @@ class RerunDriver:
                 if differs
                 else "no more than two runs of a step differ here; the run goes on"
             )
-            machine.tell(
+            machine.add_event(
                 step,
                 "transient" if differs else "noise",
                 text,
@@ -166,7 +166,7 @@ class RerunDriver:
         where = self._order.first(last.passes.shared_by(sizes))
         where = attrs.evolve(where, computation=where.computation or last.passes.computation)
         devices = all_gather_json(self._machine.device, self._trainer.objects)
-        self._machine.tell(
+        self._machine.add_event(
             step,
             "accepted",
             f"{last.reason}, also when run again: the data or the model make them so; the run goes on",
@@ -218,7 +218,7 @@ class RerunDriver:
             devices=tuple((device,) for device in devices),
             values={name: repr(value) for name, value in last.values.items()},
         )
-        machine.tell(
+        machine.add_event(
             step,
             "reproduced",
             "",
@@ -227,14 +227,14 @@ class RerunDriver:
             tolerance=tolerance,
             **facts_of(attrs.evolve(where, ranks=waiting.ranks), devices),
         )
-        self._wait(waiting, before, last.evidence, kept)
+        self._wait(waiting, before, last.norms, kept)
         return _restart_needed(waiting, devices)
 
     def _wait(
-        self, waiting: PendingStep, before: Before, evidence: Mapping[Computation, float], kept: KeptSamples
+        self, waiting: PendingStep, before: Before, norms: Mapping[Computation, float], kept: KeptSamples
     ) -> None:
         before.restore(self._trainer.model, self._trainer.device)  # what is saved is the state before the step
-        record = RankRecord(samples=kept, evidence=evidence, generators=before.generators, buffers=before.buffers)
+        record = RankRecord(samples=kept, norms=norms, generators=before.generators, buffers=before.buffers)
         self._machine.wait(waiting, record)
 
     def _replay(self, step: int, waiting: PendingStep) -> StepDecision:
@@ -244,10 +244,10 @@ class RerunDriver:
         before = Before(generators=record.generators, buffers=record.buffers)
         before.restore(trainer.model, trainer.device)
         proposed = trainer.optimizer.propose(trainer.replay(step, trainer.cut(record.samples)))
-        run = self._run(proposed, machine.judge(proposed))
+        run = self._run(proposed, machine.assess(proposed))
         then = StepRun(
             values={name: float(value) for name, value in waiting.values.items()},
-            evidence=record.evidence,
+            norms=record.norms,
             reason=waiting.reason,
         )
         devices = all_gather_json(machine.device, trainer.objects)
@@ -261,10 +261,10 @@ class RerunDriver:
             return self._accept(proposed)
         now, settled = waiting.on(devices), waiting.is_settled_on(devices)
         where = Where(computation=waiting.computation, ranks=waiting.ranks)
-        machine.tell(
+        machine.add_event(
             step, "correct" if settled else "undecided", "", runs=(then, run), **facts, **facts_of(where, devices)
         )
-        self._wait(now, before, record.evidence, record.samples)
+        self._wait(now, before, record.norms, record.samples)
         if not settled:
             raise _restart_needed(now, devices)
         raise ResultRejectedError(
@@ -298,7 +298,9 @@ class RerunDriver:
             else f"a fault that has passed, of {words_of(where, first)}"
         )
         machine.clear()
-        machine.tell(step, "persistent" if moved else "transient", text, runs=runs, **facts, **facts_of(where, first))
+        machine.add_event(
+            step, "persistent" if moved else "transient", text, runs=runs, **facts, **facts_of(where, first)
+        )
         if run.reason:
             return self._reject(step, before, run, record.samples)
         return self._accept(proposed)

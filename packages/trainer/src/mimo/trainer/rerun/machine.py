@@ -1,6 +1,6 @@
-"""The rerun machine: judges what a step came to, keeps what a restart must know, and tells what it has found.
+"""The rerun machine: assesses the result of a step, keeps what a restart must know, and reports what it found.
 
-It decides by what all ranks agree on, so that all decide alike. What it decides is done by `mimo.trainer.rerun.driver`.
+It decides by what all ranks agree on, so that all decide the same; `mimo.trainer.rerun.driver` carries it out.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RerunStateMachine:
         """Relative difference of two runs of a step that is no fault, as far as is known."""
         return self.settings.tolerance or self._measured
 
-    def judge(self, proposed: StepDecision) -> str | Anomaly:
+    def assess(self, proposed: StepDecision) -> str | Anomaly:
         """Return why the result of a step can't be right; empty if it can, or if the step is skipped anyway.
 
         Returns:
@@ -86,9 +86,9 @@ class RerunStateMachine:
         agreed = proposed.agreed
         if agreed.label_tokens == 0 or (self._scales and not agreed.finite):
             return ""
-        return self._judge_values(proposed) or self._passes.judge(agreed.extra_sums[PASSES].tolist()) or ""
+        return self._assess_values(proposed) or self._passes.assess(agreed.extra_sums[PASSES].tolist()) or ""
 
-    def _judge_values(self, proposed: StepDecision) -> str:
+    def _assess_values(self, proposed: StepDecision) -> str:
         agreed = proposed.agreed
         if not agreed.finite:
             return f"a {'gradient' if math.isfinite(agreed.loss) else 'loss'} that is not finite"
@@ -128,7 +128,7 @@ class RerunStateMachine:
         """Forget the step that waited."""
         self.waiting, self._record = None, _no_record()
 
-    def tell(self, step: int, verdict: str, text: str, *, runs: Sequence[StepRun] = (), **facts: Any) -> None:
+    def add_event(self, step: int, verdict: str, text: str, *, runs: Sequence[StepRun] = (), **facts: Any) -> None:
         """Write an event into the run directory, and say it in words; on rank 0.
 
         A file that can't be written ends no run; it is said, and the event is lost.
@@ -220,7 +220,7 @@ class RerunStateMachine:
         """Tell how far runs of a step were apart, where that was measured."""
         if self.settings.mode == "report_determinism":
             text = f"two runs of a step were {self._measured:.3g} apart at most, relative to their size"
-            self.tell(self._step or run.first_step - 1, "determinism_of_the_run", text, largest=self._measured)
+            self.add_event(self._step or run.first_step - 1, "determinism_of_the_run", text, largest=self._measured)
 
     @property
     def _entry(self) -> str:

@@ -107,7 +107,7 @@ class PassHistory:
         self._warm_up = min(WARM_UP, settings.spike_steps)
         self._past: dict[str, Past] = {}
 
-    def judge(self, sums: Sequence[float]) -> Anomaly | None:
+    def assess(self, sums: Sequence[float]) -> Anomaly | None:
         """Return what can't be right and comes first in a step; None if all can.
 
         Args:

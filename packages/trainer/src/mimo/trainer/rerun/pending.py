@@ -23,7 +23,7 @@ class PendingStep:
         reason: why the result can't be right.
         tolerance: relative difference of two runs that is no fault.
         ranks: those whose device may be at fault.
-        computation: what went wrong first, where it could be told.
+        computation: what went wrong first, where it is known.
         devices: for each rank, the devices that have computed the result, in the order in which they did.
         values: the numbers of the result by name, as text, because JSON has no nan and no infinity.
     """

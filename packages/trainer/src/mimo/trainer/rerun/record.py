@@ -42,13 +42,13 @@ class RankRecord:
 
     Args:
         samples: what it read of them.
-        evidence: what it saw of its computations.
+        norms: what it saw of its computations.
         generators: states of torch's generators before the step, by device type.
         buffers: of its modules before the step, by name.
     """
 
     samples: KeptSamples
-    evidence: Mapping[Computation, float]
+    norms: Mapping[Computation, float]
     generators: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
 
@@ -77,13 +77,13 @@ class RankRecord:
             ],
             "deeds": [
                 [computation.kind, computation.module, computation.stage, list(computation.microbatches)]
-                for computation in self.evidence
+                for computation in self.norms
             ],
-            "norms": arrays.add(torch.tensor(list(self.evidence.values()), dtype=torch.float64)),
+            "norms": arrays.add(torch.tensor(list(self.norms.values()), dtype=torch.float64)),
             "generators": {name: arrays.add(state) for name, state in self.generators.items()},
             "buffers": {name: arrays.add(buffer) for name, buffer in self.buffers.items()},
         }
-        head = json.dumps({**text, "arrays": arrays.told}, allow_nan=False).encode()
+        head = json.dumps({**text, "arrays": arrays.entries}, allow_nan=False).encode()
         size = torch.tensor([len(head)]).view(torch.uint8)
         return torch.cat([size, torch.frombuffer(bytearray(head), dtype=torch.uint8), *arrays.pieces])
 
@@ -113,7 +113,7 @@ class _Arrays:
     """Arrays that are being written."""
 
     def __init__(self) -> None:
-        self.told: list[Mapping[str, Any]] = []
+        self.entries: list[Mapping[str, Any]] = []
         self.pieces: list[Tensor] = []
         self._size = 0
 
@@ -126,11 +126,11 @@ class _Arrays:
                 "rerun", expected=f"numbers of a kind of {', '.join(_DTYPES)} in what an encoder prepares", got=name
             )
         data = held.reshape(-1).view(torch.uint8) if held.numel() else held.new_empty(0, dtype=torch.uint8)
-        self.told.append({"dtype": name, "shape": list(held.shape), "begin": self._size})
+        self.entries.append({"dtype": name, "shape": list(held.shape), "begin": self._size})
         filled = -len(data) % _ALIGNED
         self.pieces += [data, data.new_zeros(filled)]
         self._size += len(data) + filled
-        return len(self.told) - 1
+        return len(self.entries) - 1
 
 
 def _read(data: Tensor) -> RankRecord:
@@ -139,7 +139,7 @@ def _read(data: Tensor) -> RankRecord:
         raise ValueError("its text is longer than all")
     text = json.loads(bytes(data[_HEAD : _HEAD + length].tolist()))
     body = data[_HEAD + length :]
-    arrays = [_array(told, body) for told in text["arrays"]]
+    arrays = [_array(entry, body) for entry in text["arrays"]]
     kept = KeptSamples(numbers=_integers(text["numbers"]))
     for sample in text["samples"]:
         number = int(sample["number"])
@@ -155,14 +155,14 @@ def _read(data: Tensor) -> RankRecord:
     norms = arrays[text["norms"]].tolist()
     return RankRecord(
         samples=kept,
-        evidence=dict(zip(computations, norms, strict=True)),
+        norms=dict(zip(computations, norms, strict=True)),
         generators={name: arrays[at] for name, at in text["generators"].items()},
         buffers={name: arrays[at] for name, at in text["buffers"].items()},
     )
 
 
-def _array(told: Mapping[str, Any], body: Tensor) -> Tensor:
-    dtype, shape, begin = _DTYPES[told["dtype"]], _integers(told["shape"]), int(told["begin"])
+def _array(entry: Mapping[str, Any], body: Tensor) -> Tensor:
+    dtype, shape, begin = _DTYPES[entry["dtype"]], _integers(entry["shape"]), int(entry["begin"])
     size = math.prod(shape) * dtype.itemsize
     if not 0 <= begin <= begin + size <= body.numel():
         raise ValueError("an array reaches beyond its end")

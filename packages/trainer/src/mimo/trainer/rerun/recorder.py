@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mimo.optimizer import Sums
 from mimo.topology import StageId
-from mimo.trainer.config.rerun_settings import InjectSettings, Spoiled
+from mimo.trainer.config.rerun_settings import Corrupted, InjectSettings
 from mimo.trainer.step.probe import Computation
 
 _TINY = 2.0**-50
@@ -48,7 +48,7 @@ class Injector:
             self._left -= 1
         self._corrupts = False
 
-    def corrupt(self, what: Spoiled, value: Tensor) -> Tensor:
+    def corrupt(self, what: Corrupted, value: Tensor) -> Tensor:
         """Return what is to be taken for ``value``."""
         return value * (self._settings.factor or float("nan")) if what == self._settings.what else value
 

@@ -1,8 +1,8 @@
 """What the attempts of one job know of each other: how the last one ended, and what lay there before the first.
 
-Every worker's exit code is 1 to torchrun, which restarts after all of them alike; Slurm starts a job again from its
+Every worker's exit code is 1 to torchrun, which restarts after each of them; Slurm starts a job again from its
 queue. What an attempt must know of the one before stands in the run directory: that it was of the same job, whether it
-is any use to go on, and which checkpoint was the newest before the job began, so that its own can be told from others.
+is any use to go on, and which checkpoint was the newest before the job began, so that its own can be distinguished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mimo.hooks import RestartNeededError, ResultRejectedError
+from mimo.hooks import RestartNeededError, ResultRejectedError, parse_json
 from mimo.launch import is_joining, with_slurm
 from mimo.trainer.config.names import ATTEMPT_FILE, CHECKPOINTS, ERROR_FILE
 from mimo.trainer.config.toml import write_atomically
@@ -138,7 +138,7 @@ def _note(directory: Path, code: int | None, text: str, environ: Mapping[str, st
 
 def _read(directory: Path, job: str) -> Attempt | None:
     try:
-        attempt = Attempt(**json.loads((directory / ATTEMPT_FILE).read_text(encoding="utf-8")))
+        attempt = Attempt(**parse_json((directory / ATTEMPT_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):  # none, or one that can't be read: what it said is lost
         return None
     return attempt if attempt.job == job else None

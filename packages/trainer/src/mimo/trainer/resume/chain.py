@@ -115,9 +115,9 @@ def load_links(
     """Do as `mimo.checkpoint.load` with the first checkpoint, and read what it leaves out from the others; collective.
 
     Args:
-        links: of `links_of`, on every rank alike.
+        links: of `links_of`, the same on every rank.
         tree: modules, and whatever else is asked of the first.
-        rename: beginnings of names here, and what the checkpoints have instead.
+        rename: prefixes of names here, and what the checkpoints have instead.
         group: over which ranks talk; None for the default group.
         how: see `mimo.checkpoint.load`.
     """
@@ -188,22 +188,22 @@ def find_chain(
 
 
 def mark_chain(base: ChainLink | None, links: Sequence[ChainLink], directory: Path) -> list[str]:
-    """Have no run's ``keep`` remove what a run's checkpoints leave out; return what is to be told where that fails.
+    """Have no run's ``keep`` remove what a run's checkpoints leave out; return a message for each that can't be marked.
 
     Args:
         base: as `find_chain` has found it.
         links: that the run began with.
         directory: the run's.
     """
-    told = []
+    unmarked = []
     for link in links[links.index(base) :] if base is not None else ():
         if CHECKPOINTS not in {link.folder.absolute().parent.name, link.folder.resolve().parent.name}:
             continue  # where none is removed
         try:
             mark_needed(link.folder, str(directory.absolute()))
         except OSError as error:
-            told.append(f"{link.folder} is needed from here on, and can't be marked so ({error.strerror or error})")
-    return told
+            unmarked.append(f"{link.folder} is needed from here on, and can't be marked so ({error.strerror or error})")
+    return unmarked
 
 
 def _holder(links: Sequence[ChainLink], name: str) -> int:

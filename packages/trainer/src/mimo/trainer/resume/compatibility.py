@@ -1,4 +1,4 @@
-"""Whether a run's settings go on with a checkpoint's, told before anything is launched; and in what they differ."""
+"""Whether a run's settings can resume a checkpoint, decided before anything is launched; and in what they differ."""
 
 from __future__ import annotations
 

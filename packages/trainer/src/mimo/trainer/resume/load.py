@@ -89,7 +89,7 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
     if OPTIMIZER in loaded.tree:
         trainer.optimizer.load(loaded.tree[OPTIMIZER])
     for part in taken:
-        if part.name in found.found:  # on every rank alike: it may be collective
+        if part.name in found.found:  # the same on every rank, as it may be collective
             part.load(loaded.tree[part.name])
     state = RunState(
         data_begun=source.data_begun,
@@ -102,8 +102,8 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
     summary = "; ".join(
         [
             f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
-            *(f"{what}: {', '.join(told)}" for what, told in (("new", new), ("left", found.left)) if told),
-            *(f"{told}" for told in differences(trainer.job, source)),
+            *(f"{what}: {', '.join(items)}" for what, items in (("new", new), ("left", found.left)) if items),
+            *map(str, differences(trainer.job, source)),
             *(mark_chain(state.left_out, links, trainer.job.directory) if trainer.rank == 0 else ()),
         ]
     )

@@ -1,4 +1,4 @@
-"""Which names of a run a checkpoint may lack, and which of its own may be left: decided from names alone, and told.
+"""Which names of a run a checkpoint may lack, and which of its own may be left: decided from names alone.
 
 A name is allowed for by a cause: a setting, a parameter that was or is not trained, a part that is not taken. States of
 a parameter go with it. What has no cause is refused by `mimo.checkpoint.load`, with everything else that doesn't fit.
@@ -30,7 +30,7 @@ class Fit:
     """How a run's names go with a checkpoint's.
 
     Args:
-        rename: beginnings of names here, and what the checkpoint has instead.
+        rename: prefixes of names here, and what the checkpoint has instead.
         may_lack: names here, and patterns of them.
         may_leave: names in the checkpoint, and patterns of them.
         new: what begins new, in words.
@@ -72,7 +72,7 @@ def fit(
         finetunes: whether weights alone are taken, of modules that both have.
         untaken: first keys of parts whose state is not taken.
         trained: names of the modules in the checkpoint that were trained.
-        fresh: beginnings of names of which the checkpoint can have nothing: where it was read from there was none.
+        fresh: prefixes of names of which the checkpoint can have nothing: where it was read from there was none.
         adapted: names of the modules here that have LoRA, which begins new beside a linear that had none.
     """
     renaming = Renaming.of(take.rename, asked)
@@ -84,8 +84,8 @@ def fit(
         rename=renaming.prefixes,
         may_lack=(*lacking, *take.may_lack),
         may_leave=(*leaving, *take.may_leave),
-        new=_told(lacking),
-        left=_told(leaving),
+        new=_count_causes(lacking),
+        left=_count_causes(leaving),
         found=frozenset(_first(here) for here, there in names.asked.items() if there in names.held),
         problems=(*_other_optimizers(names), *_without_states(names, trained)),
     )
@@ -194,7 +194,7 @@ def _without_states(names: _Names, trained: Collection[str]) -> Iterable[ConfigE
             )
 
 
-def _told(causes: Mapping[str, str]) -> tuple[str, ...]:
+def _count_causes(causes: Mapping[str, str]) -> tuple[str, ...]:
     counts = Counter(what for what in causes.values() if what)
     return tuple(f"{what} ({count} entries)" if count > 1 else what for what, count in sorted(counts.items()))
 
@@ -215,8 +215,8 @@ def _state(name: str) -> tuple[str, str]:
     return (parameter, key) if first == OPTIMIZER else ("", "")
 
 
-def _is_below(name: str, beginnings: Iterable[str]) -> bool:
-    return any(name == begin or name.startswith(f"{begin}.") for begin in beginnings)
+def _is_below(name: str, prefixes: Iterable[str]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def _had_none(name: str, held: frozenset[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Names here as they are in a checkpoint, by ``load.rename``: beginnings of whole keys, of which the longest counts."""
+"""Names here as they are in a checkpoint, by ``load.rename``: prefixes of whole keys, of which the longest counts."""
 
 from __future__ import annotations
 

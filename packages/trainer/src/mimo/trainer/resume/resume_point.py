@@ -66,12 +66,12 @@ class Source:
     @property
     def schedule_begun(self) -> int:
         """Steps of the run before the learning rates' schedules began."""
-        return self._begun("schedule_begun", goes_on=self.take.schedule)
+        return self._begun("schedule_begun", resumes=self.take.schedule)
 
     @property
     def data_begun(self) -> int:
         """Steps of the run before its data began."""
-        return self._begun("data_begun", goes_on=self.take.data)
+        return self._begun("data_begun", resumes=self.take.data)
 
     def trained(self, specs: Iterable[ModuleSpec]) -> frozenset[str]:
         """Return the names of the modules of which the checkpoint's own settings say that they were trained.
@@ -93,7 +93,7 @@ class Source:
 
     @property
     def fresh(self) -> tuple[str, ...]:
-        """Beginnings of names of which the checkpoint has nothing, as what its modules were read from has not."""
+        """Prefixes of names of which the checkpoint has nothing, as what its modules were read from has not."""
         return tuple(f"{module}.{part}" for module, about in self.imported.items() for part in about["fresh"])
 
     def progress(self, name: str) -> Any:
@@ -121,10 +121,10 @@ class Source:
         paths = (name.removeprefix(f"{module}.") for name in self.manifest.tensors if name.startswith(f"{module}."))
         return bool(frozen) and all(is_frozen(spec, path, frozenset(frozen)) for path in paths)
 
-    def _begun(self, name: str, *, goes_on: bool) -> int:
+    def _begun(self, name: str, *, resumes: bool) -> int:
         if self.finetunes:
             return 0
-        return int(self.progress(name)) if goes_on else self.manifest.step
+        return int(self.progress(name)) if resumes else self.manifest.step
 
 
 def find_source(settings: Settings, *, last: Attempt | None = None) -> Source | None:
@@ -157,13 +157,13 @@ def share_source(source: Source | None, group: dist.ProcessGroup | None = None) 
 
     Args:
         source: of rank 0.
-        group: over which it is told; None for the default group.
+        group: over which it is sent; None for the default group.
     """
     own = None if source is None else [str(source.folder), unstructure(source.take), source.finetunes]
-    told = broadcast_json(own, group)
-    if dist.get_rank() == 0 or told is None:
+    shared = broadcast_json(own, group)
+    if dist.get_rank() == 0 or shared is None:
         return source if dist.get_rank() == 0 else None
-    folder, take, finetunes = told
+    folder, take, finetunes = shared
     return Source.of(Path(folder), structure(take, LoadSettings, "load"), finetunes=finetunes)
 
 

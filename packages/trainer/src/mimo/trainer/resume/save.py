@@ -17,7 +17,7 @@ from mimo.trainer.step.trainer import Trainer
 class Saving:
     """Saves the steps of one run as ``[checkpoint]`` says; collective, like the `Saver` inside.
 
-    A disk that is full must not end a run: files that can't be written are told, and the run goes on to its next save.
+    A disk that is full must not end a run: files that can't be written are reported, and the run continues.
     Only where nothing comes after, with ``now``, the error is raised. Any other failure of saving is a mistake, and
     raised by whatever is called next.
 
@@ -25,17 +25,21 @@ class Saving:
         trainer: what is trained.
         state: what the run began with.
         parts: what plugins add.
-        tell: called with the last step trained and what could not be written, or was left out.
+        on_failure: called with the last step trained and what could not be written, or was left out.
     """
 
     def __init__(
-        self, trainer: Trainer, state: RunState, parts: Iterable[Stateful], tell: Callable[[int, CheckpointError], None]
+        self,
+        trainer: Trainer,
+        state: RunState,
+        parts: Iterable[Stateful],
+        on_failure: Callable[[int, CheckpointError], None],
     ) -> None:
         settings = trainer.job.settings.checkpoint
         self._trainer = trainer
         self._state = state
         self._parts = list(parts)
-        self._tell = tell
+        self._on_failure = on_failure
         self._saver = Saver(
             trainer.job.directory / CHECKPOINTS,
             asynchronous=settings.asynchronous,
@@ -69,10 +73,10 @@ class Saving:
         except WriteError as error:
             if now:
                 raise
-            self._tell(step, error)
+            self._on_failure(step, error)
         else:
             if saved is None:
-                self._tell(step, _skipped(step))
+                self._on_failure(step, _skipped(step))
 
     def report(self, step: int) -> None:
         """Tell what has failed in the background up to now; ``step`` is the last one trained.
@@ -84,7 +88,7 @@ class Saving:
         while (failure := self._saver.take_failure()) is not None:
             if not isinstance(failure, WriteError):
                 raise failure
-            self._tell(step, failure)
+            self._on_failure(step, failure)
 
     def close(self) -> None:
         """Wait for what is still being written; afterwards nothing can be saved."""

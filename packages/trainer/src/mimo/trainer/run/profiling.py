@@ -65,7 +65,7 @@ def measure_job(job: Job, process: ProcessInfo) -> Profile:
     split = split_backwards(job.plan)
     parts: list[Mapping[int, Mapping[Key, float]]] = []
     for plan in (split,) if split == job.plan else (job.plan, split):
-        # A trainer of its own: where nothing will be put off, layers are spared all that it takes.
+        # A trainer of its own: where no weight gradients are deferred, layers are spared all that it takes.
         trainer = Trainer(
             attrs.evolve(job, plan=plan),
             rank=process.rank,

@@ -122,7 +122,7 @@ class Program(abc.ABC):
         return self._probe.record_pass(self.part.id, microbatches, inputs, rows)
 
     def defer_weight_grads(self) -> AbstractContextManager[DeferredWeightGrads]:
-        """Put off weight gradients, as `StageProgram` says."""
+        """Defer weight gradients, as `StageProgram` says."""
         return self.part.defer_weight_grads()
 
     def on_compute(self, phase: Phase) -> AbstractContextManager[None]:

@@ -157,6 +157,6 @@ def _moments(plan: Plan, rank: int, times: Sequence[Sequence[float]]) -> list[Mo
 
 
 def _machine() -> int:
-    """Return a number that processes of one machine share: of its last start, or of its name where that is not told."""
+    """Return a number that processes of one machine share: of its last start, or of its name where that is unknown."""
     name = _BOOT.read_text(encoding="utf-8") if _BOOT.is_file() else platform.node()
     return zlib.crc32(name.encode())

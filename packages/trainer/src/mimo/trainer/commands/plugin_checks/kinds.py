@@ -159,9 +159,9 @@ def _has_samples(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None:
         assert all(0 <= number < tokenizer.vocabulary for number in ids), f"{where}: ids that are none, {ids}"
         assert ids[-1] == tokenizer.end, f"{where}: the last id is {ids[-1]}, the end is {tokenizer.end}"
         shown = [placeholders[number] for number in ids if number in placeholders]
-        told = [info.modality for info in infos]
-        for modality in {*shown, *told}:
-            counts = shown.count(modality), told.count(modality)
+        modalities = [info.modality for info in infos]
+        for modality in {*shown, *modalities}:
+            counts = shown.count(modality), modalities.count(modality)
             assert counts[0] == counts[1], f"{where}: {counts[0]} placeholders and {counts[1]} items of {modality!r}"
         assert all(info.sample == sample for info in infos), f"{where}: items of another sample"
 

@@ -110,7 +110,7 @@ def _resumes(spec: OptimizerSpec, config: Any) -> None:
     straight, resumed = _TrialRun(spec, config), _TrialRun(spec, config)
     for step in range(_STEPS):
         straight.step(step)
-    straight.optimizer.settle()
+    straight.optimizer.synchronize()
     state = {name: _copy(leaf) for name, leaf in straight.optimizer.modules[_NAME].state().items()}
     with torch.no_grad():
         weights = straight.weights
@@ -120,8 +120,8 @@ def _resumes(spec: OptimizerSpec, config: Any) -> None:
     for run in (straight, resumed):
         run.step(_STEPS)
     expected, found = straight.weights, resumed.weights
-    apart = [name for name in expected if not torch.equal(expected[name], found[name])]
-    assert not apart, f"these differ: {', '.join(apart)}"
+    different = [name for name in expected if not torch.equal(expected[name], found[name])]
+    assert not different, f"these differ: {', '.join(different)}"
 
 
 def _copy(leaf: Any) -> Any:

@@ -1,0 +1,46 @@
+"""The settings of ``cpu-offload``. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from mimo.hooks import Validator, must_be
+from mimo.optimizer import AdamWConfig
+from mimo_optimizer_distributed.sharding import Sharding
+from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
+
+_MAX_BYTES = 1 << 40
+
+
+def _share(_config: CpuOffloadConfig, _attribute: object, fraction: float | Literal["auto"]) -> None:
+    check_fraction(fraction)
+
+
+def _bytes(low: int) -> list[Validator]:
+    return [
+        must_be(f"{low} bytes or more", lambda value: value >= low, where="optimizer"),
+        must_be(f"at most {_MAX_BYTES} bytes", lambda value: value <= _MAX_BYTES, where="optimizer"),
+    ]
+
+
+@attrs.frozen(kw_only=True)
+class CpuOffloadConfig(AdamWConfig, Sharding):
+    """Settings of AdamW with a part of its state in host memory, and how its parameters are spread.
+
+    Args:
+        fraction: share of each module's state that the host holds and steps, in whole parameters, on each rank;
+            ``auto`` makes both halves take equally long, by trial steps of all the module's ranks as the run begins.
+        bucket_bytes: of parameters that are stepped, sent up and waited for together.
+        staging_bytes: host memory for gradients on their way down, at least two buckets.
+        overlap: whether the next step's layers run while the host still steps, each waiting for its own parameters.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    fraction: float | Literal["auto"] = attrs.field(default=1.0, validator=_share)
+    bucket_bytes: int = attrs.field(default=BUCKET_BYTES, validator=_bytes(64))
+    staging_bytes: int = attrs.field(default=STAGING_BYTES, validator=_bytes(0))
+    overlap: bool = True
