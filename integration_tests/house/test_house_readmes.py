@@ -119,7 +119,7 @@ def test_house_readme_guards_can_fail(tmp_path: Path) -> None:
     assert folders("mimo-topology") == ["packages/topology", "packages/hooks"]
     assert folders("mimo-topology", frozenset({"torch"})) == ["packages/topology[torch]", "packages/hooks"]
     assert closure("mimo-optimizer")["mimo-topology"] == {"torch"}
-    program = "import mimo.hooks\nfrom mimo.data import _jsonl\nfrom mimo.data._jsonl import open_jsonl\nimport torch\n"
+    program = "import mimo.hooks\nfrom mimo.hooks import _json\nfrom mimo.hooks._json import parse_json\nimport torch\n"
     names = list(imported_names(program))
-    assert names == [("mimo.hooks", ""), ("mimo.data", "_jsonl"), ("mimo.data._jsonl", "open_jsonl")]
+    assert names == [("mimo.hooks", ""), ("mimo.hooks", "_json"), ("mimo.hooks._json", "parse_json")]
     assert [is_public(*pair) for pair in names] == [True, False, False]

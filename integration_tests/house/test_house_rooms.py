@@ -33,6 +33,11 @@ class Row:
 
 
 ROOMS: Mapping[str, Mapping[str, Row]] = {
+    "mimo.data": {
+        "samples": Row(),
+        "text": Row("samples"),
+        "sources": Row("samples"),
+    },
     "mimo.launch": {
         "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),
         "faults": Row("process", modules="fault hang_report store watchdog"),
@@ -85,7 +90,7 @@ TRAINER: Mapping[str, str] = {
 }
 """The rooms of mimo.trainer, lowest first, and which rooms each may import. Their `__init__` name nothing yet."""
 
-FLAT = {"mimo.checkpoint", "mimo.data", "mimo_optimizer_hybrid"}
+FLAT = {"mimo.checkpoint", "mimo_optimizer_hybrid"}
 """Packages with more files in a folder. One that is put into rooms leaves this set."""
 
 

@@ -10,7 +10,7 @@ from jobs import CPU, make_job
 from tables import table
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig, Qwen2_5_VLModel
 
-from mimo.data._grid_positions import Grid, grid_positions
+from mimo.data.samples.grid_positions import Grid, grid_positions
 from mimo.trainer.runtime import Microbatch, language_batch
 
 MERGED = 2

@@ -1,12 +1,22 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
-from mimo.data._images import image_size, load_image, open_image
-from mimo.data._layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
-from mimo.data._limited import LimitedTokenizer
-from mimo.data._packing import Packed, pack
-from mimo.data._sampler import StepSampler
-from mimo.data._specs import Dataset, DatasetSpec, SplitName, Tokenizer, TokenizerSpec
+from mimo.data.samples import (
+    NO_LABEL,
+    Dataset,
+    DatasetSpec,
+    Packed,
+    PlacedItem,
+    SampleLayout,
+    SplitName,
+    StepSampler,
+    Tokenizer,
+    TokenizerSpec,
+    lay_out,
+    pack,
+)
+from mimo.data.sources import image_size, load_image, open_image
+from mimo.data.text import LimitedTokenizer
 from mimo.hooks import Kind
 
 DATASETS = Kind(

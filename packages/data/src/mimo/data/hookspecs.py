@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mimo.data._specs import DatasetSpec, TokenizerSpec
+from mimo.data.samples import DatasetSpec, TokenizerSpec
 from mimo.hooks import hookspec
 
 

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mimo.data import Tokenizer, _byte, _file, _jsonl, _word
+from mimo.data import Tokenizer
+from mimo.data.sources import jsonl
+from mimo.data.text import byte_tokenizer, tokenizer_file, word_tokenizer
 from mimo.hooks import ConfigError, DataError
 
 WORDS = ("the", "digit", "is", "seven")
@@ -22,12 +24,12 @@ WORDS = ("the", "digit", "is", "seven")
 
 def word(*modalities: str) -> Tokenizer:
     """Return a word tokenizer of `WORDS`."""
-    return _word.build(_word.WordConfig(words=WORDS), modalities)
+    return word_tokenizer.build(word_tokenizer.WordConfig(words=WORDS), modalities)
 
 
 def byte(*modalities: str) -> Tokenizer:
     """Return a byte tokenizer."""
-    return _byte.build(_byte.ByteConfig(), modalities)
+    return byte_tokenizer.build(byte_tokenizer.ByteConfig(), modalities)
 
 
 def save(
@@ -75,7 +77,7 @@ def test_data_word_reads_file(tmp_path: Path) -> None:
     """Words of the file follow those of the list; line ends of any system are fine."""
     file = tmp_path / "words.txt"
     file.write_bytes("eins\r\nzwölf\n".encode())
-    tokenizer = _word.build(_word.WordConfig(words=("null",), file=str(file)), [])
+    tokenizer = word_tokenizer.build(word_tokenizer.WordConfig(words=("null",), file=str(file)), [])
     assert tokenizer.encode("null eins zwölf") == [1, 2, 3]
 
 
@@ -92,21 +94,21 @@ def test_data_word_reads_file(tmp_path: Path) -> None:
 def test_data_word_refuses_list(words: tuple[str, ...], message: str) -> None:
     """A list that cannot serve is refused, the word and its place named."""
     with pytest.raises(ConfigError, match=re.escape(message)):
-        _word.build(_word.WordConfig(words=words), ["image"])
+        word_tokenizer.build(word_tokenizer.WordConfig(words=words), ["image"])
 
 
 def test_data_word_refuses_file(tmp_path: Path) -> None:
     """A file that is missing, not UTF-8 or holds a word twice is refused by path, the latter by line."""
     file = tmp_path / "words.txt"
-    config = _word.WordConfig(words=("a",), file=str(file))
+    config = word_tokenizer.WordConfig(words=("a",), file=str(file))
     with pytest.raises(ConfigError, match=r"tokenizer\.file: expected a readable UTF-8 text file .*No such file"):
-        _word.build(config, [])
+        word_tokenizer.build(config, [])
     file.write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match=r"tokenizer\.file: expected a readable UTF-8 .*can't decode"):
-        _word.build(config, [])
+        word_tokenizer.build(config, [])
     file.write_text("b\na\n")
     with pytest.raises(ConfigError, match=re.escape(f"tokenizer.file: expected different words, got 'a' ({file}:2)")):
-        _word.build(config, [])
+        word_tokenizer.build(config, [])
 
 
 @pytest.mark.parametrize("tokenizer", [word("image"), byte("image")])
@@ -146,8 +148,8 @@ def test_data_byte_refuses_half_a_character() -> None:
 
 def test_data_file_uses_ids_of_the_file(tmp_path: Path) -> None:
     """Ids, end and placeholder are the file's; a placeholder of its plain vocabulary is still found whole."""
-    config = _file.FileConfig(path=save(tmp_path / "tokenizer.json"))
-    tokenizer: Tokenizer = _file.build(config, ["image"])
+    config = tokenizer_file.FileConfig(path=save(tmp_path / "tokenizer.json"))
+    tokenizer: Tokenizer = tokenizer_file.build(config, ["image"])
     assert (tokenizer.end, tokenizer.placeholder("image"), tokenizer.vocabulary) == (0, 1, 5)
     assert tokenizer.encode("the<image>digit <audio>")[:3] == [3, 1, 4]
     assert tokenizer.decode([3, 1, 4, 0]) == "the <image> digit"
@@ -160,23 +162,23 @@ def test_data_file_ignores_limits_of_the_file(tmp_path: Path) -> None:
         backend.enable_truncation(2)
         backend.enable_padding(length=9)
 
-    tokenizer = _file.build(_file.FileConfig(path=save(tmp_path / "t.json", adapt=limit)), [])
+    tokenizer = tokenizer_file.build(tokenizer_file.FileConfig(path=save(tmp_path / "t.json", adapt=limit)), [])
     assert tokenizer.encode("the digit the digit") == [3, 4, 3, 4]
 
 
 def test_data_file_vocabulary_covers_gaps(tmp_path: Path) -> None:
     """The vocabulary reaches to the largest id, though ids below it are unused."""
     path = save(tmp_path / "t.json", {"</s>": 0, "[UNK]": 40})
-    assert _file.build(_file.FileConfig(path=path), []).vocabulary == 41
+    assert tokenizer_file.build(tokenizer_file.FileConfig(path=path), []).vocabulary == 41
 
 
 def test_data_file_refuses_path(tmp_path: Path) -> None:
     """A missing file and one of another kind are told apart."""
     with pytest.raises(ConfigError, match=r"tokenizer\.path: expected an existing tokenizer\.json, got 'no\.json'"):
-        _file.build(_file.FileConfig(path="no.json"), [])
+        tokenizer_file.build(tokenizer_file.FileConfig(path="no.json"), [])
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"tokenizer\.path: expected a tokenizer\.json that the tokenizers library"):
-        _file.build(_file.FileConfig(path=str(tmp_path / "t.json")), [])
+        tokenizer_file.build(tokenizer_file.FileConfig(path=str(tmp_path / "t.json")), [])
 
 
 def test_data_file_refuses_modality_without_placeholder(tmp_path: Path) -> None:
@@ -187,17 +189,17 @@ def test_data_file_refuses_modality_without_placeholder(tmp_path: Path) -> None:
         f"got {path!r}, which has none. Add it and save: tokenizer.add_special_tokens"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
-        _file.build(_file.FileConfig(path=path), ["image", "audio"])
+        tokenizer_file.build(tokenizer_file.FileConfig(path=path), ["image", "audio"])
 
 
 def test_data_file_refuses_end(tmp_path: Path) -> None:
     """An end that the file does not know is told with the special tokens that it has."""
     path = save(tmp_path / "t.json", adapt=lambda backend: backend.add_special_tokens(["<eos>", "<bos>"]))
     with pytest.raises(ConfigError, match=re.escape("Its special tokens are '<eos>', '<bos>'.")) as error:
-        _file.build(_file.FileConfig(path=path, end="<end>"), [])
+        tokenizer_file.build(tokenizer_file.FileConfig(path=path, end="<end>"), [])
     assert str(error.value).startswith(f"tokenizer.end: expected a token of {path}, got '<end>'.")
     with pytest.raises(ConfigError, match=re.escape("It has no special tokens.")):
-        _file.build(_file.FileConfig(path=save(tmp_path / "u.json"), end="<end>"), [])
+        tokenizer_file.build(tokenizer_file.FileConfig(path=save(tmp_path / "u.json"), end="<end>"), [])
 
 
 def test_data_file_placeholder_is_exact(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_data_file_placeholder_is_exact(tmp_path: Path) -> None:
         backend.normalizer = normalizers.Lowercase()
         backend.add_tokens([tokenizers.AddedToken("<image>", normalized=True)])
 
-    tokenizer = _file.build(_file.FileConfig(path=save(tmp_path / "t.json", adapt=fold)), ["image"])
+    tokenizer = tokenizer_file.build(tokenizer_file.FileConfig(path=save(tmp_path / "t.json", adapt=fold)), ["image"])
     assert tokenizer.encode("THE <image>") == [3, 1]
     try:
         ids = tokenizer.encode("<IMAGE>")
@@ -219,7 +221,7 @@ def test_data_file_placeholder_is_exact(tmp_path: Path) -> None:
 def test_data_file_refuses_swallowed_placeholder(tmp_path: Path) -> None:
     """A token of the file that holds a placeholder and takes its place does not pass unseen."""
     path = save(tmp_path / "t.json", adapt=lambda backend: backend.add_special_tokens(["digit<image>"]))
-    tokenizer = _file.build(_file.FileConfig(path=path), ["image"])
+    tokenizer = tokenizer_file.build(tokenizer_file.FileConfig(path=path), ["image"])
     assert tokenizer.encode("the <image>") == [3, 1]
     with pytest.raises(ValueError, match="<image> stands in the text 1 times but the tokenizer finds it 0 times"):
         tokenizer.encode("the digit<image>")
@@ -228,12 +230,12 @@ def test_data_file_refuses_swallowed_placeholder(tmp_path: Path) -> None:
 def test_data_file_tells_refused_text(tmp_path: Path) -> None:
     """Text that the library refuses is a ValueError with the library's reason."""
     path = save(tmp_path / "t.json", {"</s>": 0, "the": 1})
-    tokenizer = _file.build(_file.FileConfig(path=path), [])
+    tokenizer = tokenizer_file.build(tokenizer_file.FileConfig(path=path), [])
     with pytest.raises(ValueError, match=r"the tokenizer refuses the text: .*\[UNK\]"):
         tokenizer.encode("digit")
 
 
-def panicking(tmp_path: Path, **parts: object) -> _file.FileConfig:
+def panicking(tmp_path: Path, **parts: object) -> tokenizer_file.FileConfig:
     """Return settings of a file of which some part is such that the library's Rust panics."""
     content = {
         "version": "1.0",
@@ -248,23 +250,23 @@ def panicking(tmp_path: Path, **parts: object) -> _file.FileConfig:
         **parts,
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    return _file.FileConfig(path=str(tmp_path / "tokenizer.json"))
+    return tokenizer_file.FileConfig(path=str(tmp_path / "tokenizer.json"))
 
 
 def test_a_file_on_which_the_library_panics_is_refused(tmp_path: Path) -> None:
     """A panic is no `Exception`; merges of a token that is shorter than its prefix make one."""
     config = panicking(tmp_path, model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]})
     with pytest.raises(ConfigError, match=r"tokenizer.path: expected a tokenizer.json that .* got '.*tokenizer.json'"):
-        _file.build(config, [])
+        tokenizer_file.build(config, [])
 
 
 def test_a_text_on_which_the_library_panics_is_refused_by_file_and_line(tmp_path: Path) -> None:
     """As one that it refuses."""
-    tokenizer = _file.build(panicking(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}), [])
+    tokenizer = tokenizer_file.build(panicking(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0}), [])
     with pytest.raises(ValueError, match="the tokenizer refuses the text: chunk size must be non-zero"):
         tokenizer.encode("a")
     (tmp_path / "train.jsonl").write_text('\n{"text": "a"}\n')
-    dataset = _jsonl.open_jsonl(_jsonl.JsonlConfig(path=str(tmp_path / "train.jsonl")), tokenizer, "train")
+    dataset = jsonl.open_jsonl(jsonl.JsonlConfig(path=str(tmp_path / "train.jsonl")), tokenizer, "train")
     assert dataset is not None
     with pytest.raises(
         DataError, match=r"train.jsonl:2: expected text that the tokenizer can encode, got .* chunk size"
@@ -275,6 +277,6 @@ def test_a_text_on_which_the_library_panics_is_refused_by_file_and_line(tmp_path
 def test_ids_on_which_the_library_panics_are_refused(tmp_path: Path) -> None:
     """By the file, whose decoder it is."""
     decoder = {"type": "Strip", "content": "a", "start": 5, "stop": 5}
-    tokenizer = _file.build(panicking(tmp_path, decoder=decoder), [])
+    tokenizer = tokenizer_file.build(panicking(tmp_path, decoder=decoder), [])
     with pytest.raises(ConfigError, match=r"tokenizer.path: .*its decoder fails: index out of bounds"):
         tokenizer.decode([1])

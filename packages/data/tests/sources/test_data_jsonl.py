@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mimo.data import Dataset, _byte, _word, lay_out
-from mimo.data._jsonl import JsonlConfig, open_jsonl
+from mimo.data import Dataset, lay_out
+from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
+from mimo.data.text import byte_tokenizer, word_tokenizer
 from mimo.hooks import ConfigError, DataError
 
-TOKENIZER = _byte.build(_byte.ByteConfig(), ["image"])
+TOKENIZER = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"])
 HERE = r"train\.jsonl:1: "
 
 
@@ -183,7 +184,7 @@ def test_data_jsonl_refuses_line(tmp_path: Path, line: Any, message: str) -> Non
 
 def test_data_jsonl_names_text_that_cannot_be_encoded(tmp_path: Path) -> None:
     """A word that the tokenizer does not know is told with file and line."""
-    words = _word.build(_word.WordConfig(words=("the",)), ["image"])
+    words = word_tokenizer.build(word_tokenizer.WordConfig(words=("the",)), ["image"])
     dataset = open_jsonl(JsonlConfig(path=write(tmp_path, {"text": "the nine"})), words, "train")
     assert dataset is not None
     with pytest.raises(

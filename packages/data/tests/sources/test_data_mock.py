@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mimo.data import DatasetSpec, lay_out
-from mimo.data._mock import mimo_register_datasets
-from mimo.data._tokenizers import mimo_register_tokenizers
+from mimo.data.sources.mock import mimo_register_datasets
+from mimo.data.text.tokenizers import mimo_register_tokenizers
 from mimo.hooks import ConfigError
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mimo.data import _byte, _file, _word
-from mimo.data._specs import TokenizerSpec
+from mimo.data.samples import TokenizerSpec
+from mimo.data.text import byte_tokenizer, tokenizer_file, word_tokenizer
 from mimo.hooks import hookimpl
 
 
 @hookimpl
 def mimo_register_tokenizers() -> list[TokenizerSpec]:
     """Return ``word``, ``byte`` and ``file``."""
-    return [_word.SPEC, _byte.SPEC, _file.SPEC]
+    return [word_tokenizer.SPEC, byte_tokenizer.SPEC, tokenizer_file.SPEC]

@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mimo.data._grid_positions import Grid, grid_positions
-from mimo.data._specs import Dataset, Tokenizer
+from mimo.data.samples.grid_positions import Grid, grid_positions
+from mimo.data.samples.specs import Dataset, Tokenizer
 from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
 NO_LABEL = -100

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 
 import attrs
 
-from mimo.data._placeholders import mark
-from mimo.data._specs import Tokenizer
+from mimo.data.samples import Tokenizer
+from mimo.data.text.placeholders import mark
 
 _LETTERS = 16
 """As many for each token at first; where tokens are longer, twice as many until there are enough."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from mimo.data import LimitedTokenizer, Tokenizer, _byte, _word
+from mimo.data import LimitedTokenizer, Tokenizer
+from mimo.data.text import byte_tokenizer, word_tokenizer
 
 WORDS = ("the", "digit", "is", "seven")
 
@@ -55,8 +56,10 @@ def text_ids(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_data_a_long_text_has_the_ids_that_it_had_as_far_as_a_sample_reaches(kind: str, limit: int, seed: int) -> None:
     """Then one more of text, by which it is seen to be cut, and all placeholders, in their places or at the end."""
-    inner = _byte.build(_byte.ByteConfig(), ["image"])
-    words: Tokenizer = inner if kind == "byte" else _word.build(_word.WordConfig(words=WORDS), ["image"])
+    inner = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"])
+    words: Tokenizer = (
+        inner if kind == "byte" else word_tokenizer.build(word_tokenizer.WordConfig(words=WORDS), ["image"])
+    )
     text = long_text(seed, 40_000)
     whole = words.encode(text)
     found = LimitedTokenizer(inner=words, max_tokens=limit, modalities=("image",)).encode(text)
@@ -69,7 +72,7 @@ def test_data_a_long_text_has_the_ids_that_it_had_as_far_as_a_sample_reaches(kin
 
 def test_data_no_more_of_a_text_is_encoded_than_can_matter() -> None:
     """Of twenty million letters a few thousand."""
-    inner = Counting(_byte.build(_byte.ByteConfig(), ["image"]))
+    inner = Counting(byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"]))
     text = "word " * 4_000_000
     found = LimitedTokenizer(inner=inner, max_tokens=100, modalities=("image",)).encode(text)
     assert found == list(text[:101].encode())
@@ -78,10 +81,10 @@ def test_data_no_more_of_a_text_is_encoded_than_can_matter() -> None:
 
 def test_data_a_text_that_a_sample_may_hold_is_encoded_as_ever() -> None:
     """So is one of few long tokens, for which the beginning is not enough."""
-    byte = _byte.build(_byte.ByteConfig(), [])
+    byte = byte_tokenizer.build(byte_tokenizer.ByteConfig(), [])
     for text in ("", "short", "x" * 8000):
         assert LimitedTokenizer(inner=byte, max_tokens=10_000, modalities=()).encode(text) == byte.encode(text)
-    words = _word.build(_word.WordConfig(words=("w" * 1000,)), [])
+    words = word_tokenizer.build(word_tokenizer.WordConfig(words=("w" * 1000,)), [])
     text = " ".join(["w" * 1000] * 50)
     assert LimitedTokenizer(inner=words, max_tokens=100, modalities=()).encode(text) == words.encode(text)
 
@@ -89,7 +92,7 @@ def test_data_a_text_that_a_sample_may_hold_is_encoded_as_ever() -> None:
 def test_data_half_a_word_ends_nothing() -> None:
     """The beginning of a text may end within a word that no list has so; words that no list has are told as ever."""
     word = "w" * 7000
-    words = _word.build(_word.WordConfig(words=(word,)), [])
+    words = word_tokenizer.build(word_tokenizer.WordConfig(words=(word,)), [])
     limited = LimitedTokenizer(inner=words, max_tokens=1, modalities=())
     assert limited.encode(" ".join([word] * 50))[:2] == words.encode(f"{word} {word}")
     with pytest.raises(ValueError, match="is not among the tokenizer's 1 words"):

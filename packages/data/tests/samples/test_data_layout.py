@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mimo.data import NO_LABEL, SampleLayout, lay_out
-from mimo.data._byte import ByteTokenizer
-from mimo.data._placeholders import Placeholders
+from mimo.data.text.byte_tokenizer import ByteTokenizer
+from mimo.data.text.placeholders import Placeholders
 from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
 END, IMAGE, AUDIO = 256, 257, 258

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from mimo.data._images import image_size, load_image
-from mimo.data._jsonl_line import Line, LineError, parse_line
-from mimo.data._specs import DatasetSpec, SplitName, Tokenizer
+from mimo.data.samples import DatasetSpec, SplitName, Tokenizer
+from mimo.data.sources.images import image_size, load_image
+from mimo.data.sources.jsonl_line import Line, LineError, parse_line
 from mimo.hooks import ConfigError, DataError, ItemInfo, hookimpl
 
 if TYPE_CHECKING:

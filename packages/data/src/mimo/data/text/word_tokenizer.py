@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import attrs
 
-from mimo.data._placeholders import Placeholders
-from mimo.data._specs import TokenizerSpec
+from mimo.data.samples import TokenizerSpec
+from mimo.data.text.placeholders import Placeholders
 from mimo.hooks import ConfigError
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

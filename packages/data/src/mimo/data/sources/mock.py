@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from mimo.data._specs import DatasetSpec, SplitName, Tokenizer
+from mimo.data.samples import DatasetSpec, SplitName, Tokenizer
 from mimo.hooks import ConfigError, ItemInfo, at_least, check_at_most, hookimpl
 
 if TYPE_CHECKING:

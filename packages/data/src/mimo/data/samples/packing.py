@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mimo.data._layout import NO_LABEL, SampleLayout
+from mimo.data.samples.layout import NO_LABEL, SampleLayout
 from mimo.topology import context_spans
 
 

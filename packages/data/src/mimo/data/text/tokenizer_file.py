@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mimo.data._placeholders import Placeholders, mark
-from mimo.data._specs import TokenizerSpec
+from mimo.data.samples import TokenizerSpec
+from mimo.data.text.placeholders import Placeholders, mark
 from mimo.hooks import ConfigError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import attrs
 
-from mimo.data._placeholders import Placeholders
-from mimo.data._specs import TokenizerSpec
+from mimo.data.samples import TokenizerSpec
+from mimo.data.text.placeholders import Placeholders
 
 _BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"

@@ -1,0 +1,21 @@
+"""What dataset and tokenizer plugins are written against, the tokens of a sample, and the samples of a step."""
+
+from mimo.data.samples.layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
+from mimo.data.samples.packing import Packed, pack
+from mimo.data.samples.sampler import StepSampler
+from mimo.data.samples.specs import Dataset, DatasetSpec, SplitName, Tokenizer, TokenizerSpec
+
+__all__ = [
+    "NO_LABEL",
+    "Dataset",
+    "DatasetSpec",
+    "Packed",
+    "PlacedItem",
+    "SampleLayout",
+    "SplitName",
+    "StepSampler",
+    "Tokenizer",
+    "TokenizerSpec",
+    "lay_out",
+    "pack",
+]
