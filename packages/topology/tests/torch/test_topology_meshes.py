@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from mimo.topology import Grid, Module, ModuleGraph
-from mimo.topology.meshes import Meshes
+from mimo.topology.meshes import Meshes, as_parameter
 
 
 def overlapping() -> ModuleGraph:
@@ -75,3 +78,21 @@ def test_topology_parameters_are_cut_over_tensor_ranks_before_lanes(run_ranks: C
     # Rank 6 is the second tensor rank of lane 2: the first of the second two.
     assert in_twos[False] == (("replica", "tp", "data"), [1, 1, 0], [1000100.0, 11e5, 101e6])
     assert in_twos[True] == (("replica", "ep", "etp", "data"), [1, 1, 0, 0], [1000100.0, 11e5, 1e6, 101e6])
+
+
+def _learned(_rank: int) -> tuple[bool, list[str], list[float]]:
+    """Return what a module makes of a parameter of two ranks, and its gradient here."""
+    mesh = init_device_mesh("cpu", (2,))
+    value = DTensor.from_local(torch.ones(2), mesh, (Shard(0),), run_check=False)
+    module = nn.Module()
+    module.weight = as_parameter(value, requires_grad=True)
+    (3 * module.weight.to_local()).sum().backward()
+    assert isinstance(module.weight.grad, DTensor)
+    frozen = as_parameter(DTensor.from_local(torch.ones(2), mesh, (Shard(0),)), requires_grad=False)
+    names = [name for name, _ in module.named_parameters()]
+    return frozen.requires_grad, names, module.weight.grad.to_local().tolist()
+
+
+def test_topology_sharded_tensors_become_parameters(run_ranks: Callable[..., list[Any]]) -> None:
+    """A module finds them, and they learn if they are to."""
+    assert run_ranks(2, _learned) == [(False, ["weight"], [3.0, 3.0])] * 2

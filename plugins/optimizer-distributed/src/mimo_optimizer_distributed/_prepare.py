@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from mimo.optimizer import Access, DeferredGrads, ModuleParameters, Phase, Prepared
 from mimo.optimizer.runtime import FlatSum, InOrder, layers, replicate, sum_over
 from mimo.topology import StageId
-from mimo.topology.meshes import Meshes
+from mimo.topology.meshes import Meshes, as_parameter
 from mimo_optimizer_distributed._fsdp import Begun, Group
 from mimo_optimizer_distributed._order import Order
 from mimo_optimizer_distributed._scatter import Scatter
@@ -379,7 +379,7 @@ def _piece_of(parameter: nn.Parameter, piece: Tensor, mesh: DeviceMesh) -> nn.Pa
     found = DTensor.from_local(
         piece, mesh, (*copies, *inner, Shard(0)), run_check=False, shape=parameter.shape, stride=_stride(parameter)
     )
-    return nn.Parameter(found, requires_grad=parameter.requires_grad)
+    return as_parameter(found, requires_grad=parameter.requires_grad)
 
 
 def _stride(parameter: nn.Parameter) -> tuple[int, ...]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from mimo.topology._graph import ModuleGraph, StageId
 from mimo.topology._grid import Grid
@@ -28,7 +31,23 @@ from mimo.topology._groups import (
 )
 from mimo.topology.collectives import backend_for, connect, connects_late
 
-__all__ = ["DATA_AXES", "ROW_AXES", "Meshes", "needed_groups", "tied_pairs"]
+__all__ = ["DATA_AXES", "ROW_AXES", "Meshes", "as_parameter", "needed_groups", "tied_pairs"]
+
+
+def as_parameter(value: DTensor, *, requires_grad: bool) -> nn.Parameter:
+    """Return a new DTensor, which nobody else holds, as a parameter: the same object.
+
+    ``nn.Parameter(value)`` detaches it first, and DTensor then works out the layout of the result once for each shape,
+    which takes longer than all else in making a small module.
+
+    Args:
+        value: a leaf of the graph of gradients.
+        requires_grad: whether it learns.
+    """
+    assert value.is_leaf
+    value.requires_grad_(requires_grad)
+    value._is_param = True  # type: ignore[attr-defined]  # noqa: SLF001  # as nn.Parameter marks tensors of other classes
+    return cast("nn.Parameter", value)
 
 
 class Meshes:

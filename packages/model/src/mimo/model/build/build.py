@@ -23,6 +23,7 @@ from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis, distribute
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
 from mimo.topology import Grid, Recompute
+from mimo.topology.meshes import as_parameter
 
 _WHOLE = Stage()
 
@@ -113,7 +114,7 @@ def build_part(
             piece = distribute(full, splits[path], axis=experts, mesh=expert_mesh, like=like)
         else:
             piece = distribute(full, splits[path], axis=axis, mesh=mesh, like=like)
-        return nn.Parameter(piece, requires_grad=path in trained)
+        return as_parameter(piece, requires_grad=path in trained)
 
     initialise(module, name=grid.name, seed=seed, given=given, finish=finish)
     for part in module.modules():
