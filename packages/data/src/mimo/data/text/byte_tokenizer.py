@@ -43,6 +43,21 @@ class ByteTokenizer:
             ids += [piece] if isinstance(piece, int) else piece.encode("utf-8")
         return ids
 
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the bytes of ``text``, and the letter of each."""
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for begin, end, number in self.placeholders.spans(text):
+            if number is not None:
+                ids.append(number)
+                spans.append((begin, end))
+                continue
+            for place in range(begin, end):
+                letter = text[place].encode("utf-8")
+                ids += letter
+                spans += [(place, place + 1)] * len(letter)
+        return ids, spans
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text; an id beyond the vocabulary shows as a replacement character."""
         marks = self.placeholders.text_of

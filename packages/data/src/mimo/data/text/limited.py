@@ -7,7 +7,8 @@ are counted against the items.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
 import attrs
 
@@ -62,22 +63,51 @@ class LimitedTokenizer:
         Raises:
             ValueError: the inner one can't encode what is looked at.
         """
+        ids = self._first(text, self.inner.encode)
+        if ids is None:
+            return self.inner.encode(text)
+        return [*ids, *(number for number, _ in self._rest(text, ids))]
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the same, and the letters of each; for tokenizers that can say them."""
+        encode = self.inner.encode_spans  # type: ignore[attr-defined]  # see ChatTokenizer
+        spans: dict[int, list[tuple[int, int]]] = {}
+
+        def encode_ids(part: str) -> list[int]:
+            ids, spans[0] = encode(part)
+            return cast("list[int]", ids)
+
+        ids = self._first(text, encode_ids)
+        if ids is None:
+            return cast("tuple[list[int], list[tuple[int, int]]]", encode(text))
+        rest = self._rest(text, ids)
+        return [*ids, *(number for number, _ in rest)], [*spans[0][: len(ids)], *(span for _, span in rest)]
+
+    def chat_template(self) -> Any:
+        """Return the template of the inner one; None if it has none."""
+        own = getattr(self.inner, "chat_template", None)
+        return None if own is None else own()
+
+    def _first(self, text: str, encode: Callable[[str], list[int]]) -> list[int] | None:
+        """Return the ids of a long text as far as a sample can reach, None where it is to be encoded whole."""
         letters = max(_FEWEST_LETTERS, _LETTERS * self.max_tokens)
-        placeholders = self._ids()
-        known = frozenset(placeholders.values())
+        known = frozenset(self._ids().values())
         before: list[int] = []
         while 2 * letters < len(text):
             stop = self._end_near(text, letters)
             try:
-                ids = self._beginning(self.inner.encode(text[:stop]), known)
+                ids = self._beginning(encode(text[:stop]), known)
             except ValueError:  # of half a word, it may be
                 ids = []
             if ids and ids == before:
-                marks = self._marks(text)
-                placed = sum(one in known for one in ids)
-                return [*ids, *(placeholders[one] for one in marks[placed:])]
+                return ids
             before, letters = ids, 2 * letters
-        return self.inner.encode(text)
+        return None
+
+    def _rest(self, text: str, ids: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:
+        """Return id and place of the placeholders of a text that come after those among its first ids."""
+        known = frozenset(self._ids().values())
+        return self._marks(text)[sum(number in known for number in ids) :]
 
     def _beginning(self, ids: list[int], placeholders: Collection[int]) -> list[int]:
         """Return ids up to the first of text that no sample has room for; none where all have."""
@@ -94,18 +124,25 @@ class LimitedTokenizer:
         spaces = re.compile(r"\s").search(text, stop, min(len(text), stop + _FEWEST_LETTERS // 2))
         if spaces is not None:
             return spaces.start()
-        longest = max((len(mark(modality)) for modality in self.modalities), default=0)
+        marks = [each for modality in self.modalities for each in self._texts(modality)]
+        longest = max(map(len, marks), default=0)
         for begin in range(max(0, stop - longest + 1), stop):
-            if any(text.startswith(mark(modality), begin) for modality in self.modalities):
+            if any(text.startswith(each, begin) for each in marks):
                 return begin
         return stop
 
-    def _marks(self, text: str) -> list[str]:
-        """Return the modalities of the placeholders of a text, in order."""
-        if not self.modalities:
+    def _marks(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """Return id and place of the placeholders of a text, in order."""
+        texts = {text: number for modality, number in self._ids().items() for text in self._texts(modality)}
+        if not texts:
             return []
-        written = "|".join(re.escape(mark(modality)) for modality in self.modalities)
-        return [found[0][1:-1] for found in re.finditer(written, text)]
+        written = "|".join(map(re.escape, texts))
+        return [(texts[found[0]], found.span()) for found in re.finditer(written, text)]
+
+    def _texts(self, modality: str) -> tuple[str, ...]:
+        """Return what stands for an item in texts."""
+        own = getattr(self.inner, "item_texts", None)
+        return (mark(modality),) if own is None else own(modality)
 
     def _ids(self) -> dict[str, int]:
         return {modality: self.inner.placeholder(modality) for modality in self.modalities}

@@ -59,3 +59,11 @@ class Placeholders:
                 yield numbers[piece]
             elif piece:
                 yield piece
+
+    def spans(self, text: str) -> Iterator[tuple[int, int, int | None]]:
+        """Yield begin and end of what `split` yields, and the id of those that are placeholders."""
+        texts, begin = self.text_of, 0
+        for piece in self.split(text):
+            length = len(piece if isinstance(piece, str) else texts[piece])
+            yield begin, begin + length, None if isinstance(piece, str) else piece
+            begin += length

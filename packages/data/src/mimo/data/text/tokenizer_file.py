@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mimo.data.samples import TokenizerSpec
+from mimo.data.text.chat_template import ChatTemplate, template_of_folder
 from mimo.data.text.placeholders import Placeholders, mark
 from mimo.hooks import ConfigError
 
@@ -23,11 +24,14 @@ class FileConfig:
 
     Args:
         path: a ``tokenizer.json``; it must hold a token ``<modality>`` for each modality of the model.
-        end: the token that closes every sample.
+        end: the token that closes every sample but conversations, which their templates close.
+        placeholders: for modalities whose placeholder is another token than ``<modality>``, that token:
+            ``{image = "<|image_pad|>"}``. In texts both stand for an item.
     """
 
     path: str
     end: str = "</s>"
+    placeholders: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +43,10 @@ class FileTokenizer:
     placeholders: Placeholders
     backend: tokenizers.Tokenizer
     vocabulary: int
+    texts: Mapping[str, str]
+    """The token of each modality's placeholder."""
+    aliases: Mapping[int, int]
+    """The id that the library gives to ``<modality>`` where another token is the placeholder, and that token's."""
 
     def placeholder(self, modality: str) -> int:
         """Return the id of a modality's placeholder; `ConfigError` where it has none."""
@@ -50,14 +58,33 @@ class FileTokenizer:
         Raises:
             ValueError: the library refuses the text, or the file's rules take a placeholder for text or the reverse.
         """
+        return self._encoding(text)[0]
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of ``text``, and where the text of each begins and ends; errors as `encode`."""
+        ids, encoding = self._encoding(text)
+        return ids, encoding.offsets
+
+    def item_texts(self, modality: str) -> tuple[str, ...]:
+        """Return the texts that stand for one item."""
+        return tuple(dict.fromkeys((mark(modality), self.texts[modality])))
+
+    def chat_template(self) -> ChatTemplate | None:
+        """Return the template that lies beside the file, None if there is none."""
+        return template_of_folder(Path(self.path).parent)
+
+    def _encoding(self, text: str) -> tuple[list[int], tokenizers.Encoding]:
         with _refusals("the tokenizer refuses the text"):
-            ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+            encoding = self.backend.encode(text, add_special_tokens=False)
+        ids: list[int] = [self.aliases.get(number, number) for number in encoding.ids] if self.aliases else encoding.ids
         for modality, number in self.placeholders.ids.items():
-            written, found = text.count(mark(modality)), ids.count(number)
+            texts = self.item_texts(modality)
+            written, found = sum(map(text.count, texts)), ids.count(number)
             if written != found:
-                msg = f"{mark(modality)} stands in the text {written} times but the tokenizer finds it {found} times"
+                said = " or ".join(texts)
+                msg = f"{said} stands in the text {written} times but the tokenizer finds it {found} times"
                 raise ValueError(msg)
-        return ids
+        return ids, encoding
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text, placeholders and other special tokens included; ids beyond the vocabulary vanish."""
@@ -82,19 +109,33 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
             got=repr(config.end),
             fix=f"Its special tokens are {', '.join(map(repr, special))}." if special else "It has no special tokens.",
         )
+    for modality in config.placeholders:
+        if modality not in modalities:
+            raise ConfigError(
+                f"tokenizer.placeholders.{modality}",
+                expected=f"a modality of the model: {', '.join(map(repr, modalities)) or 'it has none'}",
+                got=repr(modality),
+            )
     found: dict[str, int] = {}
-    for modality in modalities:
-        number = backend.token_to_id(mark(modality))
+    texts = {modality: config.placeholders.get(modality, mark(modality)) for modality in modalities}
+    for modality, text in texts.items():
+        number = backend.token_to_id(text)
         if number is None:
             raise ConfigError(
                 "tokenizer.path",
-                expected=f"a tokenizer with the token {mark(modality)}, the placeholder of modality {modality!r}",
+                expected=f"a tokenizer with the token {text}, the placeholder of modality {modality!r}",
                 got=f"{config.path!r}, which has none",
-                fix=f'Add it and save: tokenizer.add_special_tokens(["{mark(modality)}"]); tokenizer.save(...).',
+                fix=f'Add it and save: tokenizer.add_special_tokens(["{text}"]); tokenizer.save(...). '
+                f"Or name the token that stands for an item in tokenizer.placeholders.{modality}.",
             )
         found[modality] = number
+    # Not the number of tokens: files may leave gaps between ids.
+    vocabulary = 1 + max(backend.get_vocab(with_added_tokens=True).values())
     # A token of the plain vocabulary would be split; as a special one it keeps its id and is found whole.
-    backend.add_special_tokens([mark(modality) for modality in found])
+    backend.add_special_tokens(list(texts.values()))
+    others = {modality: mark(modality) for modality, text in texts.items() if text != mark(modality)}
+    backend.add_special_tokens(list(others.values()))
+    aliases = {backend.token_to_id(text): found[modality] for modality, text in others.items()}
     # Limits that the file may carry would cut or pad samples unseen; ours is `max_tokens`.
     backend.no_truncation()
     backend.no_padding()
@@ -103,8 +144,9 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
         end=end,
         placeholders=Placeholders(found),
         backend=backend,
-        # Not the number of tokens: files may leave gaps between ids.
-        vocabulary=1 + max(backend.get_vocab(with_added_tokens=True).values()),
+        vocabulary=vocabulary,
+        texts=texts,
+        aliases={alias: number for alias, number in aliases.items() if alias is not None},
     )
 
 

@@ -5,6 +5,7 @@ Ids: the end, the placeholders, then the words in their order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -50,17 +51,25 @@ class WordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``; a word that is not in the list is a `ValueError` that names it."""
+        return self.encode_spans(text)[0]
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of ``text``, and where the word of each begins and ends."""
         ids: list[int] = []
-        for piece in self.placeholders.split(text):
-            if isinstance(piece, int):
-                ids.append(piece)
+        spans: list[tuple[int, int]] = []
+        for begin, end, number in self.placeholders.spans(text):
+            if number is not None:
+                ids.append(number)
+                spans.append((begin, end))
                 continue
-            for word in piece.split():
+            for found in re.finditer(r"\S+", text[begin:end]):
+                word = found[0]
                 if word not in self.ids:
                     msg = f"the word {word!r} is not among the tokenizer's {len(self.ids)} words"
                     raise ValueError(msg)
                 ids.append(self.ids[word])
-        return ids
+                spans.append((begin + found.start(), begin + found.end()))
+        return ids, spans
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the words joined with spaces; an id beyond the vocabulary shows as a replacement character."""

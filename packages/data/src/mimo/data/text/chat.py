@@ -1,0 +1,261 @@
+"""Conversations to tokens: which of them are learnt, and where a conversation may be cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mimo.data.samples import Tokenizer
+from mimo.data.text.chat_template import ChatTemplate, named_template, named_templates
+from mimo.data.text.conversation import Conversation, Message
+from mimo.data.text.limited import LimitedTokenizer
+from mimo.data.text.render import Pieces, Renderer, RenderError
+from mimo.hooks import ConfigError
+
+OWN = "own"
+"""The template that lies beside the tokenizer's file."""
+_ASSISTANT = "assistant"
+_SYSTEM = ("system", "developer")
+_PROBE = "a text that no template has: 7f3b"
+_GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
+
+
+@attrs.frozen(kw_only=True)
+class ChatSettings:
+    """Settings of ``[data.chat]``, for samples that are conversations.
+
+    Args:
+        template: ``own``, which lies beside the tokenizer's file, or the name of one that comes with this package.
+        system: what a conversation without a system text begins with; empty for nothing.
+        learn: the turns whose tokens are learnt: all of the ``assistant``'s, the ``last`` of these, or ``all`` turns.
+        cut: what is left out at the end of a conversation that is too long: whole ``turns``, or ``tokens``.
+    """
+
+    template: str = attrs.field(default=OWN)
+    system: str = ""
+    learn: Literal["assistant", "last", "all"] = "assistant"
+    cut: Literal["turns", "tokens"] = "turns"
+
+    @template.validator
+    def _check_template(self, _attribute: Any, value: str) -> None:
+        if value not in (names := [OWN, *named_templates()]):
+            msg = f"expected {', '.join(map(repr, names[:-1]))} or {names[-1]!r}, got {value!r}"
+            raise ValueError(msg)
+
+
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can take conversations."""
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of ``text``, and of each the letters of ``text`` that it stands for, begin and end.
+
+        Raises:
+            ValueError: as from ``encode``.
+        """
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ChatTokens:
+    """A conversation as the language model sees it.
+
+    Args:
+        ids: of all turns, with a placeholder id for each item.
+        weights: of each id, how much it is learnt: 1 or 0; None where all are.
+        ends: numbers of ids after which a turn has ended, ascending, the last one all of them; None where any id may
+            be the last.
+    """
+
+    ids: list[int]
+    weights: NDArray[np.float32] | None
+    ends: tuple[int, ...] | None
+
+
+class ChatError(ValueError):
+    """A conversation that the template or the tokenizer refuses."""
+
+
+class Chat:
+    """Encodes conversations for a tokenizer; its template runs in a child process.
+
+    Args:
+        settings: of the source.
+        tokenizer: whose ids to return.
+
+    Raises:
+        ConfigError: the tokenizer has no template of its own, or can't say which letters a token stands for.
+    """
+
+    def __init__(self, settings: ChatSettings, tokenizer: Tokenizer) -> None:
+        self._settings = settings
+        inner = tokenizer.inner if isinstance(tokenizer, LimitedTokenizer) else tokenizer
+        if not (isinstance(tokenizer, ChatTokenizer) and isinstance(inner, ChatTokenizer)):
+            raise ConfigError(
+                "tokenizer.plugin",
+                expected="a tokenizer with encode_spans(), since samples are conversations",
+                got=type(inner).__name__,
+            )
+        self._tokenizer = tokenizer
+        self._template = _template(settings, tokenizer)
+        self._renderer = Renderer(self._template.source)
+        self._marks = _GENERATION.search(self._template.source) is not None
+        self._takes: tuple[bool, bool] | None = None
+
+    def encode(self, conversation: Conversation) -> ChatTokens:
+        """Return the tokens of a conversation.
+
+        Raises:
+            ChatError: saying what of the conversation the template or the tokenizer refuses.
+        """
+        for key in sorted(conversation.keys):
+            if key not in self._template.source:
+                msg = f"the template {self._template.name!r} does not read {key!r}; choose another, or leave it out"
+                raise ChatError(msg)
+        messages = self._with_system(conversation.messages)
+        try:
+            text, learnt, turns = self._render(messages, conversation.tools)
+            ids, spans = self._tokenizer.encode_spans(text)
+        except RenderError as error:
+            msg = f"the template {self._template.name!r} refuses it: {error}"
+            raise ChatError(msg) from error
+        except ValueError as error:
+            raise ChatError(str(error)) from error
+        starts, stops = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        ends = None
+        if self._settings.cut == "turns":
+            found = (_boundary(starts, stops, place) for place in turns)
+            ends = tuple(sorted({*(end for end in found if end is not None), len(ids)}))
+        return ChatTokens(ids=ids, weights=self._weights(learnt, starts, stops), ends=ends)
+
+    def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        if not self._settings.system or any(message.role in _SYSTEM for message in messages):
+            return messages
+        return (Message(role="system", parts=(self._settings.system,)), *messages)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any]
+    ) -> tuple[str, list[tuple[int, int]] | None, list[int]]:
+        """Return the text, what of it is learnt, None for all, and where turns end."""
+        written = [self._written(message) for message in messages]
+        answers = [index for index, message in enumerate(messages) if message.role == _ASSISTANT]
+        # The whole, the first turns of it alone, and these with what the template writes ahead of an answer.
+        calls: list[dict[str, Any]] = [
+            {"messages": written},
+            *({"messages": written[:count]} for count in range(1, len(written))),
+        ]
+        prompts = [] if self._marks or self._settings.learn == "all" else answers
+        calls += [{"messages": written[:index], "add_generation_prompt": True} for index in prompts]
+        given = {**self._template.variables, **({"tools": list(tools)} if tools else {})}
+        whole, *others = self._renderer.render([{"add_generation_prompt": False, **given, **call} for call in calls])
+        if isinstance(whole, RenderError):
+            raise whole
+        text = _text(whole)
+        before = others[: len(written) - 1]
+        # Where the template writes the first turns alone as it does ahead of others.
+        ends = [0, *(_end_in(text, each) for each in before), len(text)]
+        turns = [end for end in ends[1:] if end is not None]
+        if self._settings.learn == "all":
+            return text, None, turns
+        if self._settings.learn == "last":
+            answers = answers[-1:]
+        if self._marks:
+            first = ends[answers[0]] if answers else len(text)
+            if first is None:
+                raise ChatError(self._unstable(answers[0]))
+            return text, [(begin, end) for begin, end in _generated(whole) if begin >= first], turns
+        prompted = dict(zip(prompts, others[len(before) :], strict=True))
+        return text, [self._answer(text, index, prompted[index], ends) for index in answers], turns
+
+    def _answer(
+        self, text: str, index: int, prompt: Pieces | RenderError, ends: Sequence[int | None]
+    ) -> tuple[int, int]:
+        """Return where an answer lies: after the text that asks for it, up to the end of its turn."""
+        begin, end = _end_in(text, prompt), ends[index + 1]
+        if begin is None or end is None or begin > end:
+            raise ChatError(self._unstable(index))
+        return begin, end
+
+    def _unstable(self, index: int) -> str:
+        return (
+            f"the template {self._template.name!r} writes the turns up to message {index} otherwise where others "
+            "follow, so what the model is to write can't be found; choose a template with {% generation %}, "
+            'or set learn = "all"'
+        )
+
+    def _weights(
+        self, learnt: Sequence[tuple[int, int]] | None, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> NDArray[np.float32] | None:
+        if learnt is None:
+            return None
+        weights = np.zeros(len(starts), dtype=np.float32)
+        for begin, end in learnt:
+            if begin == end:
+                continue
+            first, last = int(np.searchsorted(stops, begin, side="right")), int(np.searchsorted(starts, end))
+            if not self._marks and first < last and (starts[first] < begin or stops[last - 1] > end):
+                msg = "a token stands for letters on both sides of the begin or the end of an answer"
+                raise ChatError(msg)
+            weights[first:last] = 1
+        return weights
+
+    def _written(self, message: Message) -> dict[str, Any]:
+        """Return a message as the template takes it."""
+        if self._takes is None:
+            self._takes = self._probe()
+        texts, parts = self._takes
+        listed = parts and (message.listed or not texts)
+        content: Any = message.structured if listed else message.text
+        return {"role": message.role, "content": content, **message.others}
+
+    def _probe(self) -> tuple[bool, bool]:
+        """Return whether the template writes a content that is a text, and one that is a list of parts."""
+        contents = (_PROBE, [{"type": "text", "text": _PROBE}])
+        calls = [{**self._template.variables, "messages": [{"role": "user", "content": each}]} for each in contents]
+        found = ["" if isinstance(answer, RenderError) else _text(answer) for answer in self._renderer.render(calls)]
+        return _PROBE in found[0], _PROBE in found[1] and "'text'" not in found[1] and '"text"' not in found[1]
+
+
+def _template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate:
+    if settings.template != OWN:
+        return named_template(settings.template)
+    own = getattr(tokenizer, "chat_template", None)
+    found = cast("ChatTemplate | None", own()) if own is not None else None
+    if found is None:
+        raise ConfigError(
+            "data.chat.template",
+            expected="the name of a template, since samples are conversations and the tokenizer has none of its own",
+            got=repr(OWN),
+            fix=f"Set it to one of {', '.join(named_templates())}, or lay chat_template.jinja beside the tokenizer.",
+        )
+    return found
+
+
+def _text(pieces: Pieces) -> str:
+    return "".join(text for text, _ in pieces)
+
+
+def _end_in(text: str, pieces: Pieces | RenderError) -> int | None:
+    """Return where in a text the rendering of its first turns ends; None where it isn't what the text begins with."""
+    if isinstance(pieces, RenderError):
+        return None
+    first = _text(pieces)
+    return len(first) if text.startswith(first) else None
+
+
+def _generated(pieces: Pieces) -> Iterator[tuple[int, int]]:
+    ends = accumulate(len(text) for text, _ in pieces)
+    for (text, generated), end in zip(pieces, ends, strict=True):
+        if generated:
+            yield end - len(text), end
+
+
+def _boundary(starts: NDArray[np.int64], stops: NDArray[np.int64], place: int) -> int | None:
+    """Return how many tokens stand for the letters before a place; None where one stands for letters on both sides."""
+    count = int(np.searchsorted(stops, place, side="right"))
+    return None if count < len(starts) and starts[count] < place else count

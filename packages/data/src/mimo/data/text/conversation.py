@@ -1,0 +1,167 @@
+"""Conversations as the field writes them: ``[{"role": "user", "content": "…"}, …]``, from JSON to checked messages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from mimo.data.text.placeholders import mark
+from mimo.hooks import JsonNode
+
+_DATA_URL = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+_REFERENCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "image": ("image", ("image", "path", "url")),
+    "image_url": ("image", ("image_url",)),
+    "audio": ("audio", ("audio", "path", "url")),
+    "audio_url": ("audio", ("audio_url",)),
+    "input_audio": ("audio", ("input_audio",)),
+}
+"""For the type of a part its modality, and the keys that may say where its item is."""
+_TEXTS = ("text", "input_text", "output_text")
+_IGNORED = frozenset({"id", "tool_call_id"})
+"""Keys of a message that a template may leave unread."""
+
+Reference: TypeAlias = "str | bytes"
+"""A path as it is written, or the bytes of a data URL."""
+
+
+@attrs.frozen
+class ItemPart:
+    """An item within a message: its modality, and where it is; None where it is the next of the sample's own lists."""
+
+    modality: str
+    reference: Reference | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """What one speaker says.
+
+    Args:
+        role: ``system``, ``user``, ``assistant``, ``tool``, or what else the template knows.
+        parts: texts and items in order.
+        listed: whether the content is written as a list of parts.
+        others: the other keys of the message, as they are written.
+    """
+
+    role: str
+    parts: tuple[str | ItemPart, ...]
+    listed: bool = False
+    others: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Return the content as one text, with a placeholder for each item."""
+        return "".join(part if isinstance(part, str) else mark(part.modality) for part in self.parts)
+
+    @property
+    def structured(self) -> list[dict[str, str]]:
+        """Return the content as a list of parts, as templates of models for several modalities read it."""
+        return [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality} for part in self.parts
+        ]
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """The messages of a sample, and the tools that it describes."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Any, ...] = ()
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Return what a template must read beside roles and contents."""
+        found = {key for message in self.messages for key in message.others} - _IGNORED
+        return frozenset(found | ({"tools"} if self.tools else set()))
+
+    def items(self, listed: Sequence[tuple[str, Reference]]) -> list[tuple[str, Reference]]:
+        """Return the items in the order of their placeholders, per modality.
+
+        Args:
+            listed: the items of the sample that no message names; ``<image>`` in a text, or a part of a message that
+                doesn't say where its item is, stands for the next of them.
+        """
+        waiting = {modality: [pair for pair in listed if pair[0] == modality] for modality, _ in listed}
+        found: list[tuple[str, Reference]] = []
+        for part in (part for message in self.messages for part in message.parts):
+            if isinstance(part, ItemPart) and part.reference is not None:
+                found.append((part.modality, part.reference))
+                continue
+            for modality, pairs in waiting.items():
+                count = part.count(mark(modality)) if isinstance(part, str) else int(part.modality == modality)
+                found += pairs[:count]
+                del pairs[:count]
+        return [*found, *(pair for pairs in waiting.values() for pair in pairs)]
+
+
+def parse_conversation(messages: JsonNode, tools: JsonNode | None = None) -> Conversation:
+    """Return a checked conversation.
+
+    Raises:
+        UserError: of the node's class; a message has no role or no content, or an item is none that can be read.
+    """
+    found = tuple(map(_message, messages.list()))
+    if not found:
+        raise messages.fail("at least one message")
+    return Conversation(messages=found, tools=() if tools is None else tuple(node.value for node in tools.list()))
+
+
+def _message(node: JsonNode) -> Message:
+    fields = dict(node.items())
+    role = node["role"].text()
+    if not role:
+        raise node["role"].fail("a role, such as 'user' or 'assistant'")
+    others = {key: each.value for key, each in fields.items() if key not in ("role", "content")}
+    content = fields.get("content")
+    if content is None or content.value is None:
+        if not others.get("tool_calls"):
+            raise node.fail("a message with 'content'")
+        return Message(role=role, parts=(), others=others)
+    if isinstance(content.value, str):
+        return Message(role=role, parts=(content.value,), others=others)
+    if not isinstance(content.value, list):
+        raise content.fail("a text or a list of parts")
+    return Message(role=role, parts=tuple(map(_part, content.list())), listed=True, others=others)
+
+
+def _part(node: JsonNode) -> str | ItemPart:
+    if isinstance(node.value, str):
+        return node.value
+    kind = node["type"].text()
+    if kind in _TEXTS:
+        return dict(node.fields(("type", "text")))["text"].text()
+    modality, keys = _REFERENCES.get(kind, (kind, (kind, "path", "url")))
+    fields = node.fields(("type",), (*keys, "detail"))
+    given = [fields[key] for key in keys if key in fields]
+    if len(given) > 1:
+        raise node.fail(f"one of the keys {', '.join(keys)}")
+    return ItemPart(modality, _reference(given[0]) if given else None)
+
+
+def _reference(node: JsonNode) -> Reference:
+    if isinstance(node.value, dict):
+        if "data" in node.value:  # {"data": base64, "format": "wav"}
+            return _decoded(node["data"], node.fields(("data",), ("format",))["data"].text())
+        return _reference(node.fields(("url",), ("detail",))["url"])
+    text = node.text()
+    if found := _DATA_URL.match(text):
+        return _decoded(node, text[found.end() :])
+    if _SCHEME.match(text):
+        raise node.fail("a path inside the folder of the data, or a data URL in base64; nothing is fetched")
+    if not text:
+        raise node.fail("a path")
+    return text
+
+
+def _decoded(node: JsonNode, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise node.fail("base64") from None

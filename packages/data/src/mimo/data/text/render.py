@@ -1,0 +1,153 @@
+"""Chat templates are programs that somebody else wrote: they run in a child process, with limits on time and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import attrs
+
+from mimo.hooks import parse_json
+
+Pieces: TypeAlias = tuple[tuple[str, bool], ...]
+"""A rendered text in pieces, and of each whether the template marks it as what the model is to write."""
+
+_PROGRAM = Path(__file__).with_name("render_worker.py")
+_CHUNK = 1 << 16
+
+
+class RenderError(ValueError):
+    """A template that can't be compiled, fails, or takes more than it may."""
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What one question may take.
+
+    Args:
+        seconds: for all of its renderings.
+        memory: bytes of the child's address space.
+        answer: bytes of the answer.
+    """
+
+    seconds: float = 10.0
+    memory: int = 1 << 30
+    answer: int = 1 << 28
+
+
+@attrs.define(kw_only=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    owner: int
+    """The process that started it: one that was forked from that starts its own."""
+
+
+class Renderer:
+    """One template, compiled in a child process that starts at the first question and ends with this object.
+
+    Args:
+        source: the template, in Jinja's language.
+        limits: of a question; a child that exceeds them is killed, and the next question starts another.
+    """
+
+    def __init__(self, source: str, limits: Limits | None = None) -> None:
+        self._source = source
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    def render(self, calls: Sequence[Mapping[str, Any]]) -> list[Pieces | RenderError]:
+        """Return the text for each mapping of variables, or why there is none.
+
+        Raises:
+            RenderError: none of them has a text: the template can't be compiled, or it took too long or too much.
+        """
+        with self._lock:
+            try:
+                process = self._started()
+                answers = self._ask(process, list(calls))
+            except BaseException:
+                self._end()
+                raise
+        return [
+            RenderError(answer["error"])
+            if isinstance(answer, dict)
+            else tuple((text, generated) for text, generated in answer)
+            for answer in answers
+        ]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.owner == os.getpid():
+            return self._child.process
+        words = [sys.executable, "-P", str(_PROGRAM)]
+        process = subprocess.Popen(  # noqa: S603  # our own program
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._child = _Child(process=process, owner=os.getpid())
+        weakref.finalize(self, _kill, process, os.getpid())
+        limits = {"bytes": self._limits.memory, "seconds": 2 + math.ceil(self._limits.seconds)}
+        answer = self._ask(process, {"source": self._source, **limits})
+        if answer:
+            msg = f"it can't be compiled: {answer['error']}"
+            raise RenderError(msg)
+        return process
+
+    def _ask(self, process: subprocess.Popen[bytes], question: Any) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        rest = memoryview(f"{json.dumps(question)}\n".encode())
+        answer = bytearray()
+        writes, reads = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(writes, False)
+        deadline = time.monotonic() + self._limits.seconds
+        while not answer.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            ready = select.select([reads], [writes] if rest else [], [], left) if left > 0 else ([], [], [])
+            if not (ready[0] or ready[1]):
+                msg = f"it takes longer than {self._limits.seconds:g} s"
+                raise RenderError(msg)
+            if ready[1]:
+                with contextlib.suppress(BrokenPipeError):  # its end is read below
+                    rest = rest[os.write(writes, rest[:_CHUNK]) :]
+            if ready[0]:
+                read = os.read(reads, _CHUNK)
+                if not read:
+                    raise RenderError(self._death(process))
+                answer += read
+            if len(answer) > self._limits.answer:
+                msg = f"its text is longer than {self._limits.answer:,} bytes"
+                raise RenderError(msg)
+        return parse_json(bytes(answer))
+
+    def _death(self, process: subprocess.Popen[bytes]) -> str:
+        code = process.wait()
+        if code < 0:
+            return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process ended with code {code}, as where it needs more than {self._limits.memory >> 20} MiB"
+
+    def _end(self) -> None:
+        if self._child is not None and self._child.owner == os.getpid():
+            _kill(self._child.process, os.getpid())
+        self._child = None
+
+
+def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

@@ -1,0 +1,276 @@
+"""Conversations to tokens: templates, what is learnt, where turns end, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo.data import LimitedTokenizer
+from mimo.data.text.byte_tokenizer import ByteConfig, build
+from mimo.data.text.chat import Chat, ChatError, ChatSettings, ChatTokens
+from mimo.data.text.chat_template import ChatTemplate, named_template, named_templates, template_of_folder
+from mimo.data.text.conversation import Conversation, parse_conversation
+from mimo.data.text.limited import LimitedTokenizer as Limited
+from mimo.data.text.render import Limits, Renderer, RenderError
+from mimo.hooks import ConfigError, DataError, JsonNode, JsonSource
+
+BYTES = build(ByteConfig(), ["image"])
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is it?"}]},
+    {"role": "assistant", "content": "A zebra 🦓."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes."},
+]
+UNMARKED = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def conversation(turns: Any = TURNS) -> Conversation:
+    """Return a parsed one."""
+    return parse_conversation(JsonNode(turns, JsonSource(where="a.jsonl:3", error=DataError)))
+
+
+class Own:
+    """Bytes, with a template beside them."""
+
+    def __init__(self, source: str) -> None:
+        self.template = ChatTemplate(name="own.jinja", source=source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(BYTES, name)
+
+    def chat_template(self) -> ChatTemplate:
+        """Return it."""
+        return self.template
+
+
+def encode(turns: Any = TURNS, *, source: str | None = None, **settings: Any) -> ChatTokens:
+    """Return the tokens of turns, with a template of one's own or a named one."""
+    tokenizer: Any = BYTES if source is None else Own(source)
+    chosen = {"template": "chatml" if source is None else "own", **settings}
+    return Chat(ChatSettings(**chosen), tokenizer).encode(conversation(turns))
+
+
+def learnt(tokens: ChatTokens) -> str:
+    """Return the text of what is learnt."""
+    assert tokens.weights is not None
+    return BYTES.decode([number for number, weight in zip(tokens.ids, tokens.weights, strict=True) if weight])
+
+
+def test_data_chat_learns_what_the_assistant_says() -> None:
+    """With the token that ends its turn; items are placeholders, and a letter of several bytes is learnt whole."""
+    tokens = encode()
+    assert BYTES.decode(tokens.ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<image>What is it?<|im_end|>\n"
+        "<|im_start|>assistant\nA zebra 🦓.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"
+        "<|im_start|>assistant\nYes.<|im_end|>\n"
+    )
+    assert learnt(tokens) == "A zebra 🦓.<|im_end|>Yes.<|im_end|>"
+    assert learnt(encode(learn="last")) == "Yes.<|im_end|>"
+    assert encode(learn="all").weights is None
+    assert learnt(encode(TURNS[:2])) == ""
+
+
+def test_data_chat_turns_end_where_the_next_begins() -> None:
+    """Each may be the last; where tokens are cut, any token may."""
+    tokens = encode()
+    assert tokens.ends is not None
+    pieces = [BYTES.decode(tokens.ids[:end]) for end in tokens.ends]
+    assert [piece.count("<|im_start|>") for piece in pieces] == [1, 2, 3, 4, 5]
+    assert all(piece.endswith("<|im_end|>\n") for piece in pieces)
+    assert encode(cut="tokens").ends is None
+
+
+@pytest.mark.parametrize("learn", ["assistant", "last"])
+def test_data_chat_without_marks_learns_the_difference(learn: str) -> None:
+    """Between the text that asks for an answer and that which has it."""
+    tokens = encode(source=UNMARKED, learn=learn)
+    assert learnt(tokens) == ("A zebra 🦓.;Yes.;" if learn == "assistant" else "Yes.;")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (
+            (
+                "{% for m in messages %}[{{ m.role }}]{{ '' if m.role == 'assistant' and not loop.last else m.content }}"
+                "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+            ),
+            (
+                "the template 'own.jinja' writes the turns up to message 1 otherwise where others follow, so what the "
+                'model is to write can\'t be found; choose a template with {% generation %}, or set learn = "all"'
+            ),
+        ),
+        ("{{ raise_exception('no system text') }}", "refuses it: TemplateError: no system text"),
+        ("{{ messages.append(1) }}", "refuses it: SecurityError"),
+        ("{{ ''.__class__.__mro__ }}", "refuses it: SecurityError"),
+        ("{% if %}", "refuses it: it can't be compiled: TemplateSyntaxError"),
+        ("{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}", "blocks stand in each other"),
+        (
+            "{% set a %}{% generation %}a{% endgeneration %}{% endset %}{{ a | length }}",
+            "depends on what stands around",
+        ),
+    ],
+)
+def test_data_chat_templates_that_fail_are_named(source: str, why: str) -> None:
+    """With what they said; and one that writes early answers otherwise once there are later ones is refused."""
+    with pytest.raises(ChatError) as caught:
+        encode([TURNS[1], TURNS[2], TURNS[3], TURNS[4]], source=source)
+    assert why in str(caught.value)
+    assert "own.jinja" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "limits", "why"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", {"seconds": 0.5}, "0.5 s"),
+        ("{{ 'a' * 1000000000 }}", {"memory": 1 << 28}, "as where it needs more than 256 MiB"),
+        ("{{ 'a' * 3000000 }}", {"answer": 1 << 20}, "its text is longer than 1,048,576 bytes"),
+    ],
+)
+def test_data_chat_templates_have_limits(source: str, limits: dict[str, Any], why: str) -> None:
+    """On time, memory and text; the next question is answered all the same."""
+    renderer = Renderer(source + "{{ text }}", Limits(**limits))
+    with pytest.raises(RenderError, match=why):
+        renderer.render([{"text": "a"}])
+    short = Renderer("{% if long %}" + source + "{% endif %}{{ text }}", Limits(**limits))
+    with pytest.raises(RenderError, match=why):
+        short.render([{"long": True}])
+    assert short.render([{"text": "b"}]) == [(("b", False),)]
+
+
+def test_data_chat_contents_are_written_as_the_template_takes_them() -> None:
+    """As parts, where it goes through them; one that reads texts alone gets a text, with placeholders."""
+    parts = "{% for m in messages %}{% for p in m.content %}{{ p.text or '<' + p.type + '>' }}|{% endfor %}{% endfor %}"
+    assert BYTES.decode(encode(TURNS[:2], source=parts, learn="all").ids) == "Be brief.|<image>|What is it?|"
+    assert BYTES.decode(encode(TURNS[1:2], source=UNMARKED, learn="all").ids) == "[user]<image>What is it?;"
+
+
+def test_data_chat_system_text_is_added_where_there_is_none() -> None:
+    """A conversation's own stays."""
+    assert "system\nBe kind.<" in BYTES.decode(encode(TURNS[1:3], system="Be kind.").ids)
+    assert BYTES.decode(encode(TURNS[:3], system="Be kind.").ids).count("Be kind.") == 0
+
+
+def test_data_chat_keys_that_a_template_does_not_read_are_refused() -> None:
+    """Nothing of a conversation is left out silently; the texts of tool calls are kept."""
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"x": "é"}}}]}
+    tool = {"role": "tool", "content": "3", "tool_call_id": "1"}
+    assert learnt(encode([TURNS[3], call, tool])) == (
+        '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call><|im_end|>'
+    )
+    with pytest.raises(ChatError, match="the template 'gemma' does not read 'tool_calls'; choose another, or leave it"):
+        encode([TURNS[3], call], template="gemma")
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "a.jsonl:3: expected at least one message, got []"),
+        ([{"content": "a"}], "a.jsonl:3[0]: expected an object with 'role'"),
+        ([{"role": "user"}], "expected a message with 'content'"),
+        ([{"role": "user", "content": 3}], "a.jsonl:3[0].content: expected a text or a list of parts, got 3"),
+        (
+            [{"role": "user", "content": [{"type": "image", "url": "https://a.b/c.png"}]}],
+            (
+                "a.jsonl:3[0].content[0].url: expected a path inside the folder of the data, or a data URL in base64; "
+                'nothing is fetched, got "https://a.b/c.png"'
+            ),
+        ),
+        ([{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,a"}]}], "expected base64"),
+        ([{"role": "user", "content": [{"type": "image", "image": "a", "url": "b"}]}], "expected one of the keys"),
+    ],
+)
+def test_data_chat_messages_are_checked(messages: Any, message: str) -> None:
+    """Each refusal names file, line and the keys on the way."""
+    with pytest.raises(DataError) as caught:
+        conversation(messages)
+    assert message in str(caught.value)
+
+
+def test_data_chat_items_follow_their_placeholders() -> None:
+    """Those named in messages among those of the sample's own lists, whose placeholders stand in texts."""
+    turns = [
+        {"role": "user", "content": "<image> and"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QUI="}}]},
+        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "radio", "radio": "r.bin"}]},
+    ]
+    listed = [("image", "1.png"), ("image", "2.png"), ("image", "3.png")]
+    assert conversation(turns).items(listed) == [
+        ("image", "1.png"),
+        ("image", b"AB"),
+        ("audio", b"AB"),
+        ("image", "2.png"),
+        ("radio", "r.bin"),
+        ("image", "3.png"),
+    ]
+
+
+def test_data_chat_template_lies_beside_the_tokenizer(tmp_path: Path) -> None:
+    """Where transformers saves it, in a file of its own or among the tokenizer's settings, with the special tokens."""
+    assert template_of_folder(tmp_path) is None
+    config: dict[str, Any] = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "a"}
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(config))
+    assert template_of_folder(tmp_path) == ChatTemplate(
+        name=str(path), source="a", variables={"bos_token": "<s>", "eos_token": "</s>"}
+    )
+    path.write_text(json.dumps({"chat_template": [{"name": "default", "template": "b"}]}))
+    found = template_of_folder(tmp_path)
+    assert found is not None
+    assert found.source == "b"
+    (tmp_path / "chat_template.jinja").write_text("c")
+    found = template_of_folder(tmp_path)
+    assert found is not None
+    assert found.source == "c"
+    path.write_text("[")
+    with pytest.raises(ConfigError, match=r"tokenizer\.path: expected JSON"):
+        template_of_folder(tmp_path)
+
+
+def test_data_chat_needs_a_template() -> None:
+    """The refusal names those that there are; other names are refused where they are set."""
+    with pytest.raises(ConfigError) as caught:
+        Chat(ChatSettings(), BYTES)
+    assert str(caught.value) == (
+        "data.chat.template: expected the name of a template, since samples are conversations and the tokenizer has "
+        "none of its own, got 'own'. Set it to one of chatml, gemma, llama-3, mistral, or lay chat_template.jinja "
+        "beside the tokenizer."
+    )
+    with pytest.raises(ValueError, match="expected 'own', 'chatml', 'gemma', 'llama-3' or 'mistral', got 'chat'"):
+        ChatSettings(template="chat")
+
+
+@pytest.mark.parametrize("name", named_templates())
+def test_data_chat_named_templates_mark_what_is_learnt(name: str) -> None:
+    """Their answers end with the token that ends a turn, and turns can be told apart."""
+    tokens = encode(template=name)
+    assert learnt(tokens).count("zebra") == learnt(tokens).count("Yes.") == 1
+    assert learnt(tokens)[-1] == ">"
+    assert tokens.ends is not None
+    assert len(tokens.ends) >= 4
+    assert named_template(name).name == name
+
+
+@pytest.mark.parametrize("length", [3, 30_000])
+def test_data_chat_of_a_long_conversation_is_encoded_as_far_as_it_can_matter(length: int) -> None:
+    """The limit changes nothing of the ids that a sample has room for; all placeholders are there."""
+    turns = [*TURNS[:4], {"role": "user", "content": "a b " * length + "<image>"}, TURNS[4]]
+    limited = LimitedTokenizer(inner=BYTES, max_tokens=150, modalities=("image",))
+    assert isinstance(limited, Limited)
+    settings = ChatSettings(template="chatml")
+    found, full = (Chat(settings, each).encode(conversation(turns)) for each in (limited, BYTES))
+    assert found.ids[:150] == full.ids[:150]
+    assert found.ids.count(BYTES.placeholder("image")) == 2
+    assert found.weights is not None
+    assert full.weights is not None
+    assert found.weights[:150].tolist() == full.weights[:150].tolist()
+    assert len(found.ids) == len(found.weights)
+    assert [end for end in found.ends or () if end <= 150] == [end for end in full.ends or () if end <= 150]
