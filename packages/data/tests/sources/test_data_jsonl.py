@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mimo.data import Dataset, lay_out
+from mimo.data import Dataset, lay_out, weights_of
 from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
 from mimo.data.text import byte_tokenizer, word_tokenizer
 from mimo.hooks import ConfigError, DataError
@@ -95,6 +95,15 @@ def test_data_jsonl_keeps_other_modalities_inside_its_folder(tmp_path: Path) -> 
         dataset.raw(0, 0)
 
 
+def test_data_jsonl_weighs_samples(tmp_path: Path) -> None:
+    """A line's weight is that of each of its tokens; without one there is none."""
+    dataset = opened(write(tmp_path, {"text": "ab", "weight": 0.25}, {"text": "c"}, {"weight": 0, "text": "d"}))
+    assert [weights_of(dataset, sample) for sample in range(3)] == [[0.25] * 3, None, [0.0] * 2]
+    found = lay_out(dataset, 0, tokenizer=TOKENIZER, rows={}, max_tokens=2)
+    assert found.weights is not None
+    assert found.weights.tolist() == [0.25, 0]
+
+
 def test_data_jsonl_skips_blank_lines(tmp_path: Path) -> None:
     """Blank lines are no samples, but count in messages; line ends of any system and a missing last one are fine."""
     path = write(tmp_path, {"text": "a"}, b"", b'  \t\r\n{"text": "b"}\r', {"text": "c"})
@@ -159,9 +168,12 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
         ({"text": " \n"}, "expected text in 'text', got none."),
         (
             {"text": "a", "image": []},
-            "expected only the keys 'images', 'audio', 'items', 'text', got 'image'. Did you mean 'images'?",
+            "expected only the keys 'images', 'audio', 'items', 'text', 'weight', got 'image'. Did you mean 'images'?",
         ),
-        ({"text": "a", "id": 1}, "expected only the keys 'images', 'audio', 'items', 'text', got 'id'. Remove it."),
+        (
+            {"text": "a", "id": 1},
+            "expected only the keys 'images', 'audio', 'items', 'text', 'weight', got 'id'. Remove it.",
+        ),
         (b'{"text": "a", "text": "b"}', "expected one JSON object, got text that is not JSON ('text' is given twice)."),
         ({"text": "a", "images": "a.png"}, "expected a list of paths in 'images', got the text \"a.png\"."),
         ({"text": "a", "images": None}, "expected a list of paths in 'images', got null."),
@@ -171,6 +183,19 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
         ({"text": "a", "items": {"sonar": "s"}}, "expected a list of paths in 'items.sonar', got the text \"s\"."),
         ({"text": "a", "items": {"image": []}}, "expected items of modality 'image' in 'images', got some in 'items'."),
         ({"text": "a", "images": [""]}, "expected paths in 'images', got the text \"\"."),
+        (
+            {"text": "a", "weight": -0.5},
+            "expected a number from 0 to 3.4e+38 in 'weight', got the number -0.5. It is how",
+        ),
+        ({"text": "a", "weight": "2"}, "expected a number from 0 to 3.4e+38 in 'weight', got the text \"2\"."),
+        ({"text": "a", "weight": True}, "expected a number from 0 to 3.4e+38 in 'weight', got true."),
+        ({"text": "a", "weight": 1e39}, "expected a number from 0 to 3.4e+38 in 'weight', got the number 1e+39."),
+        ({"text": "a", "weight": 10**400}, "expected a number from 0 to 3.4e+38 in 'weight', got the number 1000"),
+        (
+            b'{"text": "a", "weight": 1e999}',
+            "expected a number from 0 to 3.4e+38 in 'weight', got the number Infinity.",
+        ),
+        (b'{"text": "a", "weight": NaN}', "expected one JSON object, got text that is not JSON"),
     ],
 )
 def test_data_jsonl_refuses_line(tmp_path: Path, line: Any, message: str) -> None:

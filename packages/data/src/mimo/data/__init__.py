@@ -10,10 +10,12 @@ from mimo.data.samples import (
     SampleLayout,
     SplitName,
     StepSampler,
+    SupportsWeights,
     Tokenizer,
     TokenizerSpec,
     lay_out,
     pack,
+    weights_of,
 )
 from mimo.data.sources import image_size, load_image, open_image
 from mimo.data.text import LimitedTokenizer
@@ -42,6 +44,7 @@ __all__ = [
     "SampleLayout",
     "SplitName",
     "StepSampler",
+    "SupportsWeights",
     "Tokenizer",
     "TokenizerSpec",
     "image_size",
@@ -49,4 +52,5 @@ __all__ = [
     "load_image",
     "open_image",
     "pack",
+    "weights_of",
 ]

@@ -3,9 +3,19 @@
 from mimo.data.samples.layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
 from mimo.data.samples.packing import Packed, pack
 from mimo.data.samples.sampler import StepSampler
-from mimo.data.samples.specs import Dataset, DatasetSpec, SplitName, Tokenizer, TokenizerSpec
+from mimo.data.samples.specs import (
+    Dataset,
+    DatasetSpec,
+    SplitName,
+    SupportsWeights,
+    Tokenizer,
+    TokenizerSpec,
+    weights_of,
+)
+from mimo.data.samples.weights import MAX_WEIGHT, TargetWeights
 
 __all__ = [
+    "MAX_WEIGHT",
     "NO_LABEL",
     "Dataset",
     "DatasetSpec",
@@ -14,8 +24,11 @@ __all__ = [
     "SampleLayout",
     "SplitName",
     "StepSampler",
+    "SupportsWeights",
+    "TargetWeights",
     "Tokenizer",
     "TokenizerSpec",
     "lay_out",
     "pack",
+    "weights_of",
 ]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mimo.data.samples.grid_positions import Grid, grid_positions
 from mimo.data.samples.specs import Dataset, Tokenizer
+from mimo.data.samples.weights import label_weights, read_weights
 from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
 NO_LABEL = -100
@@ -49,6 +50,7 @@ class SampleLayout:
         labels: ``[S]``; the id to be predicted at each position, or `NO_LABEL`.
         items: the items that lie in it, by position.
         truncated: whether something was cut off to keep S within the limit.
+        weights: ``[S]`` of each label, that of the token to be predicted; 0 where there is none. None: each is 1.
     """
 
     sample: int
@@ -56,6 +58,12 @@ class SampleLayout:
     labels: NDArray[np.int64]
     items: tuple[PlacedItem, ...]
     truncated: bool
+    weights: NDArray[np.float32] | None = None
+
+    @property
+    def targets(self) -> NDArray[np.bool_]:
+        """Tell of each row ``[S]`` whether it is learned from: whether it has a label whose weight is not 0."""
+        return self.labels != NO_LABEL if self.weights is None else self.weights > 0
 
     @property
     def grid_positions(self) -> NDArray[np.int64] | None:
@@ -74,7 +82,7 @@ def lay_out(
     the last one has no label.
 
     Args:
-        dataset: asked for ``tokens``, ``infos`` and ``where`` only.
+        dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` only.
         sample: number of the sample.
         tokenizer: names the placeholder of each modality in ``rows``.
         rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
@@ -83,7 +91,7 @@ def lay_out(
 
     Raises:
         DataError: placeholders and items do not match, a modality is not read by the model, an item's size is
-            refused by ``rows``, or an id is not the tokenizer's.
+            refused by ``rows``, an id is not the tokenizer's, or a weight is no finite number from 0 on.
         PluginError: an item's grid is not as many rows as ``rows`` says.
     """
     where = dataset.where(sample)
@@ -91,6 +99,7 @@ def lay_out(
     infos = tuple(dataset.infos(sample))
     modalities = {tokenizer.placeholder(modality): modality for modality in rows}
     _check(where, ids, infos, modalities, tokenizer.vocabulary)
+    weights = read_weights(dataset, sample, len(ids))
 
     waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in rows}
     pieces: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
@@ -115,12 +124,15 @@ def lay_out(
         if truncated:
             break
     tokens = np.concatenate(pieces)
+    if weights is not None:
+        weights = label_weights(weights, was_text=~_is_any(ids, modalities), is_text=~_is_any(tokens, modalities))
     return SampleLayout(
         sample=sample,
         tokens=tokens,
         labels=_labels(tokens, modalities),
         items=tuple(items),
         truncated=truncated,
+        weights=weights,
     )
 
 

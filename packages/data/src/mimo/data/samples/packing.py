@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo.data.samples.layout import NO_LABEL, SampleLayout
+from mimo.data.samples.weights import TargetWeights
 from mimo.topology import context_spans
 
 
@@ -28,12 +29,13 @@ class Packed:
             padding; None where no row lies in a grid, so that each is its position.
         samples: ``[T]`` number of each row's sample; ``len(lengths)`` in the padding.
         lengths: tokens of each sample, those on other context ranks included, the padding left out.
-        label_tokens: label tokens of each sample, likewise.
+        label_tokens: label tokens of each sample whose weight is not 0, likewise.
         placeholders: for each modality that occurs, the positions in T ``[R]`` of its rows: sample by sample, in a
             sample item by item, which is the order in which its encoder returns them.
         next_labels: ``[K, T]``, of the k-th row the label k + 1 tokens later of each row that has a label, and so have
             all tokens between in its sample; else `NO_LABEL`.
         next_counts: how many of each sample's are labels, for each of the K, those on other context ranks included.
+        weights: of the labels; None where no sample has any, so that each is 1.
     """
 
     tokens: NDArray[np.int64]
@@ -46,6 +48,19 @@ class Packed:
     placeholders: Mapping[str, NDArray[np.int64]]
     next_labels: NDArray[np.int64]
     next_counts: tuple[tuple[int, ...], ...]
+    weights: TargetWeights | None = None
+
+    @property
+    def targets(self) -> NDArray[np.bool_]:
+        """Tell of each row ``[T]`` whether it is learned from: whether it has a label whose weight is not 0."""
+        return self.labels != NO_LABEL if self.weights is None else self.weights.rows > 0
+
+    @property
+    def label_weight(self) -> float:
+        """The sum of the weights of these rows' labels."""
+        return float(
+            np.count_nonzero(self.targets) if self.weights is None else self.weights.rows.sum(dtype=np.float64)
+        )
 
 
 _NONE = np.empty(0, dtype=np.int64)
@@ -110,12 +125,30 @@ def pack(
         grid_positions=places,
         samples=samples,
         lengths=lengths,
-        label_tokens=tuple(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in layouts),
+        label_tokens=tuple(int(np.count_nonzero(layout.targets)) for layout in layouts),
         placeholders={modality: np.concatenate([_NONE, *each]) for modality, each in runs.items()},
         next_labels=next_labels,
         next_counts=tuple(
             tuple(int(np.count_nonzero(each[k] != NO_LABEL)) for each in further) for k in range(next_tokens)
         ),
+        weights=_weights(layouts, further, samples, positions),
+    )
+
+
+def _weights(
+    layouts: Sequence[SampleLayout],
+    further: Sequence[NDArray[np.int64]],
+    owner: NDArray[np.int64],
+    position: NDArray[np.int64],
+) -> TargetWeights | None:
+    """Return the weights of packed rows; see `TargetWeights.of`."""
+    if all(layout.weights is None for layout in layouts):
+        return None
+    return TargetWeights.of(
+        [layout.targets.astype(np.float32) if layout.weights is None else layout.weights for layout in layouts],
+        has_next=[each != NO_LABEL for each in further],
+        owner=owner,
+        position=position,
     )
 
 

@@ -1,8 +1,8 @@
 """The jsonl dataset, a user's own data: lines of ``{"images": ["a.png", …], "text": "… <image> …"}``.
 
 Beside ``images`` there may be ``audio``, and ``items`` with the files of other modalities: ``{"sonar": ["a.bin", …]}``.
-These are read by whoever encodes them. Only the lines' offsets are held; a line is parsed, an image opened and its
-pixels decoded when they are asked for.
+These are read by whoever encodes them. ``weight`` is how much each token of the sample counts in the loss, 1 without
+it. Only the lines' offsets are held; a line is parsed, an image opened and its pixels decoded when they are asked for.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class JsonlDataset:
         self._lines = lines
         self._tokenizer = tokenizer
         self._line = lru_cache(_CACHED_SAMPLES)(self._read_line)
+        self._ids = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -61,16 +62,12 @@ class JsonlDataset:
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of the text and the end."""
-        text = self._line(sample).text
-        try:
-            return [*self._tokenizer.encode(text), self._tokenizer.end]
-        except ValueError as error:
-            raise DataError(
-                self.where(sample),
-                expected="text that the tokenizer can encode",
-                got=str(error),
-                fix="Change the text or the tokenizer.",
-            ) from error
+        return list(self._ids(sample))
+
+    def weights(self, sample: int) -> Sequence[float] | None:
+        """Return the sample's weight for each of its tokens, None if it has none."""
+        weight = self._line(sample).weight
+        return None if weight is None else [weight] * len(self._ids(sample))
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items, images with (height, width) from their headers, others with no size."""
@@ -90,6 +87,18 @@ class JsonlDataset:
             return load_image(path)
         except ValueError as error:
             raise self._unreadable(sample, name, error) from error
+
+    def _encode(self, sample: int) -> tuple[int, ...]:
+        text = self._line(sample).text
+        try:
+            return (*self._tokenizer.encode(text), self._tokenizer.end)
+        except ValueError as error:
+            raise DataError(
+                self.where(sample),
+                expected="text that the tokenizer can encode",
+                got=str(error),
+                fix="Change the text or the tokenizer.",
+            ) from error
 
     def _read_line(self, sample: int) -> Line:
         try:

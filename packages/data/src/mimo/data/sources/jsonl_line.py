@@ -9,11 +9,12 @@ from typing import Any
 
 import attrs
 
+from mimo.data.samples import MAX_WEIGHT
 from mimo.hooks import parse_json
 
 _LISTS = {"images": "image", "audio": "audio"}
 """Keys of lists of paths, and the modality of each."""
-_KEYS = (*_LISTS, "items", "text")
+_KEYS = (*_LISTS, "items", "text", "weight")
 
 
 class LineError(ValueError):
@@ -28,17 +29,18 @@ class LineError(ValueError):
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """A sample as it is written: its text, and of each item its modality and its path as it stands."""
+    """A sample as it is written: its text, of each item its modality and its path as it stands, and its weight."""
 
     text: str
     items: tuple[tuple[str, str], ...]
+    weight: float | None = None
 
 
 def parse_line(raw: bytes) -> Line:
     """Return the record of a line.
 
     Raises:
-        LineError: it is not one JSON object with ``text`` and, if it likes, items.
+        LineError: it is not one JSON object with ``text`` and, if it likes, items and a weight.
     """
     try:
         value: Any = parse_json(raw)
@@ -59,7 +61,7 @@ def parse_line(raw: bytes) -> Line:
                 got=repr(key),
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
-    return Line(text=_text(value), items=tuple(_items(value)))
+    return Line(text=_text(value), items=tuple(_items(value)), weight=_weight(value))
 
 
 def _text(record: dict[str, Any]) -> str:
@@ -95,6 +97,19 @@ def _paths(paths: Any, key: str) -> list[str]:
         if not isinstance(path, str) or not path:
             raise LineError(expected=f"paths in {key!r}", got=_kind(path))
     return paths
+
+
+def _weight(record: dict[str, Any]) -> float | None:
+    if "weight" not in record:
+        return None
+    weight = record["weight"]
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_WEIGHT:
+        raise LineError(
+            expected=f"a number from 0 to {MAX_WEIGHT:.2g} in 'weight'",
+            got=_kind(weight),
+            fix="It is how much each token of the sample counts; without it, that is 1.",
+        )
+    return float(weight)
 
 
 def _kind(value: Any) -> str:
