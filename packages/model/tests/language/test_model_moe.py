@@ -45,11 +45,12 @@ CONFIGS = {
 }
 
 
-def _batch() -> LanguageBatch:
+def _batch(weights: list[float] | None = None) -> LanguageBatch:
     """Three samples, one empty, one without a label, and two rows of padding."""
     tokens = torch.arange(11) % 5
     labels = torch.tensor([1, 2, -100, 4, 0, -100, -100, -100, -100, -100, -100])
-    return LanguageBatch.of(tokens, labels, torch.zeros(11, dtype=torch.long), lengths=(5, 0, 4))
+    given = None if weights is None else torch.tensor(weights)
+    return LanguageBatch.of(tokens, labels, torch.zeros(11, dtype=torch.long), lengths=(5, 0, 4), weights=given)
 
 
 def _layer(config: DecoderConfig) -> Moe:
@@ -127,8 +128,13 @@ def test_experts_equal_a_loop_over_rows(run_ranks: Callable[..., list[Any]], nam
 
 
 def _check_losses(_rank: int, config: DecoderConfig) -> None:
+    for weights, weight in ((None, 4), ([0.5, 0.0, 0.0, 2.0, 0.25, *[0.0] * 6], 2.75)):
+        _check_losses_of(config, _batch(weights), weight)
+
+
+def _check_losses_of(config: DecoderConfig, batch: LanguageBatch, weight: float) -> None:
     config = attrs.evolve(config, balance_loss=0.3, z_loss=0.01)
-    layer, batch = _layer(config), _batch()
+    layer = _layer(config)
     x = torch.randn(11, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     routing = Routing.of(batch, TensorAxis.single())
     _, choices = layer(x, routing)
@@ -136,7 +142,7 @@ def _check_losses(_rank: int, config: DecoderConfig) -> None:
     balance, z = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     loads = [0] * config.experts
     start = 0
-    for length, labelled in zip(batch.lengths, (4, 0, 0), strict=True):
+    for length, labelled in zip(batch.lengths, (weight, 0, 0), strict=True):
         counts = [0] * config.experts
         shares, squares = [], []
         for row in x[start : start + length]:
@@ -164,7 +170,7 @@ def _check_losses(_rank: int, config: DecoderConfig) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_balance_and_z_losses_are_means_over_samples_times_their_label_tokens(
+def test_balance_and_z_losses_are_means_over_samples_times_the_weight_of_their_labels(
     run_ranks: Callable[..., list[Any]], name: str
 ) -> None:
     """Both are those of the formulas, sample by sample; a sample without rows or labels adds nothing but its load."""

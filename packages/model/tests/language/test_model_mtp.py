@@ -37,8 +37,15 @@ UNLABELLED = (2, 6, 8, 14)
 LEAVE = "Leave it out, or set next_tokens."
 
 
-def _batch(next_tokens: int, lengths: tuple[int, ...] = LENGTHS, *, first: int = 0, padding: int = 1) -> LanguageBatch:
-    """Return samples of these lengths, which begin at a row of all."""
+def _batch(
+    next_tokens: int,
+    lengths: tuple[int, ...] = LENGTHS,
+    *,
+    first: int = 0,
+    padding: int = 1,
+    weights: Tensor | None = None,
+) -> LanguageBatch:
+    """Return samples of these lengths, which begin at a row of all; ``weights`` are those of all rows' labels."""
     stop = first + sum(lengths)
     tokens, labels = torch.arange(16) * 7 % 11, torch.arange(1, 17) * 7 % 11
     labels[list(UNLABELLED)] = NO_LABEL
@@ -49,6 +56,7 @@ def _batch(next_tokens: int, lengths: tuple[int, ...] = LENGTHS, *, first: int =
         functional.pad(positions, (0, padding)),
         lengths=lengths,
         next_tokens=next_tokens,
+        weights=None if weights is None else functional.pad(weights[first:stop], (0, padding)),
     )
 
 
@@ -89,31 +97,47 @@ def _further_loss(module: Any, config: Any, sample: LanguageBatch) -> Tensor:
         for layer in head.layers.values():
             x = run(layer, x)
         hidden = _norm(x, head.norm.weight, config.norm_eps)
-        found = []
+        found, shares = [], []
         for row, after in enumerate(hidden):
             wanted = labels[row : row + k + 1]
             if len(wanted) == k + 1 and NO_LABEL not in wanted:
                 found.append(functional.cross_entropy(output @ after, torch.tensor(wanted[-1])))
-        if found:
-            total = total + torch.stack(found).mean() * sample.label_tokens[0]
-    mean: Tensor = total * config.next_tokens_loss / config.next_tokens
-    return mean
+                shares.append(1.0 if sample.weights is None else float(sample.weights[row + k]))
+        if sum(shares):
+            mean = sum(loss * share for loss, share in zip(found, shares, strict=True)) / sum(shares)
+            total = total + mean * sum(_weights_of(sample))
+    result: Tensor = total * config.next_tokens_loss / config.next_tokens
+    return result
 
 
+def _weights_of(sample: LanguageBatch) -> list[float]:
+    """Return the weight of each label of a sample."""
+    if sample.weights is None:
+        return [float(label != NO_LABEL) for label in sample.labels.tolist()]
+    return sample.weights.tolist()
+
+
+WEIGHTS = torch.tensor([0.5, 0.0, 0.0, 0.0, 2.0, 0.25, 0.0, 3.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.75, 0.0, 0.0])
+"""Of the labels of all rows: what precedes may weigh nothing, what is predicted further on something."""
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["no weights", "weights"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_the_loss_written_out(name: str) -> None:
+def test_equals_the_loss_written_out(name: str, weights: Tensor | None) -> None:
     """Value and every gradient, over samples of which one is empty and one too short for any further token."""
     spec, config = CONFIGS[name]
     torch.manual_seed(3)
     module = spec.build(config, Stage())
-    batch = _batch(config.next_tokens)
+    batch = _batch(config.next_tokens, weights=weights)
     module(batch, {}, None)
     ours = batch.aux_losses.losses["next_tokens"]
     parameters = {path: value for path, value in module.named_parameters() if value.requires_grad}
     given = torch.autograd.grad(ours, list(parameters.values()), allow_unused=True)
     firsts = torch.tensor([0, *LENGTHS]).cumsum(0).tolist()
     samples = [
-        _batch(0, (length,), first=first, padding=0) for length, first in zip(LENGTHS, firsts, strict=False) if length
+        _batch(0, (length,), first=first, padding=0, weights=weights)
+        for length, first in zip(LENGTHS, firsts, strict=False)
+        if length
     ]
     truth = torch.stack([_further_loss(module, config, sample) for sample in samples]).sum()
     torch.testing.assert_close(ours, truth, rtol=1e-6, atol=0)

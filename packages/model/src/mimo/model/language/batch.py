@@ -19,7 +19,8 @@ class AuxLosses:
 
     Args:
         losses: auxiliary losses by name, each a differentiable scalar: the sum over samples of the sample's mean times
-            its label tokens, so that dividing by all label tokens makes it comparable to the loss. They are trained on.
+            weight (`LanguageBatch.label_weights`), so that dividing by the weight of all label tokens makes it
+            comparable to the loss. They are trained on.
         counts: sums for the metrics by name, such as the tokens that each expert took.
     """
 
@@ -44,16 +45,27 @@ class MtpLabels:
 
     Args:
         labels: [T], `NO_LABEL` where the row takes no part.
-        rows: [n] those of T that take part, ascending.
-        counts: rows of each sample that take part, those on other context ranks included.
+        rows: [n] those of T that take part, ascending; those whose label weighs nothing may be left out.
+        counts: how many of each sample take part, those on other context ranks included.
+        weights: [T] fp32, of each label that of the token to be predicted, 0 where there is none; None: each is 1.
+        weight_sums: the sum of these over each sample, rows on other context ranks included; None as ``weights``.
     """
 
     labels: Tensor
     rows: Tensor
     counts: tuple[int, ...]
+    weights: Tensor | None = None
+    weight_sums: tuple[float, ...] | None = None
+
+    @property
+    def label_weights(self) -> tuple[float, ...]:
+        """The weight of each sample's labels, those on other context ranks included: without weights their number."""
+        return self.counts if self.weight_sums is None else self.weight_sums
 
     @classmethod
-    def of(cls, labels: Tensor, samples: Tensor, *, lengths: Sequence[int], depth: int) -> tuple[MtpLabels, ...]:
+    def of(
+        cls, labels: Tensor, samples: Tensor, *, lengths: Sequence[int], depth: int, weights: Tensor | None = None
+    ) -> tuple[MtpLabels, ...]:
         """Return those of depths 1 to ``depth`` of whole samples, packed as in a `LanguageBatch`."""
         found = []
         last = labels
@@ -63,8 +75,21 @@ class MtpLabels:
             last = later.masked_fill(~same | (last == NO_LABEL), NO_LABEL)
             rows = (last != NO_LABEL).nonzero().squeeze(1)
             counts = torch.bincount(samples[rows], minlength=len(lengths))
-            found.append(cls(last, rows, tuple(counts.tolist())))
+            own = None
+            if weights is not None:
+                own = torch.zeros_like(weights)
+                own[:-k] = weights[k:]
+                own.masked_fill_(last == NO_LABEL, 0.0)
+            found.append(cls(last, rows, tuple(counts.tolist()), own, _sums(own, samples, len(lengths))))
         return tuple(found)
+
+
+def _sums(weights: Tensor | None, samples: Tensor, count: int) -> tuple[float, ...] | None:
+    """Return the sum of weights [T] over each sample, the padding left out."""
+    if weights is None:
+        return None
+    sums = torch.zeros(count + 1, dtype=torch.float64, device=weights.device)
+    return tuple(sums.index_add_(0, samples, weights.double())[:count].tolist())
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -86,8 +111,11 @@ class LanguageBatch:
             the padding.
         placeholders: for each encoder by module name, [R] ascending positions in T that its rows take.
         samples: [T] number of each row's sample in ``lengths``; ``len(lengths)`` in the padding.
-        label_tokens: label tokens of each sample, those on other context ranks included.
-        labelled: the rows of T that have labels, ascending, if the host that packed them knows.
+        label_tokens: labels of each sample that weigh something, those on other context ranks included.
+        labelled: the rows of T that have labels, ascending, if the host that packed them knows; those whose label
+            weighs nothing are left out.
+        weights: [T] fp32, how much each label counts in the loss, 0 where there is none; None: each counts 1.
+        weight_sums: the sum of these over each sample, rows on other context ranks included; None as ``weights``.
         mtp_labels: labels of multi-token prediction, the next token but one first; none where it is not trained.
         aux_losses: collects the auxiliary losses and counts of a forward.
         decode_cache: made by `SupportsDecodeCache.new_decode_cache`. With it the T rows continue the cached sample:
@@ -102,6 +130,8 @@ class LanguageBatch:
     samples: Tensor
     label_tokens: tuple[int, ...]
     labelled: Tensor | None = None
+    weights: Tensor | None = None
+    weight_sums: tuple[float, ...] | None = None
     grid_positions: Tensor | None = None
     mtp_labels: tuple[MtpLabels, ...] = ()
     aux_losses: AuxLosses = attrs.field(factory=AuxLosses)
@@ -118,13 +148,15 @@ class LanguageBatch:
         placeholders: Mapping[str, Tensor] | None = None,
         grid_positions: Tensor | None = None,
         next_tokens: int = 0,
+        weights: Tensor | None = None,
     ) -> LanguageBatch:
         """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `MtpLabels`."""
         samples = torch.full_like(tokens, len(lengths))
         indices = torch.arange(len(lengths), device=tokens.device)
         owned = indices.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
         samples[: len(owned)] = owned
-        counts = torch.bincount(samples[labels != NO_LABEL], minlength=len(lengths))
+        targets = labels != NO_LABEL if weights is None else weights > 0
+        counts = torch.bincount(samples[targets], minlength=len(lengths))
         return cls(
             tokens=tokens,
             labels=labels,
@@ -133,9 +165,19 @@ class LanguageBatch:
             placeholders=placeholders or {},
             samples=samples,
             label_tokens=tuple(counts.tolist()),
+            weights=weights,
+            weight_sums=_sums(weights, samples, len(lengths)),
             grid_positions=grid_positions,
-            mtp_labels=MtpLabels.of(labels, samples, lengths=lengths, depth=next_tokens),
+            mtp_labels=MtpLabels.of(labels, samples, lengths=lengths, depth=next_tokens, weights=weights),
         )
+
+    @property
+    def label_weights(self) -> tuple[float, ...]:
+        """The weight of each sample's labels, those on other context ranks included: without weights their number.
+
+        An auxiliary loss counts by it.
+        """
+        return self.label_tokens if self.weight_sums is None else self.weight_sums
 
 
 class LanguageModule(Protocol):
@@ -158,10 +200,13 @@ class LanguageModule(Protocol):
     def losses(self, hidden: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
         """Return the loss of each row [T] in fp32, 0 where it has no label, the same on all tensor ranks.
 
+        Whoever calls it multiplies by weights.
+
         Args:
             hidden: what the last stage returned.
             labels: [T], of all tensor ranks' rows.
-            labelled: ascending, the rows that have labels, if the caller knows: a device need not be asked then.
+            labelled: ascending, the rows whose losses are used, if the caller knows: a device need not be asked then.
+                Each has a label.
         """
 
     def greedy(self, hidden: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ def add_router_losses(
         batch.aux_losses.add_count(load_name(layer), load)
     like = next(iter(chosen.values())).scores
     lengths = like.new_tensor(batch.lengths).clamp_min(1)  # [S]; one without rows has none to weigh
-    # Mean over the sample's rows times its label tokens, as a weight of each row.
-    weights = like.new_tensor(batch.label_tokens) / lengths
+    # Mean over the sample's rows times the weight of its labels, as a weight of each row.
+    weights = like.new_tensor(batch.label_weights) / lengths
     if config.balance_loss:
         rows = experts.total(counts).to(like)
         frequencies = rows * (config.experts / config.experts_per_token) / lengths.unsqueeze(1)

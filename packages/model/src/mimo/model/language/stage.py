@@ -106,7 +106,7 @@ class LanguageStage(nn.Module):
     def add_mtp_losses(self, batch: LanguageBatch, hidden: Tensor, run: Run) -> dict[str, Choices]:
         """Add the loss of multi-token prediction to ``batch.aux_losses``, on the last stage, if the batch has labels.
 
-        Each sample counts by the mean over its rows that take part, times its label tokens.
+        Each sample counts by the weighted mean over its rows that take part, times the weight of its labels.
 
         Args:
             batch: the microbatch.
@@ -139,9 +139,11 @@ class LanguageStage(nn.Module):
     def _loss_of(self, following: MtpLabels, hidden: Tensor, batch: LanguageBatch) -> Tensor:
         """Return this rank's part of the loss of one MTP depth; tensor rank 0 counts it, all get its gradient."""
         found = self.losses(hidden, following.labels, following.rows)[following.rows]
-        shares = zip(batch.label_tokens, following.counts, strict=True)
-        weights = found.new_tensor([tokens / max(count, 1) for tokens, count in shares])  # [S]
-        loss = (found * weights[batch.samples[following.rows]]).sum()
+        if following.weights is not None:
+            found = found * following.weights[following.rows]
+        shares = zip(batch.label_weights, following.label_weights, strict=True)
+        factors = found.new_tensor([weight / (own or 1) for weight, own in shares])  # [S]
+        loss = (found * factors[batch.samples[following.rows]]).sum()
         return loss if self.axis.rank == 0 else loss - loss.detach()
 
     def losses(self, hidden: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
