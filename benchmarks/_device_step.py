@@ -175,7 +175,7 @@ class Bench:
                 loss.backward()
             optimizer.reduce(GRID.name, 0)
             stepped = optimizer.step(
-                number, LocalStats(loss=float(loss.detach()), label_tokens=labels, rows={GRID.name: labels})
+                number, LocalStats(loss=float(loss.detach()), label_weight=labels, rows={GRID.name: labels})
             )
             assert not stepped.skipped
 

@@ -55,7 +55,7 @@ def make_ours() -> tuple[list[nn.Parameter], Callable[[int], None]]:
         meshes=meshes,
     )
     optimizer = MimoOptimizer([module], names=["language"], learning_rate=RATE, clip=1.0, meshes=meshes, device=CPU)
-    stats = LocalStats(label_tokens=7, rows={"language": 7})
+    stats = LocalStats(label_weight=7, rows={"language": 7})
 
     def step(number: int) -> None:
         optimizer.step(number, stats)

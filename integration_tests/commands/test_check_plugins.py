@@ -77,12 +77,16 @@ class Samples:
 
     ids: list[int]
     sizes: Iterator[int]
+    given: list[float] | None
 
     def __len__(self) -> int:
         return 2
 
     def tokens(self, _sample: int) -> list[int]:
         return self.ids
+
+    def weights(self, _sample: int) -> list[float] | None:
+        return self.given
 
     def infos(self, sample: int) -> list[ItemInfo]:
         side = next(self.sizes)
@@ -95,12 +99,14 @@ class Samples:
         return f"samples:{sample}"
 
 
-def dataset(text: str, sizes: Callable[[], Iterator[int]], *, ends: bool = True) -> DatasetSpec:
+def dataset(
+    text: str, sizes: Callable[[], Iterator[int]], *, ends: bool = True, weights: list[float] | None = None
+) -> DatasetSpec:
     """Return a dataset whose samples all say ``text``."""
 
     def open_split(_config: Any, tokenizer: Any, split: str) -> Samples | None:
         ids = [*tokenizer.encode(text), *([tokenizer.end] if ends else [])]
-        return Samples(ids, sizes()) if split == "train" else None
+        return Samples(ids, sizes(), weights) if split == "train" else None
 
     return DatasetSpec(name="own", config=Config, open=open_split)
 
@@ -118,6 +124,9 @@ def test_a_dataset_that_breaks_a_promise_is_named() -> None:
         "samples": "samples:0: 0 placeholders and 1 items of 'image'"
     }
     assert "the last id is" in broken(check_dataset(dataset("<image>", eights, ends=False), Config()))["samples"]
+    few, negative = "samples:0: 1 weights of 2 ids", "samples:0: weights that are none, [-1.0, 1.0]"
+    for weights, expected in (([0.5, 1.0], {}), ([1.0], {"samples": few}), ([-1.0, 1.0], {"samples": negative})):
+        assert broken(check_dataset(dataset("<image>", eights, weights=weights), Config())) == expected
     counting = dataset("<image>", lambda: iter(range(1000)))
     assert list(broken(check_dataset(counting, Config()))) == ["again"]
 

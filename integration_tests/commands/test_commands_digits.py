@@ -124,7 +124,7 @@ def test_metrics_hold_one_object_a_step_and_one_an_evaluation(digits_run: Path) 
     for line in steps:
         assert line.keys() >= KEYS
         assert line["rows"].keys() == line["norms"].keys() == line["module_seconds"].keys() == {"vision", "language"}
-        assert line["label_tokens"] == 32 * 5
+        assert line["label_tokens"] == line["label_weight"] == 32 * 5
         assert line["rows"]["vision"] == 32 * 16
         assert line["edges"] == {
             "vision->language": {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import losses, mimo, succeed, write_lines
+from commands import losses, mimo, read_metrics, succeed, write_lines
 from PIL import Image
 
 SETTINGS = """
@@ -38,14 +38,14 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 """
 
 SAMPLES: list[dict[str, Any]] = [
-    {"text": "no picture, näive text"},
+    {"text": "no picture, näive text", "weight": 0.25},
     {"images": ["wide.png"], "text": "<image>first"},
     {"images": ["tall.png"], "text": "last <image>"},
     {"images": ["wide.png", "deep/grey.png", "tall.png"], "text": "<image><image> and <image> in one"},
-    {"images": [], "text": "an empty list"},
+    {"images": [], "text": "an empty list", "weight": 0},
     {"images": ["deep/grey.png", "deep/grey.png", "wide.png"], "text": "a <image> b <image> c <image> d"},
 ]
-"""Samples; the same picture may come twice."""
+"""Samples; the same picture may come twice, and some count less, or not at all."""
 
 ALONE = ("modules.vision.ranks=0", "modules.language.ranks=0", "modules.language.tp=1", "run.micro_batch=8")
 
@@ -76,6 +76,8 @@ def test_own_pictures_and_texts_are_trained_and_evaluated_on(folder: Path) -> No
     assert succeed("evaluate", "run", cwd=folder) == evaluations[0]
     succeed("train", "own.toml", *ALONE, "run.directory=alone", cwd=folder)
     assert losses(folder / "run") == pytest.approx(losses(folder / "alone"), rel=1e-6)
+    steps, _ = read_metrics(folder / "run")
+    assert all(0 < step["label_weight"] < step["label_tokens"] for step in steps)
 
 
 def unreadable(data: Path, samples: list[dict[str, Any]]) -> str:

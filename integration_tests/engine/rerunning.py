@@ -108,6 +108,9 @@ class _Changed:
     def tokens(self, sample: int) -> Any:
         return self.base.tokens(len(self) - 1 - sample)
 
+    def weights(self, sample: int) -> Any:
+        return self.base.weights(len(self) - 1 - sample)
+
     def infos(self, sample: int) -> Any:
         return [attrs.evolve(info, sample=sample) for info in self.base.infos(len(self) - 1 - sample)]
 

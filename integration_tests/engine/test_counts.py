@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
+from cases import in_turn
 from jobs import CPU, make_job
 from tables import Table, alone, table
 
@@ -36,10 +37,10 @@ def run(rank: int, settings: Table) -> tuple[StepInfo, EvaluationInfo | None, li
     return step, evaluation.info, list(evaluation.predictions)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_counts_do_not_follow_from_the_layout(layout: str, pool: Pool) -> None:
+@pytest.mark.parametrize(("layout", "weights"), in_turn(LAYOUTS, ["mixed", "none"]))
+def test_counts_do_not_follow_from_the_layout(layout: str, weights: str, pool: Pool) -> None:
     """Rows, label tokens, samples cut short, loads, further losses, and each judged sample once."""
-    settings = table(LAYOUTS[layout], microbatches=2, language=EXPERTS)
+    settings = table(LAYOUTS[layout], microbatches=2, weights=weights, language=EXPERTS)
     settings["data"]["max_tokens"] = 12
     ((step, evaluation, written),) = pool.run(1, run, alone(settings))
     assert step.truncated > 0
@@ -49,6 +50,7 @@ def test_counts_do_not_follow_from_the_layout(layout: str, pool: Pool) -> None:
     for other, judged, _ in found:
         for key in ("rows", "label_tokens", "truncated", "counts"):
             assert getattr(other, key) == getattr(step, key), key
+        assert other.label_weight == pytest.approx(step.label_weight, rel=1e-12)
         assert other.losses == pytest.approx(step.losses, rel=1e-6)
         assert attrs.evolve(judged, loss=0.0) == attrs.evolve(evaluation, loss=0.0)
     ours = sorted((attrs.astuple(one) for *_, some in found for one in some))

@@ -181,6 +181,7 @@ def test_a_step_that_is_given_up_leaves_nothing_behind(tmp_path: Path, pool: Poo
 def test_a_step_is_run_again_from_what_was_read_then(tmp_path: Path, pool: Pool) -> None:
     """After the restart the dataset holds other samples: the step comes to the same from those that were saved."""
     settings = settings_of("disjoint", "adamw")
+    settings["data"]["weights"] = "mixed"
     rerun: dict[str, Any] = {"mode": "validate", "inject": {"step": STEP, "rank": 1, "module": "vision", "factor": 0.0}}
     run(pool, with_rerun(settings, tmp_path, device="a", **rerun))
     again = run(pool, with_rerun(settings, tmp_path, "latest", device="b", **rerun), changed=True)

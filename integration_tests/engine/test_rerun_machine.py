@@ -44,7 +44,7 @@ def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: f
     finite = math.isfinite(loss) and math.isfinite(norm)
     agreed = ReducedStats(
         loss=loss,
-        label_tokens=tokens,
+        label_weight=tokens,
         rows={},
         seconds={},
         counts={},

@@ -63,6 +63,7 @@ class Pair:
     Args:
         before, after: of `LAYOUTS`.
         saves, steps: of `PLUGINS`.
+        weights: of tokens, see `synthetic.SyntheticConfig`.
         always: whether it is run among the ordinary tests.
     """
 
@@ -70,6 +71,7 @@ class Pair:
     after: str
     saves: str = "adamw"
     steps: str = "adamw"
+    weights: str = "none"
     always: bool = False
 
     def __str__(self) -> str:
@@ -90,18 +92,19 @@ class Pair:
         )
         for found, layout, plugin in ((first, self.before, self.saves), (second, self.after, self.steps)):
             found["optimizer"] |= PLUGINS[plugin]
+            found["data"]["weights"] = self.weights
             if layout == "chunks in a v":
                 found["schedule"] = {"plugin": "1f1b-v"}
         return first, second
 
 
 PAIRS = (
-    Pair("overlapping, tied stages", "overlapping, tied stages", always=True),
+    Pair("overlapping, tied stages", "overlapping, tied stages", weights="mixed", always=True),
     Pair("stages in both", "stages in both", "full", "full", always=True),
     Pair("experts over lanes", "experts over context ranks", always=True),
     Pair("chunks in a v", "disjoint", "adamw", "optimizer", always=True),
     Pair("frozen encoder, disjoint", "frozen encoder, colocated", "optimizer", "hybrid", always=True),
-    Pair("two encoders", "two encoders, disjoint", "hybrid", "adamw", always=True),
+    Pair("two encoders", "two encoders, disjoint", "hybrid", "adamw", weights="mixed", always=True),
     Pair("disjoint", "disjoint"),
     Pair("colocated stages", "colocated stages"),
     Pair("disjoint, stages of three lanes", "disjoint, stages of three lanes"),

@@ -68,6 +68,19 @@ class Longer:
 
 
 @attrs.frozen
+class Heavier(Longer):
+    """The dataset of a rank whose file gives one sample weights."""
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return ids."""
+        return self.inner.tokens(sample)
+
+    def weights(self, sample: int) -> Sequence[float] | None:
+        """Return weights of one sample."""
+        return [2.0] * len(self.tokens(sample)) if sample == self.sample else None
+
+
+@attrs.frozen
 class Unreadable(Longer):
     """The dataset of a rank whose file has a bad line."""
 
@@ -87,7 +100,7 @@ def swapped(rank: int, *, step: int, wrong: int = 1) -> Trainer:
 
 
 def run_steps(rank: int) -> list[str]:
-    """Return the errors of three trainers whose samples differ: at step 1, at step 2, and in the text of one sample."""
+    """Return the errors of four trainers whose samples differ: at step 1, at step 2, in a sample's text and weights."""
     found = []
     with pytest.raises(DataError) as raised:
         swapped(rank, step=1).train(1)
@@ -97,20 +110,22 @@ def run_steps(rank: int) -> list[str]:
     with pytest.raises(DataError) as raised:
         trainer.train(2)
     found.append(str(raised.value))
-    trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
-    sample = trainer._sampler.samples(1)[5]  # type: ignore[union-attr]
-    if rank == 1:
-        assert trainer.job.train is not None
-        trainer.job = attrs.evolve(trainer.job, train=Longer(trainer.job.train, sample))
-    with pytest.raises(DataError) as raised:
-        trainer.train(1)
-    return [*found, str(raised.value)]
+    for other in (Longer, Heavier):
+        trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
+        sample = trainer._sampler.samples(1)[5]  # type: ignore[union-attr]
+        if rank == 1:
+            assert trainer.job.train is not None
+            trainer.job = attrs.evolve(trainer.job, train=other(trainer.job.train, sample))
+        with pytest.raises(DataError) as raised:
+            trainer.train(1)
+        found.append(str(raised.value))
+    return found
 
 
 def test_ends_of_an_edge_that_hold_other_samples_are_both_named_on_every_rank(pool: Pool) -> None:
     """At the first step or a later one, by number or by content: the same words everywhere, before anything is sent."""
-    first, second, text = zip(*pool.run(4, run_steps), strict=True)
-    for messages, step, at in ((first, 1, 3), (second, 2, 3), (text, 1, 6)):
+    first, second, text, weights = zip(*pool.run(4, run_steps), strict=True)
+    for messages, step, at in ((first, 1, 3), (second, 2, 3), (text, 1, 6), (weights, 1, 6)):
         assert len(set(messages)) == 1
         expected = f"step {step}, " + BOTH.replace("{at}", str(at)).replace("{other}", "95" if at == 3 else r"\d+")
         assert re.match(expected, messages[0]), messages[0]

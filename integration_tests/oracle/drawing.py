@@ -60,7 +60,9 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     settings["data"]["max_tokens"] = rng.choice((1024, 1024, 1024, 24))
     settings = _draw_schedule(rng, settings)
     _draw_training(rng, settings)
-    return _draw_optimizer(rng, settings)
+    settings = _draw_optimizer(rng, settings)
+    settings["data"]["weights"] = rng.choice(("none", "none", "mixed", "first"))
+    return settings
 
 
 def _draw_encoder(rng: random.Random, name: str, language: Sequence[int], world: int) -> dict[str, Any]:

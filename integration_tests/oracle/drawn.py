@@ -53,7 +53,10 @@ def describe(settings: Table) -> str:
     parts.append(", ".join(f"{key} {language[key]}" for key in further if language.get(key)))
     parts.append(f"{' '.join(settings['schedule'].values())}, micro_batch {settings['run']['micro_batch']}")
     data = settings["data"]
-    parts.append(f"seed {settings['run']['seed']}, pictures {data['pictures']}, cut at {data['max_tokens']}")
+    parts.append(
+        f"seed {settings['run']['seed']}, pictures {data['pictures']}, weights {data['weights']}, "
+        f"cut at {data['max_tokens']}"
+    )
     optimizer = settings["optimizer"]
     parts.append(
         " ".join(f"{key} {optimizer[key]}" for key in ("plugin", "shard", "clip", "clip_by") if key in optimizer)

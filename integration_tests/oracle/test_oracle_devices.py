@@ -17,7 +17,7 @@ from older_torch import NAMES, run_without_names
 from oracle import Oracle
 from tables import Table, scheduled, table
 from test_oracle import CLEAR_SEEDS, SP, Modules, on
-from test_oracle_distributed import CHOSEN, Way, distributed
+from test_oracle_distributed import CHOSEN, Way, distributed, settings_of
 from test_oracle_schedules import Case
 
 from mimo.testing import Pool
@@ -71,19 +71,21 @@ def test_names_of_older_torch_do(name: str, on_older_torch: Oracle) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("case", "way"), sorted(CHOSEN, key=str), ids=str)
-def test_branches_of_gpus_change_nothing_beside_any_choice(case: Case, way: Way | None, on_devices: Oracle) -> None:
+@pytest.mark.parametrize(("case", "way", "weights"), sorted(CHOSEN, key=str), ids=str)
+def test_branches_of_gpus_change_nothing_beside_any_choice(
+    case: Case, way: Way | None, weights: str, on_devices: Oracle
+) -> None:
     """The whole cover."""
-    settings = on_devices.clear(case.settings)
-    assert on_devices.check(settings if way is None else distributed(settings, way)) == ""
+    assert on_devices.check(settings_of(case, way, weights, on_devices)) == ""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("case", "way"), sorted(CHOSEN, key=str), ids=str)
-def test_names_of_older_torch_do_beside_any_choice(case: Case, way: Way | None, on_older_torch: Oracle) -> None:
+@pytest.mark.parametrize(("case", "way", "weights"), sorted(CHOSEN, key=str), ids=str)
+def test_names_of_older_torch_do_beside_any_choice(
+    case: Case, way: Way | None, weights: str, on_older_torch: Oracle
+) -> None:
     """The whole cover."""
-    settings = on_older_torch.clear(case.settings)
-    assert on_older_torch.check(settings if way is None else distributed(settings, way)) == ""
+    assert on_older_torch.check(settings_of(case, way, weights, on_older_torch)) == ""
 
 
 def _cross(rank: int) -> str:

@@ -74,22 +74,33 @@ def features(case: Case, way: Way | None) -> set[str]:
     return {*case.features, *way.features, *odd}
 
 
-MIXED: dict[tuple[Case, Way | None], set[str]] = {
-    (case, way): features(case, way)
+WEIGHTS = ("none", "mixed")
+MIXED: dict[tuple[Case, Way | None, str], set[str]] = {
+    (case, way, weights): {f"weights {weights}", *features(case, way)}
     for number, case in enumerate(EVERY)
     for way in [[None, *WAYS][number % (1 + len(WAYS))] if spreads(case.modules) else None]
+    for weights in [WEIGHTS[number // (1 + len(WAYS)) % 2]]
 }
-"""The table with every schedule, pass size and recomputation, each in one way."""
+"""The table with every schedule, pass size and recomputation, each in one way, with or without weights of tokens."""
 SPREAD = {(case, way): features(case, way) for case in TABLE if spreads(case.modules) for way in WAYS}
 """The table in every way."""
 CHOSEN = cover(MIXED, cost=lambda mixed: mixed[0].cost, once=lambda mixed: f"{mixed[0].group}: {mixed[0].layout}")
 
 
-@pytest.mark.parametrize(("case", "way"), [mixed for mixed in MIXED if mixed in CHOSEN], ids=str)
-def test_no_choice_beside_a_layout_changes_the_result(case: Case, way: Way | None, oracle: Oracle) -> None:
+def settings_of(case: Case, way: Way | None, weights: str, oracle: Oracle) -> Table:
+    """Return the settings of one of the table, with a seed that is clear."""
+    settings = case.settings
+    settings["data"]["weights"] = weights
+    settings = oracle.clear(settings)
+    return settings if way is None else distributed(settings, way)
+
+
+@pytest.mark.parametrize(("case", "way", "weights"), [mixed for mixed in MIXED if mixed in CHOSEN], ids=str)
+def test_no_choice_beside_a_layout_changes_the_result(
+    case: Case, way: Way | None, weights: str, oracle: Oracle
+) -> None:
     """Loss, gradients and weights equal one process that steps plain AdamW, in every layout and schedule."""
-    settings = oracle.clear(case.settings)
-    assert oracle.check(settings if way is None else distributed(settings, way)) == ""
+    assert oracle.check(settings_of(case, way, weights, oracle)) == ""
 
 
 @pytest.mark.soak

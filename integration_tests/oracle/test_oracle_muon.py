@@ -128,7 +128,7 @@ def run_torch(_rank: int, settings: Table) -> Truth:
         )
         stepped = trainer.update(step, stats)
         losses.append(stepped.loss)
-        scale = 1 / stepped.agreed.label_tokens
+        scale = 1 / stepped.agreed.label_weight
         updates.append(
             {
                 name: follower.step(gradients[-1][name] * scale)

@@ -116,8 +116,8 @@ def run_layout(
             }
         stepped = trainer.update(step, stats)
         if step == 1:
-            tokens = stepped.agreed.label_tokens
-            gradients = {name: attrs.evolve(piece, values=piece.values / tokens) for name, piece in summed.items()}
+            weight = stepped.agreed.divisor
+            gradients = {name: attrs.evolve(piece, values=piece.values / weight) for name, piece in summed.items()}
         losses.append(stepped.loss)
         norms.append(stepped.norm)
     held = {name: value for weights in trainer.optimizer.weights().values() for name, value in weights.items()}

@@ -25,10 +25,13 @@ class SyntheticConfig:
 
     ``pictures``: ``mixed`` (0, 1 or 3 each), ``none``, ``first`` (only the first sample of every 24 in data order has
     any), ``digits`` (exactly one each), ``many`` (0 to 5 pictures, 0 to 2 clips).
+    ``weights``: of tokens, ``none``, ``one`` (each 1), ``zero``, ``mixed`` (none, all zero, or zeros and fractions and
+    larger ones), ``first`` (as with pictures, all others are zero).
     """
 
     pictures: str = "mixed"
     modalities: tuple[str, ...] = ("image",)
+    weights: str = "none"
 
 
 @attrs.frozen
@@ -65,6 +68,18 @@ class SyntheticDataset:
         pieces = self._draw(sample)
         text = " ".join(piece if isinstance(piece, str) else f"<{piece.modality}>" for piece in pieces)
         return [*self.tokenizer.encode(text), self.tokenizer.end]
+
+    def weights(self, sample: int) -> Sequence[float] | None:
+        """Return the weights of the ids."""
+        rng, count = random.Random(f"weights {sample}"), len(self.tokens(sample))
+        ragged = [rng.choice((0.0, 0.25, 1.0, 3 * rng.random())) for _ in range(count)]
+        return {
+            "none": None,
+            "one": [1.0] * count,
+            "zero": [0.0] * count,
+            "mixed": rng.choice((None, [0.0] * count, ragged, [0.0] * (count // 2) + [1.0] * (count - count // 2))),
+            "first": [0.0] * count if sample % 24 else ragged,
+        }[self.config.weights]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the pictures and clips, numbered in the order of the text."""

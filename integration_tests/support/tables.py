@@ -55,6 +55,7 @@ def table(
     *,
     microbatches: int = 1,
     pictures: str = "mixed",
+    weights: str = "none",
     language: Mapping[str, Any] | None = None,
     seed: int = 5,
     eps: float = EPS,
@@ -65,6 +66,7 @@ def table(
         modules: keys of ``[modules.<name>]`` by name, beside plugin and config.
         microbatches: of a step.
         pictures: see `synthetic.SyntheticConfig`.
+        weights: likewise.
         language: keys of the decoder's config that differ.
         seed: of the run.
         eps: of AdamW.
@@ -81,7 +83,12 @@ def table(
             "global_batch": SAMPLES,
             "micro_batch": SAMPLES // (lanes * microbatches),
         },
-        "data": {"plugin": "synthetic", "pictures": pictures, "modalities": [_modality(name) for name in encoders]},
+        "data": {
+            "plugin": "synthetic",
+            "pictures": pictures,
+            "weights": weights,
+            "modalities": [_modality(name) for name in encoders],
+        },
         "tokenizer": {"plugin": "word", "words": list(synthetic.WORDS)},
         "modules": {
             name: {"plugin": "decoder", "config": decoder, **keys}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from tables import SAMPLES, STEPS, Table
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mimo.data import StepSampler
+from mimo.data import Dataset, StepSampler, weights_of
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import Choices, Router, build_part, local
-from mimo.trainer import Trainer
+from mimo.model.runtime import Choices, LanguageBatch, Router, build_part, local
+from mimo.trainer import Job, Trainer
 from mimo.trainer.runtime import StepData, language_batch
 from mimo.trainer.step import build as _assembly
 
@@ -93,7 +93,8 @@ def run_plain(
     losses, norms, gradients = [], [], {}
     gaps = _watch_gaps(parts["language"].module)
     for step in range(1, STEPS + 1):
-        (batch,) = StepData.cut(job, job.train, sampler.samples(step), microbatches=1).microbatches
+        samples = sampler.samples(step)
+        (batch,) = StepData.cut(job, job.train, samples, microbatches=1).microbatches
         rows = {}
         for module in job.encoders:
             items = batch.items(module, 0)
@@ -105,11 +106,16 @@ def run_plain(
                 rows[module.name] = parts[module.name].encode(prepared, [item.info.size for item in items])
         packed = language_batch(batch.packed(0), job, device)
         language = parts["language"].language
-        labels = packed.labels
-        count = int((labels >= 0).sum())
-        loss = language.losses(language(packed, rows, None), labels).sum() / count
-        whole = loss + sum(packed.aux_losses.losses.values()) / count
+        counted = weights_by_hand(job, job.train, samples, packed)
+        total = float(counted.sum())
+        found = language.losses(language(packed, rows, None), packed.labels)
         optimizer.zero_grad()
+        if not total:  # nothing is learned from this step
+            losses.append(0.0)
+            norms.append(0.0)
+            continue
+        loss = (found * counted.to(found)).sum() / total
+        whole = loss + sum(packed.aux_losses.losses.values()) / total
         if whole.requires_grad:  # not where only an encoder trains and has nothing to read
             whole.backward()
         norms.append(_norm(trained.values()))
@@ -129,6 +135,22 @@ def run_plain(
         weights={name: _plain(value) for name, value in weights.items()},
         gap=min(gaps, default=math.inf),
     )
+
+
+def weights_by_hand(job: Job, data: Dataset, samples: Sequence[int], packed: LanguageBatch) -> Tensor:
+    """Return for each row [T] of samples the weight that a dataset gives the text after it, 0 where none follows."""
+    placeholders = {job.tokenizer.placeholder(module.modality) for module in job.encoders}
+    weights = torch.zeros(len(packed.labels), dtype=torch.float64)
+    for number, sample in enumerate(samples):
+        ids = data.tokens(sample)
+        given = weights_of(data, sample) or [1.0] * len(ids)
+        text = [weight for one, weight in zip(ids, given, strict=True) if one not in placeholders]
+        rows = (packed.samples.cpu() == number).nonzero().squeeze(1)
+        if len(rows) and int(packed.tokens[rows[0]]) not in placeholders:
+            text = text[1:]  # nothing stands before it
+        rows = rows[packed.labels.cpu()[rows] >= 0]
+        weights[rows] = torch.tensor(text[: len(rows)], dtype=torch.float64)
+    return weights
 
 
 @torch.no_grad()

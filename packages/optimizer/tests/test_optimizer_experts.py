@@ -84,7 +84,7 @@ def _train(rank: int, ep: int, etp: int) -> tuple[dict[str, Tensor], list[float]
         for name, (mesh, placements, sharers) in layouts.items():
             parameters[name].grad = _lay(_full(name, step) / sharers, mesh, placements)
         optimizer.reduce("language", 0)
-        norms.append(optimizer.step(step, LocalStats(label_tokens=0 if rank else TOKENS, rows={"language": 1})).norm)
+        norms.append(optimizer.step(step, LocalStats(label_weight=0 if rank else TOKENS, rows={"language": 1})).norm)
         optimizer.zero_gradients()
     return {name: _gathered(parameter) for name, parameter in parameters.items()}, norms
 

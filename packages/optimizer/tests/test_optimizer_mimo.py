@@ -113,7 +113,7 @@ def give(optimizer: MimoOptimizer, rank: int, step: int) -> None:
 def local_stats(rank: int, rows: dict[str, int] | None = None, loss: float = 1.0) -> LocalStats:
     """Return a rank's share: tokens on one rank, rows on ranks 0 and 2."""
     counted = {0: {"vision": 2}, 2: {"language": 9}}.get(rank, {}) if rows is None else rows
-    return LocalStats(loss=loss, label_tokens=TOKENS if rank == 3 else 0, rows=counted)
+    return LocalStats(loss=loss, label_weight=TOKENS if rank == 3 else 0, rows=counted)
 
 
 def train(rank: int) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
@@ -253,7 +253,7 @@ def several(rank: int, order: tuple[int, ...]) -> tuple[list[float], list[float]
     between = gradients()
     optimizer.reduce("language", order[1])
     assert {name: is_counted(module.part, name) for name in names} == dict.fromkeys(names, rank == 0)
-    stepped = optimizer.step(1, LocalStats(label_tokens=1, rows={"language": 1}))
+    stepped = optimizer.step(1, LocalStats(label_weight=1, rows={"language": 1}))
     assert stepped.norm == pytest.approx(math.sqrt(3 * (4**2 + 2**2 + 6**2)) / 2, rel=1e-6)
     return between, [2 * one for one in gradients()], sorted(optimizer.state()["language"])
 
@@ -283,7 +283,7 @@ def tied(rank: int) -> tuple[float, list[float]]:
         parameter.grad = DTensor.from_local(value, parameter.device_mesh, parameter.placements, run_check=False)
     optimizer.reduce_tied("language")
     optimizer.reduce("language", rank)
-    stepped = optimizer.step(1, LocalStats(label_tokens=1 if rank else 0, rows={"language": 1}))
+    stepped = optimizer.step(1, LocalStats(label_weight=1 if rank else 0, rows={"language": 1}))
     norm = parameters["language.norm"]
     assert isinstance(norm, DTensor)
     return stepped.norm, norm.to_local().tolist()

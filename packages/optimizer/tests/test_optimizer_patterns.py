@@ -205,7 +205,7 @@ def train(rank: int, clip_by: str, named: bool) -> tuple[dict[str, Tensor], list
     optimizer, found = build(rank, clip_by, named), []
     for step in range(1, STEPS + 1):
         give(optimizer, rank, step)
-        stats = LocalStats(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1})
+        stats = LocalStats(label_weight=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1})
         found.append(optimizer.step(step, stats))
         optimizer.zero_gradients()
     weights = {
@@ -262,7 +262,7 @@ def corrupt(rank: int, name: str) -> tuple[bool, float, bool]:
     if rank == 3:
         for module in optimizer.modules.values():
             local_gradient(module.part.parameters[name]).fill_(math.inf)
-    stepped = optimizer.step(1, LocalStats(label_tokens=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1}))
+    stepped = optimizer.step(1, LocalStats(label_weight=TOKENS if rank == 3 else 0, rows={"vision": 1, "language": 1}))
     state = [value for tree in optimizer.state().values() for value in tree.values()]
     changed = any(float(lay_out(value).abs().sum()) for value in state)
     return stepped.skipped, stepped.group_norms["vision"], changed

@@ -105,7 +105,7 @@ def take(optimizer: MimoOptimizer, rank: int, step: int, *, fault: str = "") -> 
         optimizer.reduce(name, 0)
     stats = LocalStats(
         loss=math.inf if rank == 1 and fault == "loss" else 1.0,
-        label_tokens=TOKENS if rank == 3 and fault != "tokens" else 0,
+        label_weight=TOKENS if rank == 3 and fault != "tokens" else 0,
         rows={"vision": 2, "language": 9} if rank == 2 else {},
     )
     return optimizer.step(step, stats)

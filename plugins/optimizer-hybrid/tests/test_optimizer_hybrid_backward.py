@@ -78,7 +78,7 @@ class Setup:
 
     def step(self, step: int) -> bool:
         """Take the step of these gradients; tell whether it was skipped."""
-        return self.optimizer.step(step, LocalStats(loss=1.0, label_tokens=3, rows={"model": 1})).skipped
+        return self.optimizer.step(step, LocalStats(loss=1.0, label_weight=3, rows={"model": 1})).skipped
 
     @property
     def values(self) -> list[Tensor]:

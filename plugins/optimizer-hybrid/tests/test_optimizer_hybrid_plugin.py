@@ -87,7 +87,7 @@ def steps(_rank: int, fraction: float) -> list[bool]:
             layer(torch.ones(2, 20)).sum().backward()
         for name in layers:
             optimizer.reduce(name, 0)
-        optimizer.step(step, LocalStats(loss=1.0, label_tokens=1, rows=rows))
+        optimizer.step(step, LocalStats(loss=1.0, label_weight=1, rows=rows))
         optimizer.synchronize()
         after = _values(optimizer)
         found += [

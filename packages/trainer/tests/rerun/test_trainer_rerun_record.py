@@ -30,6 +30,10 @@ class Dataset:
         self.asked.append(("tokens", sample))
         return [sample, 2**40, 7]
 
+    def weights(self, sample: int) -> list[float] | None:
+        self.asked.append(("weights", sample))
+        return [0.1, 0, 3] if sample else None
+
     def infos(self, sample: int) -> list[ItemInfo]:
         self.asked.append(("infos", sample))
         return [ItemInfo(sample=sample, index=0, modality="image", size=(3, 4))]
@@ -47,6 +51,7 @@ def record() -> RankRecord:
     samples = KeptSamples(numbers=(1, 0, 1), base=Dataset())
     for number in (1, 0, 1):
         samples.tokens(number)
+        samples.weights(number)
         samples.infos(number)
     samples.item(
         ("vision", 1, 0), lambda: {"pixels": torch.rand(3, 2, dtype=torch.bfloat16), "none": torch.zeros(0, 4)}
@@ -66,6 +71,7 @@ def test_a_record_reads_back_as_it_was() -> None:
     assert found.samples.numbers == (1, 0, 1)
     for number in (0, 1):
         assert found.samples.tokens(number) == before.samples.tokens(number) == (number, 2**40, 7)
+        assert found.samples.weights(number) == before.samples.weights(number) == ((0.1, 0, 3) if number else None)
         assert found.samples.infos(number) == before.samples.infos(number)
         assert found.samples.where(number) == f"lines:{number}"
     item, old = (one.samples.item(("vision", 1, 0), dict) for one in (found, before))
@@ -89,9 +95,10 @@ def test_samples_are_read_once() -> None:
     kept = KeptSamples(numbers=(1,), base=data)
     for _ in range(2):
         kept.tokens(1)
+        kept.weights(1)
         kept.infos(1)
         kept.item(("vision", 1, 0), lambda: {"x": torch.tensor(kept.raw(1, 0))})
-    assert data.asked == [("tokens", 1), ("infos", 1), ("raw", 1)]
+    assert data.asked == [("tokens", 1), ("weights", 1), ("infos", 1), ("raw", 1)]
 
 
 def test_numbers_without_a_place_are_refused() -> None:

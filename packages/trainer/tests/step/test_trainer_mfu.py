@@ -17,6 +17,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.peak import known_peak, peak_of
+from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.step.step_info import FlopsReport
@@ -45,7 +46,10 @@ def reported(job: Job, seconds: float = 2.0) -> Any:
     """Return what is told of the language model in a step of so many seconds over all samples."""
     assert job.train is not None
     data = StepData.cut(job, job.train, range(4), microbatches=job.microbatches)
-    return FlopsReport(job, device=CPU).of(data, label_tokens=LABELS, seconds=seconds).get("language")
+    layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
+    samples = SampleStats.of_layouts(job, layouts)
+    assert samples.labels == LABELS
+    return FlopsReport(job, device=CPU).of(samples, seconds=seconds).get("language")
 
 
 def layers_forward() -> int:

@@ -97,16 +97,18 @@ class Flops:
 class StepInfo:
     """What happened in one training step, equal on every rank, times excepted.
 
-    ``loss`` is per label token over the global batch; ``rows`` counts each module's rows in the step; ``norms`` are
-    per-module gradient norms before clipping; ``seconds`` is the wall time of the step on this rank;
-    ``module_seconds`` are those of each module's computations, waiting for their rows included, as a mean over its
-    ranks (what is encoded ahead counts where it is done). ``losses`` are further losses that are trained on beside
-    ``loss``, per label token like it; ``counts`` is what else the model counts, such as the rows that each expert took.
-    ``edges`` is what was sent on each edge, where ``logging.edges`` asks for it. ``loss_scale`` is what fp16 multiplied
-    the loss by in this step; None in other precisions. ``group_norms`` are those of clip groups that have a name of
-    their own; ``zero_gradients`` counts the numbers of each module's gradients that are exactly zero, where
-    ``logging.zero_gradients`` asks for it. ``optimizer_bytes`` is what optimizers hold that can say so, by module, on
-    all its ranks together. ``flops`` is the arithmetic of each module whose plugin gives it.
+    ``loss`` is per label token over the global batch, each counted by its weight; ``label_tokens`` are those whose
+    weight is not 0, and ``label_weight`` is the sum of their weights, which is their number if the data gives none;
+    ``rows`` counts each module's rows in the step; ``norms`` are per-module gradient norms before clipping;
+    ``seconds`` is the wall time of the step on this rank; ``module_seconds`` are those of each module's computations,
+    waiting for their rows included, as a mean over its ranks (what is encoded ahead counts where it is done).
+    ``losses`` are further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else
+    the model counts, such as the rows that each expert took. ``edges`` is what was sent on each edge, where
+    ``logging.edges`` asks for it. ``loss_scale`` is what fp16 multiplied the loss by in this step; None in other
+    precisions. ``group_norms`` are those of clip groups that have a name of their own; ``zero_gradients`` counts the
+    numbers of each module's gradients that are exactly zero, where ``logging.zero_gradients`` asks for it.
+    ``optimizer_bytes`` is what optimizers hold that can say so, by module, on all its ranks together. ``flops`` is the
+    arithmetic of each module whose plugin gives it.
     """
 
     step: int
@@ -114,6 +116,7 @@ class StepInfo:
     grad_norm: float
     lr: float
     label_tokens: int
+    label_weight: float = attrs.field()
     rows: Mapping[str, int]
     norms: Mapping[str, float]
     seconds: float
@@ -130,6 +133,10 @@ class StepInfo:
     optimizer_bytes: Mapping[str, OptimizerBytes] = attrs.field(factory=dict)
     flops: Mapping[str, Flops] = attrs.field(factory=dict)
 
+    @label_weight.default
+    def _of_label_tokens(self) -> float:
+        return float(self.label_tokens)
+
 
 @attrs.frozen(kw_only=True)
 class Prediction:
@@ -137,9 +144,9 @@ class Prediction:
 
     Args:
         sample: its number in the evaluation dataset.
-        text: the argmax at each label given the true tokens before it, up to the end, as text. Where all of it is
-            right, it is what greedy decoding gives.
-        is_exact: whether the argmax is right at each label.
+        text: the argmax at each label whose weight is not 0 given the true tokens before it, up to the end, as text.
+            Where all of it is right, it is what greedy decoding gives.
+        is_exact: whether the argmax is right at each of them.
         item: the sample's first item as the dataset gives it, such as an image; None if it has none.
     """
 
@@ -155,8 +162,8 @@ class EvaluationInfo:
 
     Args:
         step: after which it was made.
-        loss: per label token.
-        exact_match: share of samples whose every label token is the argmax.
+        loss: per label token, each counted by its weight.
+        exact_match: share of samples of which every label token whose weight is not 0 is the argmax.
         samples: how many there were.
         predictions: for the first samples, on one rank; empty on the others. Each is made when it is taken out.
     """

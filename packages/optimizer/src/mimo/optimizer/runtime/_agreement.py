@@ -26,7 +26,7 @@ class LocalStats:
 
     Args:
         loss: sum of token losses.
-        label_tokens: number of label tokens.
+        label_weight: sum of the weights of label tokens; their number where each weighs 1.
         rows: rows that each module ran, by module name.
         seconds: time spent in each module, by module name.
         counts: further sums by name (samples cut, samples right).
@@ -38,7 +38,7 @@ class LocalStats:
     """
 
     loss: float = 0.0
-    label_tokens: int = 0
+    label_weight: float = 0.0
     rows: Mapping[str, int] = attrs.field(factory=dict)
     seconds: Mapping[str, float] = attrs.field(factory=dict)
     counts: Mapping[str, int] = attrs.field(factory=dict)
@@ -51,7 +51,7 @@ class LocalStats:
         """Return the sums of both."""
         return LocalStats(
             loss=self.loss + other.loss,
-            label_tokens=self.label_tokens + other.label_tokens,
+            label_weight=self.label_weight + other.label_weight,
             rows=_add(self.rows, other.rows),
             seconds=_add(self.seconds, other.seconds),
             counts=_add(self.counts, other.counts),
@@ -71,7 +71,7 @@ class ReducedStats:
     """
 
     loss: float
-    label_tokens: int
+    label_weight: float
     rows: Mapping[str, int]
     seconds: Mapping[str, float]
     counts: Mapping[str, int]
@@ -80,6 +80,11 @@ class ReducedStats:
     squares: Mapping[NormBucket, float]
     digests_equal: bool
     stops: int
+
+    @property
+    def divisor(self) -> float:
+        """What makes a mean over label tokens of their weighted sum."""
+        return self.label_weight or 1.0
 
     @property
     def finite(self) -> bool:
@@ -108,7 +113,7 @@ def agree(
         extra_sums: names of all sums of several values, likewise, with their numbers of values.
         device: of the process group.
     """
-    mine = [stats.loss, stats.label_tokens, stats.stops, *_digest_terms(stats.digest)]
+    mine = [stats.loss, stats.label_weight, stats.stops, *_digest_terms(stats.digest)]
     named = [(stats.rows, modules), (stats.seconds, modules), (stats.zeros, modules), (stats.counts, counts)]
     mine += [values.get(name, 0) for values, names in named for name in names]
     mine += [squares.get(bucket, 0.0) for bucket in buckets]
@@ -119,13 +124,13 @@ def agree(
         vector = torch.cat([vector, *(stats.extra_sums.get(name, nothing[name]).to(vector) for name in sizes)])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(vector)
-    loss, label_tokens, stops, *rest = vector[: len(mine)].tolist()
+    loss, label_weight, stops, *rest = vector[: len(mine)].tolist()
     sums = iter(rest)
     digests_equal = _digests_equal([next(sums) for _ in range(1 + 2 * WORDS)])
     rows, seconds, zeros, others = ({name: next(sums) for name in names} for _, names in named)
     return ReducedStats(
         loss=loss,
-        label_tokens=round(label_tokens),
+        label_weight=label_weight,
         rows={name: round(value) for name, value in rows.items()},
         seconds=seconds,
         squares={bucket: next(sums) for bucket in buckets},

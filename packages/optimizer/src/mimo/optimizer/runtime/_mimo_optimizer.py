@@ -224,21 +224,20 @@ class MimoOptimizer:
     def propose(self, stats: LocalStats) -> StepDecision:
         """Reduce the statistics of all ranks to a decision on the step; change nothing.
 
-        The gradient is divided by the label tokens of the whole step, and by the loss scale. A step without any, or
-        with a loss or gradient that is not finite, is skipped.
+        The gradient is divided by the weight of the label tokens of the whole step, and by the loss scale. A step
+        without any, or with a loss or gradient that is not finite, is skipped.
         """
         gradients = self._proposed = self._gradients.read()
         agreed = self._agree(stats, gradients)
-        tokens = max(agreed.label_tokens, 1)
-        divisor = tokens * self.loss_scale
+        divisor = agreed.divisor * self.loss_scale
         norm = math.sqrt(sum(agreed.squares.values())) / divisor if agreed.finite else math.nan
         return StepDecision(
             agreed=agreed,
-            loss=agreed.loss / tokens,
+            loss=agreed.loss / agreed.divisor,
             norm=norm,
             norms={name: _norm(agreed, module=name) / divisor for name in self._names},
             group_norms={group: _norm(agreed, group=group) / divisor for _, group in self._buckets},
-            skips=agreed.label_tokens == 0 or not math.isfinite(norm),
+            skips=agreed.label_weight == 0 or not math.isfinite(norm),
         )
 
     @torch.no_grad()
@@ -250,7 +249,7 @@ class MimoOptimizer:
         gradients, self._proposed = self._proposed, {}
         agreed = proposed.agreed
         loss_scale = self.loss_scale
-        divisor = max(agreed.label_tokens, 1) * loss_scale
+        divisor = agreed.divisor * loss_scale
         self.synchronize("step")
         if not proposed.skips:
             factors = {group: self._clipping(group, norm) / divisor for group, norm in proposed.group_norms.items()}
@@ -259,7 +258,7 @@ class MimoOptimizer:
                     for stepper in module.steppers:
                         lr = stepper.rule.learning_rate.at(step, begun=self.schedule_begun)
                         stepper.step(lr, gradients, factors[stepper.rule.clip_group])
-        if self._scaling is not None and agreed.label_tokens:
+        if self._scaling is not None and agreed.label_weight:
             self._scaling.update(finite=agreed.finite)
         return StepResult(
             agreed=agreed,

@@ -125,6 +125,8 @@ def _fingerprint(layouts: Iterable[SampleLayout]) -> bytes:
     for layout in layouts:
         found.update(f"{layout.sample} {len(layout.tokens)};".encode())
         found.update(layout.tokens.tobytes())
+        if layout.weights is not None:
+            found.update(b"weights;" + layout.weights.tobytes())
         for item in layout.items:
             found.update(f"{item.info.modality} {item.start} {item.rows} {item.info.size};".encode())
     return found.digest()

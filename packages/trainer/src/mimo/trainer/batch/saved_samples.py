@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 from torch import Tensor
 
-from mimo.data import Dataset
+from mimo.data import Dataset, weights_of
 from mimo.hooks import ItemInfo
 
 ItemKey: TypeAlias = tuple[str, int, int]
@@ -26,13 +26,14 @@ class KeptSamples:
     Args:
         numbers: of the samples, in the order of the step.
         base: where what is not kept is read; None where all is kept.
-        kept_tokens, kept_infos, kept_places: of samples, by number.
+        kept_tokens, kept_weights, kept_infos, kept_places: of samples, by number.
         items: what encoders were given.
     """
 
     numbers: tuple[int, ...]
     base: Dataset | None = None
     kept_tokens: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    kept_weights: dict[int, tuple[float, ...] | None] = attrs.field(factory=dict)
     kept_infos: dict[int, tuple[ItemInfo, ...]] = attrs.field(factory=dict)
     kept_places: dict[int, str] = attrs.field(factory=dict)
     items: dict[ItemKey, Mapping[str, Tensor]] = attrs.field(factory=dict)
@@ -46,6 +47,13 @@ class KeptSamples:
         if sample not in self.kept_tokens:
             self.kept_tokens[sample] = tuple(map(int, self._base.tokens(sample)))
         return self.kept_tokens[sample]
+
+    def weights(self, sample: int) -> Sequence[float] | None:
+        """Return the weights of a sample's tokens, None if it has none."""
+        if sample not in self.kept_weights:
+            weights = weights_of(self._base, sample)
+            self.kept_weights[sample] = None if weights is None else tuple(map(float, weights))
+        return self.kept_weights[sample]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items of a sample."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from mimo.data import NO_LABEL, Dataset, SampleLayout, StepSampler
+from mimo.data import Dataset, SampleLayout, StepSampler
 from mimo.hooks import DataError
 from mimo.trainer.job.job import Job
 
@@ -20,7 +20,7 @@ class SampleStats:
 
     Args:
         lengths: rows of each, those of items included.
-        labels: number of rows that have labels, over all samples.
+        labels: number of rows that have labels of a weight other than 0, over all samples.
         sizes: of all their items, by modality.
     """
 
@@ -39,16 +39,15 @@ class SampleStats:
         if not layouts:
             longest = job.settings.data.max_tokens
             return cls(lengths=(longest,), labels=longest, sizes={})
-        labels = sum(int(np.count_nonzero(layout.labels != NO_LABEL)) for layout in layouts)
-        return cls.of_layouts(job, layouts, labels=labels)
+        return cls.of_layouts(job, layouts)
 
     @classmethod
-    def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout], *, labels: int) -> SampleStats:
-        """Return statistics of these samples, which have so many labels."""
+    def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> SampleStats:
+        """Return statistics of these samples."""
         infos = [item.info for layout in layouts for item in layout.items]
         return cls(
             lengths=tuple(len(layout.tokens) for layout in layouts),
-            labels=labels,
+            labels=sum(int(np.count_nonzero(layout.targets)) for layout in layouts),
             sizes={
                 module.modality: tuple(info.size for info in infos if info.modality == module.modality)
                 for module in job.encoders

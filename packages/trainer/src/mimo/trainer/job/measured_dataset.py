@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from mimo.data import Dataset, load_image, open_image
+from mimo.data import Dataset, load_image, open_image, weights_of
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 
@@ -43,6 +43,10 @@ class MeasuredDataset:
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of a sample."""
         return self._inner.tokens(sample)
+
+    def weights(self, sample: int) -> Sequence[float] | None:
+        """Return the weights of a sample's tokens, None if it has none."""
+        return weights_of(self._inner, sample)
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items of a sample with their sizes; one of a modality that nobody reads may have none.

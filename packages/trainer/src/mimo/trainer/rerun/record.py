@@ -67,6 +67,9 @@ class RankRecord:
                     "number": number,
                     "where": kept.where(number),
                     "tokens": arrays.add(torch.tensor(kept.tokens(number), dtype=torch.int64)),
+                    "weights": None
+                    if (weights := kept.weights(number)) is None
+                    else arrays.add(torch.tensor(weights, dtype=torch.float64)),
                     "items": [[info.index, info.modality, list(info.size)] for info in kept.infos(number)],
                 }
                 for number in dict.fromkeys(kept.numbers)
@@ -144,6 +147,8 @@ def _read(data: Tensor) -> RankRecord:
     for sample in text["samples"]:
         number = int(sample["number"])
         kept.kept_tokens[number] = tuple(arrays[sample["tokens"]].tolist())
+        weights = sample.get("weights")  # a record of an earlier version has none
+        kept.kept_weights[number] = None if weights is None else tuple(arrays[weights].tolist())
         kept.kept_places[number] = str(sample["where"])
         kept.kept_infos[number] = tuple(
             ItemInfo(sample=number, index=int(index), modality=str(modality), size=_integers(size))

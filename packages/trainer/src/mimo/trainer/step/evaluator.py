@@ -78,7 +78,7 @@ class Evaluator:
         sums = self.reduce(share)
         info = EvaluationInfo(
             step=step,
-            loss=sums.loss / max(sums.label_tokens, 1),
+            loss=sums.loss / sums.divisor,
             exact_match=sums.counts["right"] / max(sums.counts["samples"], 1),
             samples=sums.counts["samples"],
         )

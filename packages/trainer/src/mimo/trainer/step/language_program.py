@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,11 +93,12 @@ class LanguageProgram(Program):
         return self.place.tp == 0
 
     def _read(self, step: Microbatch, packed: Packed, hidden: Tensor, batch: LanguageBatch) -> Tensor:
-        """Return the sum of the token losses of this rank's rows, and count and judge them."""
-        loss = self.part.language.losses(hidden, batch.labels, batch.labelled).sum()
+        """Return the weighted sum of the token losses of this rank's rows, and count and judge them."""
+        losses = self.part.language.losses(hidden, batch.labels, batch.labelled)
+        loss = (losses if batch.weights is None else losses * batch.weights).sum()
         if self._counts:
             self._losses.append(loss.detach().double())
-            self._label_tokens += int(np.count_nonzero(packed.labels != NO_LABEL))
+            self._label_weight += packed.label_weight
         if self._scores:
             greedy = self.part.language.greedy(hidden)
             if self._counts:
@@ -123,9 +125,10 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         trains: whether what it is to predict further on is asked too.
     """
 
-    def tensor(values: NDArray[np.int64]) -> Tensor:
+    def tensor(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
+    weights = packed.weights
     return LanguageBatch(
         tokens=tensor(packed.tokens),
         labels=tensor(packed.labels),
@@ -138,11 +141,19 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         },
         samples=tensor(packed.samples),
         label_tokens=packed.label_tokens,
-        labelled=tensor(np.flatnonzero(packed.labels != NO_LABEL)),
+        labelled=tensor(np.flatnonzero(packed.targets)),
+        weights=None if weights is None else tensor(weights.rows),
+        weight_sums=None if weights is None else weights.sums,
         grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
-        mtp_labels=tuple(
-            MtpLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
-            for labels, counts in zip(packed.next_labels, packed.next_counts, strict=True)
-            if trains
-        ),
+        mtp_labels=tuple(_mtp_labels(packed, k, tensor) for k in range(len(packed.next_labels)) if trains),
     )
+
+
+def _mtp_labels(packed: Packed, k: int, tensor: Callable[[NDArray[Any]], Tensor]) -> MtpLabels:
+    """Return what packed samples are to predict k + 1 tokens after the next."""
+    labels, counts = packed.next_labels[k], packed.next_counts[k]
+    if packed.weights is None:
+        return MtpLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
+    weights = packed.weights.next_rows[k]
+    rows = np.flatnonzero(weights)  # the others have labels too, which later depths read as their tokens
+    return MtpLabels(tensor(labels), tensor(rows), counts, tensor(weights), packed.weights.next_sums[k])

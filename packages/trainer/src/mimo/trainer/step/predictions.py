@@ -10,13 +10,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mimo.data import NO_LABEL, Packed
+from mimo.data import Packed
 from mimo.topology.collectives import all_gather_single
 
 
 @attrs.frozen(kw_only=True)
 class Prediction:
-    """What the model predicts for a held-out sample: at each label, the argmax given the true tokens before it."""
+    """What the model predicts for a held-out sample: at each label, the argmax given the true tokens before it.
+
+    Labels of weight 0 are passed over.
+    """
 
     sample: int
     ids: tuple[int, ...]
@@ -39,22 +42,25 @@ def gather_ids(ids: Tensor, counts: Sequence[int], group: dist.ProcessGroup) -> 
 def predictions_of(
     samples: Sequence[int], shares: Sequence[Packed], ids: Sequence[NDArray[np.int64]]
 ) -> Iterator[Prediction]:
-    """Yield the prediction for each sample of a lane that has labels.
+    """Yield the prediction for each sample of a lane that has labels of a weight other than 0.
 
     Args:
         samples: of the lane.
         shares: each context rank's rows of them.
         ids: [T] of each, the argmax after each row.
     """
-    number, position, label, predicted = (
+    number, position, label, target, predicted = (
         np.concatenate(found)
         for found in zip(
-            *((share.samples, share.positions, share.labels, own) for share, own in zip(shares, ids, strict=True)),
+            *(
+                (share.samples, share.positions, share.labels, share.targets, own)
+                for share, own in zip(shares, ids, strict=True)
+            ),
             strict=True,
         )
     )
     order = np.lexsort((position, number))
-    order = order[label[order] != NO_LABEL]
+    order = order[target[order]]
     for index, sample in enumerate(samples):
         own = order[number[order] == index]
         if len(own):

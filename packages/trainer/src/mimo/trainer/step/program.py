@@ -21,8 +21,8 @@ from mimo.trainer.step.predictions import Prediction
 from mimo.trainer.step.probe import StepProbe
 
 COUNTS = ("truncated", "right", "samples")
-"""Sums beside loss and rows: samples cut short; of the held-out samples that have labels, those whose every label token
-is the argmax, and all."""
+"""Sums beside loss and rows: samples cut short; of the held-out samples that have labels that weigh something, those of
+which each such label is the argmax, and all."""
 
 
 class Program(abc.ABC):
@@ -93,7 +93,7 @@ class Program(abc.ABC):
         self._losses: list[Tensor] = []
         self.predictions: list[Prediction] = []
         self._extra_sums: dict[str, Tensor] = {}
-        self._label_tokens = 0
+        self._label_weight = 0.0
         self._rows = 0
         self._truncated = 0
 
@@ -101,7 +101,7 @@ class Program(abc.ABC):
         """Return this rank's share of what the step adds up to."""
         return LocalStats(
             loss=float(torch.stack(self._losses).sum()) if self._losses else 0.0,
-            label_tokens=self._label_tokens,
+            label_weight=self._label_weight,
             rows={self.module.name: self._rows},
             counts={
                 "truncated": self._truncated,

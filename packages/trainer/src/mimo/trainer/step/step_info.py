@@ -66,12 +66,15 @@ class StepReport:
             optimizer_bytes: of `add_up_memory`.
         """
         job, sums = self._job, result.agreed
+        layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
+        samples = SampleStats.of_layouts(job, layouts)
         return StepInfo(
             step=step,
             loss=result.loss,
             grad_norm=result.norm,
             lr=result.lr,
-            label_tokens=sums.label_tokens,
+            label_tokens=samples.labels,
+            label_weight=sums.label_weight,
             rows=sums.rows,
             norms=result.norms,
             seconds=seconds,
@@ -79,14 +82,14 @@ class StepReport:
             tokens_per_second=sums.rows[job.language.name] / seconds,
             truncated=sums.counts["truncated"],
             skipped=result.skipped,
-            losses={name: float(sums.extra_sums[name]) / max(sums.label_tokens, 1) for name in self._announced.losses},
+            losses={name: float(sums.extra_sums[name]) / sums.divisor for name in self._announced.losses},
             counts={name: sums.extra_sums[name].long().tolist() for name in self._announced.counts},
             edges=self._traffic.read(sums.extra_sums),
             loss_scale=result.loss_scale,
             group_norms={group: result.group_norms[group] for group in self._groups},
             optimizer_bytes=optimizer_bytes,
             zero_gradients=dict(sums.zeros) if job.settings.logging.zero_gradients else {},
-            flops=self._flops.of(data, label_tokens=sums.label_tokens, seconds=seconds),
+            flops=self._flops.of(samples, seconds=seconds),
         )
 
 
@@ -103,16 +106,13 @@ class FlopsReport:
         self._peak = peak_of(job.settings.run, device)
         self._modules = [module for module in job.modules if module.spec.flops is not None]
 
-    def of(self, data: StepData, *, label_tokens: int, seconds: float) -> Mapping[str, Flops]:
+    def of(self, samples: SampleStats, *, seconds: float) -> Mapping[str, Flops]:
         """Return by module what a step comes to; a module whose plugin does not tell is left out.
 
         Args:
-            data: its samples.
-            label_tokens: of them all, as the ranks have agreed on.
+            samples: of the step.
             seconds: that the step took.
         """
-        layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
-        samples = SampleStats.of_layouts(self._job, layouts, labels=label_tokens)
         return {
             module.name: self._flops(module.name, samples, seconds * len(module.grid.ranks)) for module in self._modules
         }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mimo.data import DatasetSpec, Tokenizer, TokenizerSpec
+from mimo.data import DatasetSpec, Tokenizer, TokenizerSpec, weights_of
 from mimo.hooks import ConfigError, EvaluationInfo, PlanError, RunInfo, StepInfo, discover, lifecycle
 from mimo.trainer.config.structure import structure
 from mimo.trainer.config.toml import make_settings
@@ -148,7 +148,7 @@ def _opened(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> tuple[Any, 
 
 
 def _has_samples(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None:
-    """Each sample has ids of the tokenizer, ends with its end, and has one placeholder for each item."""
+    """Each sample has ids of the tokenizer, its end, one placeholder for each item, and weights of its ids or none."""
     dataset, samples = _opened(spec, config, tokenizer)
     placeholders = {tokenizer.placeholder(modality): modality for modality in MODALITIES}
     for sample in samples:
@@ -164,6 +164,15 @@ def _has_samples(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None:
             counts = shown.count(modality), modalities.count(modality)
             assert counts[0] == counts[1], f"{where}: {counts[0]} placeholders and {counts[1]} items of {modality!r}"
         assert all(info.sample == sample for info in infos), f"{where}: items of another sample"
+        weights = _weights(dataset, sample)
+        assert weights is None or len(weights) == len(ids), f"{where}: {len(weights or ())} weights of {len(ids)} ids"
+        assert all(0 <= weight < math.inf for weight in weights or ()), f"{where}: weights that are none, {weights}"
+
+
+def _weights(dataset: Any, sample: int) -> list[float] | None:
+    """Return the weights of a sample's ids, if it has some."""
+    weights = weights_of(dataset, sample)
+    return None if weights is None else list(weights)
 
 
 def _has_items(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None:
@@ -186,7 +195,9 @@ def _answers_alike(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None
     (first, samples), (second, _) = (_opened(spec, config, tokenizer) for _ in range(2))
     assert len(first) == len(second), f"{len(first)} samples, then {len(second)}"
     for sample in samples:
-        answers = [(list(one.tokens(sample)), list(one.infos(sample))) for one in (first, second, first)]
+        answers = [
+            (list(one.tokens(sample)), _weights(one, sample), list(one.infos(sample))) for one in (first, second, first)
+        ]
         assert answers[0] == answers[1] == answers[2], f"{first.where(sample)}: {answers[0]}, then {answers[1:]}"
 
 

@@ -65,7 +65,7 @@ class _TrialRun:
             if rows:
                 loss.backward()
         optimizer.reduce(_NAME, 0)
-        optimizer.step(step, LocalStats(loss=loss.item(), label_tokens=4, rows={_NAME: rows}))
+        optimizer.step(step, LocalStats(loss=loss.item(), label_weight=4, rows={_NAME: rows}))
 
     @property
     def weights(self) -> dict[str, Tensor]:
