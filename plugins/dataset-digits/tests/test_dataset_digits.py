@@ -13,8 +13,8 @@ import pluggy
 import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
 
-from mimo.data import DATASETS, SplitName, Tokenizer, _byte, _word, lay_out
-from mimo.hooks import ConfigError
+from mimo.data import DATASETS, TOKENIZERS, SplitName, Tokenizer, lay_out
+from mimo.hooks import ConfigError, discover
 from mimo_dataset_digits import WORDS, DigitsConfig
 from mimo_dataset_digits._plugin import DigitsDataset, open_digits
 
@@ -23,7 +23,8 @@ DATA = load_digits()
 
 def tokenizer(*modalities: str, words: tuple[str, ...] = WORDS) -> Tokenizer:
     """Return a word tokenizer, by default one that serves."""
-    return _word.build(_word.WordConfig(words=words), modalities or ("image",))
+    word = discover(TOKENIZERS).find("word", "here")
+    return word.build(word.config(words=words), modalities or ("image",))
 
 
 def opened(split: SplitName, held_out: float = 0.2) -> DigitsDataset:
@@ -86,7 +87,8 @@ def test_digits_tokens() -> None:
 
 def test_digits_byte_tokenizer_serves() -> None:
     """Any tokenizer that encodes the captions will do."""
-    dataset = open_digits(DigitsConfig(), _byte.build(_byte.ByteConfig(), ["image"]), "train")
+    byte = discover(TOKENIZERS).find("byte", "here")
+    dataset = open_digits(DigitsConfig(), byte.build(byte.config(), ["image"]), "train")
     assert bytes(dataset.tokens(0)[1:-1]).startswith(b" the digit is ")
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pluggy
 import pytest
 
-from mimo.data import DATASETS, SplitName, Tokenizer, _word, lay_out
-from mimo.hooks import ConfigError
+from mimo.data import DATASETS, TOKENIZERS, SplitName, Tokenizer, lay_out
+from mimo.hooks import ConfigError, discover
 from mimo_dataset_digits import load_split
 from mimo_dataset_spoken_digits import WORDS, SpokenDigitsConfig
 from mimo_dataset_spoken_digits._clips import DIGITS, clips_of
@@ -57,7 +57,8 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
 
 def tokenizer(words: tuple[str, ...] = WORDS) -> Tokenizer:
     """Return a word tokenizer, by default one that serves."""
-    return _word.build(_word.WordConfig(words=words), ("image", "audio"))
+    word = discover(TOKENIZERS).find("word", "here")
+    return word.build(word.config(words=words), ("image", "audio"))
 
 
 def opened(spoken: tuple[Path, str, Path], pictures: int = 0) -> SpokenDigitsDataset:
