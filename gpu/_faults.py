@@ -29,9 +29,7 @@ from test_oracle import on
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import Terms, launch, start_method
 from mimo.trainer import Trainer
-from mimo.trainer.resume.attempt import note_failure
-from mimo.trainer.run.train import train
-from mimo.trainer.runtime import Decide, StepOutcome
+from mimo.trainer.runtime import Decide, StepOutcome, note_failure, train_rank
 
 STEPS, STRUCK, SAVED = 5, 3, 2
 RANK, WORLD = 1, 4
@@ -68,7 +66,7 @@ def train_struck(settings: Table, how: str, process: ProcessInfo) -> None:
         return take(trainer, number, decide)
 
     with mock.patch.object(Trainer, "take", struck):
-        train(make_job(settings), process)
+        train_rank(make_job(settings), process)
 
 
 def settings_of(directory: Path, *, timeout: float = PATIENT, **checkpoint: Any) -> Table:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 import attrs
 from commands import be_mimo, start
 
+from mimo.launch import Heartbeat
 from mimo.testing import Ended
 
 
@@ -59,7 +60,6 @@ def _be_struck(blow: Blow, *words: str) -> NoReturn:
 def _prepare(blow: Blow) -> None:
     """Patch what the rank will call; it inherits this."""
     from mimo.launch.start import worker as _worker
-    from mimo.trainer.run import train as _train
 
     match blow.when:
         case "write":
@@ -74,7 +74,14 @@ def _prepare(blow: Blow) -> None:
         case "time":
             vars(_worker)["_prepare"] = _before(vars(_worker)["_prepare"], _timer(blow).start, blow)
         case "load":
-            vars(_train)["resume"] = _before(vars(_train)["resume"], _timer(blow).start, blow)
+            enter, begin = Heartbeat.enter, _before(lambda: None, _timer(blow).start, blow)
+
+            def enter_struck(heartbeat: Heartbeat, doing: str) -> None:
+                enter(heartbeat, doing)
+                if doing == "loading":
+                    begin()
+
+            setattr(Heartbeat, "enter", enter_struck)  # noqa: B010  # mypy refuses to assign a method
 
 
 def _before(function: Callable[..., Any], do: Callable[[], object], blow: Blow) -> Callable[..., Any]:

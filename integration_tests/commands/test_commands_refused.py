@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from commands import TEXT, here, install, mimo
 from house import ROOT
-
-from mimo.trainer.run import tasks as _tasks
 
 EXAMPLE = "examples/digits.toml"
 
@@ -136,7 +135,7 @@ def test_check_refuses_what_train_does(
     def never(*_args: object, **_named: object) -> None:
         pytest.fail("it was launched")
 
-    monkeypatch.setattr(_tasks, "launch", never)
+    monkeypatch.setattr(BaseProcess, "start", never)
     trained, checked = (
         here(command, EXAMPLE, *(word.format(**names) for word in words)) for command in ("train", "check")
     )

@@ -12,11 +12,15 @@ from mimo.testing import Ended, script
 
 PROGRAM = """
 import sys
-from mimo.trainer.run import tasks as _tasks
-from mimo.trainer.commands.main import run
 
 if __name__ == "__main__":  # what follows is the launcher's alone: the interpreters that it starts know nothing of it
-    _tasks.start_method = lambda device: "spawn"
+    import mimo.launch.runtime
+
+    mimo.launch.runtime.start_method = lambda device: "spawn"
+    for name in [name for name in sys.modules if name.startswith("mimo.trainer")]:
+        del sys.modules[name]  # modules that were imported before have the other function
+    from mimo.trainer.commands.main import run
+
     sys.exit(run(sys.argv[1:]))
 """
 SHORT = (

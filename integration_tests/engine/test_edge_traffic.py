@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
+from commands import here
 from jobs import CPU, make_job
-from rich.console import Console
 from tables import Table, table
 
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
 from mimo.trainer import Trainer
-from mimo.trainer.commands.tables.job import show_job
 from mimo.trainer.runtime import expect_traffic
 
 WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -70,17 +70,17 @@ def test_nothing_is_told_unless_it_is_asked_for(pool: Pool) -> None:
     )
 
 
-def shown(modules: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+def shown(folder: Path, modules: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Return the words of each line that `mimo check` shows of the boundary, for 24 digits of 16 rows each."""
     settings = {**ask(modules), "data": {"plugin": "digits"}, "tokenizer": {"plugin": "word", "words": WORDS}}
-    job, out = make_job(settings), io.StringIO()
-    show_job(Console(file=out, width=160), job, {}, list(expect_traffic(job, 1)))
-    return [line.split()[1:] for line in out.getvalue().splitlines() if line.startswith("vision->language")]
+    (folder / "my.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    printed = here("check", folder / "my.toml", f"run.directory={folder / 'run'}").printed
+    return [line.split()[1:] for line in printed.splitlines() if line.startswith("vision->language")]
 
 
-def test_check_shows_rows_and_bytes_by_rank_beside_the_least_that_must_cross() -> None:
+def test_check_shows_rows_and_bytes_by_rank_beside_the_least_that_must_cross(tmp_path: Path) -> None:
     """Two lanes of 192 rows of 24 numbers, shared between two tensor ranks: each row goes to one of them."""
-    assert shown({"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}}) == [
+    assert shown(tmp_path, {"vision": {"ranks": [0, 1]}, "language": {"ranks": [2, 3], "tp": 2}}) == [
         ["0", "192", "18,432", "0", "0", "0"],
         ["1", "192", "18,432", "0", "0", "0"],
         ["2", "0", "0", "0", "192", "18,432"],
@@ -90,15 +90,15 @@ def test_check_shows_rows_and_bytes_by_rank_beside_the_least_that_must_cross() -
     ]
 
 
-def test_check_counts_rows_that_stay_where_they_are_as_not_sent() -> None:
+def test_check_counts_rows_that_stay_where_they_are_as_not_sent(tmp_path: Path) -> None:
     """Both ends on the same ranks and lanes move nothing; where one lane of two is elsewhere, it alone does."""
-    assert shown({"vision": {"ranks": [0, 1]}, "language": {"ranks": [0, 1]}}) == [
+    assert shown(tmp_path, {"vision": {"ranks": [0, 1]}, "language": {"ranks": [0, 1]}}) == [
         ["0", "0", "0", "192", "0", "0"],
         ["1", "0", "0", "192", "0", "0"],
         ["all", "0", "0", "384", "0", "0"],
         ["least", "0"],
     ]
-    assert shown({"vision": {"ranks": [0, 1]}, "language": {"ranks": [1, 2]}})[-2:] == [
+    assert shown(tmp_path, {"vision": {"ranks": [0, 1]}, "language": {"ranks": [1, 2]}})[-2:] == [
         ["all", "384", "36,864", "0", "384", "36,864"],
         ["least", "384"],
     ]

@@ -14,11 +14,9 @@ from tables import table
 from torch import Tensor, nn
 
 from mimo.hooks import Common, ConfigError, Kind, PluginError, StateTree
-from mimo.launch import ProcessInfo
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.testing import Pool
 from mimo.trainer import Trainer, generate, prompt_of, read_settings, resolve
-from mimo.trainer.run.tasks import evaluate_checkpoint
 from mimo.trainer.runtime import LoadSettings, RunState, Source, check_source, save_step, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
@@ -92,13 +90,6 @@ def test_a_plugin_cannot_take_a_modules_place_in_a_checkpoint(tmp_path: Path, po
     pool.run(1, run_clash, str(tmp_path))
 
 
-def run_without_held_out(_rank: int, directory: str) -> None:
-    """Evaluate where nothing is held out."""
-    job = attrs.evolve(make_job(table(ALONE)), evaluation=None)
-    with pytest.raises(ConfigError, match=r"data: expected held-out samples, got none\. For jsonl data, give"):
-        evaluate_checkpoint(step_folder(Path(directory)), job, ProcessInfo(rank=0, world=1, local_rank=0))
-
-
 def run_long_prompt(_rank: int) -> None:
     """Write on from prompts that are too long, and from none."""
     settings = table(ALONE)
@@ -117,8 +108,8 @@ def test_a_prompt_that_does_not_fit_is_refused(pool: Pool) -> None:
     pool.run(1, run_long_prompt)
 
 
-def test_a_resumed_run_keeps_its_batch_and_says_what_it_lacks(tmp_path: Path, pool: Pool) -> None:
-    """Another global_batch would skip samples or repeat them; evaluation needs held-out samples."""
+def test_a_resumed_run_keeps_its_batch(tmp_path: Path, pool: Pool) -> None:
+    """Another global_batch would skip samples or repeat them."""
     settings = table(ALONE)
     settings["run"]["directory"] = str(tmp_path)
     pool.run(1, run_and_save, settings)
@@ -129,4 +120,3 @@ def test_a_resumed_run_keeps_its_batch_and_says_what_it_lacks(tmp_path: Path, po
     settings["run"] |= {"global_batch": 48}
     with pytest.raises(ConfigError, match=r"run\.global_batch: expected 24, as in the run that .* got 48"):
         check_source(make_job(settings), source)
-    pool.run(1, run_without_held_out, str(tmp_path))

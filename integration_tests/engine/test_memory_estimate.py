@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,10 +13,11 @@ from unittest.mock import patch
 
 import attrs
 import pytest
+import tomli_w
 from cases import in_turn
+from commands import here
 from house import ROOT
 from jobs import CPU, make_job
-from rich.console import Console
 from tables import Table, scheduled, table, world_of
 from test_oracle import SIGMOID, SOFTMAX, SP, Modules, on
 from torch import Tensor
@@ -25,8 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from mimo.testing import Pool
-from mimo.trainer import Trainer, read_settings, resolve
-from mimo.trainer.commands.tables.memory import show_memory
+from mimo.trainer import Trainer
 from mimo.trainer.runtime import RankMemory, estimate_memory
 from mimo_optimizer_distributed._fsdp import Group
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
@@ -269,14 +268,12 @@ def test_the_page_of_optimizers_shows_what_is_told(tmp_path: Path) -> None:
     """Its table of memory is what `mimo check` prints of its settings."""
     page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8").partition("## Memory")[2]
     (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n' * 4)
-    settings: dict[str, Any] = {
-        "run": {"name": "page", "steps": 1, "global_batch": 4, "device": "cpu"},
-        "data": {"plugin": "jsonl", "path": str(tmp_path / "train.jsonl")},
+    settings = {
+        "run": {"name": "page", "steps": 2, "global_batch": 4, "device": "cpu", "evaluation_interval": 0},
+        "data": {"plugin": "jsonl", "path": "train.jsonl"},
     }
     blocks = re.findall(r"```(?:toml)?\n(.*?)```", page, re.DOTALL)
-    console = Console(width=100)
-    with console.capture() as shown:
-        for part in show_memory(estimate_memory(resolve(read_settings(settings | tomllib.loads(blocks[0])))), 4, 4):
-            console.print(part)
-            console.print()
-    assert [line.rstrip() for line in shown.get().strip().splitlines()] == blocks[1].strip().splitlines()
+    (tmp_path / "my.toml").write_text(f"{tomli_w.dumps(settings)}\n{blocks[0]}", encoding="utf-8")
+    printed = here("check", "my.toml", cwd=tmp_path).printed
+    shown = "\n".join(line.rstrip() for line in printed.splitlines())
+    assert f"\n\n{blocks[1].strip()}\n\n" in shown

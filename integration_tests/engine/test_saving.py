@@ -12,11 +12,10 @@ import pytest
 from jobs import CPU, make_job
 from tables import table
 
-from mimo.hooks import RunInfo, UserError
+from mimo.hooks import RunInfo, UserError, lifecycle
 from mimo.launch import Heartbeat
 from mimo.testing import Pool
 from mimo.trainer import Trainer
-from mimo.trainer.report.metrics import Metrics
 from mimo.trainer.runtime import LoadSettings, RunState, Saving, Source, resume, step_folder
 
 ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
@@ -36,9 +35,11 @@ def run_skip(_rank: int, directory: str) -> list[str]:
     config = {"logging": {"console": False}}
     run = RunInfo(name="r", directory=Path(directory), rank=0, world=1, first_step=1, steps=3, config=config)
 
+    plugins = lifecycle([])
+
     def report(step: int, error: UserError) -> None:
         messages.append(f"{step}: {error}")
-        Metrics().mimo_save_failed(run, step, error)
+        plugins.save_failed(run, step, error)
 
     reached, opened, real = threading.Event(), threading.Event(), os.fsync
 

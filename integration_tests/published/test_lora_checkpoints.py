@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from commands import here
-from jobs import CPU, find, make_job
+from jobs import find, make_job
 from published import TOKENS, VOCABULARY, logits_of
 from resuming import check_trajectory, resume_and_save, resume_run, run_and_save, run_steps, same_bits
 from tables import Table, table
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from mimo.checkpoint import latest, load, read_manifest, reshard
 from mimo.hooks import ConfigError
+from mimo.launch import ProcessInfo
 from mimo.model import DECODER, DecoderConfig, Stage, lora_linear
 from mimo.model.runtime import LanguageBatch
 from mimo.testing import Pool
 from mimo.testing.comparison import tensors_of
-from mimo.trainer import Trainer, resolve
-from mimo.trainer.resume.chain import links_of, load_links
-from mimo.trainer.runtime import check_source, find_source, settings_of
+from mimo.trainer import resolve
+from mimo.trainer.runtime import check_source, find_source, load_model, settings_of
 
 DECODERS: Mapping[str, Any] = {
     "vocabulary": VOCABULARY,
@@ -101,9 +101,8 @@ def test_weights_stay_to_the_bit_and_lora_begins_new(plain: Path, loaded: tuple[
 def evaluated(_rank: int, folder: str) -> float:
     """Evaluate a step's folder as `mimo evaluate` does."""
     settings = settings_of(Path(folder), (), "evaluate")
-    trainer = Trainer(resolve(settings, purpose="evaluate", find=find), rank=0, device=CPU)
-    load_links(links_of(Path(folder)), trainer.model_state(), rename={})
-    found = trainer.evaluate(0)
+    job = resolve(settings, purpose="evaluate", find=find)
+    found = load_model(job, ProcessInfo(rank=0, world=1, local_rank=0), Path(folder)).evaluate(0)
     assert found is not None
     return found.loss
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import attrs
 import torch
@@ -22,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from mimo.data import Dataset, StepSampler, weights_of
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import Choices, LanguageBatch, Router, build_part, local
-from mimo.trainer import Job, Trainer
+from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part, local
+from mimo.topology.meshes import Meshes
+from mimo.trainer import Job
 from mimo.trainer.runtime import StepData, language_batch
-from mimo.trainer.step import build as _assembly
 
 
 @attrs.frozen(kw_only=True)
@@ -79,9 +77,7 @@ def run_plain(
         dtype: of weights, which begin with the same values in any, and of all that is computed.
     """
     job = make_job(settings)
-    with mock.patch.object(_assembly, "build_part", partial(build_part, dtype=dtype)):
-        trainer = Trainer(job, rank=0, device=device)  # builds the modules; nothing else of it is used
-    parts = {part.name: part for part in trainer.model.parts.values()}
+    parts = _build(job, device=device, dtype=dtype)
     weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
     if nudged:
         _nudge(weights.values())
@@ -151,6 +147,28 @@ def weights_by_hand(job: Job, data: Dataset, samples: Sequence[int], packed: Lan
         rows = rows[packed.labels.cpu()[rows] >= 0]
         weights[rows] = torch.tensor(text[: len(rows)], dtype=torch.float64)
     return weights
+
+
+def _build(job: Job, *, device: torch.device, dtype: torch.dtype) -> dict[str, Part]:
+    """Return the modules of a job of one rank by name, each whole."""
+    meshes = Meshes(job.model_graph, rank=0, device_type=device.type)
+    return {
+        module.name: build_part(
+            module.spec,
+            module.config,
+            grid=module.grid,
+            seed=job.settings.run.seed,
+            axis=TensorAxis.of(meshes.tensor_mesh(module.grid)),
+            mesh=meshes.tensor_mesh(module.grid),
+            device=device,
+            dtype=dtype,
+            hidden=job.hidden,
+            frozen=module.frozen,
+            lora=module.lora,
+            expert_mesh=meshes.expert_mesh(module.grid) if job.model_graph.by_name[module.name].experts else None,
+        )
+        for module in job.modules
+    }
 
 
 @torch.no_grad()

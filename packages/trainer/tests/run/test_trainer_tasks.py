@@ -1,14 +1,24 @@
-"""How a job is handed to the launcher."""
+"""How a job is handed to the launcher, and what ranks do in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
+import torch
+from eye import make_job, on, table
 
-from mimo.launch import Gpus
+from mimo.hooks import ConfigError
+from mimo.launch import Gpus, ProcessInfo
+from mimo.trainer.resume.resume_point import step_folder
+from mimo.trainer.resume.run_state import RunState
+from mimo.trainer.resume.save import save_step
 from mimo.trainer.run import tasks as _tasks
+from mimo.trainer.step.trainer import Trainer
 
 
 def test_torch_is_asked_for_no_gpus_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +40,19 @@ def test_torch_is_asked_for_no_gpus_where_none_is_wanted(monkeypatch: pytest.Mon
     job.settings.run.device = "auto"
     with pytest.raises(AssertionError, match="GPUs were looked for"):
         _tasks.run_job(job, lambda _job, _process: None, purpose="evaluate")
+
+
+def test_an_evaluation_without_held_out_samples_is_refused(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
+    """It names what jsonl data lack."""
+
+    def evaluate(_rank: int) -> str:
+        job = make_job(table({"language": on(0, 0)}, run={"directory": str(tmp_path)}))
+        save_step(Trainer(job, rank=0, device=torch.device("cpu")), RunState(), [], 3)
+        process = ProcessInfo(rank=0, world=1, local_rank=0)
+        with pytest.raises(ConfigError) as refused:
+            _tasks.evaluate_checkpoint(step_folder(tmp_path), attrs.evolve(job, evaluation=None), process)
+        return str(refused.value)
+
+    assert run_ranks(1, evaluate) == [
+        "data: expected held-out samples, got none. For jsonl data, give data.evaluation_path=FILE."
+    ]

@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     from mimo.trainer.rerun.machine import RerunStateMachine
     from mimo.trainer.resolving.checkpoint_settings import settings_of
     from mimo.trainer.resolving.job_size import count_actions
+    from mimo.trainer.resume.attempt import note_failure
     from mimo.trainer.resume.compatibility import check_source
     from mimo.trainer.resume.load import resume
     from mimo.trainer.resume.resume_point import Source, find_source, share_source, step_folder
     from mimo.trainer.resume.run_state import RunState
     from mimo.trainer.resume.save import Saving, save_step
+    from mimo.trainer.run.inference import load_model
     from mimo.trainer.run.profiling import measure_job, samples
+    from mimo.trainer.run.train import train_rank
     from mimo.trainer.step.build import RankParts
     from mimo.trainer.step.language_program import language_batch
     from mimo.trainer.step.program import Program
@@ -80,7 +83,9 @@ else:  # a test compares the two
             "installed_readers": "convert.published_parts",
             "join_path": "config.plain_values",
             "language_batch": "step.language_program",
+            "load_model": "run.inference",
             "measure_job": "run.profiling",
+            "note_failure": "resume.attempt",
             "own_keys": "config.fields",
             "prepared_item": "decoding.prompt",
             "read_table": "config.toml",
@@ -91,6 +96,7 @@ else:  # a test compares the two
             "share_source": "resume.resume_point",
             "step_folder": "resume.resume_point",
             "structure": "config.structure",
+            "train_rank": "run.train",
         },
     )
 
@@ -128,7 +134,9 @@ __all__ = [
     "installed_readers",
     "join_path",
     "language_batch",
+    "load_model",
     "measure_job",
+    "note_failure",
     "own_keys",
     "prepared_item",
     "read_table",
@@ -139,4 +147,5 @@ __all__ = [
     "share_source",
     "step_folder",
     "structure",
+    "train_rank",
 ]

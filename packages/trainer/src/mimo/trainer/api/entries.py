@@ -10,12 +10,12 @@ from mimo.launch import ProcessInfo, is_joining, with_slurm
 from mimo.trainer.api.outcome import write_value
 from mimo.trainer.job.job import Job
 from mimo.trainer.run.inference import evaluate
-from mimo.trainer.run.train import train
+from mimo.trainer.run.train import train_rank
 
 
 def train_for(outcome: Path, job: Job, process: ProcessInfo) -> None:
     """Train, and write the last step and its loss."""
-    last = train(job, process)
+    last = train_rank(job, process)
     if _answers(process):
         write_value(outcome, None if last is None else {"step": last.step, "loss": last.loss})
 

@@ -28,7 +28,7 @@ def start_training(settings: Settings, entry: Entry | None = None, *, on_failure
 
     Args:
         settings: the whole file.
-        entry: what each rank does; None for `mimo.trainer.run.train.train`.
+        entry: what each rank does; None for `mimo.trainer.run.train.train_rank`.
         on_failure: is handed what ended the run, beside the run directory.
 
     Raises:
@@ -39,11 +39,11 @@ def start_training(settings: Settings, entry: Entry | None = None, *, on_failure
 
     from mimo.trainer.cost.parameter_names import check_patterns_of
     from mimo.trainer.run.tasks import run_job
-    from mimo.trainer.run.train import train
+    from mimo.trainer.run.train import train_rank
 
     check_patterns_of(job, computes=False)
     enter = partial(enter_directory, settings, environ)
-    return run_job(job, entry or train, purpose="train", enter=enter, stops=True, on_failure=on_failure)
+    return run_job(job, entry or train_rank, purpose="train", enter=enter, stops=True, on_failure=on_failure)
 
 
 def start_evaluation(

@@ -28,7 +28,7 @@ from mimo.trainer.step.evaluator import Evaluation
 from mimo.trainer.step.trainer import Trainer
 
 
-def train(job: Job, process: ProcessInfo) -> StepInfo | None:
+def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     """Train on this rank, from the first step or from where a checkpoint left, to the last, and return what that gave.
 
     It returns None where no step was left.

@@ -10,16 +10,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from jobs import make_job
-from tables import table
+from eye import make_job, table
 
 from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError, Common, StateTree
 from mimo.launch import ProcessInfo
 from mimo.topology import ModuleGraph, StageId
+from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
+from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.rerun.passes import PassHistory, read_past
 from mimo.trainer.rerun.recorder import POWER, Injector, NormRecorder, norm_of
-from mimo.trainer.runtime import InjectSettings, RerunSettings, RerunStateMachine
 from mimo.trainer.step.probe import Computation, computations
 
 STAGE = StageId("vision", 0)
@@ -197,7 +197,7 @@ def test_the_past_goes_through_a_checkpoint() -> None:
 
 def machine() -> RerunStateMachine:
     """Return a machine that judges."""
-    job = make_job({**table(ONE), "rerun": {"mode": "validate"}})
+    job = make_job(table(ONE, rerun={"mode": "validate"}))
     return RerunStateMachine(job, ProcessInfo(rank=0, world=1, local_rank=0))
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import attrs
 import pytest
 import torch
+from eye import make_job, on, table
 from torch import nn
 
 from mimo.hooks import CheckpointError, Common, RestartNeededError, RunInfo, StepInfo
@@ -19,11 +20,14 @@ from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import ReducedStats, StepDecision
 from mimo.topology import StageId
-from mimo.trainer import Job, read_settings, resolve
+from mimo.trainer.config.names import RERUN_FILE
+from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
+from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import Order, Where, relative_difference
+from mimo.trainer.rerun.driver import RerunDriver
+from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.rerun.pending import PendingStep
 from mimo.trainer.rerun.recorder import POWER, Bounds, Injector, NormRecorder
-from mimo.trainer.runtime import EXAMPLE, RERUN_FILE, InjectSettings, RerunDriver, RerunSettings, RerunStateMachine
 from mimo.trainer.step.probe import PASSES, Computation
 
 CPU = torch.device("cpu")
@@ -31,11 +35,10 @@ ALONE = ProcessInfo(rank=0, world=1, local_rank=0)
 
 
 def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: Any) -> Job:
-    """Return the job of the example with these settings."""
-    table = {**EXAMPLE, "run": {**EXAMPLE["run"], "directory": str(directory), **run}, "rerun": rerun}
-    if "precision" in run:
-        table["optimizer"] = {**EXAMPLE["optimizer"], "plugin": "distributed"}
-    return resolve(read_settings(table))
+    """Return a job of two encoding ranks and two that read, with these settings."""
+    modules = {"vision": on(0, 1), "language": on(2, 3, tp=2)}
+    plugin = "spread" if "precision" in run else "adamw"
+    return make_job(table(modules, run={"directory": str(directory), **run}, rerun=rerun, optimizer={"plugin": plugin}))
 
 
 def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:
@@ -276,11 +279,8 @@ def run_story(story: str, plain: Job, directory: Path) -> tuple[str, float, int]
 
 def alone(job: Job) -> Job:
     """Return the job with all its modules on rank 0."""
-    table = {
-        **job.plain,
-        "modules": {name: {**one, "ranks": "0", "tp": 1} for name, one in job.plain["modules"].items()},
-    }
-    return resolve(read_settings(table))
+    modules = {name: {**keys, "ranks": "0", "tp": 1} for name, keys in job.plain["modules"].items()}
+    return make_job({**job.plain, "modules": modules})
 
 
 def test_what_is_made_of_runs_that_come_to_this(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a run beside those of the checkpoint that it goes on with: what is refused, and what is told."""
+"""Settings of a run beside those of the checkpoint that it resumes: what is refused, and which differences it names."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from typing import Any
 
 import attrs
 import pytest
-from jobs import make_job
-from tables import Table, table
-from test_oracle import on
+from eye import Table, make_job, on, table
 
 from mimo.checkpoint import Manifest, OwnedEntry
 from mimo.hooks import ConfigError
-from mimo.trainer.resume.compatibility import differences, optimizer_settings
-from mimo.trainer.runtime import LoadSettings, Source, check_source
+from mimo.trainer.config.settings import LoadSettings
+from mimo.trainer.resume.compatibility import check_source, differences, optimizer_settings
+from mimo.trainer.resume.resume_point import Source
 
 BOTH = {"vision": on(0, 0), "language": on(0, 0)}
 FOLDER = Path("run/checkpoints/step_00000003")
 
 
 def settings(modules: Mapping[str, Mapping[str, Any]] | None = None, **sections: Mapping[str, Any]) -> Table:
-    """Return the settings of a run of ten steps, keys of its sections over those."""
-    found = table(BOTH if modules is None else modules, language={"vocabulary": 40})
-    found["run"]["steps"] = 10
-    return {**found, **{section: {**found.get(section, {}), **keys} for section, keys in sections.items()}}
+    """Return the settings of a run of ten steps, with keys of its sections."""
+    return table(BOTH if modules is None else modules, **sections)
 
 
 def saved_by(before: Table, *, finetunes: bool = False, **take: Any) -> Source:
@@ -66,7 +63,7 @@ def test_any_layout_goes_on() -> None:
     source = saved_by(settings())
     assert [refusal(now, source) for now in (settings(), other)] == ["", ""]
     assert [*differences(make_job(settings()), source), *differences(make_job(other), source)] == []
-    spread, wider = (settings(optimizer={"plugin": "distributed", "shard": shard}) for shard in ("optimizer", "full"))
+    spread, wider = (settings(optimizer={"plugin": "spread", "shard": shard}) for shard in ("optimizer", "full"))
     assert list(differences(make_job(wider), saved_by(spread))) == []
 
 
@@ -154,12 +151,12 @@ def test_settings_from_which_results_follow_are_told() -> None:
     before = settings(optimizer={"lr_schedule": "linear"})
     now = settings(optimizer={"lr_schedule": "linear", "lr": 3e-3, "patterns": {"*.bias": {"weight_decay": 0.0}}})
     now["run"]["steps"] = 20
-    now["data"]["pictures"] = "none"
+    now["data"]["text"] = 9
     now["modules"]["vision"] = {**now["modules"]["vision"], "optimizer": {"weight_decay": 0.2}}
     config = {**now["modules"]["language"]["config"], "rope_theta": 500.0}
     now["modules"]["language"] = {**now["modules"]["language"], "config": config}
     reported = list(differences(make_job(now), saved_by(before)))
-    assert reported[:2] == ["modules.language.config.rope_theta 500.0 (was 10000.0)", "data.pictures none (was mixed)"]
+    assert reported[:2] == ["modules.language.config.rope_theta 500.0 (was 10000.0)", "data.text 9 (was 8)"]
     assert "optimizer of vision.weight_decay 0.2 (was 0.1)" in reported
     assert "optimizer of vision.lr 0.003 (was 0.001)" in reported
     assert "optimizer of language.lr_decay_steps 20 (was 10)" in reported
