@@ -39,6 +39,31 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 PYTHON = (sys.executable, "-c")
 """A program without a main file, as a notebook is one; nor has it a guard of ``__name__``."""
 
+IPYTHON = ("/bin/sh", "-c", f'exec {sys.executable} -m IPython --simple-prompt --no-banner --no-confirm-exit < "$0"')
+"""A program whose lines IPython reads as if somebody typed them."""
+CELLS = """\
+from mimo.trainer import read_settings, resolve, train
+first = train(resolve(read_settings("my.toml", ["run.directory=first"])))
+print("result", first.directory, first.step)
+
+import threading
+
+from IPython.utils.capture import capture_output
+
+def train_second():
+    global second
+    second = train(resolve(read_settings("my.toml", ["run.directory=second"])))
+
+thread = threading.Thread(target=train_second)
+
+with capture_output() as cell:
+    thread.start()
+    thread.join()
+
+seen = "done in" in cell.stdout
+print(f"result {second.directory} {second.step}; captured {seen}; {type(get_ipython()).__name__}")
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -83,26 +108,15 @@ except ConfigError as error:
     assert "refused run.directory" in lines, printed
 
 
-def test_api_train_in_a_notebook(folder: Path) -> None:
-    """In a thread of an interactive interpreter, what the ranks print goes to where the cell prints."""
-    printed = run(
-        folder,
-        """
-import code, contextlib, io, threading
-cell = io.StringIO()
-source = '''
-from mimo.trainer import read_settings, resolve, train
-result = train(resolve(read_settings("my.toml")))
-'''
-shell = code.InteractiveInterpreter({"__name__": "__main__"})
-with contextlib.redirect_stdout(cell):
-    thread = threading.Thread(target=lambda: shell.runsource(source, symbol="exec"))
-    thread.start()
-    thread.join()
-print(shell.locals["result"].step, "done in" in cell.getvalue())
-""",
-    )
-    assert printed == "3 True\n"
+def test_api_train_in_ipython(folder: Path) -> None:
+    """A run is trained from a cell and from a cell's thread, whose output appears where the cell prints."""
+    (folder / "cells.ipy").write_text(CELLS, encoding="utf-8")
+    environ = {"IPYTHONDIR": str(folder / "ipython")}
+    with start("cells.ipy", program=IPYTHON, cwd=folder, environ=environ) as started:
+        printed = started.wait().printed
+    assert "result first 3" in printed, printed
+    assert "done in" in printed.partition("result first 3")[0], printed
+    assert "result second 3; captured True; TerminalInteractiveShell" in printed, printed
 
 
 def test_api_train_raises_what_a_rank_says(folder: Path) -> None:
