@@ -1,27 +1,37 @@
-"""The conformance kit: whether an encoder keeps the promises that training on any layout rests on.
+"""The conformance kit: whether an encoder or language model keeps the promises that training on any layout rests on.
 
 ```python
-from mimo.model.testing import assert_conforms
+from mimo.model.testing import assert_conforms, assert_language_model_conforms
 
 def test_conforms():
     assert_conforms(MY_ENCODER, items=[picture, wider_picture], config=MyConfig(width=16))
+    assert_language_model_conforms(MY_LANGUAGE_MODEL, config=MyOtherConfig(hidden=16))
 ```
 
-It splits an encoder in two at most; `assert_layouts` compares any other `ModuleLayout` with the whole module.
-A `Subject` builds the module in a layout, for tests of your own on its ranks.
+It splits a module in two at most; `assert_layouts` and `assert_language_layouts` compare any other layout with the
+whole module. A `Subject` builds an encoder in a layout, for tests of your own on its ranks.
 """
 
-from mimo.model.testing.kit import CHECKS, assert_conforms, check_encoder
-from mimo.model.testing.layouts import assert_layouts
-from mimo.model.testing.subject import Built, ModuleLayout, Subject, Verdict
+from mimo.model.testing.checks import Verdict
+from mimo.model.testing.encoder.kit import CHECKS, assert_conforms, check_encoder
+from mimo.model.testing.encoder.layouts import assert_layouts
+from mimo.model.testing.encoder.subject import Built, ModuleLayout, Subject
+from mimo.model.testing.language.kit import LANGUAGE_CHECKS, assert_language_model_conforms, check_language_model
+from mimo.model.testing.language.layouts import assert_language_layouts
+from mimo.model.testing.language.subject import LanguageLayout
 
 __all__ = [
     "CHECKS",
+    "LANGUAGE_CHECKS",
     "Built",
+    "LanguageLayout",
     "ModuleLayout",
     "Subject",
     "Verdict",
     "assert_conforms",
+    "assert_language_layouts",
+    "assert_language_model_conforms",
     "assert_layouts",
     "check_encoder",
+    "check_language_model",
 ]

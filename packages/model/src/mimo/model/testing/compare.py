@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mimo.model.testing.subject import BrokenError
+from mimo.model.testing.checks import BrokenError
 
 _ROWS = 1e-5
 _GRADIENTS = 1e-5
+_LOSSES = 1e-6
 _SMALL = 1e-3
 """Share of the norm of all gradients below which one counts as that: a gradient that is zero is pure rounding."""
 
@@ -34,22 +35,41 @@ def compare_rows(found: Tensor, wanted: Tensor, what: str, than: str) -> None:
         )
 
 
-def compare_gradients(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def compare_totals(found: Tensor, wanted: Tensor, what: str) -> None:
+    """Refuse a sum of losses that differs from that of the whole module by more than rounding.
+
+    Raises:
+        BrokenError: says both.
+    """
+    if not abs(float(found) - float(wanted)) <= _LOSSES * max(abs(float(wanted)), 1.0):
+        raise BrokenError(f"{what} is {float(found):.8g}, of the whole module {float(wanted):.8g}")
+
+
+def compare_gradients(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], *, of: str = "parameter", whole: float | None = None
+) -> None:
     """Refuse gradients that differ by more than rounding; design law 1 says how much that is.
+
+    Args:
+        found: by name.
+        wanted: likewise.
+        of: what has these names.
+        whole: norm of all gradients together, if there are more of them.
 
     Raises:
         BrokenError: names the parameter that differs most.
     """
     if found.keys() != wanted.keys():
         raise BrokenError(f"other parameters have gradients: {sorted(found.keys() ^ wanted.keys())}")
-    whole = float(torch.stack([gradient.norm() for gradient in wanted.values()]).norm()) if wanted else 0.0
+    if whole is None:
+        whole = float(torch.stack([gradient.norm() for gradient in wanted.values()]).norm()) if wanted else 0.0
     worst = ("", 0.0)
     for name, gradient in wanted.items():
         allowed = _GRADIENTS * max(float(gradient.norm()), _SMALL * whole)
-        difference = float((found[name] - gradient).norm())
+        difference = float((found[name] - gradient).norm()) if gradient.numel() else 0.0
         if not difference <= allowed and not difference <= worst[1]:
             worst = (name, difference)
     if worst[0]:
         raise BrokenError(
-            f"the gradient of parameter {worst[0]!r} differs by {worst[1]:.3g} of {float(wanted[worst[0]].norm()):.3g}"
+            f"the gradient of {of} {worst[0]!r} differs by {worst[1]:.3g} of {float(wanted[worst[0]].norm()):.3g}"
         )

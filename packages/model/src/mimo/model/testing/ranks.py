@@ -8,6 +8,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,6 +70,9 @@ def _be_rank(function: Callable[[], str | None], rank: int, world: int, store: P
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         said = function()
+        if said is None:
+            with suppress(Exception):  # whoever ended it has said why
+                dist.barrier()  # else others may still be connecting to this process
     except Exception as error:  # noqa: BLE001 - whatever a plugin raises is a verdict on it
         trace = "".join(traceback.format_tb(error.__traceback__)[-1:])
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from mimo.hooks import ConfigError
-from mimo.model.build import check_module
-from mimo.model.build.part import Part
 from mimo.model.spec import Stage
-from mimo.model.testing.layouts import check_batch, check_initial_values, train
-from mimo.model.testing.subject import NAME, BrokenError, ModuleLayout, SkippedError, Subject
-from mimo.topology import Grid
+from mimo.model.testing.checks import BrokenError, SkippedError
+from mimo.model.testing.encoder.layouts import check_batch, train
+from mimo.model.testing.encoder.subject import NAME, ModuleLayout, Subject
+from mimo.model.testing.layouts import check_initial_values
+from mimo.model.testing.modules import held_parts, refuse_layout
 
 RANKS = 2
 """Of each axis that is split."""
@@ -49,7 +48,7 @@ def check_stages(subject: Subject) -> None:
         raise BrokenError(f"stage 0 sends a tensor of shape {sent}, message_rows() and width() promise {promised}")
     for index, part in enumerate(built.parts):
         named = stages.parts(subject.config, Stage(index, RANKS))
-        if named != (held := _held(subject, part)):
+        if named != (held := held_parts(subject.spec, part)):
             raise BrokenError(f"stage {index} holds the parts {sorted(held)}, parts() says {sorted(named)}")
     _check_layout(subject, ModuleLayout(pp=RANKS))
 
@@ -67,7 +66,7 @@ def check_seam(subject: Subject) -> None:
             f"the tower sends a tensor of shape {sent}, rows() and width() of the seam promise {promised}"
         )
     for what, part in zip(("tower", "projector"), built.parts, strict=True):
-        held = _held(subject, part)
+        held = held_parts(subject.spec, part)
         wrong = held - seam.parts if part.stage.is_projector else held & seam.parts
         if wrong:
             raise BrokenError(
@@ -87,26 +86,9 @@ def check_recompute(subject: Subject) -> None:
         _check_layout(subject, ModuleLayout(recompute=kind))  # type: ignore[arg-type]  # keys are what users may ask for
 
 
-def _held(subject: Subject, part: Part) -> set[str]:
-    """Return the names of the spec's parts of which a stage has parameters."""
-    return {
-        name
-        for name, prefixes in subject.spec.parts.items()
-        if any(_begins(path, prefix) for path, _ in part.module.named_parameters() for prefix in prefixes)
-    }
-
-
-def _begins(path: str, prefix: str) -> bool:
-    return path == prefix or path.startswith(f"{prefix}.")
-
-
 def _check_layout(subject: Subject, layout: ModuleLayout) -> None:
     """Compare a layout with the whole module, with all items, with one, and without any."""
-    grid = Grid(name=NAME, ranks=range(layout.pp * layout.cp * layout.tp), pp=layout.pp, cp=layout.cp, tp=layout.tp)
-    try:
-        check_module(subject.spec, subject.config, grid=grid)
-    except ConfigError as error:
-        raise SkippedError(f"these settings can't: {error}") from error
+    refuse_layout(subject, NAME, layout)
     check_initial_values(subject, layout)
     for number in (len(subject.raw), 1, 0):
         part = attrs.evolve(subject, raw=subject.raw[:number])

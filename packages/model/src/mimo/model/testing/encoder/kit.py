@@ -1,35 +1,15 @@
-"""All checks, and how they are run: each in processes of its own, so that none can disturb another."""
+"""All checks of an encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
-from mimo.hooks import UserError
 from mimo.model.spec import EncoderSpec
-from mimo.model.testing import multi_process, single_process
-from mimo.model.testing.ranks import run_ranks
-from mimo.model.testing.subject import BrokenError, SkippedError, Subject, Verdict
-
-_SKIPPED = "skipped: "
-
-
-@attrs.frozen
-class Check:
-    """One promise: a function that raises where a subject breaks it; its docstring is the promise."""
-
-    function: Callable[[Subject], None]
-    ranks: int = 1
-
-    @property
-    def promise(self) -> str:
-        """What an encoder promises."""
-        assert self.function.__doc__ is not None
-        return self.function.__doc__.rstrip(".")
-
+from mimo.model.testing import modules
+from mimo.model.testing.checks import Check, Checks, Verdict, assert_kept
+from mimo.model.testing.encoder import multi_process, single_process
+from mimo.model.testing.encoder.subject import Subject
 
 CHECKS: Mapping[str, Check] = {
     "measure": Check(single_process.check_measure),
@@ -40,11 +20,11 @@ CHECKS: Mapping[str, Check] = {
     "empty": Check(single_process.check_empty),
     "independence": Check(single_process.check_alone),
     "memory": Check(single_process.check_memory),
-    "chance": Check(single_process.check_chance),
-    "gradients": Check(single_process.check_gradients),
+    "chance": Check(modules.check_chance),
+    "gradients": Check(modules.check_gradients),
     "lanes": Check(single_process.check_lanes),
-    "initial values": Check(single_process.check_initial),
-    "save and load": Check(single_process.check_saved),
+    "initial values": Check(modules.check_initial),
+    "save and load": Check(modules.check_saved),
     "number types": Check(single_process.check_types),
     "parts": Check(single_process.check_parts),
     "costs": Check(single_process.check_costs),
@@ -59,7 +39,7 @@ CHECKS: Mapping[str, Check] = {
 """What is checked, by its short name, in the order in which a beginner should mend it."""
 
 _NEEDED = frozenset({"measure", "prepare", "build", "rows", "items", "empty"})
-"""Where one of these is broken, later checks would tell of the same fault in words that lead elsewhere."""
+"""What all other checks rely on."""
 
 
 def check_encoder(
@@ -87,7 +67,7 @@ def check_encoder(
         msg = f"expected at least two items, got {len(items)}"
         raise ValueError(msg)
     subject = Subject(spec=spec, config=spec.config() if config is None else config, hidden=hidden, raw=tuple(items))
-    return _judge_all(checks, subject, seconds)
+    return Checks(by_name=CHECKS, needed=_NEEDED).look(subject, checks, seconds=seconds)
 
 
 def assert_conforms(
@@ -104,40 +84,5 @@ def assert_conforms(
     Raises:
         AssertionError: its text is a line for each check.
     """
-    verdicts = list(check_encoder(spec, items, config=config, hidden=hidden, checks=checks, seconds=seconds))
-    if any(verdict.broken is not None for verdict in verdicts):
-        lines = "\n".join(map(str, verdicts))
-        msg = f"encoder {spec.name!r} breaks its promises\n{lines}"
-        raise AssertionError(msg)
-
-
-def _judge_all(checks: Iterable[str], subject: Subject, seconds: float) -> Iterator[Verdict]:
-    missing: str | None = None
-    for name in checks:
-        if missing is not None:
-            yield Verdict(check=name, promise=CHECKS[name].promise, skipped=f"mend {missing!r} first")
-            continue
-        verdict = _verdict_of(name, CHECKS[name], subject, seconds)
-        if verdict.broken is not None and name in _NEEDED:
-            missing = name
-        yield verdict
-
-
-def _verdict_of(name: str, check: Check, subject: Subject, seconds: float) -> Verdict:
-    said = [words for words in run_ranks(check.ranks, partial(_look, check, subject), seconds=seconds) if words]
-    verdict = Verdict(check=name, promise=check.promise)
-    if not said:
-        return verdict
-    if said[0].startswith(_SKIPPED):
-        return attrs.evolve(verdict, skipped=said[0].removeprefix(_SKIPPED))
-    return attrs.evolve(verdict, broken=said[0])
-
-
-def _look(check: Check, subject: Subject) -> str | None:
-    try:
-        check.function(subject)
-    except SkippedError as reason:
-        return f"{_SKIPPED}{reason}"
-    except (BrokenError, UserError) as how:
-        return str(how)
-    return None
+    verdicts = check_encoder(spec, items, config=config, hidden=hidden, checks=checks, seconds=seconds)
+    assert_kept(f"encoder {spec.name!r}", verdicts)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mimo.model.build import is_frozen
 from mimo.model.build.hf import write_hf
 from mimo.model.spec import Stage
+from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.compare import compare_gradients, compare_rows
-from mimo.model.testing.subject import BrokenError, Built, ModuleLayout, SkippedError, Subject
+from mimo.model.testing.encoder.subject import ModuleLayout, Subject
+from mimo.model.testing.modules import check_frozen
 
 _LEFT_OUT = 0.05
 """Share of the weights that a formula of costs may leave out, such as norms."""
@@ -101,39 +101,13 @@ def check_alone(subject: Subject) -> None:
 def check_memory(subject: Subject) -> None:
     """A call leaves nothing behind that another one sees."""
     built, items, sizes = subject.build(), subject.items(), subject.sizes()
-    before = _buffers(built)
+    before = built.buffers
     first = built.encode(items[:1], sizes[:1]).detach()
-    _backward(built, items[1:], sizes[1:], hidden=subject.hidden)
+    built.learn(items[1:], sizes[1:])
     compare_rows(built.encode(items[:1], sizes[:1]), first, "rows of item 0 after other items", "those before")
-    for name, value in _buffers(built).items():
+    for name, value in built.buffers.items():
         if not torch.equal(value, before[name]):
             raise BrokenError(f"buffer {name!r} changed in forward")
-
-
-def check_chance(subject: Subject) -> None:
-    """forward() draws no random numbers, which would differ by layout."""
-    built, items, sizes = subject.build(), subject.items(), subject.sizes()
-    before = torch.get_rng_state()
-    first = built.encode(items, sizes).detach()
-    if not torch.equal(before, torch.get_rng_state()):
-        raise BrokenError("it drew from torch's generator")
-    compare_rows(built.encode(items, sizes), first, "rows of a second call", "those of the first")
-
-
-def check_gradients(subject: Subject) -> None:
-    """Every parameter learns from some item, unless it asks for no gradient."""
-    built = subject.build()
-    _backward(built, subject.items(), subject.sizes(), hidden=subject.hidden)
-    gradients = built.gradients()
-    for name, parameter in built.parameters.items():
-        if not parameter.requires_grad:
-            continue
-        if name not in gradients:
-            raise BrokenError(f"parameter {name!r} got no gradient; requires_grad_(False) says that it is not to learn")
-        if not bool(torch.isfinite(gradients[name]).all()):
-            raise BrokenError(f"the gradient of parameter {name!r} is not finite")
-        if not bool(gradients[name].any()):
-            raise BrokenError(f"the gradient of parameter {name!r} is all zeros")
 
 
 def check_lanes(subject: Subject) -> None:
@@ -146,33 +120,6 @@ def check_lanes(subject: Subject) -> None:
     (halves.encode(items[:middle], sizes[:middle]) * weights[:first]).sum().backward()
     (halves.encode(items[middle:], sizes[middle:]) * weights[first:]).sum().backward()
     compare_gradients(halves.gradients(), whole.gradients())
-
-
-def check_initial(subject: Subject) -> None:
-    """Initial values follow from the run's seed alone, and are others with another seed."""
-    torch.manual_seed(3)
-    first = subject.build(stirred=False)
-    torch.manual_seed(4)
-    again, other = subject.build(stirred=False), subject.build(ModuleLayout(seed=2), stirred=False)
-    for name, value in (first.values() | _buffers(first)).items():
-        if not torch.equal(value, (again.values() | _buffers(again))[name]):
-            raise BrokenError(f"{name!r} differs between two modules of one seed")
-    values = other.values()
-    if values and all(torch.equal(value, values[name]) for name, value in first.values().items()):
-        raise BrokenError("no parameter differs between two seeds")
-
-
-def check_saved(subject: Subject) -> None:
-    """Parameters and persistent buffers are all that a module knows: loaded into another one, it computes the same."""
-    one, other = subject.build(), subject.build(ModuleLayout(seed=2))
-    for source, target in zip(one.parts, other.parts, strict=True):
-        with torch.no_grad():
-            for name, parameter in target.parameters.items():
-                parameter.copy_(source.parameters[name])
-            for name, buffer in target.buffers.items():
-                buffer.copy_(source.buffers[name])
-    items, sizes = subject.items(), subject.sizes()
-    compare_rows(other.encode(items, sizes), one.encode(items, sizes).detach(), "rows after loading", "those before")
 
 
 def check_types(subject: Subject) -> None:
@@ -190,18 +137,7 @@ def check_parts(subject: Subject) -> None:
     """A frozen part gets no gradient, and the others still do."""
     if not subject.spec.parts:
         raise SkippedError("the spec names no parts")
-    for part in subject.spec.parts:
-        frozen = frozenset({part})
-        built = subject.build(ModuleLayout(frozen=frozen))
-        _backward(built, subject.items(), subject.sizes(), hidden=subject.hidden)
-        named = [name for name in built.parameters if is_frozen(subject.spec, name, frozen)]
-        if not named:
-            raise BrokenError(f"no parameter lies in part {part!r}")
-        for name, parameter in built.parameters.items():
-            if parameter.grad is not None and name in named:
-                raise BrokenError(f"parameter {name!r} of the frozen part {part!r} got a gradient")
-            if parameter.grad is None and parameter.requires_grad:
-                raise BrokenError(f"parameter {name!r} got no gradient where only part {part!r} is frozen")
+    check_frozen(subject, subject.spec.parts)
 
 
 def check_costs(subject: Subject) -> None:
@@ -242,13 +178,3 @@ def _about(index: int, size: tuple[int, ...]) -> Iterator[None]:
 
 def _weights(subject: Subject) -> Tensor:
     return torch.randn(sum(subject.counts()), subject.hidden, generator=torch.Generator().manual_seed(7))
-
-
-def _backward(built: Built, items: Sequence[Any], sizes: Sequence[tuple[int, ...]], *, hidden: int) -> None:
-    rows = built.encode(items, sizes)
-    if rows.requires_grad:
-        rows.backward(torch.randn(len(rows), hidden, generator=torch.Generator().manual_seed(7)))
-
-
-def _buffers(built: Built) -> dict[str, Tensor]:
-    return {name: buffer.clone() for part in built.parts for name, buffer in part.module.named_buffers()}

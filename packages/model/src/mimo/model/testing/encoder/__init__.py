@@ -1,0 +1,1 @@
+"""The conformance kit's checks of encoders."""

@@ -1,0 +1,242 @@
+"""Checks of what a language model computes from samples, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from mimo.model.language import NO_LABEL, LanguageBatch, SupportsDecodeCache
+from mimo.model.testing.checks import BrokenError, SkippedError
+from mimo.model.testing.compare import compare_gradients, compare_rows
+from mimo.model.testing.language.samples import ENCODERS, Microbatch, Sample
+from mimo.model.testing.language.subject import BuiltLanguage, LanguageSubject, Passed
+
+_PADDING = 3
+_AUX_LOSSES = 1e-5
+_CUT = 3
+"""Rows of a sample that are read before the others come one by one."""
+
+
+def check_rows(subject: LanguageSubject) -> None:
+    """Each stage returns a row of hidden() columns for each token, and losses() one number in fp32 for each row."""
+    built = subject.build()
+    passed = built.learn(subject.pack(subject.samples()))
+    if passed.losses.dtype != torch.float32:
+        raise BrokenError(f"losses are {passed.losses.dtype}, expected torch.float32")
+    if not bool(torch.isfinite(passed.losses).all()):
+        raise BrokenError("a loss is not finite")
+
+
+def check_vocabulary(subject: LanguageSubject) -> None:
+    """It reads and writes vocabulary() ids; losses() and greedy() are those of logits()."""
+    count = subject.spec.vocabulary(subject.config)
+    built = subject.build()
+    ids = torch.arange(count).roll(1)
+    (empty,) = subject.samples(lengths=[0])
+    microbatch = subject.pack([attrs.evolve(empty, tokens=ids, labels=ids.roll(-1))])
+    with torch.no_grad():
+        hidden = built.run(microbatch)
+        last = built.parts[-1].language
+        logits, greedy, losses = last.logits(hidden), last.greedy(hidden), built.losses(hidden, microbatch)
+    if tuple(logits.shape) != (count, count):
+        raise BrokenError(f"logits of {count} rows have shape {tuple(logits.shape)}, vocabulary() is {count}")
+    expected = cross_entropy(logits.float(), microbatch.batch.labels, reduction="none")
+    compare_rows(losses[:, None], expected[:, None], "losses", "the cross-entropy of logits()")
+    if not torch.equal(greedy, logits.argmax(1)):
+        raise BrokenError(f"greedy() is {greedy.tolist()}, the largest of logits() {logits.argmax(1).tolist()}")
+
+
+def check_empty(subject: LanguageSubject) -> None:
+    """A microbatch without tokens is fine: its loss is zero, and it changes no gradient."""
+    built = subject.build()
+    _check_zero(built, built.learn(subject.pack([])), "a microbatch without tokens")
+
+
+def check_labels(subject: LanguageSubject) -> None:
+    """Rows without label have no loss, and without any label nothing learns; padding at the end changes nothing."""
+    built, padded, samples = subject.build(), subject.build(), subject.samples()
+    passed = built.learn(subject.pack(samples))
+    if bool(passed.losses[passed.microbatch.batch.labels == NO_LABEL].any()):
+        raise BrokenError("a row without label has a loss")
+    longer = padded.learn(subject.pack(samples, padding=_PADDING))
+    if bool(longer.losses[-_PADDING:].any()):
+        raise BrokenError("rows of padding have a loss")
+    before, than = passed.losses.detach()[:, None], "those without padding"
+    compare_rows(longer.losses[:-_PADDING, None], before, "losses before padding", than)
+    _compare_aux(longer, [passed], "with padding", "without")
+    try:
+        compare_gradients(padded.gradients(), built.gradients())
+    except BrokenError as how:
+        msg = f"with padding at the end {how}"
+        raise BrokenError(msg) from None
+    silent = [attrs.evolve(sample, labels=torch.full_like(sample.labels, NO_LABEL)) for sample in samples]
+    quiet = subject.build()
+    _check_zero(quiet, quiet.learn(subject.pack(silent)), "a microbatch without labels")
+
+
+def check_alone(subject: LanguageSubject) -> None:
+    """A sample's losses don't depend on the samples beside it, nor on their order."""
+    built, samples = subject.build(), subject.samples()
+    single = [built.forward(subject.pack([sample])) for sample in samples]
+    for what, order in (("packed samples", 1), ("samples packed in another order", -1)):
+        packed = built.forward(subject.pack(samples[::order]))
+        losses = torch.cat([one.losses.detach() for one in single[::order]])
+        compare_rows(packed.losses[:, None], losses[:, None], f"losses of {what}", "those of one at a time")
+        rows = torch.cat([one.hidden.detach() for one in single[::order]])
+        compare_rows(packed.hidden, rows, f"rows of {what}", "those of one at a time")
+        _compare_aux(packed, single, f"of {what}", "of one at a time")
+
+
+def check_lanes(subject: LanguageSubject) -> None:
+    """Samples over several microbatches, one of them empty, learn together what they learn in one."""
+    whole, cut, samples = subject.build(), subject.build(), subject.samples()
+    whole.learn(subject.pack(samples))
+    for some in (samples[:1], [], samples[1:]):
+        cut.learn(subject.pack(some))
+    compare_gradients(cut.gradients(), whole.gradients())
+
+
+@torch.no_grad()
+def check_causal(subject: LanguageSubject) -> None:
+    """A token changes nothing that comes before it."""
+    built, samples = subject.build(), subject.samples()
+    vocabulary = subject.spec.vocabulary(subject.config)
+    before = built.run(subject.pack(samples))
+    for place in range(1, len(samples[0])):
+        tokens = samples[0].tokens.clone()
+        tokens[place:] = (tokens[place:] + 1) % vocabulary
+        rows = {
+            name: rows + (samples[0].placeholders[name] >= place)[:, None] for name, rows in samples[0].rows.items()
+        }
+        changed = attrs.evolve(samples[0], tokens=tokens, rows=rows)
+        after = built.run(subject.pack([changed, *samples[1:]]))
+        what = f"rows before token {place}"
+        compare_rows(after[:place], before[:place], f"{what}, after a change of it and all later ones,", "before")
+
+
+def check_placeholders(subject: LanguageSubject) -> None:
+    """Encoders' rows stand in the places of their placeholders, in order, and gradients reach each of them."""
+    built, samples = subject.build(), subject.samples()
+    vocabulary = subject.spec.vocabulary(subject.config)
+    passed = built.learn(subject.pack(samples))
+    with torch.no_grad():
+        other = [_with_other_placeholders(sample, vocabulary) for sample in samples]
+        again = built.run(subject.pack(other))
+        compare_rows(again, passed.hidden.detach(), "rows with other ids at the placeholders", "those before")
+        swapped = [_with_swapped_encoders(sample) for sample in samples]
+        again = built.run(subject.pack(swapped))
+        compare_rows(again, passed.hidden.detach(), "rows where encoders change names", "those before")
+    for name, rows in passed.rows.items():
+        if rows.grad is None:
+            raise BrokenError(f"rows of {name!r} got no gradient")
+        if not bool(rows.grad.any(1).all()):
+            raise BrokenError(f"the gradient of a row of {name!r} is all zeros")
+
+
+def check_state(subject: LanguageSubject) -> None:
+    """A call leaves nothing behind that another one sees."""
+    built = subject.build()
+    before, microbatch = built.buffers, subject.pack(subject.samples())
+    first = built.run(microbatch).detach()
+    built.learn(subject.pack(subject.samples(1)))
+    compare_rows(built.run(microbatch), first, "rows after other samples", "those before")
+    for name, value in built.buffers.items():
+        if not torch.equal(value, before[name]):
+            raise BrokenError(f"buffer {name!r} changed in forward")
+
+
+def check_types(subject: LanguageSubject) -> None:
+    """With bf16 weights its rows are bf16, those of no tokens too, and losses are fp32."""
+    built = subject.build(subject.layout(dtype=torch.bfloat16))
+    for samples, what in ((subject.samples(), "rows"), ([], "rows of no tokens")):
+        passed = built.forward(subject.pack(samples))
+        if passed.hidden.dtype != torch.bfloat16:
+            raise BrokenError(
+                f"{what} are {passed.hidden.dtype}; keep buffers and made tensors in the type of what they meet"
+            )
+        if passed.losses.dtype != torch.float32:
+            raise BrokenError(f"losses are {passed.losses.dtype}, expected torch.float32")
+
+
+def check_aux_losses(subject: LanguageSubject) -> None:
+    """aux_losses() names all that forward() adds beside the loss, and nothing else."""
+    announced = subject.spec.aux_losses(subject.config)
+    added = subject.build().forward(subject.pack(subject.samples())).aux_losses
+    sizes = {name: value.numel() for name, value in (*added.losses.items(), *added.counts.items())}
+    wanted = {**dict.fromkeys(announced.losses, 1), **announced.counts}
+    if sizes != wanted or added.losses.keys() != set(announced.losses):
+        raise BrokenError(
+            f"forward() adds the losses {sorted(added.losses)} and counts {sorted(added.counts)}, aux_losses() says "
+            f"{sorted(announced.losses)} and {dict(announced.counts)}"
+        )
+
+
+@torch.no_grad()
+def check_cache(subject: LanguageSubject) -> None:
+    """A sample that is read in pieces, with a decode cache, has the rows of the whole."""
+    built = subject.build()
+    sample = subject.samples()[0]
+    if not isinstance(built.parts[0].module, SupportsDecodeCache):
+        raise SkippedError("the module has no new_decode_cache")
+    whole = built.run(subject.pack([sample]))
+    for cuts in ((1,) * len(sample), (_CUT, *(1,) * (len(sample) - _CUT)), (len(sample),)):
+        cache, found, start = built.parts[0].module.new_decode_cache(), list[Tensor](), 0
+        for count in cuts:
+            found.append(built.run(_piece(subject, sample, start, start + count), cache=cache))
+            start += count
+        compare_rows(torch.cat(found), whole, f"rows of a sample in pieces of {cuts}", "those of the whole")
+
+
+def _check_zero(built: BuiltLanguage, passed: Passed, what: str) -> None:
+    if float(passed.loss.detach()):
+        raise BrokenError(f"{what} has the loss {float(passed.loss.detach()):.3g}, expected 0")
+    for name, gradient in built.gradients().items():
+        if bool(gradient.any()):  # of what isn't finite too
+            raise BrokenError(f"{what} has a gradient of parameter {name!r} that is not zero")
+
+
+def _compare_aux(found: Passed, wanted: Sequence[Passed], what: str, than: str) -> None:
+    """Refuse auxiliary losses that are not the sum of those of other forwards."""
+    for name, loss in found.aux_losses.losses.items():
+        sum_of = sum(float(one.aux_losses.losses[name].detach()) for one in wanted if name in one.aux_losses.losses)
+        if not abs(float(loss.detach()) - sum_of) <= _AUX_LOSSES * max(abs(sum_of), 1.0):
+            raise BrokenError(f"the auxiliary loss {name!r} {what} is {float(loss.detach()):.6g}, {than} {sum_of:.6g}")
+
+
+def _with_other_placeholders(sample: Sample, vocabulary: int) -> Sample:
+    """Return a sample with other ids at the placeholders."""
+    tokens = sample.tokens.clone()
+    for places in sample.placeholders.values():
+        tokens[places] = (tokens[places] + 1) % vocabulary
+    return attrs.evolve(sample, tokens=tokens)
+
+
+def _with_swapped_encoders(sample: Sample) -> Sample:
+    """Return a sample in which the encoders' names are exchanged, rows and placeholders together."""
+    other = dict(zip(ENCODERS, reversed(ENCODERS), strict=True))
+    return attrs.evolve(
+        sample,
+        placeholders={name: sample.placeholders[other[name]] for name in ENCODERS},
+        rows={name: sample.rows[other[name]] for name in ENCODERS},
+    )
+
+
+def _piece(subject: LanguageSubject, sample: Sample, start: int, stop: int) -> Microbatch:
+    """Return some rows of a sample, as they continue what a decode cache has read."""
+    whole = subject.pack([sample])
+    batch, grid = whole.batch, whole.batch.grid_positions
+    here = {name: (own >= start) & (own < stop) for name, own in batch.placeholders.items()}
+    piece = LanguageBatch.of(
+        batch.tokens[start:stop],
+        torch.full((stop - start,), NO_LABEL),
+        batch.positions[start:stop],
+        lengths=[stop - start],
+        placeholders={name: own[here[name]] - start for name, own in batch.placeholders.items()},
+        grid_positions=None if grid is None else grid[start:stop],
+    )
+    rows = {name: own[here[name]] for name, own in whole.rows.items()}
+    return attrs.evolve(whole, batch=piece, rows=rows)

@@ -1,0 +1,133 @@
+"""Checks of a module of any kind, with whatever it is given to compute: values, gradients, state, what is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from mimo.hooks import ConfigError
+from mimo.model.build import check_module, is_frozen
+from mimo.model.build.part import Part
+from mimo.model.spec import EncoderSpec, LanguageModelSpec
+from mimo.model.testing.built import BuiltParts, Layout
+from mimo.model.testing.checks import BrokenError, SkippedError
+from mimo.model.testing.compare import compare_rows
+
+BuiltT = TypeVar("BuiltT", bound=BuiltParts)
+
+
+class Subject(Protocol[BuiltT]):
+    """A plugin with its config, and something to compute."""
+
+    @property
+    def spec(self) -> EncoderSpec | LanguageModelSpec:
+        """The plugin."""
+
+    @property
+    def config(self) -> Any:
+        """An instance of its config class."""
+
+    def layout(self, **changes: Any) -> Any:
+        """Return the layout of the whole module, with fields changed."""
+
+    def build(self, layout: Any = None, *, stirred: bool = True) -> BuiltT:
+        """Build the module in a layout, on this rank alone if None; see `BuiltParts.stir` for ``stirred``."""
+
+    def rows(self, built: BuiltT) -> Tensor:
+        """Return its rows of all that there is to compute."""
+
+    def learn(self, built: BuiltT) -> None:
+        """Take the gradients of the same, once."""
+
+
+def check_chance(subject: Subject[BuiltT]) -> None:
+    """forward() draws no random numbers, which would differ by layout."""
+    built = subject.build()
+    before = torch.get_rng_state()
+    first = subject.rows(built).detach()
+    if not torch.equal(before, torch.get_rng_state()):
+        raise BrokenError("it drew from torch's generator")
+    compare_rows(subject.rows(built), first, "rows of a second call", "those of the first")
+
+
+def check_gradients(subject: Subject[BuiltT]) -> None:
+    """Every parameter learns from what the kit computes, unless it asks for no gradient."""
+    built = subject.build()
+    subject.learn(built)
+    gradients = built.gradients()
+    for name, parameter in built.parameters.items():
+        if not parameter.requires_grad:
+            continue
+        if name not in gradients:
+            raise BrokenError(f"parameter {name!r} got no gradient; requires_grad_(False) says that it is not to learn")
+        if not bool(torch.isfinite(gradients[name]).all()):
+            raise BrokenError(f"the gradient of parameter {name!r} is not finite")
+        if not bool(gradients[name].any()):
+            raise BrokenError(f"the gradient of parameter {name!r} is all zeros")
+
+
+def check_initial(subject: Subject[BuiltT]) -> None:
+    """Initial values follow from the run's seed alone, and are others with another seed."""
+    torch.manual_seed(3)
+    first = subject.build(stirred=False)
+    torch.manual_seed(4)
+    again, other = subject.build(stirred=False), subject.build(subject.layout(seed=2), stirred=False)
+    for name, value in (first.values() | first.buffers).items():
+        if not torch.equal(value, (again.values() | again.buffers)[name]):
+            raise BrokenError(f"{name!r} differs between two modules of one seed")
+    values = other.values()
+    if values and all(torch.equal(value, values[name]) for name, value in first.values().items()):
+        raise BrokenError("no parameter differs between two seeds")
+
+
+def check_saved(subject: Subject[BuiltT]) -> None:
+    """Parameters and persistent buffers are all that a module knows: loaded into another one, it computes the same."""
+    one, other = subject.build(), subject.build(subject.layout(seed=2))
+    for source, target in zip(one.parts, other.parts, strict=True):
+        with torch.no_grad():
+            for name, parameter in target.parameters.items():
+                parameter.copy_(source.parameters[name])
+            for name, buffer in target.buffers.items():
+                buffer.copy_(source.buffers[name])
+    compare_rows(subject.rows(other), subject.rows(one).detach(), "rows after loading", "those before")
+
+
+def check_frozen(subject: Subject[BuiltT], parts: Iterable[str]) -> None:
+    """Refuse gradients of a frozen part, and parts that stop the gradients of others.
+
+    Raises:
+        BrokenError: naming the parameter.
+    """
+    for part in parts:
+        frozen = frozenset({part})
+        built = subject.build(subject.layout(frozen=frozen))
+        subject.learn(built)
+        named = [name for name in built.parameters if is_frozen(subject.spec, name, frozen)]
+        if not named:
+            raise BrokenError(f"no parameter lies in part {part!r}")
+        for name, parameter in built.parameters.items():
+            if parameter.grad is not None and name in named:
+                raise BrokenError(f"parameter {name!r} of the frozen part {part!r} got a gradient")
+            if parameter.grad is None and parameter.requires_grad:
+                raise BrokenError(f"parameter {name!r} got no gradient where only part {part!r} is frozen")
+
+
+def held_parts(spec: EncoderSpec | LanguageModelSpec, part: Part) -> set[str]:
+    """Return the names of the spec's parts of which a stage has parameters."""
+    paths = [path for path, _ in part.module.named_parameters()]
+    return {name for name in spec.parts if any(is_frozen(spec, path, frozenset({name})) for path in paths)}
+
+
+def refuse_layout(subject: Subject[BuiltT], name: str, layout: Layout) -> None:
+    """Leave out a layout that the plugin can't have with these settings.
+
+    Raises:
+        SkippedError: saying why.
+    """
+    try:
+        check_module(subject.spec, subject.config, grid=layout.grid(name), sequence_parallel=layout.sequence_parallel)
+    except ConfigError as error:
+        raise SkippedError(f"these settings can't: {error}") from error
