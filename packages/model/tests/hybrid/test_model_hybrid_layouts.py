@@ -1,14 +1,11 @@
-"""The hybrid over any ranks against itself on one rank: outputs, losses, loads and every gradient (law 1)."""
+"""The hybrid over any ranks against itself on one rank: rows, losses, loads and every gradient (law 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from spread import LANES, Layout, check_layout
 
-from mimo.model import HybridConfig
+from mimo.model import HYBRID, HybridConfig
+from mimo.model.testing import LanguageLayout, assert_language_layouts
 
 CONFIGS = {
     "all kinds": HybridConfig(
@@ -26,61 +23,50 @@ CONFIGS = {
         mamba_chunk=3, mamba_conv_bias=False,
     ),
 }  # fmt: skip
+LANES = ((6, 0, 3, 5), (4, 7), (), (1,))
 LAYOUTS = {
-    "tp 2": Layout(tp=2),
-    "tp 2, rows split": Layout(tp=2, sequence_parallel=True),
-    "tp 3": Layout(tp=3),
-    "tp 3, rows split": Layout(tp=3, sequence_parallel=True),
-    "cp 2": Layout(cp=2),
-    "cp 2, nothing": Layout(cp=2, lanes=LANES[2:3]),
-    "cp 2, next to nothing": Layout(cp=2, lanes=LANES[3:]),
-    "cp 3": Layout(cp=3),
-    "cp 2 tp 2": Layout(cp=2, tp=2),
-    "cp 2 tp 2, rows split": Layout(cp=2, tp=2, sequence_parallel=True),
-    "two lanes, cp 2": Layout(dp=2, cp=2, lanes=LANES[:2]),
-    "four lanes": Layout(dp=4, lanes=LANES),
-    "tp 2, nothing, rows split": Layout(tp=2, sequence_parallel=True, lanes=LANES[2:3]),
+    "all kinds": [
+        LanguageLayout(tp=2, lanes=LANES[:1], sequence_parallel=True),
+        LanguageLayout(cp=2, lanes=LANES[:1]),
+        LanguageLayout(cp=2, lanes=LANES[3:]),
+        LanguageLayout(tp=2, ep=2, pp=2, lanes=LANES[:1], sequence_parallel=True),
+        LanguageLayout(cp=2, ep=2, pp=5, lanes=LANES[:1]),
+        LanguageLayout(cp=2, tp=2, lanes=LANES[:1]),
+        LanguageLayout(lanes=LANES),
+        LanguageLayout(cp=2, tp=2, ep=4, etp=2, pp=3, sequence_parallel=True, lanes=LANES[:2]),
+    ],
+    "one group": [
+        LanguageLayout(tp=3, lanes=LANES[:1], sequence_parallel=True),
+        LanguageLayout(cp=2, tp=2, lanes=LANES[:1], sequence_parallel=True),
+        LanguageLayout(tp=2, lanes=LANES[2:3], sequence_parallel=True),
+    ],
+    "three groups": [
+        LanguageLayout(tp=2, lanes=LANES[:1]),
+        LanguageLayout(cp=3, lanes=LANES[:1]),
+        LanguageLayout(cp=2, lanes=LANES[:2]),
+        LanguageLayout(cp=2, lanes=LANES[2:3]),
+    ],
 }
-CASES = [
-    ("all kinds", "tp 2, rows split"),
-    ("all kinds", "cp 2"),
-    ("all kinds", "cp 2 tp 2"),
-    ("all kinds", "cp 2, next to nothing"),
-    ("all kinds", "four lanes"),
-    ("one group", "tp 3, rows split"),
-    ("one group", "cp 2 tp 2, rows split"),
-    ("one group", "tp 2, nothing, rows split"),
-    ("three groups", "tp 2"),
-    ("three groups", "cp 3"),
-    ("three groups", "two lanes, cp 2"),
-    ("three groups", "cp 2, nothing"),
+EVERY = [
+    *(LanguageLayout(tp=tp, lanes=LANES[:1], sequence_parallel=splits) for tp in (2, 3) for splits in (False, True)),
+    *(LanguageLayout(cp=2, lanes=lanes) for lanes in (LANES[:1], LANES[2:3], LANES[3:])),
+    LanguageLayout(cp=3, lanes=LANES[:1]),
+    *(LanguageLayout(cp=2, tp=2, lanes=LANES[:1], sequence_parallel=splits) for splits in (False, True)),
+    LanguageLayout(cp=2, lanes=LANES[:2]),
+    LanguageLayout(lanes=LANES),
+    LanguageLayout(tp=2, lanes=LANES[2:3], sequence_parallel=True),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        pytest.param(name, layout, marks=() if (name, layout) in CASES else pytest.mark.soak)
-        for name in CONFIGS
-        for layout in LAYOUTS
-        if name != "all kinds" or "tp 3" not in layout
-    ],
-)
-def test_layout_changes_nothing(run_ranks: Callable[..., list[Any]], name: str, layout: str) -> None:
-    """Heads, groups cut inside too, rows of samples and lanes: weights are the same bits, all else is within law 1."""
-    chosen = LAYOUTS[layout]
-    run_ranks(chosen.dp * chosen.cp * chosen.tp, check_layout, CONFIGS[name], chosen)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layout_changes_nothing(name: str) -> None:
+    """Heads, groups cut inside too, rows of samples and lanes, stages of one kind of layer, experts anywhere."""
+    assert_language_layouts(HYBRID, LAYOUTS[name], config=CONFIGS[name])
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(tp=2, ep=2, pp=2, sequence_parallel=True),
-        Layout(cp=2, ep=2, pp=5),
-        Layout(dp=2, cp=2, tp=2, ep=4, etp=2, pp=3, sequence_parallel=True, lanes=LANES[:2]),
-    ],
-    ids=["tp 2, ep 2 over it", "cp 2, ep 2 over it", "all at once"],
-)
-def test_experts_lie_anywhere_and_stages_hold_any_layers(run_ranks: Callable[..., list[Any]], layout: Layout) -> None:
-    """A stage of Mamba-2 layers alone, of experts alone, of none of either."""
-    run_ranks(layout.dp * layout.cp * layout.tp, check_layout, CONFIGS["all kinds"], layout)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_layout_changes_anything(name: str) -> None:
+    """All of these layouts of all of these models."""
+    layouts = [layout for layout in EVERY if name != "all kinds" or layout.tp < 3]
+    assert_language_layouts(HYBRID, layouts, config=CONFIGS[name])

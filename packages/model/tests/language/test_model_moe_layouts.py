@@ -1,15 +1,16 @@
-"""A mixture of experts over any ranks against itself on one rank: outputs, losses, loads and every gradient (law 1)."""
+"""A mixture of experts over any ranks against itself on one rank: rows, losses, loads and every gradient (law 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
-from spread import LANES, Layout, check_layout
+import torch
 
-from mimo.model import DecoderConfig
+from mimo.model import DECODER, DecoderConfig, Stage
+from mimo.model.runtime import LanguageBatch
+from mimo.model.testing import LanguageLayout, assert_language_layouts
 
 CONFIGS = {
     "softmax": DecoderConfig(
@@ -26,37 +27,55 @@ CONFIGS = {
         router_normalize=False,
     ),
 }  # fmt: skip
-LAYOUTS = {
-    "ep 2 over tp 2": Layout(tp=2, ep=2),
-    "ep 2 over tp 2, rows split": Layout(tp=2, ep=2, sequence_parallel=True),
-    "tp 2, all experts on each": Layout(tp=2),
-    "ep 2 over lanes": Layout(dp=2, ep=2, lanes=LANES[:2]),
-    "ep 2 over lanes, one empty": Layout(dp=2, ep=2, lanes=LANES[1:3]),
-    "ep 2 over context ranks": Layout(cp=2, ep=2),
-    "ep 4 over lanes": Layout(dp=4, ep=4, lanes=LANES),
-    "ep 2 etp 2 over lanes": Layout(dp=4, ep=2, etp=2, lanes=LANES),
-    "ep 2 etp 2 over tp 4, rows split": Layout(tp=4, ep=2, etp=2, sequence_parallel=True),
-    "etp 2 over tp 2, two lanes": Layout(dp=2, tp=2, etp=2, lanes=LANES[:2]),
-    "ep 2 over tp 2, two lanes": Layout(dp=2, tp=2, ep=2, lanes=LANES[:2]),
-    "ep 4 over two lanes of tp 2, rows split": Layout(dp=2, tp=2, ep=4, sequence_parallel=True, lanes=LANES[:2]),
-    "ep 4 over cp 2 and tp 2": Layout(cp=2, tp=2, ep=4),
-    "ep 4 over cp 2 and tp 2, rows split": Layout(cp=2, tp=2, ep=4, sequence_parallel=True),
-    "ep 4 over lanes and cp 2, nothing in one": Layout(dp=2, cp=2, ep=4, lanes=LANES[2:]),
-    "etp 4 over tp 4": Layout(tp=4, etp=4),
-    "ep 2 over tp 2, next to nothing": Layout(tp=2, ep=2, lanes=LANES[3:]),
-    "ep 2 over tp 2, nothing": Layout(tp=2, ep=2, lanes=LANES[2:3]),
-}
+LANES = ((6, 0, 3, 5), (4, 7), (), (1,))
+LAYOUTS = [
+    LanguageLayout(tp=2, ep=2, lanes=LANES[:1]),
+    LanguageLayout(tp=2, ep=2, sequence_parallel=True, lanes=LANES[:1]),
+    LanguageLayout(tp=2, lanes=LANES[:1]),
+    LanguageLayout(ep=2, lanes=LANES[:2]),
+    LanguageLayout(ep=2, lanes=LANES[1:3]),
+    LanguageLayout(cp=2, ep=2, lanes=LANES[:1]),
+    LanguageLayout(ep=4, lanes=LANES),
+    LanguageLayout(ep=2, etp=2, lanes=LANES),
+    LanguageLayout(tp=4, ep=2, etp=2, sequence_parallel=True, lanes=LANES[:1]),
+    LanguageLayout(tp=2, etp=2, lanes=LANES[:2]),
+    LanguageLayout(tp=2, ep=2, lanes=LANES[:2]),
+    LanguageLayout(tp=2, ep=4, sequence_parallel=True, lanes=LANES[:2]),
+    LanguageLayout(cp=2, tp=2, ep=4, lanes=LANES[:1]),
+    LanguageLayout(cp=2, tp=2, ep=4, sequence_parallel=True, lanes=LANES[:1]),
+    LanguageLayout(cp=2, ep=4, lanes=LANES[2:]),
+    LanguageLayout(tp=4, etp=4, lanes=LANES[:1]),
+    LanguageLayout(tp=2, ep=2, lanes=LANES[3:]),
+    LanguageLayout(tp=2, ep=2, lanes=LANES[2:3]),
+]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_experts_lie_anywhere_and_change_nothing(run_ranks: Callable[..., list[Any]], name: str, layout: str) -> None:
+def test_experts_lie_anywhere_and_change_nothing(name: str) -> None:
     """Wherever rows and experts lie, weights are the same bits, and losses, loads and gradients those of one rank."""
-    chosen = LAYOUTS[layout]
-    run_ranks(chosen.dp * chosen.cp * chosen.tp, check_layout, CONFIGS[name], chosen)
+    assert_language_layouts(DECODER, LAYOUTS, config=CONFIGS[name])
 
 
-@pytest.mark.parametrize("layout", ["ep 2 over tp 2, rows split", "ep 2 over lanes"])
-def test_experts_on_several_stages(run_ranks: Callable[..., list[Any]], layout: str) -> None:
+def test_experts_on_several_stages() -> None:
     """Stages hold the experts of their layers, none where all of theirs are dense."""
-    run_ranks(2, check_layout, CONFIGS["sigmoid"], attrs.evolve(LAYOUTS[layout], pp=3))
+    layouts = [
+        LanguageLayout(tp=2, ep=2, pp=3, sequence_parallel=True, lanes=LANES[:1]),
+        LanguageLayout(ep=2, pp=3, lanes=LANES[:2]),
+    ]
+    assert_language_layouts(DECODER, layouts, config=CONFIGS["sigmoid"])
+
+
+def test_every_row_counts_the_experts_that_it_chose(run_ranks: Callable[..., list[Any]]) -> None:
+    """Loads add up to the rows times the experts of each."""
+    run_ranks(1, _check_loads)
+
+
+def _check_loads(_rank: int) -> None:
+    config = CONFIGS["sigmoid"]
+    tokens = torch.arange(14) % config.vocabulary
+    batch = LanguageBatch.of(tokens, tokens, torch.arange(14) % 7, lengths=(7, 7))
+    module = DECODER.build(config, Stage())
+    module(batch, {}, None)
+    loads = batch.aux_losses.counts
+    assert set(loads) == {f"layers.{index}.load" for index in config.expert_layers}
+    assert {int(load.sum()) for load in loads.values()} == {14 * config.experts_per_token}

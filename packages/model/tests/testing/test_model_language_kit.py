@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import attrs
@@ -21,6 +22,7 @@ from mimo.model.runtime import (
     Mlp,
     Split,
     TensorAxis,
+    local,
 )
 from mimo.model.testing import (
     LANGUAGE_CHECKS,
@@ -37,8 +39,8 @@ MIXED = DecoderConfig(
 )  # fmt: skip
 STATES = HybridConfig(
     vocabulary=11, hidden=12, pattern="ME*-", heads=4, kv_heads=2, head_dim=4, intermediate=10, activation="relu2",
-    experts=4, expert_intermediate=7, shared_intermediate=6, router_score="sigmoid", mamba_heads=6, mamba_head_dim=3,
-    mamba_groups=2, mamba_state=5, mamba_chunk=4,
+    experts=4, expert_intermediate=7, shared_intermediate=6, router_score="sigmoid", router_bias=True, mamba_heads=6,
+    mamba_head_dim=3, mamba_groups=2, mamba_state=5, mamba_chunk=4,
 )  # fmt: skip
 
 
@@ -139,8 +141,8 @@ class Peeks(Decoder):
     def end(self, hidden: Tensor) -> Tensor:
         """Return the rows."""
         rows = super().end(hidden)
-        after = rows.roll(-1, 0)
-        return rows + torch.where((self.samples == self.samples.roll(-1))[:, None], after, 0)
+        rows[:-1] += torch.where((self.samples[:-1] == self.samples[1:])[:, None], rows[1:], 0)
+        return rows
 
     def forward(self, batch: LanguageBatch, *given: Any) -> Tensor:
         """Return the rows."""
@@ -310,13 +312,14 @@ class Defers(Decoder):
     """Has a head that learns nothing where gradients of weights are deferred."""
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        deferred = self.weight_grad_queue is not None
-        return hidden @ (self.head.weight.detach() if deferred else self.head.weight).t()
+        weight = local(self.head.weight)
+        return hidden @ (weight if self.weight_grad_queue is None else weight.detach()).t()
 
 
 def _learning(rows: Tensor, scale: float) -> Tensor:
     """Return rows whose gradient is multiplied."""
-    return rows * scale + (rows * (1 - scale)).detach()
+    factor = rows.new_tensor(scale)
+    return rows * factor + (rows * (1 - factor)).detach()
 
 
 def _half(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
@@ -377,14 +380,12 @@ class Fault:
         check: finds it.
         words: are in what the check says.
         config: its settings.
-        also: other checks that find it, since what it does breaks their promises too.
     """
 
     make: Callable[[], LanguageModelSpec]
     check: str
     words: str
     config: DecoderConfig = DENSE
-    also: frozenset[str] = frozenset()
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -407,7 +408,9 @@ FAULTS: Mapping[str, Fault] = {
         attrs.evolve(DENSE, tied=True),
     ),
     "too many layers": Fault(
-        lambda: spec_of(layers=lambda _config: 3), "layers", "it is 3, and the last of 3 stages holds no layer"
+        lambda: spec_of(layers=lambda _config: 3),
+        "layers",
+        "it is 3, and the last of 3 stages holds no layer",
     ),
     "too few layers": Fault(
         lambda: spec_of(layers=lambda _config: 1), "layers", "it is 1, and the last of 2 stages still holds a layer"
@@ -424,18 +427,26 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "least likely": Fault(lambda: spec_of(Unlikely), "vocabulary", "the largest of logits()"),
     "samples that see each other": Fault(
-        lambda: spec_of(Leaks), "independence", "losses of packed samples differ from those of one at a time: row 7"
+        lambda: spec_of(Leaks),
+        "independence",
+        "losses of packed samples differ from those of one at a time: row 7",
     ),
     "a mean": Fault(lambda: spec_of(Averages), "independence", "losses of packed samples differ"),
     "foresight": Fault(
-        lambda: spec_of(Peeks), "causality", "rows before token 1, after a change of it and all later ones, differ"
+        lambda: spec_of(Peeks),
+        "causality",
+        "rows before token 1, after a change of it and all later ones, differ",
     ),
     "a loss without label": Fault(lambda: spec_of(Pays), "labels", "a row without label has a loss"),
     "padding that counts": Fault(
-        lambda: spec_of(CountsPadding), "labels", "with padding at the end the gradient of parameter"
+        lambda: spec_of(CountsPadding),
+        "labels",
+        "with padding at the end the gradient of parameter",
     ),
     "rows on top": Fault(
-        lambda: spec_of(Adds), "placeholders", "rows with other ids at the placeholders differ from those before: row 1"
+        lambda: spec_of(Adds),
+        "placeholders",
+        "rows with other ids at the placeholders differ from those before: row 1",
     ),
     "rows without gradient": Fault(lambda: spec_of(Unreached), "placeholders", "rows of 'vision' got no gradient"),
     "rows by name": Fault(lambda: spec_of(Names), "placeholders", "rows where encoders change names differ"),
@@ -444,7 +455,9 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "chance": Fault(lambda: spec_of(Shaky), "chance", "it drew from torch's generator"),
     "missing gradient": Fault(
-        lambda: spec_of(Forgets), "gradients", "parameter 'norm.spare.weight' got no gradient; requires_grad_(False)"
+        lambda: spec_of(Forgets),
+        "gradients",
+        "parameter 'norm.spare.weight' got no gradient; requires_grad_(False)",
     ),
     "microbatches that matter": Fault(lambda: spec_of(CountsPadding), "lanes", "the gradient of parameter"),
     "losses that nobody announced": Fault(
@@ -460,7 +473,9 @@ FAULTS: Mapping[str, Fault] = {
         "forward() adds the losses [] and counts [], aux_losses() says ['more'] and {}",
     ),
     "unseeded values": Fault(
-        lambda: spec_of(DrawsElsewhere), "initial values", "'head.weight' differs between two modules of one seed"
+        lambda: spec_of(DrawsElsewhere),
+        "initial values",
+        "'head.weight' differs between two modules of one seed",
     ),
     "unsaved state": Fault(lambda: spec_of(Unsaved), "save and load", "rows after loading differ from those before"),
     "number types": Fault(lambda: spec_of(Promotes), "number types", "rows are torch.float32; keep buffers"),
@@ -486,15 +501,37 @@ FAULTS: Mapping[str, Fault] = {
         lambda: spec_of(Restarts), "decode cache", "rows of a sample in pieces of (1, 1, 1, 1, 1, 1, 1) differ"
     ),
     "other rows where it is cut": Fault(lambda: spec_of(Shifts), "stages", "a rank's rows differ from those of"),
-    "other gradients again": Fault(lambda: spec_of(Repeats), "recompute", "the gradient of parameter"),
+    "other gradients again": Fault(lambda: spec_of(Repeats), "recompute", "the gradient of rows of 'vision' differs"),
     "a head that nobody defers": Fault(
-        lambda: spec_of(Defers), "deferred gradients", "the gradient of parameter 'head.weight' differs"
+        lambda: spec_of(Defers), "deferred gradients", "other parameters have gradients: ['head.weight']"
     ),
     "sums that nobody adds up": Fault(lambda: _of_tensors(_half), "tensor ranks", "a rank's rows differ"),
     "no sum over split rows": Fault(lambda: _of_tensors(_no_sums), "sequence parallel", "the gradient of parameter"),
     "context that nobody knows": Fault(lambda: _of_context(lambda _module, _context: None), "context ranks", "rows"),
     "loud experts": Fault(lambda: _of_experts(_loud), "expert ranks", "a rank's rows differ", MIXED),
 }
+
+ALL = LANGUAGE_CHECKS.keys()
+CUT = frozenset({"stages", "tensor ranks", "sequence parallel", "context ranks"})
+ALSO: Mapping[str, AbstractSet[str]] = {
+    "too many layers": {"parts"},
+    "samples that see each other": {"lanes", "context ranks"},
+    "a mean": {"lanes", "vocabulary", "context ranks"},
+    "foresight": {"decode cache"} | CUT,
+    "a loss without label": {"sequence parallel"},
+    "padding that counts": {"lanes"} | CUT,
+    "rows on top": {"sequence parallel"},
+    "state shared between calls": ALL,
+    "chance": ALL,
+    "missing gradient": {"parts"},
+    "microbatches that matter": {"labels"} | CUT,
+    "unseeded values": CUT,
+    "unsaved state": ALL,
+    "frozen with another": {"stages"},
+    "other gradients again": {"lanes"},
+    "sums that nobody adds up": {"sequence parallel"},
+}
+"""Other checks that may find a fault, since it breaks their promises too."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -517,7 +554,8 @@ def test_a_fault_is_found_by_its_check_alone(fault: str) -> None:
     planted = FAULTS[fault]
     verdicts = check_language_model(planted.make(), config=planted.config)
     found = {verdict.check for verdict in verdicts if verdict.broken is not None}
-    assert found == {planted.check} | planted.also
+    assert planted.check in found
+    assert found <= {planted.check} | ALSO.get(fault, set())
 
 
 def test_an_author_of_a_language_model_sees_all_verdicts_at_once() -> None:

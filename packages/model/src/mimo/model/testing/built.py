@@ -19,6 +19,7 @@ from mimo.model.build.build import build_part
 from mimo.model.build.part import Part
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis, local
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Stage
+from mimo.model.testing.checks import BrokenError
 from mimo.topology import DATA_AXES, ROW_AXES, Grid, Module, ModuleGraph, Recompute
 from mimo.topology.collectives import all_gather_json
 from mimo.topology.meshes import Meshes
@@ -141,6 +142,10 @@ class BuiltParts:
         """Those of all stages, by their path in the module; of one that two stages hold the later's."""
         return {path: parameter for part in self.parts for path, parameter in part.module.named_parameters()}
 
+    def every_parameter(self) -> list[torch.nn.Parameter]:
+        """Return those of all stages, both copies of one that two stages hold."""
+        return [parameter for part in self.parts for parameter in part.module.parameters()]
+
     @property
     def buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers, likewise."""
@@ -188,12 +193,19 @@ class BuiltParts:
         return found
 
     def values(self) -> dict[str, Tensor]:
-        """Return the full value of each parameter; collective."""
-        return {
-            path: self._full(local(parameter.detach()), part.splits[f"{part.name}.{path}"], parameter)
-            for part in self.parts
-            for path, parameter in part.module.named_parameters()
-        }
+        """Return the full value of each parameter; collective.
+
+        Raises:
+            BrokenError: copies that two stages hold differ.
+        """
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            for path, parameter in part.module.named_parameters():
+                full = self._full(local(parameter.detach()), part.splits[f"{part.name}.{path}"], parameter)
+                if path in found and not torch.equal(found[path], full):
+                    raise BrokenError(f"the value of parameter {path!r} is another on stage {part.stage.index}")
+                found[path] = full
+        return found
 
     def pieces(self) -> dict[str, Tensor]:
         """Return what this rank holds of each gradient."""

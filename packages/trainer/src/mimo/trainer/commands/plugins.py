@@ -19,7 +19,8 @@ def plugins(*settings: str, check: str | None = None) -> int:
     Args:
         settings: with --check, settings of the plugin's config: key=value.
         check: a plugin of any kind to look at instead: whether it keeps the promises that training rests on. Encoders
-            are looked at whole, of other kinds what one process can see. Ends with 0 if it does, 1 if it breaks one.
+            and language models are looked at whole, of other kinds what one process can see. Ends with 0 if it does, 1
+            if it breaks one.
     """
     from mimo.hooks import survey
     from mimo.trainer.commands.tables.console import make_console

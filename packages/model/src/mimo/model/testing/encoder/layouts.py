@@ -60,6 +60,11 @@ def assert_layouts(
     assert_on_ranks(f"encoder {spec.name!r}", layouts, check, seconds=seconds)
 
 
+def check_initial(subject: Subject, layout: ModuleLayout) -> None:
+    """Refuse initial values that are not, bit for bit, those of the whole module."""
+    check_initial_values(*(subject.build(one, stirred=False).values() for one in (layout, ModuleLayout())))
+
+
 def check_batch(subject: Subject, layout: ModuleLayout, whole: Trained, *, gradients: bool = True) -> None:
     """Refuse rows, and gradients, that are not those of the whole module, with all items at once."""
     found = train(subject, layout)
@@ -73,7 +78,7 @@ def check_batch(subject: Subject, layout: ModuleLayout, whole: Trained, *, gradi
 
 def _check_layout(subjects: Sequence[Subject], like: ModuleLayout | None, layout: ModuleLayout) -> None:
     if like is None:
-        check_initial_values(subjects[0], layout)
+        check_initial(subjects[0], layout)
     for subject in subjects:
         other = train(subject, like or ModuleLayout())
         if like is None:

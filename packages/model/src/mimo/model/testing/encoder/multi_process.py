@@ -6,9 +6,8 @@ import attrs
 
 from mimo.model.spec import Stage
 from mimo.model.testing.checks import BrokenError, SkippedError
-from mimo.model.testing.encoder.layouts import check_batch, train
+from mimo.model.testing.encoder.layouts import check_batch, check_initial, train
 from mimo.model.testing.encoder.subject import NAME, ModuleLayout, Subject
-from mimo.model.testing.layouts import check_initial_values
 from mimo.model.testing.modules import held_parts, refuse_layout
 
 RANKS = 2
@@ -89,7 +88,7 @@ def check_recompute(subject: Subject) -> None:
 def _check_layout(subject: Subject, layout: ModuleLayout) -> None:
     """Compare a layout with the whole module, with all items, with one, and without any."""
     refuse_layout(subject, NAME, layout)
-    check_initial_values(subject, layout)
+    check_initial(subject, layout)
     for number in (len(subject.raw), 1, 0):
         part = attrs.evolve(subject, raw=subject.raw[:number])
         check_batch(part, layout, train(part, ModuleLayout()), gradients=number > 0)

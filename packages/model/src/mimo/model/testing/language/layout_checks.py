@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mimo.model.testing.checks import SkippedError
-from mimo.model.testing.language.layouts import check_layouts, check_training
+from mimo.model.testing.language.layouts import Comparison
 from mimo.model.testing.language.subject import LANES, NAME, LanguageLayout, LanguageSubject
 from mimo.model.testing.modules import refuse_layout
 
@@ -22,13 +22,15 @@ def check_recompute(subject: LanguageSubject) -> None:
     """Recomputation changes neither losses nor gradients."""
     if not subject.spec.recompute:
         raise SkippedError("the spec has no recomputation")
-    for kind in subject.spec.recompute:
-        check_training(subject, LanguageLayout(recompute=kind))  # type: ignore[arg-type]  # keys are what users ask for
+    _check(
+        subject,
+        *(LanguageLayout(recompute=kind) for kind in subject.spec.recompute),  # type: ignore[arg-type]  # any that is there
+    )
 
 
 def check_deferred(subject: LanguageSubject) -> None:
     """Gradients of weights that are computed after the others, as some schedules do, are the same."""
-    check_training(subject, LanguageLayout(splits_backward=True))
+    _check(subject, LanguageLayout(splits_backward=True))
 
 
 def check_tensor(subject: LanguageSubject) -> None:
@@ -58,10 +60,12 @@ def check_experts(subject: LanguageSubject) -> None:
         raise SkippedError("the spec has no expert support")
     if not subject.spec.experts.count(subject.config):
         raise SkippedError("there are none with these settings")
-    _check(subject, *(LanguageLayout(ep=RANKS, lanes=lanes) for lanes in (LANES[:2], LANES[1:3])))
-    _check(subject, LanguageLayout(etp=RANKS, lanes=LANES[:2]))
+    over_lanes = (LanguageLayout(ep=RANKS, lanes=lanes) for lanes in (LANES[:2], LANES[1:3]))
+    _check(subject, *over_lanes, LanguageLayout(etp=RANKS, lanes=LANES[:2]))
 
 
 def _check(subject: LanguageSubject, *layouts: LanguageLayout) -> None:
-    refuse_layout(subject, NAME, layouts[0])
-    check_layouts(subject, *layouts)
+    comparison = Comparison(subject=subject)
+    for layout in layouts:
+        refuse_layout(subject, NAME, layout)
+        comparison.check(layout)

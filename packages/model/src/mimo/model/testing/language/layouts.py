@@ -14,7 +14,7 @@ from torch import Tensor
 from mimo.model.spec import LanguageModelSpec
 from mimo.model.testing.checks import BrokenError
 from mimo.model.testing.compare import compare_gradients, compare_rows, compare_totals
-from mimo.model.testing.language.subject import BuiltLanguage, LanguageLayout, LanguageSubject, Passed
+from mimo.model.testing.language.subject import LANES, BuiltLanguage, LanguageLayout, LanguageSubject, Passed
 from mimo.model.testing.layouts import assert_on_ranks, check_copies, check_initial_values, check_same_bits
 from mimo.topology import DATA_AXES
 
@@ -23,11 +23,16 @@ VOCABULARY = 29
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class Trained:
-    """A module after the backward of its lanes, and what this rank made of each that it has."""
+class Whole:
+    """What a language model makes of all lanes, whole, on this rank alone.
 
-    built: BuiltLanguage
-    lanes: Mapping[int, Passed]
+    Args:
+        lanes: by number.
+        gradients: of its parameters, from all lanes.
+    """
+
+    lanes: Sequence[Passed]
+    gradients: Mapping[str, Tensor]
 
 
 def subject_of(spec: LanguageModelSpec, config: Any) -> LanguageSubject:
@@ -62,54 +67,75 @@ def assert_language_layouts(
     Raises:
         AssertionError: its text says the first difference.
     """
-    check = partial(_check_layout, subject_of(spec, config), like)
+    comparison = Comparison(subject=subject_of(spec, config))
+    check = comparison.check if like is None else partial(comparison.check_bits, like)
     assert_on_ranks(f"language model {spec.name!r}", layouts, check, seconds=seconds)
 
 
-def check_layouts(subject: LanguageSubject, *layouts: LanguageLayout) -> None:
-    """Refuse what is not that of the whole module; the layouts differ in their lanes alone; collective."""
-    check_initial_values(subject, layouts[0])
-    for layout in layouts:
-        check_training(subject, layout)
+@attrs.frozen(kw_only=True, eq=False)
+class Comparison:
+    """Compares layouts with the whole module. What several of them need is built and computed once.
 
+    Args:
+        subject: the language model.
+    """
 
-def _check_layout(subject: LanguageSubject, like: LanguageLayout | None, layout: LanguageLayout) -> None:
-    if like is None:
-        check_layouts(subject, layout)
-    else:
-        _check_bits(train(subject, layout), train(subject, like))
+    subject: LanguageSubject
+    _initial: dict[str, Tensor] = attrs.field(factory=dict, init=False)
+    _built: dict[LanguageLayout, BuiltLanguage] = attrs.field(factory=dict, init=False)
+    _whole: dict[LanguageLayout, Whole] = attrs.field(factory=dict, init=False)
 
+    def check(self, layout: LanguageLayout) -> None:
+        """Refuse initial values, rows, losses, counts and gradients that are not the whole module's; collective."""
+        alone = LanguageLayout(lanes=layout.lanes, frozen=layout.frozen, dtype=layout.dtype)
+        if alone not in self._whole:
+            self._whole[alone] = self._learn_whole(alone)
+        whole, built = self._whole[alone], self._build(layout)
+        passed = self._learn(built, layout)
+        _check_lane(built, passed, whole.lanes[built.axes.lane])
+        _check_sums(self.subject, built, passed, whole)
+        check_copies(built)
+        compare_gradients(built.gradients(), whole.gradients)
 
-def check_training(subject: LanguageSubject, layout: LanguageLayout) -> None:
-    """Refuse rows, losses, counts and gradients that are not those of the whole module; collective."""
-    found, wanted = train(subject, layout), _train_whole(subject, layout)
-    lane = found.built.axes.lane
-    _check_lane(found.built, found.lanes[lane], wanted.lanes[lane])
-    _check_sums(subject, found, wanted)
-    check_copies(found.built)
-    compare_gradients(found.built.gradients(), wanted.built.gradients())
+    def check_bits(self, like: LanguageLayout, layout: LanguageLayout) -> None:
+        """Refuse rows, losses and gradients that are not bit for bit those of another layout; collective."""
+        wanted, found = (self._build(one) for one in (like, layout))
+        other, passed = self._learn(wanted, like), self._learn(found, layout)
+        for what, one, same in (("rows", passed.hidden, other.hidden), ("losses", passed.losses, other.losses)):
+            if not torch.equal(one, same):
+                raise BrokenError(f"{what} are not to the bit those on {like}")
+        check_same_bits(found, wanted)
 
+    def _learn_whole(self, alone: LanguageLayout) -> Whole:
+        """Have the whole module learn from all lanes, one after the other."""
+        built, subject = self._build(attrs.evolve(alone, lanes=LANES[:1])), self.subject
+        every = [subject.pack(subject.samples(lane, lengths)) for lane, lengths in enumerate(alone.lanes)]
+        lanes = [built.learn(microbatch) for microbatch in every]
+        return Whole(lanes=lanes, gradients=built.gradients())
 
-def train(subject: LanguageSubject, layout: LanguageLayout) -> Trained:
-    """Build a module and have it learn from its lanes; collective."""
-    built = subject.build(layout)
-    axes = built.axes
-    microbatch = subject.pack(
-        subject.samples(axes.lane, layout.lanes[axes.lane]),
-        size=layout.cp,
-        rank=axes.context.rank,
-        multiple=layout.tp if axes.axis.splits_rows else 1,
-    )
-    return Trained(built=built, lanes={axes.lane: built.learn(microbatch)})
+    def _learn(self, built: BuiltLanguage, layout: LanguageLayout) -> Passed:
+        """Have a layout learn from this rank's lane; collective."""
+        axes, subject = built.axes, self.subject
+        multiple = layout.tp if axes.axis.splits_rows else 1
+        samples = subject.samples(axes.lane, layout.lanes[axes.lane])
+        return built.learn(subject.pack(samples, size=layout.cp, rank=axes.context.rank, multiple=multiple))
 
-
-def _train_whole(subject: LanguageSubject, layout: LanguageLayout) -> Trained:
-    """Have the whole module learn from all lanes, one after the other, on this rank alone."""
-    built = subject.build(subject.layout(frozen=layout.frozen, dtype=layout.dtype))
-    lanes = {
-        lane: built.learn(subject.pack(subject.samples(lane, lengths))) for lane, lengths in enumerate(layout.lanes)
-    }
-    return Trained(built=built, lanes=lanes)
+    def _build(self, layout: LanguageLayout) -> BuiltLanguage:
+        """Return the module without gradients, built if no layout before was cut in the same way; collective."""
+        cut = attrs.evolve(layout, lanes=((),) * len(layout.lanes))
+        if cut not in self._built:
+            built = self.subject.build(cut, stirred=False)
+            values = built.values()
+            if not self._initial:
+                alone = cut == LanguageLayout(lanes=cut.lanes[:1])
+                self._initial.update(values if alone else self.subject.build(stirred=False).values())
+            if cut.dtype == torch.float32:
+                check_initial_values(values, self._initial)
+            built.stir()
+            self._built[cut] = built
+        for parameter in self._built[cut].every_parameter():
+            parameter.grad = None
+        return self._built[cut]
 
 
 def _check_lane(built: BuiltLanguage, found: Passed, wanted: Passed) -> None:
@@ -122,35 +148,27 @@ def _check_lane(built: BuiltLanguage, found: Passed, wanted: Passed) -> None:
     here = built.mask(torch.arange(count), total)
     compare_rows(found.hidden[: int(here.sum())], wanted.hidden.detach()[held[here]], "a rank's rows", than)
     compare_rows(found.losses[:count, None], wanted.losses.detach()[held, None], "losses of a rank's rows", than)
+    if not torch.equal(found.greedy[:count], wanted.greedy[held]):
+        raise BrokenError("greedy() of a rank's rows is not that of the whole module")
     for name, rows in found.rows.items():
         own = found.microbatch.places[name][built.mask(found.microbatch.batch.placeholders[name], total)]
         gradient, other = _gradient(rows), _gradient(wanted.rows[name])[own]
         compare_gradients({name: gradient}, {name: other}, of="rows of", whole=_size(wanted))
 
 
-def _check_sums(subject: LanguageSubject, found: Trained, wanted: Trained) -> None:
+def _check_sums(subject: LanguageSubject, built: BuiltLanguage, passed: Passed, whole: Whole) -> None:
     """Refuse sums over all lanes, of losses and counts, that are not those of the whole module; collective."""
-    axes = found.built.axes
-    (passed,) = found.lanes.values()
-    losses = axes.total(passed.losses.detach().double().sum(), DATA_AXES)
-    every = torch.stack([each.losses.detach().double().sum() for each in wanted.lanes.values()])
+    losses = built.axes.total(passed.losses.detach().double().sum(), DATA_AXES)
+    every = torch.stack([each.losses.detach().double().sum() for each in whole.lanes])
     compare_totals(losses, every.sum(), "the sum of losses")
-    announced, of_wanted = subject.spec.aux_losses(subject.config), [each.aux_losses for each in wanted.lanes.values()]
+    announced, of_wanted = subject.spec.aux_losses(subject.config), [each.aux_losses for each in whole.lanes]
     for name in announced.losses:
         total, other = (_added(name, 1, [one.losses for one in each]) for each in ([passed.aux_losses], of_wanted))
-        compare_totals(_over_all(total, found.built), other, f"the auxiliary loss {name!r}")
+        compare_totals(_over_all(total, built), other, f"the auxiliary loss {name!r}")
     for name, count in announced.counts.items():
         total, other = (_added(name, count, [one.counts for one in each]) for each in ([passed.aux_losses], of_wanted))
-        if not torch.equal(total := _over_all(total, found.built), other):
+        if not torch.equal(total := _over_all(total, built), other):
             raise BrokenError(f"the count {name!r} is {total.tolist()}, of the whole module {other.tolist()}")
-
-
-def _check_bits(found: Trained, other: Trained) -> None:
-    (mine,), (wanted,) = found.lanes.values(), other.lanes.values()
-    for what, one, same in (("rows", mine.hidden, wanted.hidden), ("losses", mine.losses, wanted.losses)):
-        if not torch.equal(one, same):
-            raise BrokenError(f"{what} are not to the bit those on {other.built.layout}")
-    check_same_bits(found.built, other.built)
 
 
 def _gradient(rows: Tensor) -> Tensor:

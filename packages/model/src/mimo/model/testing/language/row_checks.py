@@ -153,13 +153,13 @@ def check_types(subject: LanguageSubject) -> None:
     """With bf16 weights its rows are bf16, those of no tokens too, and losses are fp32."""
     built = subject.build(subject.layout(dtype=torch.bfloat16))
     for samples, what in ((subject.samples(), "rows"), ([], "rows of no tokens")):
-        passed = built.forward(subject.pack(samples))
-        if passed.hidden.dtype != torch.bfloat16:
-            raise BrokenError(
-                f"{what} are {passed.hidden.dtype}; keep buffers and made tensors in the type of what they meet"
-            )
-        if passed.losses.dtype != torch.float32:
-            raise BrokenError(f"losses are {passed.losses.dtype}, expected torch.float32")
+        microbatch = subject.pack(samples)
+        rows = built.run(microbatch)
+        if rows.dtype != torch.bfloat16:
+            raise BrokenError(f"{what} are {rows.dtype}; keep buffers and made tensors in the type of what they meet")
+        losses = built.losses(rows, microbatch)
+        if losses.dtype != torch.float32:
+            raise BrokenError(f"losses are {losses.dtype}, expected torch.float32")
 
 
 def check_aux_losses(subject: LanguageSubject) -> None:

@@ -52,6 +52,7 @@ class Passed:
         rows: by encoder, what was put in here; of them gradients are taken.
         hidden: rows of the last stage, those of this rank.
         losses: [T] of each row.
+        greedy: [T] likeliest id that follows each row.
         aux_losses: of all stages.
     """
 
@@ -59,6 +60,7 @@ class Passed:
     rows: Mapping[str, Tensor]
     hidden: Tensor
     losses: Tensor
+    greedy: Tensor
     aux_losses: AuxLosses
 
     @property
@@ -101,7 +103,9 @@ class BuiltLanguage(BuiltParts):
     def rows_here(self, microbatch: Microbatch) -> dict[str, Tensor]:
         """Return what encoders put in on this rank: where rows are split, into its slice of them."""
         return {
-            name: rows[self.mask(microbatch.batch.placeholders[name], len(microbatch.batch.tokens))]
+            name: rows[self.mask(microbatch.batch.placeholders[name], len(microbatch.batch.tokens))].to(
+                self.layout.dtype
+            )
             for name, rows in microbatch.rows.items()
         }
 
@@ -124,11 +128,19 @@ class BuiltLanguage(BuiltParts):
     def forward(self, microbatch: Microbatch) -> Passed:
         """Return what the module makes of a microbatch, without a backward."""
         given = attrs.evolve(microbatch, batch=attrs.evolve(microbatch.batch, aux_losses=AuxLosses()))
-        here = self.rows_here(given)
-        put = {name: rows.to(self.layout.dtype, copy=True).requires_grad_() for name, rows in here.items()}
+        put = {name: rows.clone().requires_grad_() for name, rows in self.rows_here(given).items()}
         hidden = self.run(given, put=put)
         losses = self.losses(hidden, given)
-        return Passed(microbatch=given, rows=put, hidden=hidden, losses=losses, aux_losses=given.batch.aux_losses)
+        with torch.no_grad():
+            greedy = self.parts[-1].language.greedy(hidden)
+        return Passed(
+            microbatch=given,
+            rows=put,
+            hidden=hidden,
+            losses=losses,
+            greedy=greedy,
+            aux_losses=given.batch.aux_losses,
+        )
 
     def learn(self, microbatch: Microbatch) -> Passed:
         """Take the gradients of a microbatch: they add up."""

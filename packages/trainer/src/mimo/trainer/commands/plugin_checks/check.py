@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from mimo.data import DATASETS, TOKENIZERS
 from mimo.hooks import ConfigError, Kind, PluginError, PluginFailure, survey
-from mimo.model import ENCODERS, EncoderSpec
+from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, LanguageModelSpec
 from mimo.optimizer import OPTIMIZERS, OptimizerSpec
 from mimo.schedule import SCHEDULES
 from mimo.trainer.commands.plugin_checks.kinds import (
@@ -28,13 +30,16 @@ if TYPE_CHECKING:
 
 _PICTURES = ((64, 64), (37, 90), (120, 45), (16, 16), (200, 3), (1, 1))
 """Width and height of each, in pixels: also such as people's data have where nobody looked."""
+_SMALL = 32
+"""No number in the settings of a language model is made smaller than half of this."""
 _LIFECYCLE = "mimo.lifecycle"
 
 
 def check_plugin(name: str, settings: Iterable[str]) -> Iterator[Verdict]:
     """Yield verdicts on an installed plugin, on each of them where several kinds have one of this name.
 
-    An encoder is looked at whole; of other kinds what one process can see.
+    An encoder and a language model are looked at whole; of other kinds what one process can see. Sizes of a language
+    model that are left at their default are made small.
 
     Args:
         name: what users write as ``plugin``, or the entry point of a lifecycle plugin.
@@ -85,6 +90,14 @@ def _check_encoder(spec: EncoderSpec, config: Any) -> Iterator[Verdict]:
     return check_encoder(spec, _examples(spec, config), config=config)
 
 
+def _check_language_model(spec: LanguageModelSpec, config: Any) -> Iterator[Verdict]:
+    from mimo.model.testing import check_language_model
+
+    small = _with_small_sizes(config)
+    works = all(verdict.broken is None for verdict in check_language_model(spec, config=small, checks=["rows"]))
+    return check_language_model(spec, config=small if works else config)
+
+
 def _check_optimizer(spec: OptimizerSpec, config: Any) -> Iterator[Verdict]:
     from mimo.trainer.commands.plugin_checks.optimizer import check_optimizer
 
@@ -97,11 +110,27 @@ def _nothing_more(_spec: Any, _config: Any) -> Iterator[Verdict]:
 
 _CHECKS: Mapping[str, Callable[[Any, Any], Iterator[Verdict]]] = {
     ENCODERS.group: _check_encoder,
+    LANGUAGE_MODELS.group: _check_language_model,
     OPTIMIZERS.group: _check_optimizer,
     SCHEDULES.group: check_schedule,
     DATASETS.group: check_dataset,
     TOKENIZERS.group: check_tokenizer,
 }
+
+
+def _with_small_sizes(config: Any) -> Any:
+    """Return settings whose large numbers, where they are the defaults, are halved as often as the settings allow."""
+    for field in attrs.fields(type(config)):
+        size = getattr(config, field.name)
+        if type(size) is not int or size != field.default:
+            continue
+        while size > _SMALL and size % 2 == 0:
+            size //= 2
+            try:
+                config = attrs.evolve(config, **{field.name: size})
+            except ConfigError:
+                break
+    return config
 
 
 def _examples(spec: EncoderSpec, config: Any) -> Sequence[Any]:
