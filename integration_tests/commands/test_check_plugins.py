@@ -1,4 +1,4 @@
-"""`mimo plugins --check` on what is installed, of every kind but encoders, and other commands that only print."""
+"""`mimo plugins --check` on what is installed of other kinds than models, and other commands that only print."""
 
 from __future__ import annotations
 

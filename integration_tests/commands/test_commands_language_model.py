@@ -9,12 +9,13 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from commands import losses, succeed
+from commands import losses, mimo, succeed
 from house import ROOT
 
 TEXT = (ROOT / "docs" / "write-a-language-model.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w.-]+)`\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
-COMMANDS = re.findall(r"^mimo .*$", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^mimo (?!plugins --check).*$", TEXT, re.MULTILINE)
+CHECKS = re.findall(r"^mimo plugins --check .*$", TEXT, re.MULTILINE)
 STEPS = "run.steps=3"
 ALONE = ("modules.language.tp=1", "modules.language.sequence_parallel=false", "modules.language.ranks=0")
 
@@ -49,6 +50,23 @@ def test_the_pages_language_model_trains_in_each_of_its_layouts_as_in_one_proces
     assert len(wanted) == 3
     for name in ("runs/parallel", "stages"):
         assert losses(tmp_path / name) == pytest.approx(wanted, rel=1e-6), name
+
+
+def test_the_kit_names_the_promise_that_a_language_model_breaks(tmp_path: Path) -> None:
+    """The page's own check: all is well, and after an author's likeliest mistake the command ends with 1."""
+    site = build(tmp_path)
+    (words,) = (command.split()[1:] for command in CHECKS)
+    verdicts = succeed(*words, cwd=tmp_path, path=site).splitlines()
+    left_out = {line.split(":")[0] for line in verdicts if not line.startswith("ok ")}
+    assert left_out == {f"-  {name}" for name in ("costs", "published weights", "decode cache", "expert ranks")}
+    source = site / "mimo_language_parallel.py"
+    source.write_text(source.read_text().replace("causal=True", "causal=False"))
+    ended = mimo(*words, cwd=tmp_path, path=site)
+    assert ended.code == 1
+    assert "\nNO causality: A token changes nothing that comes before it\n" in ended.out
+    assert (
+        "\n   rows before token 1, after a change of it and all later ones, differ from before: row 0 by " in ended.out
+    )
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Our own encoders before the conformance kit, by the command's own way: installed, with settings as words."""
+"""Our own plugins before the conformance kit, by the command's own way: installed, with settings as words."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def test_our_encoders_keep_every_promise(name: str) -> None:
     assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
     skipped = {verdict.check for verdict in verdicts if verdict.skipped is not None}
     assert skipped == ({"published weights"} if name == "vit" else set())
+
+
+@pytest.mark.parametrize("name", ["decoder", pytest.param("hybrid", marks=pytest.mark.soak)])
+def test_our_language_models_keep_every_promise_with_sizes_made_small(name: str) -> None:
+    """Settings are looked at, and all of the model but what the defaults don't have."""
+    verdicts = list(check_plugin(name, ()))
+    assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
+    skipped = {verdict.check for verdict in verdicts if verdict.skipped is not None}
+    assert skipped == {"expert ranks"} | ({"published weights"} if name == "hybrid" else set())
+    assert [verdict.check for verdict in verdicts[:3]] == ["defaults", "limits", "build"]

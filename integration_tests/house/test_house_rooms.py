@@ -55,8 +55,8 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "language": Row("parallel spec layers attention"),
         "decoder": Row("parallel spec layers attention language", modules="flops"),
         "hybrid": Row("parallel spec layers attention language decoder", modules="mamba sequences"),
-        "build": Row("parallel spec layers language", modules="build hf lora part trainable"),
-        "testing": Row("parallel spec build"),
+        "build": Row("parallel spec layers language", modules="build create_on hf lora part trainable"),
+        "testing": Row("parallel spec language build"),
     },
     "mimo.schedule": {
         "plan": Row(),

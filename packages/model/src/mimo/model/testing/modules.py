@@ -19,7 +19,7 @@ from mimo.model.testing.compare import compare_rows
 BuiltT = TypeVar("BuiltT", bound=BuiltParts)
 
 
-class Subject(Protocol[BuiltT]):
+class AnySubject(Protocol[BuiltT]):
     """A plugin with its config, and something to compute."""
 
     @property
@@ -43,7 +43,7 @@ class Subject(Protocol[BuiltT]):
         """Take the gradients of the same, once."""
 
 
-def check_chance(subject: Subject[BuiltT]) -> None:
+def check_chance(subject: AnySubject[BuiltT]) -> None:
     """forward() draws no random numbers, which would differ by layout."""
     built = subject.build()
     before = torch.get_rng_state()
@@ -53,7 +53,7 @@ def check_chance(subject: Subject[BuiltT]) -> None:
     compare_rows(subject.rows(built), first, "rows of a second call", "those of the first")
 
 
-def check_gradients(subject: Subject[BuiltT]) -> None:
+def check_gradients(subject: AnySubject[BuiltT]) -> None:
     """Every parameter learns from what the kit computes, unless it asks for no gradient."""
     built = subject.build()
     subject.learn(built)
@@ -69,7 +69,7 @@ def check_gradients(subject: Subject[BuiltT]) -> None:
             raise BrokenError(f"the gradient of parameter {name!r} is all zeros")
 
 
-def check_initial(subject: Subject[BuiltT]) -> None:
+def check_initial(subject: AnySubject[BuiltT]) -> None:
     """Initial values follow from the run's seed alone, and are others with another seed."""
     torch.manual_seed(3)
     first = subject.build(stirred=False)
@@ -83,7 +83,7 @@ def check_initial(subject: Subject[BuiltT]) -> None:
         raise BrokenError("no parameter differs between two seeds")
 
 
-def check_saved(subject: Subject[BuiltT]) -> None:
+def check_saved(subject: AnySubject[BuiltT]) -> None:
     """Parameters and persistent buffers are all that a module knows: loaded into another one, it computes the same."""
     one, other = subject.build(), subject.build(subject.layout(seed=2))
     for source, target in zip(one.parts, other.parts, strict=True):
@@ -95,7 +95,7 @@ def check_saved(subject: Subject[BuiltT]) -> None:
     compare_rows(subject.rows(other), subject.rows(one).detach(), "rows after loading", "those before")
 
 
-def check_frozen(subject: Subject[BuiltT], parts: Iterable[str]) -> None:
+def check_frozen(subject: AnySubject[BuiltT], parts: Iterable[str]) -> None:
     """Refuse gradients of a frozen part, and parts that stop the gradients of others.
 
     Raises:
@@ -121,7 +121,7 @@ def held_parts(spec: EncoderSpec | LanguageModelSpec, part: Part) -> set[str]:
     return {name for name in spec.parts if any(is_frozen(spec, path, frozenset({name})) for path in paths)}
 
 
-def refuse_layout(subject: Subject[BuiltT], name: str, layout: Layout) -> None:
+def refuse_layout(subject: AnySubject[BuiltT], name: str, layout: Layout) -> None:
     """Leave out a layout that the plugin can't have with these settings.
 
     Raises:

@@ -40,7 +40,7 @@ class Sample:
     def of(cls, length: int, *, vocabulary: int, hidden: int, seed: int) -> Sample:
         """Return the sample of a length, a vocabulary and a seed; only longer ones have rows of encoders."""
         generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(vocabulary, (length + 1,), generator=generator)
+        ids = (torch.rand(length + 1, generator=generator) * vocabulary).long()
         positions = ([1, 2] if length >= _FOR_VISION else [], [length - 2] if length >= _FOR_BOTH else [])
         placeholders = {
             name: torch.tensor(own, dtype=torch.long) for name, own in zip(ENCODERS, positions, strict=True)

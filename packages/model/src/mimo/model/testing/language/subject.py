@@ -112,7 +112,7 @@ class BuiltLanguage(BuiltParts):
     def mask(self, positions: Tensor, total: int) -> Tensor:
         """Return which positions, of ``total`` rows of the lane's context rank, lie between layers on this rank."""
         if not self.axes.axis.splits_rows:
-            return torch.ones_like(positions, dtype=torch.bool)
+            return positions >= 0
         span = self.axes.axis.span(total)
         return (positions >= span.start) & (positions < span.stop)
 

@@ -128,7 +128,7 @@ def _with_small_sizes(config: Any) -> Any:
             size //= 2
             try:
                 config = attrs.evolve(config, **{field.name: size})
-            except ConfigError:
+            except ValueError:
                 break
     return config
 
