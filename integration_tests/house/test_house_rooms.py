@@ -36,7 +36,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.data": {
         "samples": Row(),
         "text": Row("samples"),
-        "sources": Row("samples"),
+        "sources": Row("samples text"),
     },
     "mimo.launch": {
         "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),

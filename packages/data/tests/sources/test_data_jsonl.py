@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import struct
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mimo.data import Dataset, lay_out, weights_of
+from mimo.data import ChatSettings, Dataset, ends_of, lay_out, weights_of
 from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
 from mimo.data.text import byte_tokenizer, word_tokenizer
 from mimo.hooks import ConfigError, DataError
 
 TOKENIZER = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"])
+KEYS = "'images', 'audio', 'items', 'messages', 'text', 'tools', 'weight'"
 HERE = r"train\.jsonl:1: "
 
 
@@ -134,7 +136,7 @@ def test_data_jsonl_opening_parses_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", ["path", "evaluation_path"])
 def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
     """A file that is missing, a folder or empty is refused when opened, by its setting."""
-    config = {"path": write(tmp_path, {"text": "a"})}
+    config: dict[str, Any] = {"path": write(tmp_path, {"text": "a"})}
     split: Any = "train" if setting == "path" else "evaluation"
     for path in ("nowhere/x.jsonl", str(tmp_path)):
         expected = f"data.{setting}: expected an existing jsonl file, got {path!r}. Check the path; it is relative"
@@ -159,8 +161,8 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
         (b"[1, 2]", "expected one JSON object, got a list [1, 2]."),
         (b'"a"', 'expected one JSON object, got the text "a".'),
         (b"null", "expected one JSON object, got null."),
-        ({}, "expected the key 'text', got none."),
-        ({"images": ["a.png"]}, "expected the key 'text', got none."),
+        ({}, "expected the key 'text' or 'messages', got none."),
+        ({"images": ["a.png"]}, "expected the key 'text' or 'messages', got none."),
         ({"text": 3}, "expected text in 'text', got the number 3."),
         ({"text": True}, "expected text in 'text', got true."),
         ({"text": ["a" * 100]}, "expected text in 'text', got a list [\"aaaa"),
@@ -168,11 +170,11 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
         ({"text": " \n"}, "expected text in 'text', got none."),
         (
             {"text": "a", "image": []},
-            "expected only the keys 'images', 'audio', 'items', 'text', 'weight', got 'image'. Did you mean 'images'?",
+            f"expected only the keys {KEYS}, got 'image'. Did you mean 'images'?",
         ),
         (
             {"text": "a", "id": 1},
-            "expected only the keys 'images', 'audio', 'items', 'text', 'weight', got 'id'. Remove it.",
+            f"expected only the keys {KEYS}, got 'id'. Remove it.",
         ),
         (b'{"text": "a", "text": "b"}', "expected one JSON object, got text that is not JSON ('text' is given twice)."),
         ({"text": "a", "images": "a.png"}, "expected a list of paths in 'images', got the text \"a.png\"."),
@@ -333,3 +335,76 @@ def test_data_jsonl_file_that_vanishes(tmp_path: Path) -> None:
     Path(path).unlink()
     with pytest.raises(DataError, match=HERE + "expected a file that stays readable, got .*No such file"):
         dataset.tokens(0)
+
+
+def chat(path: str, **settings: Any) -> Dataset:
+    """Open a file of conversations."""
+    config = JsonlConfig(path=path, chat=ChatSettings(template="chatml", **settings))
+    dataset = open_jsonl(config, TOKENIZER, "train")
+    assert dataset is not None
+    return dataset
+
+
+def test_data_jsonl_reads_conversations(tmp_path: Path) -> None:
+    """Beside texts; items lie in files and in data URLs, and a line's weight is that of what is learnt of it."""
+    picture(tmp_path / "a.png")
+    url = f"data:image/png;base64,{base64.b64encode(picture(tmp_path / 'b.png', 5, 6).read_bytes()).decode()}"
+    parts = [{"type": "image", "image": "a.png"}, {"type": "image_url", "image_url": {"url": url}}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "B"}]
+    path = write(tmp_path, {"messages": messages, "weight": 0.5}, {"text": "none"})
+    dataset = chat(path)
+    assert TOKENIZER.decode(dataset.tokens(0)) == (
+        "<|im_start|>user\n<image><image><|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n"
+    )
+    assert [info.size for info in dataset.infos(0)] == [(3, 4), (6, 5)]
+    assert [dataset.raw(0, index).size for index in range(2)] == [(4, 3), (5, 6)]
+    weights = weights_of(dataset, 0)
+    assert weights is not None
+    assert set(weights) == {0.0, 0.5}
+    assert sum(weights) == 0.5 * len("B<|im_end|>")
+    assert ends_of(dataset, 0) == (30, len(dataset.tokens(0)))
+    assert (weights_of(dataset, 1), ends_of(dataset, 1)) == (None, None)
+
+
+def test_data_jsonl_cuts_whole_turns(tmp_path: Path) -> None:
+    """A turn that does not fit is left out with its items, unless tokens are to be cut."""
+    picture(tmp_path / "a.png")
+    ask = {"role": "user", "content": [{"type": "text", "text": "<"}, {"type": "image", "image": "a.png"}]}
+    path = write(tmp_path, {"messages": [ask, {"role": "assistant", "content": "B"}, ask]})
+    rows = {"image": lambda size: size[0] * size[1]}
+    whole = lay_out(chat(path), 0, tokenizer=TOKENIZER, rows=rows, max_tokens=1000)
+    assert not whole.truncated
+    for room, turns, items in ((len(whole.tokens) - 1, 2, 1), (50, 1, 1), (30, 0, 0)):
+        found = lay_out(chat(path), 0, tokenizer=TOKENIZER, rows=rows, max_tokens=room)
+        text = TOKENIZER.decode(found.tokens.tolist())
+        assert found.truncated
+        assert (text.count("<|im_start|>"), len(found.items)) == (turns, items)
+        assert text == "" or text.endswith("<|im_end|>\n")
+        assert found.weights is not None
+        assert len(found.weights) == len(found.labels) == len(found.tokens)
+    cut = lay_out(chat(path, cut="tokens"), 0, tokenizer=TOKENIZER, rows=rows, max_tokens=30)
+    assert len(cut.tokens) == 30
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"messages": [], "text": "a"}, "expected one of the keys 'text' and 'messages', got both."),
+        ({"text": "a", "tools": []}, "expected the key 'messages' beside 'tools', got none."),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "http://a/b.png"}]}]},
+            ".messages[0].content[0].url: expected a path inside the folder of the data",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+            ": expected a conversation that can be encoded, got the template 'chatml' does not read 'name'; choose",
+        ),
+    ],
+)
+def test_data_jsonl_refuses_conversations(tmp_path: Path, line: Any, message: str) -> None:
+    """With file and line, and the keys on the way."""
+    path = write(tmp_path, line)
+    with pytest.raises(DataError) as caught:
+        chat(path).tokens(0)
+    assert str(caught.value).startswith(f"{path}:1")
+    assert message in str(caught.value)

@@ -100,7 +100,8 @@ def test_data_chat_without_marks_learns_the_difference(learn: str) -> None:
         (
             (
                 "{% for m in messages %}[{{ m.role }}]"
-                "{{ '' if m.role == 'assistant' and not loop.last else m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+                "{{ '' if m.role == 'assistant' and not loop.last else m.content }}"
+                "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
             ),
             (
                 "the template 'own.jinja' writes the turns up to message 1 otherwise where others follow, so what the "

@@ -86,11 +86,11 @@ def _learned(_rank: int) -> tuple[bool, list[str], list[float]]:
     value = DTensor.from_local(torch.ones(2), mesh, (Shard(0),), run_check=False)
     module = nn.Module()
     module.weight = as_parameter(value, requires_grad=True)
-    (3 * module.weight.to_local()).sum().backward()
-    assert isinstance(module.weight.grad, DTensor)
+    (3 * value.to_local()).sum().backward()
+    assert isinstance(value.grad, DTensor)
     frozen = as_parameter(DTensor.from_local(torch.ones(2), mesh, (Shard(0),)), requires_grad=False)
     names = [name for name, _ in module.named_parameters()]
-    return frozen.requires_grad, names, module.weight.grad.to_local().tolist()
+    return frozen.requires_grad, names, value.grad.to_local().tolist()
 
 
 def test_topology_sharded_tensors_become_parameters(run_ranks: Callable[..., list[Any]]) -> None:

@@ -46,7 +46,7 @@ def as_parameter(value: DTensor, *, requires_grad: bool) -> nn.Parameter:
     """
     assert value.is_leaf
     value.requires_grad_(requires_grad)
-    value._is_param = True  # type: ignore[attr-defined]  # noqa: SLF001  # as nn.Parameter marks tensors of other classes
+    value._is_param = True  # noqa: SLF001  # as nn.Parameter marks tensors of other classes
     return cast("nn.Parameter", value)
 
 

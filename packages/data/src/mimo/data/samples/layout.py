@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo.data.samples.grid_positions import Grid, grid_positions
-from mimo.data.samples.specs import Dataset, Tokenizer
+from mimo.data.samples.specs import Dataset, Tokenizer, ends_of
 from mimo.data.samples.weights import label_weights, read_weights
 from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
@@ -78,11 +78,12 @@ def lay_out(
     """Return the layout of one sample, at most ``max_tokens`` long.
 
     A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
-    everything after it. Each position is labelled with the token after it where that is text (the end is text);
+    everything after it. Where the dataset says at which ids it may end, it is cut at the last of these that fits, and
+    to nothing if none does. Each position is labelled with the token after it where that is text (the end is text);
     the last one has no label.
 
     Args:
-        dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` only.
+        dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` and ``ends`` only.
         sample: number of the sample.
         tokenizer: names the placeholder of each modality in ``rows``.
         rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
@@ -104,6 +105,7 @@ def lay_out(
     waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in rows}
     pieces: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     items: list[PlacedItem] = []
+    widths: list[NDArray[np.int64]] = [pieces[0]]
     length = 0
     truncated = False
     for piece, modality in _pieces(ids, modalities):
@@ -111,6 +113,7 @@ def lay_out(
         if modality is None:
             placed = piece[:room]
             truncated = len(piece) > room
+            widths.append(np.ones_like(placed))
         else:
             info = next(waiting[modality])
             count = _rows(where, info, rows[modality])
@@ -118,12 +121,18 @@ def lay_out(
             if not truncated:
                 grid = _grid(where, info, count, grids)
                 items.append(PlacedItem(info=info, start=length, rows=count, grid=grid))
+                widths.append(np.array([count]))
             placed = piece.repeat(0 if truncated else count)
         pieces.append(placed)
         length += len(placed)
         if truncated:
             break
     tokens = np.concatenate(pieces)
+    if truncated and (ends := ends_of(dataset, sample)) is not None:
+        rows_of_ids = np.concatenate(widths)
+        kept = max((end for end in ends if end <= len(rows_of_ids)), default=0)
+        tokens = tokens[: rows_of_ids[:kept].sum()]
+        items = items[: np.count_nonzero(_is_any(ids[:kept], modalities))]
     if weights is not None:
         weights = label_weights(weights, was_text=~_is_any(ids, modalities), is_text=~_is_any(tokens, modalities))
     return SampleLayout(

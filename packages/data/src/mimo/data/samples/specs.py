@@ -84,6 +84,19 @@ def weights_of(dataset: Dataset, sample: int) -> Sequence[float] | None:
     return None if weights is None else weights(sample)
 
 
+class SupportsEnds(Protocol):
+    """What a `Dataset` may have besides: where a sample that is too long may be cut."""
+
+    def ends(self, sample: int) -> Sequence[int] | None:
+        """Return how many ids of ``tokens(sample)`` a cut sample may have, ascending; None: any number."""
+
+
+def ends_of(dataset: Dataset, sample: int) -> Sequence[int] | None:
+    """Return where a dataset lets a sample be cut, None if anywhere; see `SupportsEnds`."""
+    ends: Callable[[int], Sequence[int] | None] | None = getattr(dataset, "ends", None)
+    return None if ends is None else ends(sample)
+
+
 @attrs.frozen(kw_only=True)
 class DatasetSpec:
     """A dataset plugin: ``open(config, tokenizer, split)`` returns the split, or None where the data has none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ MAX_PIXELS = 2**26
 """Largest image that is decoded, by its header: 67,108,864 pixels. Below Pillow's own limit."""
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: Path | bytes) -> tuple[int, int]:
     """Return (height, width) in pixels from the header.
 
     Raises:
@@ -29,7 +30,7 @@ def image_size(path: Path) -> tuple[int, int]:
         return image.height, image.width
 
 
-def load_image(path: Path) -> Image.Image:
+def load_image(path: Path | bytes) -> Image.Image:
     """Return the decoded image, the first frame, in the mode and orientation in which it is stored.
 
     But for greys of 16 bits, which come as 8 bits: converted by Pillow, all but the darkest would be white.
@@ -54,8 +55,8 @@ def _in_bytes(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image of which the header was read and no pixel; it is closed at the end.
+def open_image(path: Path | bytes) -> Iterator[Image.Image]:
+    """Open an image, a file or what one holds, of which the header was read and no pixel; it is closed at the end.
 
     Raises:
         ValueError: as `image_size`.
@@ -63,11 +64,11 @@ def open_image(path: Path) -> Iterator[Image.Image]:
     from PIL import Image, UnidentifiedImageError  # heavy, and only readers of images need it
 
     # Not only because a folder is no image: opening a named pipe would wait forever.
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         msg = "there is no such file"
         raise ValueError(msg)
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path if isinstance(path, Path) else io.BytesIO(path), formats=FORMATS) as image:
             _check_pixels(image)
             yield image
     except UnidentifiedImageError as error:

@@ -1,4 +1,6 @@
-"""The jsonl dataset, a user's own data: lines of ``{"images": ["a.png", …], "text": "… <image> …"}``.
+"""The jsonl dataset, a user's own data: lines of ``{"images": ["a.png", …], "text": "… <image> …"}``, or conversations.
+
+A conversation is ``{"messages": [{"role": "user", "content": …}, …]}``; see `mimo.data.text.chat`.
 
 Beside ``images`` there may be ``audio``, and ``items`` with the files of other modalities: ``{"sonar": ["a.bin", …]}``.
 These are read by whoever encodes them. ``weight`` is how much each token of the sample counts in the loss, 1 without
@@ -8,7 +10,7 @@ it. Only the lines' offsets are held; a line is parsed, an image opened and its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ import numpy as np
 from mimo.data.samples import DatasetSpec, SplitName, Tokenizer
 from mimo.data.sources.images import image_size, load_image
 from mimo.data.sources.jsonl_line import Line, LineError, parse_line
+from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
 from mimo.hooks import ConfigError, DataError, ItemInfo, hookimpl
 
 if TYPE_CHECKING:
@@ -35,23 +38,33 @@ class JsonlConfig:
     Args:
         path: the training samples; blank lines are skipped.
         evaluation_path: the samples of evaluations; without it there are none.
+        chat: how conversations become tokens.
     """
 
     path: str
     evaluation_path: str | None = None
+    chat: ChatSettings = attrs.field(factory=ChatSettings)
 
 
 class JsonlDataset:
     """The samples of one file; paths of items are relative to its folder and stay inside it."""
 
-    def __init__(self, path: str, offsets: NDArray[np.int64], lines: NDArray[np.int64], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        path: str,
+        offsets: NDArray[np.int64],
+        lines: NDArray[np.int64],
+        tokenizer: Tokenizer,
+        chat: ChatSettings,
+    ) -> None:
         self._path = path
         self._folder = Path(path).parent.resolve()
         self._offsets = offsets
         self._lines = lines
         self._tokenizer = tokenizer
+        self._chat = cache(partial(Chat, chat, tokenizer))
         self._line = lru_cache(_CACHED_SAMPLES)(self._read_line)
-        self._ids = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
+        self._encoded = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -61,13 +74,19 @@ class JsonlDataset:
         return f"{self._path}:{self._lines[sample]}"
 
     def tokens(self, sample: int) -> Sequence[int]:
-        """Return the ids of the text and the end."""
-        return list(self._ids(sample))
+        """Return the ids of the text and the end, or of a conversation, which its template ends."""
+        return list(self._encoded(sample).ids)
 
     def weights(self, sample: int) -> Sequence[float] | None:
-        """Return the sample's weight for each of its tokens, None if it has none."""
-        weight = self._line(sample).weight
-        return None if weight is None else [weight] * len(self._ids(sample))
+        """Return the sample's weight for each token that is learnt and 0 for others, None if each has 1."""
+        weight, encoded = self._line(sample).weight, self._encoded(sample)
+        if encoded.weights is None:
+            return None if weight is None else [weight] * len(encoded.ids)
+        return [(1.0 if weight is None else weight) * float(share) for share in encoded.weights]
+
+    def ends(self, sample: int) -> Sequence[int] | None:
+        """Return where turns of a conversation end, None for a text, which may be cut anywhere."""
+        return self._encoded(sample).ends
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items, images with (height, width) from their headers, others with no size."""
@@ -77,8 +96,8 @@ class JsonlDataset:
             found.append(ItemInfo(sample=sample, index=index, modality=modality, size=size))
         return found
 
-    def raw(self, sample: int, index: int) -> Image.Image | Path:
-        """Return one image, decoded, so that damaged pixels are reported with file and line, or another's path."""
+    def raw(self, sample: int, index: int) -> Image.Image | Path | bytes:
+        """Return one image, decoded, so that damaged pixels are reported with file and line, or what another is."""
         modality, name = self._line(sample).items[index]
         path = self._inside(sample, name)
         if modality != "image":
@@ -88,10 +107,19 @@ class JsonlDataset:
         except ValueError as error:
             raise self._unreadable(sample, name, error) from error
 
-    def _encode(self, sample: int) -> tuple[int, ...]:
-        text = self._line(sample).text
+    def _encode(self, sample: int) -> ChatTokens:
+        line = self._line(sample)
         try:
-            return (*self._tokenizer.encode(text), self._tokenizer.end)
+            if line.conversation is not None:
+                return self._chat().encode(line.conversation)
+            ids = [*self._tokenizer.encode(line.text), self._tokenizer.end]
+            return ChatTokens(ids=ids, weights=None, ends=None)
+        except ChatError as error:
+            raise DataError(
+                self.where(sample), expected="a conversation that can be encoded", got=str(error)
+            ) from error
+        except ConfigError:
+            raise
         except ValueError as error:
             raise DataError(
                 self.where(sample),
@@ -105,21 +133,23 @@ class JsonlDataset:
             # Opened each time: a handle shared by forked processes would share its position.
             with Path(self._path).open("rb") as file:
                 file.seek(self._offsets[sample])
-                return parse_line(file.readline())
+                return parse_line(file.readline(), self.where(sample))
         except LineError as error:
             raise DataError(self.where(sample), expected=error.expected, got=error.got, fix=error.fix) from None
         except OSError as error:
             raise DataError(self.where(sample), expected="a file that stays readable", got=str(error)) from error
 
-    def _size(self, sample: int, name: str) -> tuple[int, int]:
+    def _size(self, sample: int, name: Reference) -> tuple[int, int]:
         path = self._inside(sample, name)
         try:
             return image_size(path)
         except ValueError as error:
             raise self._unreadable(sample, name, error) from error
 
-    def _inside(self, sample: int, name: str) -> Path:
-        """Return the real path of an item, symbolic links followed, which must lie in the file's folder."""
+    def _inside(self, sample: int, name: Reference) -> Path | bytes:
+        """Return the bytes of an item, or its real path, links followed, which must lie in the file's folder."""
+        if isinstance(name, bytes):
+            return name
         try:
             path = (self._folder / name).resolve()
             inside = not Path(name).is_absolute() and path.is_relative_to(self._folder)
@@ -134,8 +164,9 @@ class JsonlDataset:
             )
         return path
 
-    def _unreadable(self, sample: int, name: str, error: Exception) -> DataError:
-        return DataError(self.where(sample), expected="an item that can be read", got=f"{name!r}: {error}")
+    def _unreadable(self, sample: int, name: Reference, error: Exception) -> DataError:
+        said = repr(name) if isinstance(name, str) else f"{len(name):,} bytes of a data URL"
+        return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}")
 
 
 def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> JsonlDataset | None:
@@ -168,7 +199,8 @@ def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> J
         raise ConfigError(setting, expected="a readable jsonl file", got=f"{path!r} ({error})") from error
     if not offsets:
         raise ConfigError(setting, expected="a jsonl file with at least one sample", got=f"{path!r}, which is empty")
-    return JsonlDataset(path, np.array(offsets, dtype=np.int64), np.array(lines, dtype=np.int64), tokenizer)
+    places = np.array(offsets, dtype=np.int64), np.array(lines, dtype=np.int64)
+    return JsonlDataset(path, *places, tokenizer, config.chat)
 
 
 @hookimpl

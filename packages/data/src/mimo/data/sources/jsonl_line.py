@@ -10,11 +10,12 @@ from typing import Any
 import attrs
 
 from mimo.data.samples import MAX_WEIGHT
-from mimo.hooks import parse_json
+from mimo.data.text import Conversation, Reference, parse_conversation
+from mimo.hooks import DataError, JsonNode, JsonSource, parse_json
 
 _LISTS = {"images": "image", "audio": "audio"}
 """Keys of lists of paths, and the modality of each."""
-_KEYS = (*_LISTS, "items", "text", "weight")
+_KEYS = (*_LISTS, "items", "messages", "text", "tools", "weight")
 
 
 class LineError(ValueError):
@@ -29,18 +30,20 @@ class LineError(ValueError):
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """A sample as it is written: its text, of each item its modality and its path as it stands, and its weight."""
+    """A sample as it is written: a text or a conversation, of each item its modality and what it is, and its weight."""
 
     text: str
-    items: tuple[tuple[str, str], ...]
+    items: tuple[tuple[str, Reference], ...]
     weight: float | None = None
+    conversation: Conversation | None = None
 
 
-def parse_line(raw: bytes) -> Line:
-    """Return the record of a line.
+def parse_line(raw: bytes, where: str) -> Line:
+    """Return the record of a line, of which ``where`` names file and number.
 
     Raises:
-        LineError: it is not one JSON object with ``text`` and, if it likes, items and a weight.
+        LineError: it is not one JSON object with ``text`` or ``messages`` and, if it likes, items and a weight.
+        DataError: its messages are no conversation.
     """
     try:
         value: Any = parse_json(raw)
@@ -61,12 +64,23 @@ def parse_line(raw: bytes) -> Line:
                 got=repr(key),
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
-    return Line(text=_text(value), items=tuple(_items(value)), weight=_weight(value))
+    listed = tuple(_items(value))
+    if "messages" not in value:
+        if "tools" in value:
+            raise LineError(expected="the key 'messages' beside 'tools'", got="none")
+        return Line(text=_text(value), items=listed, weight=_weight(value))
+    if "text" in value:
+        raise LineError(expected="one of the keys 'text' and 'messages'", got="both")
+    node = JsonNode(value, JsonSource(where=where, error=DataError))
+    conversation = parse_conversation(node["messages"], node["tools"] if "tools" in value else None)
+    items = tuple(conversation.items(listed))
+    return Line(text="", items=items, weight=_weight(value), conversation=conversation)
 
 
 def _text(record: dict[str, Any]) -> str:
     if "text" not in record:
-        raise LineError(expected="the key 'text'", got="none", fix='Write {"images": [...], "text": "..."}.')
+        fix = 'Write {"images": [...], "text": "..."} or {"messages": [...]}.'
+        raise LineError(expected="the key 'text' or 'messages'", got="none", fix=fix)
     text = record["text"]
     if not isinstance(text, str):
         raise LineError(expected="text in 'text'", got=_kind(text))

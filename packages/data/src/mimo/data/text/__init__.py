@@ -1,5 +1,20 @@
-"""The tokenizers that come with this package, and the limit on how much text one of them takes."""
+"""Tokenizers that come with this package, the limit on how much text one takes, and how conversations become tokens."""
 
+from mimo.data.text.chat import Chat, ChatError, ChatSettings, ChatTokenizer, ChatTokens
+from mimo.data.text.chat_template import named_template, named_templates
+from mimo.data.text.conversation import Conversation, Reference, parse_conversation
 from mimo.data.text.limited import LimitedTokenizer
 
-__all__ = ["LimitedTokenizer"]
+__all__ = [
+    "Chat",
+    "ChatError",
+    "ChatSettings",
+    "ChatTokenizer",
+    "ChatTokens",
+    "Conversation",
+    "LimitedTokenizer",
+    "Reference",
+    "named_template",
+    "named_templates",
+    "parse_conversation",
+]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 from torch import Tensor
 
-from mimo.data import Dataset, weights_of
+from mimo.data import Dataset, ends_of, weights_of
 from mimo.hooks import ItemInfo
 
 ItemKey: TypeAlias = tuple[str, int, int]
@@ -26,7 +26,7 @@ class KeptSamples:
     Args:
         numbers: of the samples, in the order of the step.
         base: where what is not kept is read; None where all is kept.
-        kept_tokens, kept_weights, kept_infos, kept_places: of samples, by number.
+        kept_tokens, kept_weights, kept_ends, kept_infos, kept_places: of samples, by number.
         items: what encoders were given.
     """
 
@@ -34,6 +34,7 @@ class KeptSamples:
     base: Dataset | None = None
     kept_tokens: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     kept_weights: dict[int, tuple[float, ...] | None] = attrs.field(factory=dict)
+    kept_ends: dict[int, tuple[int, ...] | None] = attrs.field(factory=dict)
     kept_infos: dict[int, tuple[ItemInfo, ...]] = attrs.field(factory=dict)
     kept_places: dict[int, str] = attrs.field(factory=dict)
     items: dict[ItemKey, Mapping[str, Tensor]] = attrs.field(factory=dict)
@@ -54,6 +55,13 @@ class KeptSamples:
             weights = weights_of(self._base, sample)
             self.kept_weights[sample] = None if weights is None else tuple(map(float, weights))
         return self.kept_weights[sample]
+
+    def ends(self, sample: int) -> Sequence[int] | None:
+        """Return where a sample may be cut, None if anywhere."""
+        if sample not in self.kept_ends:
+            ends = ends_of(self._base, sample)
+            self.kept_ends[sample] = None if ends is None else tuple(ends)
+        return self.kept_ends[sample]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items of a sample."""

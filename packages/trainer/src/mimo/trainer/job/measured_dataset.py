@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from mimo.data import Dataset, load_image, open_image, weights_of
+from mimo.data import Dataset, ends_of, load_image, open_image, weights_of
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 
@@ -47,6 +47,10 @@ class MeasuredDataset:
     def weights(self, sample: int) -> Sequence[float] | None:
         """Return the weights of a sample's tokens, None if it has none."""
         return weights_of(self._inner, sample)
+
+    def ends(self, sample: int) -> Sequence[int] | None:
+        """Return where a sample may be cut, None if anywhere."""
+        return ends_of(self._inner, sample)
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items of a sample with their sizes; one of a modality that nobody reads may have none.

@@ -70,6 +70,7 @@ class RankRecord:
                     "weights": None
                     if (weights := kept.weights(number)) is None
                     else arrays.add(torch.tensor(weights, dtype=torch.float64)),
+                    "ends": kept.ends(number),
                     "items": [[info.index, info.modality, list(info.size)] for info in kept.infos(number)],
                 }
                 for number in dict.fromkeys(kept.numbers)
@@ -149,6 +150,8 @@ def _read(data: Tensor) -> RankRecord:
         kept.kept_tokens[number] = tuple(arrays[sample["tokens"]].tolist())
         weights = sample.get("weights")  # a record of an earlier version has none
         kept.kept_weights[number] = None if weights is None else tuple(arrays[weights].tolist())
+        ends = sample.get("ends")  # likewise
+        kept.kept_ends[number] = None if ends is None else _integers(ends)
         kept.kept_places[number] = str(sample["where"])
         kept.kept_infos[number] = tuple(
             ItemInfo(sample=number, index=int(index), modality=str(modality), size=_integers(size))
