@@ -13,7 +13,15 @@ from transformers import PreTrainedTokenizerFast
 from mimo.data import TOKENIZERS, Chat, ChatSettings, Conversation, named_template, named_templates, parse_conversation
 from mimo.hooks import DataError, JsonNode, JsonSource, discover
 
-SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+SPECIAL: tuple[str, ...] = (
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+)
 SPECIAL += ("<|eot_id|>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<|image_pad|>")
 TURNS = [
     {"role": "system", "content": " Be brief. "},

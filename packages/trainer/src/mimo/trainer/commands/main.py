@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError
 from mimo.hooks import UserError, plain_text
 from mimo.trainer.commands.check import check
 from mimo.trainer.commands.checkpoint import make_checkpoint_app
+from mimo.trainer.commands.data import make_data_app
 from mimo.trainer.commands.evaluate import evaluate
 from mimo.trainer.commands.generate import generate
 from mimo.trainer.commands.init import init
@@ -86,6 +87,7 @@ def make_app() -> App:
     for command in (train, check, simulate, profile, evaluate, generate, plugins, init, completion):
         app.command(command)
     app.command(make_checkpoint_app())
+    app.command(make_data_app())
     return app
 
 

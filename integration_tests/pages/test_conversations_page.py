@@ -1,0 +1,44 @@
+"""The page of conversations: its samples are shown as it says, and trained alike in any layout."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from commands import here, losses, read_metrics
+from house import ROOT
+from PIL import Image
+
+TEXT = (ROOT / "docs" / "conversations.md").read_text(encoding="utf-8")
+APART = ("modules.vision.ranks=0-2", "modules.language.ranks=1-4", "modules.language.pp=2", "modules.language.cp=2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the page's files."""
+    for name, kind in (("train.jsonl", "json"), ("chat.toml", "toml")):
+        (block,) = re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+        (tmp_path / name).write_text(block)
+    Image.radial_gradient("L").convert("RGB").resize((20, 30)).save(tmp_path / "zebra.png")
+    return tmp_path
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path) -> None:
+    """Of the sample that it asks for; the other one has a picture."""
+    (command,) = re.findall(r"^mimo (data show .*)$", TEXT, re.MULTILINE)
+    (shown,) = re.findall(r"^```\n(sample.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    ended = here(*command.split(), cwd=folder)
+    assert [line.rstrip() for line in ended.out.splitlines()] == shown.splitlines()
+    ended = here("data", "show", "chat.toml", cwd=folder)
+    assert re.search(r"^56-67 +image +30 x 20: 12 rows *$", ended.out, re.MULTILINE)
+
+
+def test_conversations_are_learnt_alike_in_any_layout(folder: Path) -> None:
+    """What is learnt counts, not what is read; losses agree with those of one process."""
+    for name, words in (("alone", ()), ("apart", APART)):
+        ended = here("train", "chat.toml", f"run.directory={name}", *words, cwd=folder)
+        assert ended.code == 0, ended.err
+    assert losses(folder / "apart") == pytest.approx(losses(folder / "alone"), rel=1e-6)
+    steps, _ = read_metrics(folder / "apart")
+    assert [(step["label_tokens"], step["label_weight"]) for step in steps] == [(18 + 23, 18 + 23)] * 4
