@@ -112,7 +112,7 @@ class Made:
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """Of one step: seconds, and bytes of the device at most, None where it does not tell."""
+    """Of one step: seconds, and bytes of the device at most, None where they are not measured."""
 
     seconds: float
     bytes: int | None
@@ -208,7 +208,7 @@ class Bench:
             optimizer.zero_grad()
             loss = self.loss(model, number) / labels
             loss.backward()
-            float(loss.detach())  # as ours tells it too
+            float(loss.detach())  # as ours reads it too
             optimizer.step()
 
         return Made(step=step, finish=lambda: None)
@@ -281,7 +281,7 @@ def _way(fraction: float, name: str) -> str:
 
 
 def _ratios(what: str, costs: Mapping[str, Cost]) -> dict[str, float]:
-    """Return how the ways compare, in seconds, and in bytes where the device tells."""
+    """Return how the ways compare, in seconds, and in bytes where the device measures them."""
     own = {fraction: costs[_way(fraction, "overlap")] for fraction in FRACTIONS}
     plain = costs[PLAIN]
     found = {

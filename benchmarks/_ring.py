@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mimo.model.runtime import ContextAxis, Segments
 
-_FORTH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the only kernel that tells its sums
+_FORTH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the only kernel that returns its sums
 _BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 - likewise
 
 

@@ -1,4 +1,4 @@
-"""A dataset for benchmarks: samples of one picture for each modality and some text, all alike in size."""
+"""A dataset for benchmarks: samples of one picture for each modality and some text, all of one size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The boundary between modules beside the same messages without it, and beside the usual way of moving rows.
 
 *raw*: the same bytes between the same ranks by ``isend`` and ``irecv``, into tensors made for them. *usual*: each
-lane's leader tells the target group's leader a shape and sends all its rows, which the group then gets by broadcast,
+lane's leader sends the target group's leader a shape and all its rows, which the group then gets by broadcast,
 shape first; each rank throws all but its slice away. Eight ranks on gloo, one thread each; a source of two lanes of two
 tensor ranks feeds four tensor ranks under sequence parallelism. All take turns in one run; a turn takes as long as its
 slowest rank. Bytes are counted where they are sent, and the fewest possible from who needs what.

@@ -84,7 +84,7 @@ def compare_ways(turns: Turns, tensors: dict[str, torch.Tensor], where: str) -> 
 
 
 def compare_stalls(turns: Turns, tensors: dict[str, torch.Tensor], where: str) -> Found:
-    """Save beside training and before going on."""
+    """Save beside training and before it continues."""
     savers = {
         name: Saver(turns.folder / name, asynchronous=name == "asynchronous", keep=1)
         for name in ("asynchronous", "synchronous")

@@ -1,6 +1,6 @@
 """Source files of ours that run from a data file to the loss, from a gradient to the step, and into a checkpoint.
 
-One process trains a small model on pictures for three steps and saves the last; Python tells of each function that is
+One process trains a small model on pictures for three steps and saves the last; Python reports each function that is
 called. What belongs to what is cut by events that carry no name of ours: a picture is opened, a backward begins, an
 optimizer of torch has stepped, the file `latest` is replaced. ``nox -s bench -- files_touched [--show]`` prints a
 table, and as its last line one JSON object.

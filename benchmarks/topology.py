@@ -46,13 +46,13 @@ def every_group(graph: ModuleGraph) -> int:
 
 
 def every_role(graph: ModuleGraph) -> int:
-    """Tell for every rank where it stands in each of its modules, in both views."""
+    """Find for every rank its coordinates in each of its modules, in both views."""
     experts = graph.by_name["language"].grid
     return sum(len(graph.role(rank).places) + (experts.expert_coordinates(rank).ep >= 0) for rank in range(WORLD))
 
 
 def own_groups(graph: ModuleGraph) -> int:
-    """Tell for every rank who is in its tensor group, as every rank does for itself alone."""
+    """Find for every rank its tensor group, as every rank does for itself alone."""
     return sum(len(module.grid.group_of(rank, ("tp",))) for module in graph.modules for rank in module.grid.ranks)
 
 

@@ -1,4 +1,4 @@
-"""What every test of `day.py` is: a program that is told where to compute, and writes down what it found.
+"""What every test of `day.py` is: a program that gets a device, and writes down what it found.
 
 ``python gpu/_families.py --device cuda --write found.json``, with arguments of its own.
 """
@@ -24,7 +24,7 @@ from mimo.launch import ProcessInfo
 from mimo.launch.runtime import join_world
 
 _TIMEOUT = timedelta(minutes=1)
-"""Shorter than any test's limit, so that a hang is told by whoever waits."""
+"""Shorter than any test's limit, so that the ranks that wait report a hang."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,7 +61,7 @@ class Found:
     Args:
         figures: numbers and words by name, as JSON takes them.
         wrong: each bound that was missed, in a line; none where the test has passed.
-        skipped: why the test could not be asked here; empty where it was.
+        skipped: why the test can't run here; empty where it did.
     """
 
     figures: Mapping[str, Any]
@@ -102,12 +102,12 @@ def name_of(device: torch.device) -> str:
         return "cpu"
     try:
         return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cuda, and there is none"
-    except Exception as error:  # noqa: BLE001  # after an error on the device all that asks it fails; the first is told
+    except Exception as error:  # noqa: BLE001  # after an error on the device all that asks it fails; the first is reported
         return f"cuda, whose name is not told: {type(error).__name__}"
 
 
-class noting:  # noqa: N801  # reads as a function; a class tells mypy that it swallows what is raised
-    """Go on after what is raised, which is printed and added to what is wrong."""
+class noting:  # noqa: N801  # reads as a function; mypy sees of a class that it swallows what is raised
+    """Continue after what is raised, which is printed and added to what is wrong."""
 
     def __init__(self, name: str, wrong: MutableSequence[str]) -> None:
         self._name, self._wrong = name, wrong
@@ -116,7 +116,7 @@ class noting:  # noqa: N801  # reads as a function; a class tells mypy that it s
         """Begin."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Note an error; what ends the process goes on."""
+        """Note an error; what ends the process is raised."""
         if not isinstance(error, Exception):
             return False
         traceback.print_exception(error)

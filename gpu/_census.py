@@ -1,7 +1,7 @@
 """Where a step waits for the device: each host synchronisation by file and line, and how often a step comes there.
 
-On a GPU PyTorch tells of each itself (`torch.cuda.set_sync_debug_mode`). On the CPU nothing ever waits, so what is
-counted there stands in for it: calls of the functions that would, of tensors that on a GPU might lie there. Those that
+On a GPU PyTorch reports each itself (`torch.cuda.set_sync_debug_mode`). On the CPU nothing ever waits, so what is
+counted there replaces it: calls of the functions that would, of tensors that on a GPU might lie there. Those that
 are made in C++ are not among them, and copies of what lies on the host anyway are.
 """
 
@@ -73,7 +73,7 @@ class _Counting(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Count, and do what was asked."""
+        """Count the call, and make it."""
         if func in _WAITING:
             self._count()
         return func(*args, **(kwargs or {}))

@@ -35,7 +35,7 @@ STEPS, STRUCK, SAVED = 5, 3, 2
 RANK, WORLD = 1, 4
 TIMEOUT, PATIENT, END_SECONDS = 8.0, 120.0, 60.0
 TIMEOUT_CUDA = 20.0
-"""There the first kernels of each kind take seconds, in which a rank only seems to stand still."""
+"""On GPUs the first kernels of each kind take seconds, in which a rank only seems to hang."""
 LOSS = 1e-5
 LOG = "ranks.log"
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -49,7 +49,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def strike(how: str) -> None:
-    """Do to this process what is asked for."""
+    """Kill, stop or delay this process."""
     if how == "sleeps":
         time.sleep(1000)
     os.kill(os.getpid(), signal.SIGSTOP if how == "is-stopped" else signal.SIGKILL)

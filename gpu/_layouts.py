@@ -160,7 +160,7 @@ def run_all(case: Case, settings: Sequence[Table], *, world: int, until: float) 
 
 
 def ended(folder: Path, number: int, world: int) -> bool:
-    """Tell whether all ranks have left what a layout came to."""
+    """Return whether all ranks have written the result of a layout."""
     return all(_path(folder, number, rank).exists() for rank in range(world))
 
 

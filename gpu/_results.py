@@ -21,7 +21,7 @@ class Result:
 
     Args:
         test: its name.
-        status: ``skipped`` where it says itself that it can't be asked here, ``not run`` where no time was left.
+        status: ``skipped`` where it says itself that it can't run here, ``not run`` where no time was left.
         figures: what it found.
         bound: what that is held to, in words.
         seconds: that it took.

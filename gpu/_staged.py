@@ -50,11 +50,11 @@ class StagedWork(_TorchWork):  # type: ignore[misc]  # see there
         return all(done)
 
     def is_completed(self) -> bool:
-        """Tell whether `wait` would only copy."""
+        """Return whether `wait` would only copy."""
         return all(work.is_completed() for work in self._works)
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future that is done, after waiting: nothing of ours goes on from one."""
+        """Return a future that is done, after waiting: nothing of ours continues from one."""
         self.wait()
         found: torch.futures.Future[Any] = torch.futures.Future()
         found.set_result(None)

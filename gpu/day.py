@@ -37,7 +37,7 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 _GRACE_SECONDS = 15.0
 """Of the whole time, kept for what has to be written at the end."""
 _DUMP_SECONDS = 3.0
-"""In which the processes of a test that has come to its limit print where they stand."""
+"""In which the processes of a test that has come to its limit print their stacks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -99,7 +99,7 @@ def run_one(test: DayTest, plan: Plan, *, seconds: float) -> Result:
 
 
 def _dump(process: subprocess.Popen[bytes]) -> None:
-    """Have the processes of a test print where each of their threads stands, one after another.
+    """Have the processes of a test print the stack of each of their threads, one after another.
 
     All are stopped first, so that two don't write into one line, and none ends the others when it sees one gone. The
     youngest is first: a rank that dies with its launcher has printed by then.
@@ -206,7 +206,7 @@ def environ_of(site: Path, digits: Path) -> dict[str, str]:
         **found,
         "PYTHONPATH": os.pathsep.join(paths),
         "NVIDIA_TF32_OVERRIDE": "0",
-        "PYTHONFAULTHANDLER": "1",  # a process that is told to abort prints where it stands
+        "PYTHONFAULTHANDLER": "1",  # a process that aborts prints its stack
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # so that who looks for a GPU can fork afterwards
         "MIMO_DAY_DIGITS": str(digits),
         "COLUMNS": "160",

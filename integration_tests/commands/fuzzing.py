@@ -375,7 +375,7 @@ def faults(case: Case, found: Checked, sound: Checked) -> Iterator[str]:
 
 
 def has_place(case: Case, err: str) -> bool:
-    """Tell whether a refusal begins with a setting's whole path, the file, or a word of the command line."""
+    """Return whether a refusal begins with a setting's whole path, the file, or a word of the command line."""
     place, expects, _ = err.removeprefix("mimo: ").partition(": expected ")
     if not err.startswith("mimo: ") or not expects or not place:
         return False
@@ -397,7 +397,7 @@ def _top_keys(text: str) -> Iterable[str]:
 
 
 def _is_at(place: str, key: str) -> bool:
-    """Tell whether a place is a key or in it, by key or index; where a message cuts it, what is left of it counts."""
+    """Return whether a place is a key or in it, by key or index; where a message cuts it, what is left of it counts."""
     below = (f"{key}.", f"{key}[")
     if place.endswith("…"):
         return key.startswith(place[:-1]) or place.startswith(below)

@@ -142,7 +142,7 @@ def test_metrics_hold_one_object_a_step_and_one_an_evaluation(digits_run: Path) 
         assert line.keys() >= {"loss", "exact_match"}
 
 
-def test_going_on_in_the_same_layout_is_never_having_stopped(digits_run: Path, tmp_path: Path) -> None:
+def test_resuming_in_the_same_layout_is_never_having_stopped(digits_run: Path, tmp_path: Path) -> None:
     """To the bit; lines of steps that are done again are replaced, and more steps than before may be asked for."""
     directory = half_done(digits_run, tmp_path / "run")
     words = (*DIGITS, f"run.directory={directory}", "checkpoint.load=latest", f"run.steps={STEPS + 1}")
@@ -152,7 +152,7 @@ def test_going_on_in_the_same_layout_is_never_having_stopped(digits_run: Path, t
     assert [line["step"] for line in read_metrics(directory)[0]] == list(range(1, STEPS + 2))
 
 
-def test_going_on_in_another_layout_follows_the_straight_run(digits_run: Path, tmp_path: Path) -> None:
+def test_resuming_in_another_layout_follows_the_straight_run(digits_run: Path, tmp_path: Path) -> None:
     """Every loss within rounding, evaluation included; doing it once more finds nothing left to do."""
     directory = half_done(digits_run, tmp_path / "run")
     words = ("train", *DIGITS, *OTHER_LAYOUT, f"run.directory={directory}", "checkpoint.load=latest", "run.steps=14")
@@ -163,7 +163,7 @@ def test_going_on_in_another_layout_follows_the_straight_run(digits_run: Path, t
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(digits_run: Path, tmp_path: Path) -> None:
-    """With the same word that goes on with all others; where there is no run at all, that word is refused."""
+    """The same word resumes all others; where there is no run at all, it is refused."""
     directory = tmp_path / "run"
     words = ("train", *DIGITS, f"run.directory={directory}", "checkpoint.load=latest", "run.steps=1")
     assert here(*words).refused("checkpoint.load: expected a run in", "to go on with, got none. Check run.directory")
@@ -192,7 +192,7 @@ def test_a_run_directory_in_use_is_refused(digits_run: Path) -> None:
     assert (digits_run / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_checkpoint_is_evaluated_alike_in_one_process_and_in_any_layout(
+def test_a_checkpoint_has_the_same_evaluation_in_one_process_and_in_any_layout(
     digits_run: Path, digits_ended: tuple[Path, Ended]
 ) -> None:
     """The same line as at the end of training."""
@@ -207,8 +207,8 @@ def test_a_checkpoint_writes_the_caption_of_a_picture(digits_run: Path, digit: P
     """From the picture alone, and on from a text with a placeholder for it."""
     written = succeed("generate", digits_run, "--image", digit)
     assert re.fullmatch(r"the digit is \w+\n", written)
-    went_on = succeed("generate", digits_run, "--image", digit, "--text", "<image> the digit", "--max-tokens", "2")
-    assert f"the digit {went_on}" == written
+    continued = succeed("generate", digits_run, "--image", digit, "--text", "<image> the digit", "--max-tokens", "2")
+    assert f"the digit {continued}" == written
 
 
 def test_tensor_ranks_write_what_one_process_does(digits_run: Path, digit: Path) -> None:

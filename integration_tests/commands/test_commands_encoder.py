@@ -1,4 +1,4 @@
-"""The tutorial on writing an encoder, done as a stranger would: its files, its package, its commands."""
+"""The tutorial on writing an encoder, done as a reader would: its files, its package, its commands."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def of_language(rank: int, peer: int, how: str) -> str:
 
 
 def matches(found: list[str], *expected: str) -> bool:
-    """Tell whether there are as many lines as patterns, and each fits its own."""
+    """Return whether there are as many lines as patterns, and each fits its own."""
     fits = [re.fullmatch(pattern, line) for pattern, line in zip(expected, found, strict=False)]
     return len(found) == len(expected) and all(fits)
 
@@ -125,7 +125,7 @@ def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    """Sent to the whole group as a terminal does. The run can go on later."""
+    """Sent to the whole group as a terminal does. The run can be resumed later."""
     with start(*DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
         os.killpg(started.pid, signal.SIGINT)
@@ -151,8 +151,8 @@ def test_sigterm_saves_and_leaves_with_0(everybody: bool, tmp_path: Path) -> Non
     assert f"digits: step {done + 1} to {done + 1} with" in more
 
 
-def test_steps_that_are_not_finite_are_skipped_alike(tmp_path: Path) -> None:
-    """Every rank leaves its weights and moments as they were, and the run goes on to its end."""
+def test_steps_that_are_not_finite_are_skipped_on_all_ranks(tmp_path: Path) -> None:
+    """Every rank leaves its weights and moments as they were, and the run continues to its end."""
     diverges = ("run.steps=4", "optimizer.lr=1000", "optimizer.weight_decay=1000", "optimizer.clip=0")
     shown = succeed(*DIGITS, *diverges, "checkpoint.interval=1", "checkpoint.keep=0", f"run.directory={tmp_path}")
     assert shown.count("(skipped)") == 2

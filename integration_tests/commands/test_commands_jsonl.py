@@ -1,4 +1,4 @@
-"""A user's own data: pictures of any size, none, one or several in a sample, and what is wrong with them told once."""
+"""A user's own data: pictures of any size, none, one or several in a sample, and errors in it, reported once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_own_pictures_and_texts_are_trained_and_evaluated_on(folder: Path) -> None:
-    """On four processes with a grid for each module as in one; the held-out file is evaluated alike afterwards."""
+    """On four processes with a grid for each module as in one; the held-out file then has the same evaluation."""
     out = succeed("train", "own.toml", cwd=folder)
     evaluations = re.findall(r"^evaluation at step 3: loss .* of 4 samples exactly right\n", out, re.MULTILINE)
     assert len(evaluations) == 1

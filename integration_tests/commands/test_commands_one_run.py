@@ -1,4 +1,4 @@
-"""One run directory, one run: what a second one is told, who holds the directory, and when it is free again."""
+"""One run directory, one run: how a second one is refused, who holds the directory, and when it is free again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def holds(pid: int, folder: Path) -> bool:
-    """Tell whether a process has the lock file open."""
+    """Return whether a process has the lock file open."""
     links = Path(f"/proc/{pid}/fd").iterdir()
     return str(folder / "run" / "run.lock") in [str(link.readlink()) for link in links]
 
@@ -102,7 +102,7 @@ def test_a_job_that_another_one_keeps_out_ends_on_all_ranks_and_writes_nothing(f
 
 
 def test_a_requeued_job_waits_for_its_old_one(folder: Path) -> None:
-    """Which saves meanwhile, as it was asked to; the new one goes on after that."""
+    """The old run saves, as its signal says; the new one resumes after that."""
     one, other = places(2, SLURM_JOB_ID="7")
     with start(*ENDLESS, cwd=folder, environ=one) as first, start(*ENDLESS, cwd=folder, environ=other) as second:
         first.wait_for(" 2/1000000  loss")

@@ -1,4 +1,4 @@
-"""A user's own clips beside pictures, of several rates and lengths, and what is wrong with them told once."""
+"""A user's own clips beside pictures, of several rates and lengths, and errors in them that are reported once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_own_clips_are_trained_on_and_evaluated(folder: Path) -> None:
-    """On three processes with a grid for each module as in one; the trained model goes on from a clip."""
+    """On three processes with a grid for each module as in one; the trained model generates from a clip."""
     trained = mimo("train", "clips.toml", cwd=folder)
     assert trained.code == 0, trained.err
     assert re.search(r"^evaluation at step 3: loss .* of 6 samples exactly right\n", trained.out, re.MULTILINE)
@@ -90,7 +90,7 @@ def test_own_clips_are_trained_on_and_evaluated(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "text"])
-def test_a_clip_that_cannot_be_read_is_told_with_its_line(folder: Path, kind: str) -> None:
+def test_a_clip_that_cannot_be_read_is_named_with_its_line(folder: Path, kind: str) -> None:
     """A file that is not there, or holds no sound, ends the run with its file, line and name."""
     (folder / "data" / "text.wav").write_text("hello")
     write_lines(folder / "data" / "train.jsonl", [*SAMPLES[:3], {"audio": [f"{kind}.wav"], "text": "<audio>"}])

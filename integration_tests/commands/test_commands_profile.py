@@ -73,7 +73,7 @@ def test_what_is_measured_can_be_planned_with(settings: Path) -> None:
     assert refused.refused("schedule.profile", 'modules.vision.recompute is "none"', 'where it is "full"')
 
 
-def test_what_cannot_be_written_is_told_before_anything_runs(settings: Path) -> None:
+def test_what_cannot_be_written_is_refused_before_anything_runs(settings: Path) -> None:
     """Nobody measures for minutes to learn that the file can't be written."""
     for out, text in (
         (settings.parent / "none" / "costs.json", "a folder that exists"),

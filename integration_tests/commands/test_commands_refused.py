@@ -118,7 +118,7 @@ DECIDED = {
         "run.device: expected a GPU for each of the 4 processes on this machine, got 0 that it can",
     ),
 }
-"""What train and check refuse alike: words, and how the refusal begins."""
+"""What both train and check refuse: words, and how the refusal begins."""
 
 
 @pytest.mark.parametrize(("words", "begins"), DECIDED.values(), ids=DECIDED)
@@ -157,7 +157,7 @@ def test_a_broken_lifecycle_plugin_is_refused_by_check_and_train(
 def test_check_leaves_to_another_machine_what_only_that_one_can_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says so; what settings say by themselves is refused all the same."""
+    """It names what it leaves out; settings that are wrong by themselves are still refused."""
     monkeypatch.syspath_prepend(install(tmp_path, "broken_ear", "import not_installed_here\n", "mimo.lifecycle"))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -177,7 +177,7 @@ def test_check_leaves_to_another_machine_what_only_that_one_can_answer(
 
 
 def test_check_shows_a_plan_where_the_data_are_not(tmp_path: Path) -> None:
-    """They lie on the machine that trains; no traffic can be told then."""
+    """The data lie on the machine that trains; traffic can't be computed without them."""
     (tmp_path / "text.toml").write_text(TEXT)
     refused = here("check", "text.toml", cwd=tmp_path)
     assert refused.refused("data.path: expected an existing jsonl file, got 'train.jsonl'."), refused
@@ -205,7 +205,7 @@ def test_a_missing_dataset_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_fails_to_import_is_named_with_its_reason(tmp_path: Path) -> None:
-    """Whose, which version, why; `mimo plugins` goes on and shows it as a row."""
+    """The message names plugin, version and reason; `mimo plugins` shows it as a row."""
     path = install(tmp_path, "broken_eye", "import not_installed_here\n", "mimo.encoders")
     ended = mimo("train", EXAMPLE, "modules.vision.plugin=broken_eye", path=path)
     assert ended.code == 2
@@ -231,7 +231,7 @@ def test_a_plugin_that_fails_to_import_is_named_with_its_reason(tmp_path: Path) 
         (["generate", "runs", "--seed", "3"], 2, ["mimo: --seed: expected a --temperature above 0 beside it, got 0"]),
     ],
 )
-def test_a_wrong_command_line_is_told_plainly(words: list[str], code: int, texts: list[str]) -> None:
+def test_a_wrong_command_line_is_refused_plainly(words: list[str], code: int, texts: list[str]) -> None:
     """Without a traceback."""
     ended = here(*words)
     assert ended.code == code, ended

@@ -81,8 +81,8 @@ def test_a_result_that_stays_is_rejected_until_its_step_is_left_out(tmp_path: Pa
         ("colocated", "language", 1),
     ],
 )
-def test_a_device_at_fault_is_told_after_the_restart(layout: str, module: str, rank: int, tmp_path: Path) -> None:
-    """On another device the step comes to something else, the run goes on, and ends as one that was not disturbed."""
+def test_a_device_at_fault_is_named_after_the_restart(layout: str, module: str, rank: int, tmp_path: Path) -> None:
+    """On another device the step has another result, and the run continues and ends as one that was not disturbed."""
     laid = LAYOUTS[layout]
     words = (
         *JUDGED,
@@ -104,7 +104,7 @@ def test_a_device_at_fault_is_told_after_the_restart(layout: str, module: str, r
 
 
 @pytest.mark.soak
-def test_a_fault_that_has_passed_is_told_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_fault_that_has_passed_is_reported_and_the_run_continues(tmp_path: Path) -> None:
     """With the losses of a run that was not disturbed."""
     words = (*JUDGED, *corrupting("vision", 0), "rerun.inject.times=1", f"run.directory={tmp_path / 'run'}")
     found = mimo(*words, "rerun.device=a")

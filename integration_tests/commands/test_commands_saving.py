@@ -71,8 +71,8 @@ ONE = ("modules.vision.ranks=0", "modules.language.ranks=0", "modules.language.t
 
 
 @pytest.mark.parametrize("more", [("checkpoint.asynchronous=true",), ("checkpoint.asynchronous=false", *ONE)])
-def test_a_run_goes_on_when_its_disk_is_full(small_disk: Path, more: tuple[str, ...]) -> None:
-    """One checkpoint of 2 MB fits. The next is told and trained past; the last one is the result, so the code is 3."""
+def test_a_run_continues_when_its_disk_is_full(small_disk: Path, more: tuple[str, ...]) -> None:
+    """One checkpoint of 2 MB fits. The next fails and training continues; the last one is the result: code 3."""
     run = small_disk / "run"
     ended = mimo(*WORDS, *more, "run.steps=6", "checkpoint.interval=2", f"run.directory={run}")
     assert ended.code == 3
@@ -138,7 +138,7 @@ def test_a_plugin_that_fails_at_the_end_is_reported_once_and_changes_nothing(tex
 
 
 def test_each_checkpoint_of_a_run_is_its_steps(tmp_path: Path) -> None:
-    """Saved beside training or before going on, with one plan or a new one each time, files are equal to the bit."""
+    """Saved beside training or before it continues, with one plan or many, files are equal to the bit."""
     found = []
     for index, more in enumerate(
         (

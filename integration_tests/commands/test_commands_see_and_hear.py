@@ -69,7 +69,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_three_modules_on_four_processes_learn_what_one_process_does(clips: Path, tmp_path: Path) -> None:
-    """Losses and norms of each step agree, and nothing is told but that clips of espeak-ng's rate are resampled.
+    """Losses and norms of each step agree, and the only message is that clips of espeak-ng's rate are resampled.
 
     Clips that are there are spoken by nobody again.
     """

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_another_world_than_torchruns_is_refused(tmp_path: Path) -> None:
-    """By every process, told by one."""
+    """Every process refuses it, and one prints the reason."""
     words = ("train", "examples/digits.toml", f"run.directory={tmp_path / 'run'}")
     ended = [mimo(*words, environ={**place, "LOCAL_RANK": place["RANK"]}) for place in places(2)]
     assert [one.code for one in ended] == [2, 2]
@@ -49,7 +49,7 @@ def test_another_world_than_torchruns_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_restarted_attempt_goes_on_where_the_last_one_left(folder: Path) -> None:
+def test_a_restarted_attempt_resumes_where_the_last_one_left(folder: Path) -> None:
     """Whatever ended that, and also where nothing was saved: the command is the same, and asks for nothing."""
     path = install(folder / "site", "fails_twice", FAILS_TWICE, "mimo.lifecycle")
     ended = torchrun(2, "train", "text.toml", options=("--max-restarts=2",), cwd=folder, path=path)
@@ -63,7 +63,7 @@ def test_a_restarted_attempt_goes_on_where_the_last_one_left(folder: Path) -> No
 
 
 def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
-    """With code 16 or 17 a run has been saved for somebody to look at: torchrun would restart it all the same."""
+    """With code 16 or 17 a run has been saved for somebody to look at: torchrun would restart it anyway."""
     path = install(folder / "site", "asks", ASKS_FOR_A_RESTART, "mimo.lifecycle")
     ended = torchrun(2, "train", "text.toml", options=("--max-restarts=1",), cwd=folder, path=path)
     assert ended.code != 0
@@ -90,8 +90,8 @@ def test_the_reason_of_a_failed_rank_is_in_the_run_directory(folder: Path) -> No
     assert re.fullmatch(f"rank [01]: {re.escape(reason)}", (folder / "run" / "error.txt").read_text())
 
 
-def test_one_rank_that_is_asked_to_stop_stops_all(folder: Path) -> None:
-    """Where each was started by itself, a cluster may tell one alone; all save the same step."""
+def test_a_signal_to_one_rank_stops_all(folder: Path) -> None:
+    """Where each was started by itself, a cluster may signal one alone; all save the same step."""
     one, other = places(2)
     words = ("train", "text.toml", "run.steps=1000000", "logging.interval=1", "checkpoint.interval=0")
     with (
@@ -99,7 +99,7 @@ def test_one_rank_that_is_asked_to_stop_stops_all(folder: Path) -> None:
         start(*words, cwd=folder, environ=other) as second,
     ):
         first.wait_for(" 2/1000000  loss")
-        for _ in range(2):  # the same wish, as a process and its group are told
+        for _ in range(2):  # the same signal twice, as a process and its group may get it
             second.process.terminate()
         ended = first.wait(), second.wait()
     assert [(one.code, one.err) for one in ended] == [(0, "")] * 2

@@ -69,7 +69,7 @@ def write(rank: int, settings: Table, *, strange: bool = False, use_cache: bool 
             generate(trainer, prompt, max_tokens=TOKENS, sampling=sampling, on_text=pieces.append, use_cache=use_cache)
         )
         assert "".join(pieces) == written[-1]
-        assert len(pieces) == len(written[-1].split())  # each is told by itself
+        assert len(pieces) == len(written[-1].split())  # each comes by itself
     return written
 
 
@@ -99,7 +99,7 @@ def test_what_is_remembered_changes_no_token(name: str, pool: Pool) -> None:
 
 
 def write_again(rank: int, settings: Table) -> list[list[str]]:
-    """Return what is written where the whole text is read for each token, and by a stranger's model that must."""
+    """Return what is written where the whole text is read for each token, and by a third-party model that must."""
     strange = [write(rank, settings, strange=True)] if "mrope_section" in str(settings) else []
     return [write(rank, settings, use_cache=False), *strange]
 

@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment go on from a complete checkpoint, and end as if nothing had been."""
+"""Runs that are killed at any moment resume from a complete checkpoint, and end as if nothing had been."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw(source: random.Random) -> Blow:
 
 
 def words(run: Path, *, asynchronous: bool) -> list[str | Path]:
-    """Return the words of a command that begins a run, or goes on with it."""
+    """Return the words of a command that begins a run, or resumes it."""
     load = "latest" if (run / "config.toml").exists() else "none"
     chosen = (f"run.directory={run}", f"checkpoint.asynchronous={str(asynchronous).lower()}", f"checkpoint.load={load}")
     return [*WORDS, *chosen]
@@ -63,7 +63,7 @@ def words(run: Path, *, asynchronous: bool) -> list[str | Path]:
 def survive(run: Path, blows: Sequence[Blow], expected: Sequence[float], *, asynchronous: bool) -> int:
     """Deal blows one after the other to a run, let it come to its end, and return how many struck.
 
-    After each the newest checkpoint is complete, and the next start goes on from it; the losses are the expected ones.
+    After each the newest checkpoint is complete, and the next start resumes it; the losses are the expected ones.
     """
     struck = 0
     for blow in (*blows, None):
@@ -96,7 +96,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.parametrize("asynchronous", ASYNCHRONOUS)
-def test_a_killed_run_goes_on_from_a_complete_checkpoint(
+def test_a_killed_run_resumes_from_a_complete_checkpoint(
     asynchronous: bool, tmp_path: Path, expected: list[float]
 ) -> None:
     """Killed in a save, in the load that follows, and once more in a step."""

@@ -1,4 +1,4 @@
-"""The reference recipe in examples: what it is, and that a narrow twin of it trains, stops and goes on."""
+"""The reference recipe in examples: what it is, and that a narrow twin of it trains, stops and resumes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _twin(folder: Path) -> Table:
     return found
 
 
-def test_check_tells_what_the_recipe_takes() -> None:
+def test_check_shows_what_the_recipe_takes() -> None:
     """Parameters and operations of each part and memory of each rank, though no machine here could hold them."""
     shown = here("check", RECIPE).printed
     assert re.search(r"vision +radio +0-3 +1 +2 +1 +2 +- +-", shown)
@@ -66,7 +66,7 @@ def test_check_tells_what_the_recipe_takes() -> None:
     assert re.search(r"\n4-7 +10,9\d\d\.\d MiB", shown)
 
 
-def test_narrow_twin_trains_stops_and_goes_on(pool: Pool, tmp_path: Path) -> None:
+def test_narrow_twin_trains_stops_and_resumes(pool: Pool, tmp_path: Path) -> None:
     """On its eight processes: from what is saved after step 3, step 4 is done again to the bit."""
     settings = _twin(tmp_path)
     straight = check_going_on(pool, settings, settings, exactly=True)

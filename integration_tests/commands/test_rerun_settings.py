@@ -88,7 +88,7 @@ def test_what_would_do_nothing_is_refused(rerun: dict[str, Any], text: str) -> N
         check(rerun)
 
 
-def test_a_gradient_that_nobody_computes_cannot_be_spoiled() -> None:
+def test_a_gradient_that_nobody_computes_cannot_be_corrupted() -> None:
     """A frozen encoder runs no backward."""
     text = re.escape("rerun.inject.what: expected 'forward', as vision runs no backward, got 'gradient'.")
     with pytest.raises(ConfigError, match=text):

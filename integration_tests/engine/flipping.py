@@ -70,7 +70,7 @@ class Flip:
         return abs(self.after / self.before)
 
     def is_named_by(self, event: Mapping[str, Any]) -> bool:
-        """Tell whether an event is of this."""
+        """Return whether an event names this flip."""
         return (
             (event["step"], event["verdict"]) == (self.spot.step, "transient")
             and (event["module"], event["stage"]) == (self.spot.stage.module, self.spot.stage.stage)
@@ -148,7 +148,7 @@ def run_with_a_number(rank: int, settings: Table, stage: StageId, step: int, val
 
 
 def run_clean(rank: int, settings: Table, first: int, last: int) -> float:
-    """Train steps of a run, going on with what it has saved if they are not its first; return the last loss."""
+    """Train steps of a run, resuming what it has saved if they are not its first; return the last loss."""
     trainer, machine = _begin(rank, settings)
     driver, state = RerunDriver(machine, trainer), RunState()
     if first > 1:

@@ -45,7 +45,7 @@ class Ended:
         code: 0, or that of the error.
         text: of the error.
         steps: loss and gradient norm of each step that was taken.
-        held: what stands for all that this rank holds of weights and optimizer states.
+        held: digest of all that this rank holds of weights and optimizer states.
         collectives: calls of collectives, from the first step on.
     """
 
@@ -185,7 +185,7 @@ def _digest(trainer: Trainer) -> str:
 
 
 def with_rerun(settings: Table, directory: Path, load: str = "", **rerun: Any) -> Table:
-    """Return settings with keys of ``[rerun]``, in a run directory, going on with what it has saved if asked."""
+    """Return settings with keys of ``[rerun]``, in a run directory, which resume what ``load`` names."""
     found = copy.deepcopy(settings)
     found["run"]["directory"] = str(directory)
     found["rerun"] = rerun
@@ -195,7 +195,7 @@ def with_rerun(settings: Table, directory: Path, load: str = "", **rerun: Any) -
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    """Return what the machine has told."""
+    """Return the events that the machine has written."""
     path = directory / RERUN_FILE
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""Persistent buffers that a stranger's encoder changes: a checkpoint holds them, or says that it can't."""
+"""Persistent buffers that a third-party encoder changes: a checkpoint holds them, or says that it can't."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def settings(directory: Path, plugin: str, lanes: int, load: str = "none") -> Ta
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_buffers_go_on(lanes: int, tmp_path: Path, pool: Pool) -> None:
+def test_buffers_resume(lanes: int, tmp_path: Path, pool: Pool) -> None:
     """In the same layout and in another: three steps of two microbatches have called it six times."""
     pool.run(2, resume_and_save, settings(tmp_path, "counting-vit", 2), 1, 3)
     first, *_ = pool.run(lanes, resume_run, settings(tmp_path, "counting-vit", lanes, str(tmp_path)), 4, 6)

@@ -41,7 +41,7 @@ def ask(modules: Mapping[str, Mapping[str, Any]], *, edges: bool = True) -> Tabl
 
 
 def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
-    """Take two steps with an evaluation between them; return what each tells of edges."""
+    """Take two steps with an evaluation between them; return the traffic that each reports of edges."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     first = trainer.train(1).edges
     trainer.evaluate(1)
@@ -63,8 +63,8 @@ def test_boundaries_send_what_was_expected_of_them(layout: str, pool: Pool) -> N
             assert back == (sum(it.traffic.rows_sent) if it.edge.gradient else 0)
 
 
-def test_nothing_is_told_unless_it_is_asked_for(pool: Pool) -> None:
-    """And nothing more is sent in the step's one message."""
+def test_metrics_have_no_edges_by_default(pool: Pool) -> None:
+    """Then nothing of them is sent in the step's one message."""
     assert (
         pool.run(2, train, ask({"vision": {"ranks": [0]}, "language": {"ranks": [1]}}, edges=False)) == [[{}, {}]] * 2
     )

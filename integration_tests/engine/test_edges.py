@@ -23,7 +23,7 @@ ALONE = {"vision": {"ranks": [0], "dp": 1}, "language": {"ranks": [0], "dp": 1}}
 
 
 class Mean(nn.Module):
-    """A stranger's encoder: one row an item, of its mean, in another number format than ours."""
+    """A third-party encoder: one row an item, of its mean, in another number format than ours."""
 
     def __init__(self, hidden: int, dtype: torch.dtype) -> None:
         super().__init__()

@@ -66,14 +66,14 @@ def by_hand(settings: Table) -> Forward:
 
 
 def settings_of(modules: Mapping[str, Mapping[str, Any]], recompute: str = "none") -> Table:
-    """Return settings of a run in which all modules recompute alike, and a rank does 10^9 operations a second."""
+    """Return settings of a run in which all modules recompute the same, and a rank does 10^9 operations a second."""
     found = table({name: {**keys, "recompute": recompute} for name, keys in modules.items()}, microbatches=2)
     found["run"]["peak_tflops"] = 1e-3
     return found
 
 
 def train(rank: int, settings: Table) -> tuple[float, Mapping[str, Flops]]:
-    """Take a step, and return how long it took and what is told of its arithmetic, alike after an evaluation."""
+    """Take a step and return its seconds and FLOPs, which an evaluation between changes in nothing."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     trainer.evaluate(0)
     info = trainer.train(1)

@@ -81,7 +81,7 @@ class Watch:
 
     @contextmanager
     def bounds(self, inner: AbstractContextManager[None]) -> Iterator[None]:
-        """Look as a computation ends, and once more when the optimizer has been told of it."""
+        """Look as a computation ends, and once more when the optimizer's context of it has ended."""
         with inner:
             yield
             self.look()
@@ -156,7 +156,7 @@ def check(settings: Table, pool: Pool, *, slack: float = 0) -> None:
     Args:
         settings: of the job.
         pool: runs it.
-        slack: by what share more gradients may be told than there are.
+        slack: by what share the estimate of gradients may exceed what there is.
     """
     settings["run"]["device"] = "cpu"
     found = pool.run(world_of(settings), measure, settings)
@@ -190,7 +190,7 @@ EXPERTS: Mapping[str, Modules] = {
 
 @pytest.mark.parametrize(("layout", "plugin"), in_turn(EXPERTS, ["full", "optimizer", "muon", "hybrid 0.3", "adamw"]))
 def test_experts_count_on_lanes_of_their_own(layout: str, plugin: str, pool: Pool) -> None:
-    """They may have fewer than what stands beside them, or none; what other code changes stays whole."""
+    """They may have fewer lanes than the parameters beside them, or none; what other code changes stays whole."""
     settings = table(EXPERTS[layout], microbatches=2, language=SIGMOID if "tensor" in layout else SOFTMAX)
     settings["optimizer"] |= PLUGINS[plugin]
     check(settings, pool)
@@ -203,7 +203,7 @@ def test_experts_count_on_lanes_of_their_own(layout: str, plugin: str, pool: Poo
 def test_a_tied_parameter_counts_once_on_each_rank(plugin: str, how: tuple[str, float], pool: Pool) -> None:
     """The first and the last stage hold a copy each, or one together where both are on one rank.
 
-    Where plans have several stages of a rank, what is told of gradients is a bound: the largest stage may not be the
+    Where plans have several stages of a rank, the estimate of gradients is a bound: the largest stage may not be the
     last to add its own, and with backwards in two parts all are taken to have added theirs.
     """
     schedule, slack = how
@@ -252,7 +252,7 @@ def test_parameters_that_follow_another_plugin_have_its_state(pool: Pool) -> Non
     check(settings, pool)
 
 
-def test_what_a_trial_divides_is_told_by_its_bounds(pool: Pool) -> None:
+def test_what_a_trial_divides_is_estimated_by_its_bounds(pool: Pool) -> None:
     """Neither host nor device holds more, and it is said that these are bounds."""
     settings = table(LAYOUTS["lanes"], microbatches=2)
     settings["run"]["device"] = "cpu"
@@ -264,7 +264,7 @@ def test_what_a_trial_divides_is_told_by_its_bounds(pool: Pool) -> None:
         assert attrs.evolve(estimate, state=0, host=0, at_most=False) == attrs.evolve(held, state=0, host=0)
 
 
-def test_the_page_of_optimizers_shows_what_is_told(tmp_path: Path) -> None:
+def test_the_page_of_optimizers_shows_what_check_prints(tmp_path: Path) -> None:
     """Its table of memory is what `mimo check` prints of its settings."""
     page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8").partition("## Memory")[2]
     (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n' * 4)

@@ -154,7 +154,7 @@ def test_a_healthy_run_is_the_same_and_talks_no_more(
 
 
 def test_what_a_step_changes_beside_weights_is_put_back(tmp_path: Path, pool: Pool) -> None:
-    """Buffers and generators: a stranger's encoder counts its calls in one and draws from the other."""
+    """Buffers and generators: a third-party encoder counts its calls in one and draws from the other."""
     settings = settings_of("colocated", "adamw")
     settings["modules"]["vision"]["plugin"] = "noisy-vit"
     inject = {"step": STEP, "rank": 1, "module": "language", "device": "a/1"}
@@ -214,7 +214,7 @@ def test_what_was_made_ahead_is_made_again(module: str, ending: str, tmp_path: P
     )
 
 
-def test_each_step_runs_twice_to_tell_how_far_apart_runs_are(
+def test_each_step_runs_twice_to_measure_how_far_apart_runs_are(
     tmp_path: Path, pool: Pool, undisturbed: Undisturbed
 ) -> None:
     """Nothing where all is drawn from generators; what an encoder makes up as it likes is seen, and kept."""
@@ -241,7 +241,7 @@ def test_an_overflow_of_fp16_is_no_fault(tmp_path: Path, pool: Pool) -> None:
 
 
 def test_a_step_that_waits_needs_the_layout_that_it_was_run_in(tmp_path: Path, pool: Pool) -> None:
-    """As each rank runs its own part of it again; once it is given up, any layout goes on."""
+    """Each rank runs its own part of it again; once it is given up, any layout can resume."""
     before, after = settings_of("disjoint", "adamw"), settings_of("colocated", "adamw")
     rerun: dict[str, Any] = {"mode": "validate", "inject": {"step": STEP, "rank": 1, "module": "vision"}}
     assert {one.code for one in run(pool, with_rerun(before, tmp_path, **rerun))} == {16}

@@ -1,4 +1,4 @@
-"""Stopping, loading in the same or another layout, and going on is never having stopped."""
+"""A run that stops and resumes in the same or another layout is the run that never stopped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CLEAR_SEED = 62
 
 @attrs.frozen
 class Pair:
-    """A layout with an optimizer that saves, and one that goes on.
+    """A layout with an optimizer that saves, and one that resumes.
 
     Args:
         before, after: of `LAYOUTS`.
@@ -153,7 +153,7 @@ def settings_of(layout: Mapping[str, Mapping[str, Any]], directory: Path, *, lay
     "pair", [pytest.param(pair, id=str(pair), marks=() if pair.always else pytest.mark.soak) for pair in PAIRS]
 )
 def test_six_steps_equal_three_saved_and_three_more(pair: Pair, tmp_path: Path, pool: Pool) -> None:
-    """The same layout goes on to the bit, another one within the first law: losses, weights and moments."""
+    """The same layout resumes to the bit, another one within the first law: losses, weights and moments."""
     first, second = pair.settings(tmp_path)
     check_going_on(pool, first, second, exactly=(pair.before, pair.saves) == (pair.after, pair.steps))
 
@@ -194,7 +194,7 @@ def test_the_table_shows_every_change() -> None:
     assert len({(pair.before, pair.after) for pair in PAIRS if pair.before != pair.after}) >= 20
 
 
-def test_learning_rate_goes_on_across_a_resume(tmp_path: Path, pool: Pool) -> None:
+def test_learning_rate_continues_across_a_resume(tmp_path: Path, pool: Pool) -> None:
     """From 2e-4 to 2e-6 by a cosine over 10 steps: 1.59e-4, then after a resume at step 3 1.32e-4 and 1.01e-4."""
     found = settings_of(LAYOUTS["two lanes"], tmp_path)
     found["run"]["steps"] = 10

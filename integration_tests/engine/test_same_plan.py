@@ -1,4 +1,4 @@
-"""Ranks whose plans differ are told so before anything is sent, instead of waiting for each other."""
+"""Ranks whose plans differ end with an error before anything is sent, instead of waiting for each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mimo.trainer import Trainer
 
 
 def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
-    """Return what this rank is told where the last one has made another plan."""
+    """Return the error of this rank where the last one has made another plan."""
     job = make_job(settings)
     if rank == 2:
         other = make_job({**settings, "schedule": {"plugin": "gpipe"}})

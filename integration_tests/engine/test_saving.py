@@ -1,4 +1,4 @@
-"""Saving from inside a run: what is told of a checkpoint that is left out, and that saving and loading go on."""
+"""Saving from inside a run: the report of a checkpoint that is left out, and the heartbeat of saving and loading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_trainer(directory: str, progress: Heartbeat | None = None, **checkpoint
 
 
 def run_skip(_rank: int, directory: str) -> list[str]:
-    """Save while a checkpoint is still being written, and return what is told."""
+    """Save while a checkpoint is still being written, and return the messages."""
     messages: list[str] = []
     config = {"logging": {"console": False}}
     run = RunInfo(name="r", directory=Path(directory), rank=0, world=1, first_step=1, steps=3, config=config)
@@ -61,7 +61,7 @@ def run_skip(_rank: int, directory: str) -> list[str]:
     return messages
 
 
-def test_a_checkpoint_that_is_left_out_is_told(tmp_path: Path, pool: Pool) -> None:
+def test_a_checkpoint_that_is_left_out_is_reported(tmp_path: Path, pool: Pool) -> None:
     """Once, as what it is: not as a disk that failed."""
     ((messages,),) = pool.run(1, run_skip, str(tmp_path))
     assert messages == (
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_is_left_out_is_told(tmp_path: Path, pool: Pool) -> No
 
 
 def run_and_count(_rank: int, directory: str) -> list[int]:
-    """Save and load, and return how often each said that it goes on."""
+    """Save and load, and return the number of heartbeats of each."""
     progress, found = Heartbeat(), []
     trainer = make_trainer(directory, progress)
     saving = Saving(trainer, RunState(), [], lambda *_: None)
@@ -92,8 +92,8 @@ def run_and_count(_rank: int, directory: str) -> list[int]:
     return found
 
 
-def test_saving_and_loading_say_that_they_go_on(tmp_path: Path, pool: Pool) -> None:
-    """A checkpoint that takes longer than `run.timeout` doesn't look like a rank that stands still."""
+def test_saving_and_loading_send_heartbeats(tmp_path: Path, pool: Pool) -> None:
+    """A checkpoint that takes longer than `run.timeout` doesn't look like a rank that hangs."""
     ((saving, loading),) = pool.run(1, run_and_count, str(tmp_path))
     assert saving > 0
     assert loading > 0

@@ -46,7 +46,7 @@ def test_weights_alone_are_a_whole_checkpoint(saved: tuple[Path, Path, Resumptio
 def test_a_resumed_run_is_one_that_leaves_the_states(
     saved: tuple[Path, Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
-    """To the bit, with the same samples and learning rates: a new optimizer steps on, and that is told."""
+    """Equal to the bit, with the same samples and learning rates; the summary names the new optimizer."""
     whole, alone, before = saved
     (left,) = pool.run(1, resume_run, run_of(BOTH, tmp_path, **RATES, **load(whole, optimizer=False)), 4, 6)
     (found,) = pool.run(1, resume_and_save, run_of(BOTH, tmp_path, **RATES, **load(alone)), 4, 6)
@@ -75,7 +75,7 @@ def test_another_layout_and_optimizer_resume_weights_alone(
 def test_finetuning_takes_weights_alone_from_weights_alone(
     saved: tuple[Path, Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
-    """As from any checkpoint, and with nothing more to tell."""
+    """It begins as from any checkpoint, and the summary names nothing else."""
     whole, alone, _ = saved
     runs = [
         pool.run(1, resume_run, run_of(BOTH, tmp_path, load={"finetune": str(one)}), 1, 2)[0] for one in (whole, alone)
@@ -85,7 +85,7 @@ def test_finetuning_takes_weights_alone_from_weights_alone(
 
 
 def test_adapters_are_saved_alone_without_states(tmp_path: Path, pool: Pool) -> None:
-    """With what is not trained left out too: a few factors, which go on beside the weights of the other checkpoint."""
+    """What is not trained is left out too: a few factors resume beside the weights of the other checkpoint."""
     pool.run(1, resume_and_save, run_of(BOTH, tmp_path / "base"), 1, 3)
     modules = {**BOTH, "language": {**on(0, 0), "lora": {"rank": 2, "targets": ["*.query", "*.value"]}}}
     modules["vision"] = {**on(0, 0), "frozen": True}
@@ -111,8 +111,8 @@ def save_for_a_restart(rank: int, settings: Table) -> None:
     saving.close()
 
 
-def told_of(rank: int, settings: Table) -> str:
-    """Return what is told of what a run begins with."""
+def summary_of(rank: int, settings: Table) -> str:
+    """Return the summary of what a run begins with."""
     return begin(rank, settings)[1]
 
 
@@ -126,7 +126,7 @@ def test_what_must_be_repeated_to_the_bit_is_saved_with_its_states(tmp_path: Pat
     ]
     assert states == [False, True]
     resumed = run_of({"language": on(0, 0)}, tmp_path, **load(tmp_path), data={"modalities": []})
-    assert pool.run(1, told_of, resumed) == [f"step 2 loaded from {tmp_path / 'checkpoints' / 'step_00000002'}"]
+    assert pool.run(1, summary_of, resumed) == [f"step 2 loaded from {tmp_path / 'checkpoints' / 'step_00000002'}"]
 
 
 @pytest.mark.soak

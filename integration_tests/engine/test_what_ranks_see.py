@@ -87,7 +87,7 @@ def test_position_ids_reach_every_stage_unchanged(ranks: list[Seen]) -> None:
 
 
 def test_position_ids_are_those_of_the_whole_sample_on_context_ranks(pool: Pool) -> None:
-    """A rank that holds two spans of each sample is told where in the sample they lie."""
+    """A rank that holds two spans of each sample knows where in the sample they lie."""
     modules = {"vision": {"ranks": [0]}, "language": {"ranks": [1, 2], "cp": 2}}
     for context_rank, seen in enumerate(pool.run(3, look, modules)[1:]):
         expected = [

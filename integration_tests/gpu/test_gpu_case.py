@@ -25,7 +25,7 @@ def case_of(folder: Path, **options: str) -> Case:
     return Case(device=torch.device("cpu"), tiny=True, folder=folder, options=options)
 
 
-def test_what_is_raised_is_told_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_raised_is_reported_and_the_rest_still_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """With its traceback printed."""
     wrong: list[str] = []
     with noting("one", wrong):

@@ -77,10 +77,10 @@ def test_what_all_tests_found_is_written_a_line_each(tmp_path: Path) -> None:
         ("import time; print('begun', flush=True); time.sleep(100)", {}, "timed out", "begun"),
     ],
 )
-def test_one_that_does_not_pass_is_told_and_the_others_go_on(
+def test_a_test_that_fails_is_reported_and_the_others_still_run(
     then: str, found: dict[str, Any], status: str, why: str, tmp_path: Path
 ) -> None:
-    """Bounds that were missed, what it printed last, or why it could not be asked; the exit code is 1."""
+    """Bounds that were missed, what it printed last, or why it was skipped; the exit code is 1."""
     bad = writes(tmp_path, "bad", then, **found)
     seconds = 2 if status == "timed out" else 20
     bad = DayTest(name=bad.name, program=bad.program, bound=bad.bound, seconds=seconds)
@@ -111,7 +111,7 @@ def test_all_that_one_printed_is_kept_where_it_does_not_pass(tmp_path: Path) -> 
     assert len(logs) < 1.1 * MAX_LOG_BYTES
 
 
-def test_one_that_hangs_is_told_with_where_it_stands(tmp_path: Path) -> None:
+def test_a_test_that_hangs_is_reported_with_its_stack(tmp_path: Path) -> None:
     """As what it has started is, and what these wrote into logs beside it."""
     (tmp_path / "child.py").write_text("import time\ndef waits_below():\n    time.sleep(100)\nwaits_below()\n")
     source = f"""

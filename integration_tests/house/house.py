@@ -48,7 +48,7 @@ class Room:
 
     @property
     def is_plugin(self) -> bool:
-        """Whether it lives outside our namespace, as a stranger's package does."""
+        """Whether it lives outside our namespace, as a third-party package does."""
         return self.folder.parent.name == "plugins"
 
     @property

@@ -1,4 +1,4 @@
-"""Who may import whom: the arrows between packages, and that plugins stay strangers."""
+"""Who may import whom: the arrows between packages, and that plugins import as third-party packages may."""
 
 from __future__ import annotations
 

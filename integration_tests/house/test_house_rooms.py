@@ -1,6 +1,6 @@
 """Rooms inside packages: which may import which, how large they are, and that nothing imports in a circle.
 
-A room is a folder of a package. A package that has rooms stands in `ROOMS` with all of them, lowest first.
+A room is a folder of a package. `ROOMS` has each package with rooms, and all of these, lowest first.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def test_house_folders_are_small(package: str) -> None:
 
 @IN_ROOMS
 def test_house_rooms_are_listed(package: str) -> None:
-    """Every folder of a package in rooms stands in the table, and each room's files have no leading underscore."""
+    """The table has every folder of a package in rooms, and each room's files have no leading underscore."""
     sources = sources_of(package)
     home = sources.files[package].parent
     folders = {path.name for path in home.iterdir() if path.is_dir() and path.name != "__pycache__"}

@@ -99,6 +99,6 @@ def test_house_hooks_have_one_owner() -> None:
 
 
 def test_house_test_files_have_unique_names() -> None:
-    """Two test files of one name cannot be told apart in a report."""
+    """Two test files of one name cannot be distinguished in a report."""
     names = [path.name for pattern in ("*/*/tests/**/test_*.py", "*/test_*.py") for path in ROOT.glob(pattern)]
     assert sorted(names) == sorted(set(names))

@@ -85,7 +85,7 @@ FILES = {
     ],
 )
 def test_house_names_are_found_in_a_wheel(tmp_path: Path, name: str, keywords: list[str], answer: Any) -> None:
-    """In modules, stubs, classes and their bases, through stars and circles; without a stub C++ tells nothing."""
+    """In modules, stubs, classes and their bases, through stars and circles; without a stub nothing is known of C++."""
     path = tmp_path / "torch-2.0.1-cp312-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for file, text in FILES.items():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from house import ROOT, Room, rooms
@@ -46,6 +49,19 @@ PROSE = re.compile(
 )
 """Words that sentences have better ones for."""
 
+RIDDLES = re.compile(
+    rf"{PROSE.pattern}|\b(tells?|(go|goes|going|went|gone) on|strangers?|alike|all the same|(is|are|was|were) asked"
+    r"(?! for))\b",
+    flags=re.IGNORECASE,
+)
+"""The same, and phrases that tests once were full of."""
+
+TESTS = ("packages/*/tests", "plugins/*/tests", "integration_tests", "benchmarks", "gpu")
+NOT_YET = ("integration_tests/oracle", "packages/model/tests/testing", "packages/data/tests")
+"""Folders of tests whose prose is not plain yet; this list may only shrink."""
+USED_THERE = frozenset({"check_going_on"})
+"""Names that tests in those folders import."""
+
 STORED = re.compile(r"[\"'`]deeds?[\"'`]")
 """Keys of saved files, which stay."""
 
@@ -81,7 +97,7 @@ def test_house_names_of_tests_are_the_fields() -> None:
     """Those of tests and programs too, as they are read beside the sources."""
     again = [
         f"{path.relative_to(ROOT)}: {name}"
-        for pattern in ("packages/*/tests", "plugins/*/tests", "integration_tests", "benchmarks", "gpu")
+        for pattern in TESTS
         for path in sorted(ROOT.glob(f"{pattern}/**/*.py"))
         for name in names(ast.parse(path.read_text(encoding="utf-8")))
         if name.strip("_") in REPLACED
@@ -100,6 +116,41 @@ def test_house_prose_is_the_fields() -> None:
         if PROSE.search(STORED.sub("", line))
     ]
     assert not again
+
+
+def prose_of_test(text: str) -> Iterator[tuple[int, str]]:
+    """Yield what a test file says, by line: docstrings, comments, and its names with blanks for underscores."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from enumerate(node.value.value.splitlines(), start=node.lineno)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    yield from ((0, name.replace("_", " ")) for name in sorted(set(names(tree)) - USED_THERE))
+
+
+def riddles(text: str) -> list[tuple[int, str]]:
+    """Return the lines of a test file that have plainer words."""
+    return [(number, line.strip()) for number, line in prose_of_test(text) if RIDDLES.search(STORED.sub("", line))]
+
+
+def test_house_prose_of_tests_is_plain() -> None:
+    """Docstrings, comments and names of tests say it in the field's words too; strings are what tests assert."""
+    again = [
+        f"{path.relative_to(ROOT)}:{number}: {line}"
+        for pattern in TESTS
+        for path in sorted(ROOT.glob(f"{pattern}/**/*.py"))
+        if path != Path(__file__) and not any(path.is_relative_to(ROOT / left) for left in NOT_YET)
+        for number, line in riddles(path.read_text(encoding="utf-8"))
+    ]
+    assert not again
+
+
+def test_house_scan_of_tests_can_fail() -> None:
+    """It sees docstrings, comments and names, and leaves strings alone."""
+    text = 'def test_a_loss_is_told() -> None:\n    """It goes on."""\n    x = \'told\'  # which tells\n'
+    assert [number for number, _ in riddles(text)] == [2, 3, 0]
 
 
 def test_house_public_class_names_have_one_meaning() -> None:

@@ -5,7 +5,7 @@ oldest releases that we accept (``pip download --no-deps torch==2.11.0``); `test
 with our sources. Nothing of a wheel is run: its files are read as text. Names made in C++ are found as far as stubs
 have them.
 
-What is called on an object can't be told from its text; of those, private ones of FSDP2 stand in `MEMBERS`.
+The class of an object can't be read from its text; private methods of FSDP2 are listed in `MEMBERS`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Wheel:
                 found += self._in_module(holder.module, last)
             elif isinstance(holder.node, ast.ClassDef):
                 found += self._in_class(holder, last)
-            elif isinstance(holder.node, ast.AnnAssign):  # an object of which its kind is told
+            elif isinstance(holder.node, ast.AnnAssign):  # an object whose class is annotated
                 found += self.find(f"{holder.module}.{ast.unparse(holder.node.annotation)}.{last}")
         return found
 
@@ -207,7 +207,7 @@ class Wheel:
         return []
 
     def answer(self, name: str, keywords: Sequence[str]) -> dict[str, Any]:
-        """Return whether the wheel has a name, and which keywords are missing or not told."""
+        """Return whether the wheel has a name, and which keywords are missing or unknown."""
         found = self.find(name)
         if not found:
             made_in_c = name.startswith(("torch._C", "torch.ops"))
@@ -221,7 +221,7 @@ class Wheel:
         return {"name": FOUND, **({MISSING: missing} if missing else {})}
 
     def _parameters(self, found: Definition) -> list[set[str]]:
-        """Return the names of parameters, of each overload; nothing where they are not told."""
+        """Return the names of parameters, of each overload; nothing where they are unknown."""
         if isinstance(found.node, ast.FunctionDef):
             arguments = found.node.args
             names = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}

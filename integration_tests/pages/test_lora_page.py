@@ -37,7 +37,7 @@ lr = 0.1
 
 
 def run_one(line: str, folder: Path) -> Ended:
-    """Run a command of the page, what goes on for a step more; one that trains in a process of its own."""
+    """Run a command of the page, one that resumes for a step more, one that trains in a process of its own."""
     words = shlex.split(line, comments=True)
     assert words[0] == "mimo"
     more = ["run.steps=2"] if "checkpoint.load=latest" in words else []
@@ -72,7 +72,7 @@ def test_the_page_of_lora_shows_commands_that_work(folder: Path) -> None:
 
 
 def test_a_run_knows_the_published_folder_it_began_with(folder: Path) -> None:
-    """After it has gone on, too: files of the tokenizer come along by themselves, and the run generates."""
+    """The same holds after a resume: files of the tokenizer come along by themselves, and the run generates."""
     assert (folder / "exported" / "tokenizer_config.json").is_file()
     printed = [
         succeed("generate", one, "--text", "a b", "--max-tokens", "4", cwd=folder) for one in ("runs/tuned", "merged")

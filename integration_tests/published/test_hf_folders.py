@@ -147,7 +147,7 @@ def composed(folders: Path, out: Path, **language: Any) -> dict[str, Any]:
 
 
 def test_a_run_begins_with_modules_of_several_folders(folders: Path, tmp_path: Path, pool: Pool) -> None:
-    """Language and tower are the folders', the projector is that of a run without them, and this is told."""
+    """Language and tower are the folders', the projector is that of a run without them; the summary says so."""
     settings = composed(folders, tmp_path)
     fresh = {key: value for key, value in settings.items() if key != "load"}
     (found,), (new,) = (pool.run(1, resume_run, one, 1, 1) for one in (settings, fresh))
@@ -163,7 +163,7 @@ def test_a_run_begins_with_modules_of_several_folders(folders: Path, tmp_path: P
     assert same_bits(*({name: one.began[name] for name in projector} for one in (found, new)))
 
 
-def test_settings_that_are_not_the_folders_are_told_by_a_run(folders: Path, tmp_path: Path, pool: Pool) -> None:
+def test_settings_that_are_not_the_folders_are_named_by_a_run(folders: Path, tmp_path: Path, pool: Pool) -> None:
     """Only of what a folder decides: it has no say in a projector."""
     settings = composed(folders, tmp_path, rope_theta=700.0)
     (found,) = pool.run(1, resume_run, settings, 1, 1)

@@ -29,7 +29,7 @@ TOWER = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_language_model_with_grids_gives_the_same_logits(tied: bool, tmp_path: Path) -> None:
-    """By its hidden rows and the head beside them, or as a whole whose tower is new; which is told."""
+    """Compare its hidden rows and the head, or the whole model, whose tower is new, as the summary says."""
     config = transformers.Qwen2_5_VLConfig(text_config=TEXT, vision_config=TOWER, tie_word_embeddings=tied)
     whole: Any = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
     there, back = publish(whole, tmp_path / "there"), tmp_path / "back"

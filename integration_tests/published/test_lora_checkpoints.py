@@ -1,4 +1,4 @@
-"""LoRA through checkpoints: begun on a model's weights, gone on with, merged, exported; what cannot be is refused."""
+"""LoRA through checkpoints: begun on a model's weights, resumed, merged, exported; what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def trained(loaded: tuple[Path, str]) -> Path:
 
 
 def test_weights_stay_to_the_bit_and_lora_begins_new(plain: Path, loaded: tuple[Path, str]) -> None:
-    """Beside every weight of the model that the run began with, which is told."""
+    """LoRA is beside every weight of the model that the run began with; the summary counts it."""
     trained, text = loaded
     before, after = weights_of(plain), weights_of(trained)
     learned = {name: value for name, value in after.items() if lora_linear(name)}
@@ -154,18 +154,18 @@ def test_lora_alone_is_a_folder_of_an_adapter(trained: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("other", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["same", "another layout"])
-def test_going_on_is_never_having_stopped(other: bool, tmp_path: Path, pool: Pool) -> None:
+def test_resuming_is_never_having_stopped(other: bool, tmp_path: Path, pool: Pool) -> None:
     """To the bit, in another layout within rounding."""
     layout: Modules = {"vision": on(0, 0), "language": on(0, 1, tp=2)}
     straight = pool.run(2, run_steps, adapted(layout, tmp_path / "straight"), 1, 4, "")
     pool.run(2, run_and_save, adapted(layout, tmp_path / "first"))
     again: Modules = {"vision": on(0, 1), "language": on(0, 1, pp=2)} if other else layout
-    went_on = pool.run(2, run_steps, adapted(again, tmp_path / "second"), 4, 4, str(tmp_path / "first"))
-    check_trajectory(went_on, straight, exactly=not other)
+    resumed = pool.run(2, run_steps, adapted(again, tmp_path / "second"), 4, 4, str(tmp_path / "first"))
+    check_trajectory(resumed, straight, exactly=not other)
 
 
 def test_a_run_without_takes_no_checkpoint_with_it(trained: Path, tmp_path: Path) -> None:
-    """It says how to merge; what it is told to leave it leaves."""
+    """The refusal says how to merge; `load.may_leave` allows it."""
     settings = adapted(ONE, tmp_path, load={"finetune": str(trained)})
     del settings["modules"]["language"]["lora"]
     job = make_job(settings)
@@ -180,8 +180,8 @@ def test_a_run_without_takes_no_checkpoint_with_it(trained: Path, tmp_path: Path
     check_source(job := make_job(settings), find_source(job.settings))
 
 
-def test_another_scale_is_told(trained: Path, tmp_path: Path, pool: Pool) -> None:
-    """As another model it is."""
+def test_another_scale_is_named(trained: Path, tmp_path: Path, pool: Pool) -> None:
+    """The summary names it as a setting of the model."""
     settings = adapted(ONE, tmp_path, load={"finetune": str(trained)})
     settings["modules"]["language"]["lora"]["alpha"] = 8.0
     (found,) = pool.run(1, resume_run, settings, 1, 1)
@@ -198,7 +198,7 @@ def small(plain: Path, tmp_path_factory: pytest.TempPathFactory, pool: Pool) -> 
 
 
 def test_lora_is_saved_alone(plain: Path, small: Path, trained: Path, tmp_path: Path, pool: Pool) -> None:
-    """With the folder of the rest; evaluated, merged, exported and gone on with as if it held all."""
+    """The checkpoint names the folder of the rest; it is evaluated, merged, exported and resumed as if it held all."""
     step, whole = latest(small / "checkpoints"), latest(trained / "checkpoints")
     assert step is not None
     assert whole is not None

@@ -35,7 +35,7 @@ DIGITS = (
     "optimizer.lr_min=0",
     "logging.interval=1",
 )
-"""Words after ``mimo`` that train the example in quick steps, of which each is told."""
+"""Words after ``mimo`` that train the example in quick steps, each of which is printed."""
 
 TEXT = """
 [run]
@@ -122,7 +122,7 @@ def torchrun(
 
 
 def places(world: int, **more: str) -> list[dict[str, str]]:
-    """Return what the environment tells each of some processes that something else starts, and more of it."""
+    """Return the environment of each of some processes that something else starts, and more variables."""
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     return [{"RANK": str(rank), **master, **more} for rank in range(world)]
 

@@ -37,7 +37,7 @@ def prepare() -> None:
 def find(kind: Kind[Any], name: str, where: str) -> Any:
     """Find installed plugins and some of ours.
 
-    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and encoders as strangers may
+    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and encoders as others may
     write them: ``shy-vit`` runs no layer and gives rows without a graph where it has no picture; the rows of
     ``counting-vit`` follow from how often it was called, those of ``greedy-vit`` from how many pictures it has seen.
     """
@@ -45,9 +45,9 @@ def find(kind: Kind[Any], name: str, where: str) -> Any:
         return synthetic.mimo_register_datasets()[0]
     if kind is SCHEDULES and name == "1f1b-v":
         return attrs.evolve(find(kind, "1f1b", where), name=name, placement=lambda _config: "v")
-    if kind is ENCODERS and name in STRANGERS:
+    if kind is ENCODERS and name in THIRD_PARTY:
         spec = find(kind, "vit", where)
-        build = functools.partial(STRANGERS[name], spec.build)
+        build = functools.partial(THIRD_PARTY[name], spec.build)
         return attrs.evolve(spec, name=name, build=build, tensor=None, stages=None, context=None, recompute={})
     return _installed(kind).find(name, where)
 
@@ -77,7 +77,7 @@ def _counting(build: Callable[[Any, int], nn.Module], config: Any, hidden: int, 
     return module
 
 
-STRANGERS: Mapping[str, Callable[..., nn.Module]] = {
+THIRD_PARTY: Mapping[str, Callable[..., nn.Module]] = {
     "shy-vit": _shy,
     "counting-vit": functools.partial(_counting, pictures=False),
     "greedy-vit": functools.partial(_counting, pictures=True),

@@ -128,7 +128,7 @@ def run_layout(
 def differences(truth: Truth, found: Sequence[Outcome], *, nudged: Truth | None = None) -> Iterator[str]:
     """Yield every way in which a layout differs from the truth by more than the law allows, on any rank.
 
-    Each gradient and weight may also differ by `ROUNDING` times what ``nudged`` does of it, see `truth.run_plain`.
+    Each gradient and weight may also differ by `ROUNDING` times what ``nudged`` changes, see `truth.run_plain`.
     """
     of_gradients, of_weights = ({}, {}) if nudged is None else (nudged.gradients, nudged.weights)
     for rank, outcome in enumerate(found):

@@ -68,7 +68,7 @@ def publish(model: Any, folder: Path, *, dtype: torch.dtype = torch.float32, sha
 
 
 def same_tensors(one: Path, other: Path) -> bool:
-    """Tell whether two published folders hold the same names, types and bits."""
+    """Return whether two published folders hold the same names, types and bits."""
     first, second = tensors_of(one), tensors_of(other)
     return first.keys() == second.keys() and all(
         tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]) for name, tensor in first.items()

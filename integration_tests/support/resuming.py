@@ -1,4 +1,4 @@
-"""Runs that stop and go on, as functions for `pool.Pool.run`."""
+"""Runs that stop and resume, as functions for `pool.Pool.run`."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ def run_steps(
     return [(info.loss, info.grad_norm, info.lr) for info in infos], held
 
 
-def check_trajectory(went_on: list[Found], straight: list[Found], *, exactly: bool) -> None:
+def check_trajectory(resumed: list[Found], straight: list[Found], *, exactly: bool) -> None:
     """Refuse a resumed run that is not the run that never stopped, to the bit or within the first law, rank by rank.
 
     Args:
-        went_on: what each rank of the resumed run found, from the step on with which it went on.
+        resumed: what each rank of the resumed run found, from its first step on.
         straight: the same from step 1 on.
         exactly: whether to the bit.
     """
-    for (steps, state), (all_steps, expected) in zip(went_on, straight, strict=True):
+    for (steps, state), (all_steps, expected) in zip(resumed, straight, strict=True):
         if exactly:
             assert steps == all_steps[-len(steps) :]
             assert same_bits(_values(state), _values(expected))
@@ -114,19 +114,19 @@ def check_trajectory(went_on: list[Found], straight: list[Found], *, exactly: bo
             for found, true in zip(steps, all_steps[-len(steps) :], strict=True):
                 assert all(math.isclose(one, other, rel_tol=1e-5) for one, other in zip(found, true, strict=True))
     for name, value in ({} if exactly else assemble(straight)).items():
-        pieces = {rank: state[name] for rank, (_, state) in enumerate(went_on) if name in state}
+        pieces = {rank: state[name] for rank, (_, state) in enumerate(resumed) if name in state}
         least = 0 if name.startswith("optimizer.") else 3 * RATE * math.sqrt(value.numel())
         bound = 1e-5 * max(float(value.norm()), least) + 1e-9
         assert list(compare(name, pieces, value, bound)) == []
 
 
 def check_going_on(pool: Pool, first: dict[str, Any], second: dict[str, Any], *, exactly: bool) -> list[Found]:
-    """Refuse a run that goes on after the third step of another one otherwise than if it had never stopped.
+    """Refuse a run that resumes after the third step of another one and differs from one that never stopped.
 
     Args:
         pool: runs both.
         first: settings of what saves, in a directory; where ``second`` is the same, it is also what never stops.
-        second: settings of what goes on.
+        second: settings of what resumes.
         exactly: whether to the bit.
 
     Returns:
@@ -138,8 +138,8 @@ def check_going_on(pool: Pool, first: dict[str, Any], second: dict[str, Any], *,
     else:
         pool.run(world_of(first), run_and_save, first)
         straight = pool.run(world_of(second), run_steps, second, 1, steps, "")
-    went_on = pool.run(world_of(second), run_steps, second, 4, steps, directory)
-    check_trajectory(went_on, straight, exactly=exactly)
+    resumed = pool.run(world_of(second), run_steps, second, 4, steps, directory)
+    check_trajectory(resumed, straight, exactly=exactly)
     return straight
 
 
@@ -158,7 +158,7 @@ def _values(state: Mapping[str, Piece]) -> dict[str, Tensor]:
 
 
 def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Tell whether two states are equal to the bit."""
+    """Return whether two states are equal to the bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -186,10 +186,10 @@ class Draws:
 
 @attrs.frozen(kw_only=True)
 class Resumption:
-    """What one rank saw of a run that went on.
+    """What one rank saw of a run that resumed.
 
     Args:
-        told: of what was loaded.
+        summary: of what was loaded.
         began: what it held before the first step, weights and moments by flat name.
         ended: what it held after the last.
         losses: of each step.
@@ -235,7 +235,7 @@ def train_from(rank: int, settings: dict[str, Any], weights: Mapping[str, Tensor
 
 
 def resume_and_save(rank: int, settings: dict[str, Any], first: int, last: int) -> Resumption:
-    """Do as `go_on`, and save the last step."""
+    """Do as `resume_run`, and save the last step."""
     return resume_run(rank, settings, first, last, save=True)
 
 

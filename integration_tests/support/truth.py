@@ -45,7 +45,7 @@ def write_truth(truth: Truth, path: Path) -> None:
     trees = {"gradients": truth.gradients, "weights": truth.weights}
     tensors = {f"{kind}.{name}": value.contiguous() for kind, tree in trees.items() for name, value in tree.items()}
     metadata = {"losses": truth.losses, "norms": truth.norms, "gap": truth.gap}
-    save_file(tensors, path, metadata={"told": json.dumps(metadata)})
+    save_file(tensors, path, metadata={"results": json.dumps(metadata)})
 
 
 def read_truth(path: Path) -> Truth:
@@ -55,7 +55,7 @@ def read_truth(path: Path) -> Truth:
         for key in file.keys():  # noqa: SIM118  # the file is no mapping
             kind, _, name = key.partition(".")
             trees[kind][name] = file.get_tensor(key)
-        metadata = json.loads(file.metadata()["told"])
+        metadata = json.loads(file.metadata()["results"])
     return Truth(gradients=trees["gradients"], weights=trees["weights"], **metadata)
 
 
@@ -71,7 +71,7 @@ def run_plain(
 
     Args:
         settings: of one rank and one microbatch.
-        nudged: whether each weight begins as the next number above or below: how much that changes tells what rounding
+        nudged: whether each weight begins as the next number above or below: how much that changes shows what rounding
             may do.
         device: where it computes; the result lies on the CPU.
         dtype: of weights, which begin with the same values in any, and of all that is computed.

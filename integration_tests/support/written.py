@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 
 def files_of(page: str) -> Mapping[str, str]:
-    """Return the files of a page: blocks that stand below their name."""
+    """Return the files of a page: blocks below their name."""
     return dict(re.findall(r"^`([\w.-]+)`\n\n```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
 
 

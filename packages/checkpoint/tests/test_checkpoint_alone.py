@@ -67,7 +67,7 @@ def test_what_was_saved_comes_back_in_place(tmp_path: Path) -> None:
     assert_same(found, make_tree(3))
 
 
-def test_manifest_tells_what_is_held(tmp_path: Path) -> None:
+def test_manifest_names_what_is_held(tmp_path: Path) -> None:
     """The manifest holds step, names, values, config and topology."""
     manifest = read_manifest(saved(tmp_path))
     assert manifest.step == 3

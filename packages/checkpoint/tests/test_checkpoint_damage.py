@@ -222,7 +222,7 @@ def test_damage_is_named_or_every_number_is_right(whole: Path, tmp_path: Path) -
 
 @pytest.mark.soak
 def test_damage_is_named_or_every_number_is_right_300_times(whole: Path, tmp_path: Path) -> None:
-    """Never the same twice: the seed is told where it fails."""
+    """The seed differs each time, and a failure names it."""
     seed = random.SystemRandom().randrange(1 << 32)
     found = damage_often(whole, tmp_path, 300, seed=seed)
     assert len([count for count in found if count < len(STEPS)]) > len(found) / 2

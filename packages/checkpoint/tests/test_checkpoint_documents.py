@@ -49,7 +49,7 @@ def test_ten_lines_read_any_tensor(tmp_path: Path) -> None:
 
 
 def test_format_page_names_the_constants() -> None:
-    """The page tells the version, the block length and every dtype code."""
+    """The page gives the version, the block length and every dtype code."""
     text = FORMAT_PAGE.read_text()
     assert f'"version": {FORMAT_VERSION}' in text
     assert FORMAT in text
@@ -124,7 +124,7 @@ def torchrun(folder: Path, ranks: int) -> str:
 
 @pytest.mark.timeout(900)
 def test_readme_script_resumes_in_fresh_processes(tmp_path: Path) -> None:
-    """A script without our trainer goes on as if it had not stopped, to the bit, and then with more ranks."""
+    """A script without our trainer resumes as if it had not stopped, to the bit, and then with more ranks."""
     (script,) = re.findall(r"```python\n([^`]*fully_shard.*?)```", (PACKAGE / "README.md").read_text(), re.DOTALL)
     twice, once = tmp_path / "twice", tmp_path / "once"
     for folder, steps in ((twice, 10), (once, 20)):

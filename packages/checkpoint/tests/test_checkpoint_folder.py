@@ -73,7 +73,7 @@ def test_latest_falls_back_to_the_highest_committed_step(tmp_path: Path, content
 
 
 def test_a_failed_rename_leaves_the_old_checkpoint_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the commit fails the error is told, nothing new is visible, and the next save works."""
+    """When the commit fails, the error is raised, nothing new is visible, and the next save works."""
     save_step(tmp_path, 1)
 
     def fail(self: Path, target: Path) -> Path:
@@ -174,7 +174,7 @@ def test_keep_deletes_the_lowest_steps(tmp_path: Path) -> None:
 
 
 def test_keep_leaves_a_step_that_others_need(tmp_path: Path) -> None:
-    """Until its file that says who does is removed; each stands there once."""
+    """They stay until the file that lists the runs is removed; it lists each once."""
     for step in range(1, 4):
         save_step(tmp_path, step, keep=2)
         for who in ("/runs/a", "/runs/b", "/runs/a") if step == 1 else ():
@@ -205,7 +205,7 @@ def test_a_step_is_marked_in_its_own_folder_alone(tmp_path: Path) -> None:
     assert file.read_bytes() == b"\xff\n/runs/\xfe\n"
 
 
-def test_a_run_that_went_back_keeps_the_steps_that_it_goes_on_from(tmp_path: Path) -> None:
+def test_a_run_that_went_back_keeps_the_steps_that_it_resumes_from(tmp_path: Path) -> None:
     """Steps above the one just saved are another line's: they neither count nor go."""
     for step in (5, 6, 7, 8, 9):
         save_step(tmp_path, step)
@@ -250,7 +250,7 @@ def test_a_failed_look_for_older_steps_fails_no_save(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("before", [None, 1.0])
-def test_a_failure_after_the_commit_is_not_told_as_one_before(
+def test_a_failure_after_the_commit_is_not_reported_as_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: float | None
 ) -> None:
     """If `latest` can't be replaced the step is there and whole, and the message says so."""

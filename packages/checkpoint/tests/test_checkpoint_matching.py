@@ -52,7 +52,7 @@ def test_prefixes_are_renamed_the_longest_first(tmp_path: Path) -> None:
 
 
 def test_what_may_lack_keeps_what_it_holds(tmp_path: Path) -> None:
-    """Tensors and values that only this run has are left alone and told; others are still missing."""
+    """Tensors and values that only this run has stay as they are and are listed; others are still missing."""
     step = saved(tmp_path)
     tree: Any = {
         "vision": {"patch.weight": blank(), "head.weight": torch.full((2,), 7.0)},
@@ -73,7 +73,7 @@ def test_what_may_lack_must_fit_where_it_is_there(tmp_path: Path) -> None:
         load(saved(tmp_path), {"vision": {"norm.weight": torch.zeros(4)}}, may_lack=["*"])
 
 
-def test_what_is_left_is_told_and_refused_where_asked(tmp_path: Path) -> None:
+def test_names_that_nothing_takes_are_listed_and_refused_on_request(tmp_path: Path) -> None:
     """`left` holds every name that nobody asked for; `refuse_left` refuses all but those that may be left."""
     step = saved(tmp_path)
     tree: Any = {"vision": {"patch.weight": blank(), "norm.weight": blank()}, "progress": {"step": Common(0)}}

@@ -127,7 +127,7 @@ def test_blocks_are_read_in_any_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 299, 300, 301, 950])
-def test_reads_that_end_early_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_reads_that_end_early_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """A system may give fewer bytes than are asked for, in the middle of a part or at its end."""
     data = bytes(range(250)) * 4
     (tmp_path / "x").write_bytes(b"header..." + data)

@@ -95,7 +95,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path) -
 
 
 def test_files_beside_come_with_the_folder_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in it before it has its name; one that can't be read is told, and nothing is left of the folder."""
+    """They are in it before it has its name; an unreadable one is named, and nothing is left of the folder."""
     (tmp_path / "there").mkdir()
     small = tmp_path / "there" / "tokenizer.json"
     small.write_text("{}")

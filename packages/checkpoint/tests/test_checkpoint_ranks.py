@@ -22,7 +22,7 @@ RunRanks = Callable[[int, Callable[[int], Any]], list[Any]]
 
 
 def whole(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Make a tensor whose values tell its name and place."""
+    """Make a tensor whose values follow from its name and place."""
     seed = sum(name.encode())
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -282,7 +282,7 @@ def test_ranks_that_disagree_are_named(
 
 
 def test_pieces_of_different_cuts_are_refused(tmp_path: Path, run_ranks: RunRanks) -> None:
-    """Copies of a tensor that are cut differently on two meshes can't be told apart, so they are refused."""
+    """Copies of a tensor that are cut differently on two meshes can't be distinguished, so they are refused."""
 
     def work(rank: int) -> None:
         meshes = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])

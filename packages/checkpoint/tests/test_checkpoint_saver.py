@@ -203,7 +203,7 @@ def test_leaving_waits_for_the_last_write(tmp_path: Path, monkeypatch: pytest.Mo
     assert latest(tmp_path) == tmp_path / "step_00000001"
 
 
-def test_a_busy_saver_skips_if_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_saver_skips_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is left out, the one being written is not disturbed, and the one after is saved."""
     gate = Gate(monkeypatch)
     with opened(tmp_path, asynchronous=True, when_busy="skip") as saver:
@@ -232,9 +232,7 @@ def test_a_busy_saver_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whe
 
 
 @pytest.mark.parametrize("when_busy", ["wait", "skip"])
-def test_lost_ranks_are_told_by_whatever_is_called_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_busy: Any
-) -> None:
+def test_the_next_call_reports_lost_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_busy: Any) -> None:
     """A thread that ends without an outcome can't be taken for one that writes or has written."""
 
     def lose(*_: Any, **more: Any) -> Any:
@@ -251,7 +249,7 @@ def test_lost_ranks_are_told_by_whatever_is_called_next(
             call()
 
 
-def test_writing_before_training_goes_on_is_told_as_it_goes(tmp_path: Path) -> None:
+def test_writing_before_training_continues_reports_progress(tmp_path: Path) -> None:
     """Each few MiB, in the thread that waits."""
     calls: list[threading.Thread] = []
     with opened(tmp_path, on_progress=lambda: calls.append(threading.current_thread())) as saver:
@@ -260,10 +258,10 @@ def test_writing_before_training_goes_on_is_told_as_it_goes(tmp_path: Path) -> N
     assert set(calls) == {threading.current_thread()}
 
 
-def test_writing_beside_training_is_told_only_while_somebody_waits(
+def test_writing_beside_training_reports_progress_only_while_somebody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And then only if it goes on: neither a training loop that hangs nor a disk that does looks like progress."""
+    """It reports only what it writes: neither a training loop that hangs nor a disk that does looks like progress."""
     monkeypatch.setattr(_saver, "_LOOK_SECONDS", 0.02)
     calls: list[threading.Thread] = []
     part, parts = torch.ones(1 << 18), 40
@@ -297,7 +295,7 @@ def test_writing_beside_training_is_told_only_while_somebody_waits(
     assert set(calls) == {threading.current_thread()}
 
 
-def test_reading_is_told_as_it_goes(tmp_path: Path) -> None:
+def test_reading_reports_progress(tmp_path: Path) -> None:
     """Each block."""
     with opened(tmp_path) as saver:
         step = saver.save(1, {"x": torch.ones(5 << 18)}, **ABOUT)  # 5 MiB
@@ -307,8 +305,10 @@ def test_reading_is_told_as_it_goes(tmp_path: Path) -> None:
     assert len(calls) == 5
 
 
-def test_a_failed_write_is_told_once_and_the_next_save_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It isn't raised where training goes on; nothing is left of it, and older steps are whole."""
+def test_a_failed_write_is_reported_once_and_the_next_save_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It isn't raised where training continues; nothing is left of it, and older steps are whole."""
     with opened(tmp_path, asynchronous=True) as saver:
         saver.save(1, {"x": torch.ones(4)}, **ABOUT)
         saver.wait()

@@ -179,7 +179,7 @@ def test_ranks_skip_together(tmp_path: Path, run_ranks: RunRanks) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_full_disk_on_one_rank_is_told_on_all(tmp_path: Path, run_ranks: RunRanks, bad: int) -> None:
+def test_a_full_disk_on_one_rank_is_reported_on_all(tmp_path: Path, run_ranks: RunRanks, bad: int) -> None:
     """Nothing is committed or left, no rank waits in vain, and the next save works."""
 
     def work(rank: int) -> None:
@@ -227,7 +227,7 @@ def test_a_folder_that_ranks_do_not_share_is_a_mistake(tmp_path: Path, run_ranks
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_ranks_that_disagree_on_a_value_are_told(tmp_path: Path, run_ranks: RunRanks, asynchronous: bool) -> None:
+def test_ranks_that_disagree_on_a_value_are_named(tmp_path: Path, run_ranks: RunRanks, asynchronous: bool) -> None:
     """A common value is compared at every save, whether the plan is kept or not; both ranks are named."""
 
     def work(rank: int) -> None:
@@ -282,7 +282,7 @@ def test_what_fails_on_one_rank_before_the_background_ends_no_other(
 
 
 def test_background_collectives_meet_nobody_elses(tmp_path: Path, run_ranks: RunRanks) -> None:
-    """Training's collectives over the default group go on while ranks write at their own pace."""
+    """Training's collectives over the default group continue while ranks write at their own pace."""
 
     def work(rank: int) -> float:
         saver = Saver(tmp_path, asynchronous=True)

@@ -213,7 +213,7 @@ def test_tools_hold_little_of_a_large_tensor(tmp_path: Path) -> None:
     assert 96 << 10 <= grown < 112 << 10
 
 
-def test_all_that_differs_is_told(tmp_path: Path) -> None:
+def test_all_differences_are_reported(tmp_path: Path) -> None:
     """Names, kinds, numbers and values, each with its place and both sides."""
     first = save(
         tmp_path / "a",

@@ -138,7 +138,7 @@ def _say_no_json(rank: int) -> list[tuple[str, str]]:
 
 
 def test_what_is_no_json_is_refused_on_all_ranks(run_ranks: RunRanks) -> None:
-    """Nobody waits for the rank that can't say it; there, what is wrong with it is told too."""
+    """Nobody waits for the rank that can't say it; that rank also names what is wrong with it."""
     for rank, found in enumerate(run_ranks(2, _say_no_json)):
         assert all("expected plain JSON data in what ranks exchange about it" in text for text, _ in found)
         causes = ["TypeError" if one == rank else "NoneType" for one in (1, 1, 0, 0)]

@@ -71,7 +71,7 @@ def test_hooks_discovery_merges_lists_by_plugin_name(shelf: Shelf) -> None:
     assert registry.find("dog", "pets.plugin") == AnimalSpec("dog")
 
 
-def test_hooks_discovery_tells_where_each_plugin_comes_from(shelf: Shelf) -> None:
+def test_hooks_discovery_names_the_origin_of_each_plugin(shelf: Shelf) -> None:
     """An entry holds the entry point's name, distribution, version, hooks and specs."""
     shelf.add("big-zoo", {"mimo.animals": {"b": "zoo_b"}}, zoo_b=registers("AnimalSpec('dog')"))
     (entry,) = discover(ANIMALS, entry_points=shelf.points()).entries
@@ -125,7 +125,7 @@ plugin = Plugin()
 
 
 def test_hooks_discovery_lets_one_module_serve_two_groups(shelf: Shelf) -> None:
-    """A module listed in two groups is asked in each for the hook of that group."""
+    """Of a module that is listed in two groups, each group calls its own hook."""
     shelf.add(
         "zoo",
         {"mimo.animals": {"b": "zoo_b"}, "mimo.lifecycle": {"b": "zoo_b"}},
@@ -239,7 +239,7 @@ def test_hooks_discovery_refuses_a_hook_that_would_never_be_called(shelf: Shelf,
 
 
 def test_hooks_discovery_refuses_a_hook_of_another_installed_kind(shelf: Shelf) -> None:
-    """A registering hook in a group that never calls it is told which group would."""
+    """The refusal of a hook in a group that never calls it names the group that does."""
     shelf.add("rocks", {"mimo.minerals": {"iron": "iron"}}, iron="")
     source = registers("AnimalSpec('dog')") + "\n@hookimpl\ndef mimo_register_minerals(): ...\n"
     shelf.add("zoo", {"mimo.animals": {"b": "zoo_b"}}, zoo_b=source)

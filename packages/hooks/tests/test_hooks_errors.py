@@ -83,7 +83,7 @@ def test_hooks_errors_show_a_path_and_lines_of_ours_whole() -> None:
     ],
 )
 def test_hooks_errors_can_be_made_of_another_ones_parts(got: str) -> None:
-    """A refusal that is told with a longer path keeps its words: what was cut is not cut again, nor are its quotes."""
+    """A refusal with a longer path keeps its words: what was cut is not cut again, nor are its quotes."""
     error = ConfigError("a", expected=got, got=got, fix=got)
     again = ConfigError(f"b.{error.where}", expected=error.expected, got=error.got, fix=error.fix)
     assert (again.expected, again.got, again.fix) == (error.expected, error.got, error.fix)

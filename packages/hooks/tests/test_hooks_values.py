@@ -22,7 +22,7 @@ def test_hooks_values_take_only_named_arguments() -> None:
         ItemInfo(3, 0, "image", (8, 6))  # type: ignore[call-arg]
 
 
-def test_hooks_values_tell_common_from_owned_leaves() -> None:
+def test_hooks_values_distinguish_common_from_owned_leaves() -> None:
     """The same value is another leaf when one module owns it."""
     leaves: list[object] = [Common(1), Owned(1, "vision"), Owned(1, "language")]
     assert leaves[0] != leaves[1]

@@ -88,7 +88,7 @@ def test_a_mark_outside_of_collectives_names_the_line(run_ranks: Callable[..., l
     assert "test_launch_diagnosis, line " in inside.where
 
 
-def test_each_rank_that_waits_has_a_line_and_those_alike_share_one() -> None:
+def test_each_rank_that_waits_has_a_line_and_equal_ones_share_it() -> None:
     """Those that don't wait, have left, or whose task is unknown, have none."""
     statuses = {
         0: SLEEPS,

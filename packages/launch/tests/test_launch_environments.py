@@ -226,7 +226,7 @@ def test_each_attempt_has_names_of_its_own_in_the_store() -> None:
 
 
 def test_each_run_that_a_program_joins_has_names_of_its_own_in_the_store() -> None:
-    """Torchrun's agent serves one store to all of them; ranks count alike."""
+    """Torchrun's agent serves one store to all of them; all count ranks the same way."""
     store = HashStore()
     first, second = ([name_run(store, rank, TORCHRUN) for rank in (0, 1)] for _ in range(2))
     assert (first, second) == (["attempt_0_run_1"] * 2, ["attempt_0_run_2"] * 2)
@@ -257,7 +257,7 @@ def test_gpus_that_are_asked_for_must_be_there() -> None:
         choose_device("cuda", 1, gpus=Gpus(visible=0), environ={})
 
 
-def test_torch_is_asked_what_it_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_decides_which_gpus_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks are its business; the machine itself is only looked at where it sees nothing."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -65,7 +65,7 @@ def test_a_file_that_is_locked_is_no_want_of_threads(error: Exception) -> None:
     assert "rank 1 failed: BlockingIOError: " in Fault.of(error, 1).text
 
 
-def test_other_errors_are_told_as_they_were() -> None:
+def test_other_errors_keep_their_text() -> None:
     """A GPU's memory is none of the host's."""
     fault = Fault.of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), 1)
     assert fault.text.endswith("rank 1 failed: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")

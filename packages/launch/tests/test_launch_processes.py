@@ -29,7 +29,7 @@ def test_all_ranks_meet_and_the_exit_code_is_0(tmp_path: Path) -> None:
 
 
 def test_one_ranks_data_error_ends_all_with_3_and_is_shown_once_without_traceback(tmp_path: Path) -> None:
-    """The others wait in a collective for a rank that never comes, and end all the same."""
+    """The others wait in a collective for a rank that never comes, and end nevertheless."""
     body = """
     together()
     if process.rank == 1:
@@ -108,7 +108,7 @@ def test_a_rank_that_exits_without_a_reason_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["refuses", "doesn't answer"])
-def test_a_reason_that_cannot_be_written_is_shown_all_the_same(blocks: bool, tmp_path: Path) -> None:
+def test_a_reason_that_cannot_be_written_is_still_shown(blocks: bool, tmp_path: Path) -> None:
     """Whether a run directory is full, or never answers: here the file is a folder, or a pipe that nobody reads."""
     make = "os.mkfifo" if blocks else "os.mkdir"
     body = f"""
@@ -150,7 +150,7 @@ def test_each_process_has_a_gpu_of_its_own() -> None:
 
 
 def test_a_program_may_hand_over_how_its_processes_meet(tmp_path: Path) -> None:
-    """Where each computes and by what backend they send; the latter is asked in the rank, before it has a group."""
+    """Where each computes and by what backend they send; the rank chooses the backend before it has a group."""
     program = tmp_path / "meets.py"
     program.write_text(
         HEAD

@@ -188,7 +188,7 @@ def test_a_file_system_without_locks_is_reported_and_used(
 
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 50, b"[]", b'{"host": "a"}', b"[" * 4096, INFINITE], ids=range(6))
-def test_a_lock_that_names_nobody_is_refused_all_the_same(text: bytes, tmp_path: Path) -> None:
+def test_a_lock_that_names_nobody_is_still_refused(text: bytes, tmp_path: Path) -> None:
     """Its file says nothing of whether it is held."""
     with take_lock(tmp_path, seconds=0):
         (tmp_path / "run.lock").write_bytes(text)

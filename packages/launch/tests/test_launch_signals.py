@@ -142,7 +142,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("again", [False, True])
 def test_one_that_takes_too_long_is_ended(again: bool, tmp_path: Path) -> None:
-    """When it has taken as long as a run may stand still, or is asked again."""
+    """When it has taken as long as a run may stand still, or gets the signal again."""
     with start(tmp_path, BLOCKED, stops=True, timeout=600 if again else 1) as started:
         started.wait_for("ready")
         started.process.terminate()

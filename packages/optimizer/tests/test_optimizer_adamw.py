@@ -80,7 +80,7 @@ def test_optimizer_adamw_scales_gradients_itself() -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-6, atol=0.0)
 
 
-def test_optimizer_adamw_goes_on_from_what_was_saved() -> None:
+def test_optimizer_adamw_resumes_from_what_was_saved() -> None:
     """Its own state or torch's, into the memory that it works on."""
     parameters = make()
     before = torch.optim.AdamW(parameters, **SETTINGS, fused=True)

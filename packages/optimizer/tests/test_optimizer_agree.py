@@ -83,6 +83,6 @@ def built(rank: int) -> list[Any]:
 
 
 def test_every_rank_takes_part_and_what_it_decides_is_built(run_ranks: Callable[..., list[Any]]) -> None:
-    """A rank without the plugin is asked too; a plugin that has nothing to agree on is given its config."""
+    """A rank without the plugin is called too; a plugin that has nothing to agree on is given its config."""
     vision = ["vision.weight: 1 of 342", "vision.norm: 1 of 342"]
     assert run_ranks(3, built) == [vision, [*vision, "language.weight, language.norm: 1 of 342"], [None]]

@@ -1,4 +1,4 @@
-"""What a plugin is taken to hold and send that tells nothing else: AdamW's, with everything whole on every lane."""
+"""A plugin without estimates counts as AdamW, with everything whole on every lane."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_replicated_is_whole_on_every_lane() -> None:
     assert (half.weights, half.gathered) == (laid.weights, 2 * 15 + 2 * 7)
 
 
-def test_adamw_holds_what_it_tells() -> None:
+def test_adamw_holds_what_it_estimates() -> None:
     """Two moments of each number and one count of each parameter, in the storages that are really there."""
     shapes = [(5, 3), (0, 3), (7,)]
     optimizer = LocalAdamW(
@@ -56,7 +56,7 @@ def test_a_sum_goes_round_a_ring(lanes: Lanes, sent: int) -> None:
     assert Estimates().sent(Numbers(trained=100, all=300, lanes=lanes), None) == SentBytes(step=sent)
 
 
-def test_mean_numbers_are_alike_on_all_ranks_of_a_parameter() -> None:
+def test_mean_numbers_are_equal_on_all_ranks_of_a_parameter() -> None:
     """However unevenly it is cut."""
     ranks = [ParameterShape(name="m.a", shape=(rows, 3), ranks=2, total=15) for rows in (3, 2)]
     assert [one.mean_numbers for one in ranks] == [7.5, 7.5]

@@ -76,8 +76,8 @@ def test_in_order_begins_what_no_gradient_came_for_at_the_end_and_in_the_order_o
     assert events == ["sum of 2", "over", "sum of 1", "sum of 0"]
 
 
-def test_in_order_takes_what_was_not_put_off_for_final() -> None:
-    """The backward that put the rest off has added it."""
+def test_in_order_takes_what_was_not_deferred_for_final() -> None:
+    """The backward that deferred the rest has added it."""
     events: list[str] = []
     layers, in_order, _ = layers_of(events)
     later = Later({layers[1].weight})
@@ -147,7 +147,7 @@ def _replicated(rank: int, overlaps: bool) -> tuple[list[list[float]], list[str]
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_in_order_sums_of_copies_are_those_of_all_lanes(*, overlaps: bool, run_ranks: Callable[..., list[Any]]) -> None:
-    """Of every backward of the step, one lane's without the other's too; each parameter is told of once."""
+    """Of every backward of the step, one lane's without the other's too; each parameter is announced once."""
     for found, events in run_ranks(2, _replicated, overlaps):
         assert found == [[4.0, 40.0, 400.0], [2.0, 20.0, 200.0]]
         assert sorted(events) == sorted(2 * [f"vision.{number}.weight" for number in range(3)])

@@ -146,7 +146,7 @@ def test_optimizer_any_placement_equals_one_process(run_ranks: Callable[..., lis
 
 
 def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
-    """Take one step with a fault on one rank; tell whether it was skipped and which modules changed."""
+    """Take one step with a fault on one rank; return whether it was skipped and which modules changed."""
     optimizer = build(rank, {})
     give(optimizer, rank, 1)
     if fault == "gradient" and rank == 1:
@@ -190,7 +190,7 @@ def skip(rank: int, fault: str) -> tuple[bool, bool, bool]:
         ("rows", False, False, True),
     ],
 )
-def test_optimizer_all_ranks_skip_alike(
+def test_optimizer_all_ranks_skip_together(
     fault: str, skipped: bool, vision: bool, language: bool, run_ranks: Callable[..., list[Any]]
 ) -> None:
     """A NaN on one rank, even in a copy that another rank counts, or no label token, skips everywhere.
@@ -290,14 +290,14 @@ def tied(rank: int) -> tuple[float, list[float]]:
 
 
 def test_optimizer_tied_parameter_is_summed_over_stages_and_counted_once(run_ranks: Callable[..., list[Any]]) -> None:
-    """Both stages step alike with the sum of their gradients, whose norm counts once."""
+    """Both stages take the same step with the sum of their gradients, whose norm counts once."""
     (first, values), (second, others) = run_ranks(2, tied)
     assert first == second == pytest.approx(math.sqrt(3 * 3.0**2))
     assert values == others
 
 
 def stopping(rank: int) -> tuple[int, int]:
-    """Return how many ranks are to stop, in a step before one of them is told, and in that step."""
+    """Return how many ranks are to stop, in a step before one of them receives the signal, and in that step."""
     stats = (LocalStats(loss=math.nan), LocalStats(loss=math.nan) + LocalStats(stops=int(rank == 2)))
     found = [agree(one, squares={}, modules=("language",), counts=(), device=torch.device("cpu")) for one in stats]
     return found[0].stops, found[1].stops

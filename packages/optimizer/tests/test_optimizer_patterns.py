@@ -256,7 +256,7 @@ def test_optimizer_zero_gradients_are_counted_once(run_ranks: Callable[..., list
 
 
 def corrupt(rank: int, name: str) -> tuple[bool, float, bool]:
-    """Take a step with a gradient that is not finite in one clip group; tell what it came to, and what has changed."""
+    """Take a step with a gradient that is not finite in one clip group; return its result, and what has changed."""
     optimizer = build(rank, "module", named=True)
     give(optimizer, rank, 1)
     if rank == 3:

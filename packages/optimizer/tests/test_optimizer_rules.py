@@ -142,7 +142,7 @@ def test_optimizer_patterns_after_one_that_takes_all_are_refused() -> None:
 
 
 def test_optimizer_patterns_of_layers_are_refused_with_the_name_of_one_layer() -> None:
-    """Names that differ in numbers alone tell the same."""
+    """Of names that differ in numbers alone, the message has one."""
     names = {"vision": [f"vision.layers.{layer}.norm.weight" for layer in range(9)] + ["vision.patch.weight"]}
     with pytest.raises(ConfigError, match=r"The closest are layers\.0\.norm\.weight, patch\.weight\.$"):
         check_patterns({"vision": Rules(base=BASE, patterns=(own("*.mron.*"),))}, trained=names, frozen={"vision": ()})

@@ -56,7 +56,7 @@ def test_optimizer_scaling_ends_somewhere(finite: bool, end: float) -> None:
     assert scaling.scale == end
 
 
-def test_optimizer_scaling_goes_on_where_it_left() -> None:
+def test_optimizer_scaling_resumes_where_it_left() -> None:
     """What a checkpoint holds is all that it knows, but for its settings."""
     scaling, other = LossScale(scale=8.0, growth_steps=3), LossScale(scale=2.0**16, growth_steps=3)
     for finite in (False, True, True):

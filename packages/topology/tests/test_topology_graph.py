@@ -7,7 +7,7 @@ from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 
 def module(name: str, ranks: range, trains: tuple[bool, ...] | None = None, **sizes: int) -> Module:
-    """Make a module that trains everywhere unless told otherwise."""
+    """Make a module that trains everywhere by default."""
     grid = Grid(name=name, ranks=ranks, **sizes)
     return Module(grid=grid, trains=trains if trains is not None else (True,) * grid.pp)
 

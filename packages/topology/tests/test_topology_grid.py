@@ -41,7 +41,7 @@ def test_topology_tensor_axis_is_fastest() -> None:
 
 
 def test_topology_experts_see_the_same_ranks_otherwise() -> None:
-    """Experts are spread over tensor and data ranks of a stage alike; what ep and etp leave are copies, edp."""
+    """Experts are spread over tensor and data ranks of a stage together; what ep and etp leave are copies, edp."""
     grid = Grid(name="m", ranks=range(10, 26), pp=2, dp=4, tp=2, ep=2, etp=2)
     assert (grid.edp, grid.expert_shape) == (2, (2, 2, 2, 2))
     assert grid.coordinates(15) == Coordinates(pp=0, dp=2, cp=0, tp=1)

@@ -23,7 +23,7 @@ from mimo_dataset_spoken_digits import WORDS, SpokenDigitsConfig
 from mimo_dataset_spoken_digits._clips import DIGITS, clips_of
 from mimo_dataset_spoken_digits._plugin import SpokenDigitsDataset, open_spoken_digits
 
-# Speaks as espeak-ng is asked to, clips made beforehand whose length tells speed, pitch and word. Both names follow.
+# Answers calls of espeak-ng with clips made beforehand; their length follows from speed, pitch and word.
 _SPEAKER = """#!/bin/sh
 test "$1 $3 $5 $7 $#" = "-v -s -p -w 9" || exit 1
 echo "$2 $9" >> {folder}/asked
@@ -38,7 +38,7 @@ def _frames(speed: int, pitch: int, digit: int) -> int:
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
-    """A folder with the evaluation split, the program that made it, and what that was asked."""
+    """A folder with the evaluation split, the program that made it, and the calls that it got."""
     folder = tmp_path_factory.mktemp("spoken")
     for clip in clips_of("evaluation"):
         with wave.open(str(folder / f"{clip.speed}-{clip.pitch}-{DIGITS[clip.digit]}"), "wb") as file:
@@ -100,7 +100,7 @@ def test_spoken_clips_are_made_once(spoken: tuple[Path, str, Path]) -> None:
 
 
 def test_spoken_and_shown(spoken: tuple[Path, str, Path]) -> None:
-    """With pictures each sample shows a held-out one besides, and its caption tells both, in any combination."""
+    """With pictures each sample shows a held-out one besides, and its caption names both, in any combination."""
     images, labels, _ = load_split(0.2, "evaluation")
     dataset = opened(spoken, pictures=4)
     assert len(dataset) == 4 * 240
@@ -141,7 +141,7 @@ def test_spoken_refuses_a_missing_program(tmp_path: Path) -> None:
     ],
 )
 def test_spoken_refuses_a_program_that_does_not_speak(body: str, reported: str, tmp_path: Path) -> None:
-    """With what it was asked and what it said; nothing is kept."""
+    """The message has the call and the answer; nothing is kept."""
     program = tmp_path / "mute"
     program.write_text(f"#!/bin/sh\n{body}\n")
     program.chmod(0o755)
@@ -154,7 +154,7 @@ def test_spoken_refuses_a_program_that_does_not_speak(body: str, reported: str, 
 
 
 def test_spoken_refuses_a_voice_that_another_stands_in_for(spoken: tuple[Path, str, Path], tmp_path: Path) -> None:
-    """Both are told, and nothing is kept."""
+    """The message names both, and nothing is kept."""
     program = tmp_path / "speaker"
     text = _SPEAKER.format(folder=spoken[2].parent).replace("echo", ": ")
     program.write_text(text.replace('%s "$2 $9"', '%s "$(echo "$2 $9" | sed s/gb-x-rp+f5/us+m8/)"'))
@@ -171,7 +171,7 @@ def test_spoken_refuses_a_voice_that_another_stands_in_for(spoken: tuple[Path, s
 
 @pytest.mark.parametrize("index", ["", "{}", "[]", '{"a.wav": 3}', None])
 def test_spoken_refuses_another_folder(index: str | None, tmp_path: Path) -> None:
-    """A folder of that name that this dataset did not make is told, not filled."""
+    """A folder of that name that this dataset did not make is refused, not filled."""
     place = tmp_path / "evaluation"
     place.mkdir()
     if index is not None:

@@ -56,7 +56,7 @@ def test_files_are_read_from_paths_and_bytes(
     frames: int,
     tmp_path: Path,
 ) -> None:
-    """Each format tells its size in its header, and has as many frames when it is decoded."""
+    """Each format has its size in its header, and has as many frames when it is decoded."""
     data = _file(_tone(frames), RATE, format, subtype)
     path = tmp_path / "clip"
     path.write_bytes(data)
@@ -115,8 +115,8 @@ def test_resampling_delivers_what_the_header_promises(frames: int, rate: int) ->
         assert len(resampled(wave, rate=rate, to=RATE, samples=samples)) == samples
 
 
-def test_another_rate_is_told_once() -> None:
-    """A tone keeps its pitch, and its rate is told for the first clip of it alone."""
+def test_another_rate_is_reported_once() -> None:
+    """A tone keeps its pitch, and its rate is reported for the first such clip alone."""
     with warnings.catch_warnings(record=True) as stated:
         warnings.simplefilter("default")
         for _ in range(3):
@@ -291,7 +291,7 @@ def test_a_long_file_is_decoded_only_as_far_as_it_is_heard(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("stated", [0, 0x7FFFF024, 0xFFFFFFFF])
 def test_what_was_written_into_a_pipe_is_read(stated: int, tmp_path: Path) -> None:
-    """Its header can't tell how long it is."""
+    """Its header doesn't have its length."""
     data = _file(_tone(500), RATE)
     sizes = stated.to_bytes(4, "little")
     path = tmp_path / "clip.wav"

@@ -162,7 +162,7 @@ def test_weights_come_and_go_bitwise(model: Any, tmp_path: Path) -> None:
 
 
 def test_another_size_is_refused() -> None:
-    """Weights of another width are told with both shapes."""
+    """The refusal of weights of another width has both shapes."""
     config = WhisperConfig(mels=MELS, width=WIDTH, layers=3, heads=4, intermediate=44, positions=POSITIONS)
     with pytest.raises(CheckpointError, match=r"layers\.0\.fc1\.weight has the shape \[40, 24\], not \[44, 24\]"):
         read_hf(WHISPER.build(config, 8), FAMILY, config, _published().state_dict())

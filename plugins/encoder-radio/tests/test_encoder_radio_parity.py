@@ -246,7 +246,7 @@ def test_models_that_it_cannot_be(key: str, value: Any, message: str) -> None:
 
 
 def test_any_width_of_the_feed_forward_part_comes_back() -> None:
-    """A config.json tells it as a ratio, which is rounded down when it is read."""
+    """A config.json has it as a ratio, which is rounded down when it is read."""
     for width in (24, 29, 49, 1280):
         for intermediate in (*range(1, 200), 5120, 4304):
             config = RadioConfig(width=width, heads=1, intermediate=intermediate)

@@ -110,7 +110,7 @@ def test_images_become_tiles() -> None:
         assert RADIO.grid(TILES, size) == (tiles, 1, 1)
 
 
-def test_grids_told_to_the_language_model_are_all_rows() -> None:
+def test_grids_for_the_language_model_are_all_rows() -> None:
     """Joined patches lie as in the picture; where there is more than these, rows follow each other as in a text."""
     assert RADIO.grid is not None
     assert RADIO.grid(SMALL, (16, 30)) == (1, 2, 4)

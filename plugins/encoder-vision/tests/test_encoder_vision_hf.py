@@ -184,7 +184,7 @@ def _check_both_ways(_rank: int) -> None:
 
 
 def test_weights_go_both_ways(run_ranks: Callable[..., list[Any]]) -> None:
-    """What is written is what was read, bit for bit, and described alike; a tower inside a composed model is found."""
+    """What is written is what was read, bit for bit, its description too; a tower in a composed model is found."""
     run_ranks(1, _check_both_ways)
 
 

@@ -121,7 +121,7 @@ def _check_broken(_rank: int, path: str) -> None:
         VIT.prepare(VitConfig(), image)
 
 
-def test_a_broken_file_is_told(run_ranks: Callable[..., list[Any]], tmp_path: Any) -> None:
+def test_a_broken_file_is_named(run_ranks: Callable[..., list[Any]], tmp_path: Any) -> None:
     """What its decoder says comes out as the error that names sample and file."""
     path = tmp_path / "cut.png"
     _image((300, 300)).save(path)

@@ -1,4 +1,4 @@
-"""A small stage of a stranger that is spread over lanes, beside one process: gradients and updates of two steps."""
+"""A small third-party stage that is spread over lanes, beside one process: gradients and updates of two steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A stranger's module: where it gets no rows it runs no layer, and what it returns has no graph."""
+    """A third-party module: where it gets no rows it runs no layer, and what it returns has no graph."""
 
     def __init__(self, *, layer: type[Block] = Block) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Case:
 
 
 def lay_out(rank: int, case: Case, stage: nn.Module) -> tuple[ModuleParameters, Meshes]:
-    """Return what the plugin is told of a stage, and the groups of its lanes."""
+    """Return the parameters of a stage as the plugin gets them, and the groups of its lanes."""
     grid = Grid(name="vision", ranks=range(case.lanes), dp=case.lanes)
     module = Module(
         grid=grid,
@@ -175,7 +175,7 @@ def config_of(shard: Any, shard_lanes: int = 0, *, overlaps: bool = False) -> Di
     )
 
 
-def check_alike(
+def check_identical(
     found: Mapping[str, Mapping[str, Tensor]], true: Mapping[str, Mapping[str, Tensor]], rtol: float
 ) -> None:
     """Refuse what is not what one process has."""

@@ -1,4 +1,4 @@
-"""What spreading over lanes holds and sends, told from shapes."""
+"""What spreading over lanes holds and sends, estimated from shapes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 import pytest
 import torch
-from lanes import EVERYBODY, ROWS, SHARDS, Block, Case, Stage, alone, check_alike, config_of, lay_out, run
+from lanes import EVERYBODY, ROWS, SHARDS, Block, Case, Stage, alone, check_identical, config_of, lay_out, run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -60,7 +60,7 @@ class Named(NamedTuple):
 
 
 class Structure(Block):
-    """A layer whose output stands inside of something."""
+    """A layer whose output is inside of a container."""
 
     def forward(self, x: Tensor) -> Named:
         return Named({"rows": SavedNames(Held(torch.add(x, torch.tanh(self.inner(x)))))}, len(x))
@@ -148,7 +148,7 @@ def test_distributed_layers_may_return_much_and_be_computed_again(
     full = (EVERYBODY, frozenset({0}))
     case = Case(lanes=2, config=config_of(shard), full=full, stage=partial(OwnWay, layer=layer, way=way))
     for found in run_ranks(2, run, case):
-        check_alike(found, alone(case), 2e-6)
+        check_identical(found, alone(case), 2e-6)
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
@@ -156,7 +156,7 @@ def test_distributed_a_layer_need_not_be_called_itself(shard: str, run_ranks: Ca
     """What is inside of it waits for what is gathered too."""
     case = Case(lanes=2, config=config_of(shard), full=(EVERYBODY,), stage=partial(OwnWay, way="method"))
     for found in run_ranks(2, run, case):
-        check_alike(found, alone(case), 2e-6)
+        check_identical(found, alone(case), 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def _gathered_when_ready(rank: int) -> list[str]:
 
 
 def test_distributed_layers_run_while_those_behind_them_are_not_there_yet(run_ranks: Callable[..., list[Any]]) -> None:
-    """Where parameters come from elsewhere, as from the host; a lane without a sample gathers all the same."""
+    """Where parameters come from elsewhere, as from the host; a lane without a sample still gathers."""
     first, other = run_ranks(2, _gathered_when_ready)
     places = ("enter", "layers.0", "layers.1", "layers.2")
     assert first == [f"{place} {what}" for place in places for what in ("is gathered", "has run")]

@@ -1,4 +1,4 @@
-"""The plugin's settings, and what it tells of them without torch."""
+"""The plugin's settings, and what it declares about them without torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_distributed_registers_without_torch() -> None:
         ({"shard_lanes": 1}, False, 1),
     ],
 )
-def test_distributed_tells_where_lanes_wait_for_each_other(keys: dict[str, object], waits: bool, lanes: int) -> None:
+def test_distributed_declares_where_lanes_wait_for_each_other(keys: dict[str, object], waits: bool, lanes: int) -> None:
     """Plans are proved with that in mind; a copy on each lane needs nobody."""
     config = DistributedConfig(**keys)  # type: ignore[arg-type]
     assert DISTRIBUTED.rendezvous(config) is waits

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lanes import EVERYBODY, SHARDS, Case, Stage, alone, check_alike, config_of, full, lay_out, rows_of, run
+from lanes import EVERYBODY, SHARDS, Case, Stage, alone, check_identical, config_of, full, lay_out, rows_of, run
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -39,7 +39,7 @@ def test_distributed_steps_are_those_of_one_process(
     found = run_ranks(lanes, run, case)
     true = alone(case)
     for outcome in found:
-        check_alike(outcome, true, 1e-5)
+        check_identical(outcome, true, 1e-5)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -60,7 +60,7 @@ def test_distributed_layers_compute_in_bf16_and_masters_stay_fp32(
     found = run_ranks(lanes, run, case)
     true = alone(case)
     for outcome in found:
-        check_alike({"gradients 1": outcome["gradients 1"]}, {"gradients 1": true["gradients 1"]}, 0.05)
+        check_identical({"gradients 1": outcome["gradients 1"]}, {"gradients 1": true["gradients 1"]}, 0.05)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -70,7 +70,7 @@ def test_distributed_frozen_parameters_are_spread_too(shard: str, run_ranks: Cal
     found = run_ranks(2, run, case)
     true = alone(case)
     for outcome in found:
-        check_alike(outcome, true, 1e-5)
+        check_identical(outcome, true, 1e-5)
 
 
 def _pieces(rank: int, case: Case) -> dict[str, Any]:
@@ -147,4 +147,4 @@ def test_distributed_sums_may_come_back_in_any_order(run_ranks: Callable[..., li
     found = run_ranks(4, _run_in_disorder, case)
     true = alone(case)
     for outcome in found:
-        check_alike(outcome, true, 1e-5)
+        check_identical(outcome, true, 1e-5)

@@ -1,4 +1,4 @@
-"""What ranks agree on before they build: one fraction for a module, halves that are alike on all ranks, and memory."""
+"""What ranks agree on before they build: a module's fraction, halves that are identical on all ranks, and memory."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def one_machine(free: int) -> Iterator[list[int]]:
 
 
 def build_in(rank: int, free: int, given: Mapping[str, Rules]) -> tuple[str, int]:
-    """Return what a rank is told that builds where all ranks have so much memory, and what it takes."""
+    """Build where all ranks have so much memory; return the error of a rank, and what it takes."""
     with one_machine(free) as taken:
         try:
             build(rank, given)
@@ -167,7 +167,9 @@ def hosted(rank: int, fraction: float, tied: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("fraction", [0, 0.2, 0.35, 0.5, 0.65, 0.8, 1])
-def test_ranks_whose_pieces_differ_divide_alike(fraction: float, run_ranks: Callable[..., list[Any]]) -> None:
+def test_ranks_whose_pieces_differ_divide_by_the_same_fraction(
+    fraction: float, run_ranks: Callable[..., list[Any]]
+) -> None:
     """Otherwise the host would step a copy, and the device of another rank the other one."""
     first, second = run_ranks(2, hosted, fraction, [])
     assert first == second

@@ -77,7 +77,7 @@ class Setup:
             self.optimizer.reduce("model", 0)
 
     def step(self, step: int) -> bool:
-        """Take the step of these gradients; tell whether it was skipped."""
+        """Take the step of these gradients; return whether it was skipped."""
         return self.optimizer.step(step, LocalStats(loss=1.0, label_weight=3, rows={"model": 1})).skipped
 
     @property
@@ -155,7 +155,7 @@ def events_of(rank: int, lanes: int, keys: dict[str, Any], staging_bytes: int) -
 
 
 @pytest.mark.parametrize("laid", LAID)
-def test_each_layer_is_copied_down_while_the_backward_goes_on(laid: str, run_ranks: Callable[..., list[Any]]) -> None:
+def test_each_layer_is_copied_down_while_the_backward_continues(laid: str, run_ranks: Callable[..., list[Any]]) -> None:
     """In the last pass only, as nothing is final before; while it goes back through the layer but one in front."""
     lanes, keys = LAID[laid]
     for events in run_ranks(lanes, events_of, lanes, keys, 1 << 20):
@@ -182,7 +182,7 @@ def test_with_few_buffers_the_last_layers_are_copied_down(laid: str, run_ranks: 
 
 
 def beside_distributed(rank: int, lanes: int, keys: dict[str, Any], staging_bytes: int) -> list[bool]:
-    """Take ten steps with both; tell for each whether all is equal, and whether it was skipped."""
+    """Take ten steps with both; return for each whether all is equal, and whether it was skipped."""
     ours = make(
         rank,
         lanes,

@@ -19,7 +19,7 @@ MOST = st.integers(min_value=1, max_value=12).map(lambda factor: 16 * factor)
     [(0, 1024, 16), (100, 1 << 20, 16), (32_000, 1 << 20, 1008), (32_000, 1024, 256), (10**9, 32 << 20, 8 << 20)],
 )
 def test_a_bucket_is_a_thirty_second_of_a_small_model(total: int, bucket_bytes: int, numbers: int) -> None:
-    """Otherwise it is as large as it was asked to be, in either case in multiples of 16 numbers."""
+    """Otherwise it has the size that settings give, in either case a multiple of 16 elements."""
     assert bucket_numbers(total, bucket_bytes) == numbers
 
 

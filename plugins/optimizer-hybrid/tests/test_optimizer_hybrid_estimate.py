@@ -1,4 +1,4 @@
-"""What both halves hold, told from shapes before there is an optimizer."""
+"""What both halves hold, estimated from shapes before there is an optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIECES = tuple(ParameterShape(name=f"m.{number}", shape=(size,)) for number, siz
 
 @pytest.mark.parametrize("fraction", [0, 0.3, 0.9, 1])
 @pytest.mark.parametrize(("bucket_bytes", "staging_bytes"), [(512, 0), (2**20, 2**20)])
-def test_what_is_told_is_what_is_held(fraction: float, bucket_bytes: int, staging_bytes: int) -> None:
+def test_the_estimate_is_what_is_held(fraction: float, bucket_bytes: int, staging_bytes: int) -> None:
     """To the byte, staging and counts of steps included."""
     config = CpuOffloadConfig(fraction=fraction, bucket_bytes=bucket_bytes, staging_bytes=staging_bytes)
     optimizer = HybridDeviceOptimizer(
@@ -29,7 +29,7 @@ def test_what_is_told_is_what_is_held(fraction: float, bucket_bytes: int, stagin
     assert estimate == StateBytes(device=optimizer.held.device, host=optimizer.held.host)
 
 
-def test_what_trials_divide_is_told_as_the_most_of_both() -> None:
+def test_what_trials_divide_is_estimated_as_the_most_of_both() -> None:
     """All on the device, and all on the host."""
     stepped = SteppedShapes(pieces=PIECES)
     none, all_ = (HYBRID.estimates.state(stepped, CpuOffloadConfig(fraction=fraction)) for fraction in (0, 1))

@@ -134,7 +134,7 @@ MACHINE, OTHER, CONTAINER = 1, 2, 3
 
 
 def ask(rank: int, needed: list[int], found: list[list[tuple[int, int]]]) -> str:
-    """Return what a rank is told that asks for memory."""
+    """Return the error of a rank that asks for memory."""
     own = [Pool(key=key, free=free) for key, free in found[rank]]
     try:
         ask_together(needed[rank], own, torch.device("cpu"))
@@ -175,7 +175,7 @@ def ask(rank: int, needed: list[int], found: list[list[tuple[int, int]]]) -> str
 def test_ranks_that_share_memory_ask_together(
     needed: list[int], found: list[list[tuple[int, int]]], printed: str, run_ranks: Callable[..., list[Any]]
 ) -> None:
-    """All ranks of the run are told the same, those too that hold nothing or are on another machine."""
+    """All ranks of the run get the same error, also those that hold nothing or are on another machine."""
     begin = "optimizer.fraction: expected a share of the optimizer's state that host memory can hold; it is "
     end = (
         ". Set fraction lower in the table that chooses this plugin (optimizer, a module's or a pattern's), spread the "
@@ -201,7 +201,7 @@ def test_bytes_are_those_promised(fraction: float | Literal["auto"]) -> None:
         assert optimizer.fraction == pytest.approx(fraction, abs=0.2)
 
 
-def test_memory_that_is_told_is_memory_that_is_taken() -> None:
+def test_memory_that_is_reported_is_memory_that_is_taken() -> None:
     """The process grows by what was promised, when the optimizer is made and not in its first step."""
     parameters = {"weight": nn.Parameter(torch.zeros(16, 2**20))}
     parameters["weight"].grad = torch.ones(16, 2**20)

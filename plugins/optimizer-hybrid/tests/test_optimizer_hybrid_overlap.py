@@ -1,4 +1,4 @@
-"""What runs while the thread steps: layers wait for their own parameters, readers for all, and errors are told."""
+"""What runs while the thread steps: layers wait for their own parameters, readers for all, and errors are raised."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 @attrs.define
 class Gate:
-    """Lets the thread finish as many buckets as it is told; it waits before it finishes another."""
+    """Lets the thread finish a given number of buckets; it waits before it finishes another."""
 
     finish: Callable[..., Any]
     free: threading.Semaphore = attrs.field(factory=lambda: threading.Semaphore(0))
@@ -109,7 +109,7 @@ def build(part: ModuleParameters, *prepared: Prepared) -> HybridDeviceOptimizer:
 def make(*, frozen: bool = False) -> Setup:
     """Return a model, all of whose state the host holds; ``frozen`` is its layer that is never called.
 
-    The first bucket is of what stands beside layers, and each parameter of a layer is one.
+    The first bucket holds parameters of no layer, and each parameter of a layer is a bucket.
     """
     torch.manual_seed(1)
     model = Model()
@@ -152,7 +152,7 @@ def plain_losses(steps: int, *, frozen: bool = False) -> list[Tensor]:
 
 
 def test_what_a_forward_needs_first_is_stepped_first() -> None:
-    """What stands beside the layers, then layer by layer."""
+    """Parameters of no layer, then layer by layer."""
     optimizer = make().optimizer
     order = [name.removeprefix("model.") for name in optimizer._index]
     layers = [f"layers.{index}.{leaf}" for index in range(LAYERS) for leaf in ("weight", "bias")]

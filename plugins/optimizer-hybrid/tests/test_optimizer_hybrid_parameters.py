@@ -96,7 +96,7 @@ def test_bare_tensors_are_called_by_number() -> None:
 
 
 def test_state_is_taken_back_by_groups() -> None:
-    """What one such optimizer gave, a fresh one with the same groups goes on with."""
+    """A fresh optimizer with the same groups resumes from the state of another."""
     expected, model = make_model(), make_model()
     straight = HybridDeviceOptimizer(by_dimension(expected), fraction=0.5, lr=1e-2)
     train(expected, straight)

@@ -46,7 +46,7 @@ def test_settings_are_held_to_what_can_be(setting: dict[str, Any], text: str) ->
 
 
 def steps(_rank: int, fraction: float) -> list[bool]:
-    """Step two modules with MimoOptimizer, one of which has no rows in the second step; tell what was changed."""
+    """Step two modules with MimoOptimizer, one of which has no rows in the second step; return what was changed."""
     graph = ModuleGraph(
         modules=tuple(Module(grid=Grid(name=name, ranks=(0,)), trains=(True,)) for name in ("vision", "language")),
         arrows=(("vision", "language"),),

@@ -249,7 +249,7 @@ def test_values_written_past_torch_are_read_after_synchronize() -> None:
 
 
 @pytest.mark.parametrize("fraction", FRACTIONS)
-def test_state_goes_on_in_another_optimizer(fraction: float) -> None:
+def test_state_resumes_in_another_optimizer(fraction: float) -> None:
     """From ours to AdamW and back, and to ours of another fraction, as if nothing had been stopped."""
     parameters, expected = make(), make()
     plain = LocalAdamW(expected.values(), **SETTINGS)
@@ -371,7 +371,7 @@ def spread(rank: int) -> list[bool]:
 
 
 def test_dtensors_are_stepped_by_their_local_parts(run_ranks: Callable[..., list[Any]]) -> None:
-    """Their state are DTensors alike, and values that are written to a local part count."""
+    """Their state is DTensors of the same placement, and values that are written to a local part count."""
     assert all(all(equal) for equal in run_ranks(2, spread))
 
 

@@ -1,4 +1,4 @@
-"""What Muon's optimizer holds, told from shapes."""
+"""What Muon's optimizer holds, estimated from shapes."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_work_is_shared_out_evenly(shapes: list[Shape], sizes: list[int]) -> Non
     assert max(loads.values()) <= sum(works) / len(loads) + max(works, default=0)
 
 
-def test_alike_matrices_go_round() -> None:
+def test_matrices_of_one_shape_go_round() -> None:
     """Of nine matrices of one shape four ranks have two or three each."""
     owners = share_out([(8, 8)] * 9, [2, 2])
     assert sorted(owners.count(owner) for owner in set(owners)) == [2, 2, 2, 3]

@@ -67,7 +67,7 @@ def test_muon_users_say_what_is_for_adamw() -> None:
 
 
 def test_muon_is_installed_as_muon() -> None:
-    """It registers as a stranger's package does."""
+    """It registers as a third-party package does."""
     (entry,) = (entry for entry in entry_points(group="mimo.optimizers") if entry.name == "muon")
     assert entry.load().mimo_register_optimizers() == mimo_register_optimizers() == [MUON]
 

@@ -1,4 +1,4 @@
-"""The README's example works as it stands, and tells the truth about the settings."""
+"""The README's example works as it stands, and its settings are those that exist."""
 
 from __future__ import annotations
 

@@ -274,11 +274,11 @@ def missing(rank: int) -> list[bool]:
 
 
 def test_muon_missing_gradients_are_zero(run_ranks: Callable[..., list[Any]]) -> None:
-    """A rank without a gradient for its piece takes part all the same: nobody waits in vain."""
+    """A rank without a gradient for its piece still takes part: no other rank waits for ever."""
     assert run_ranks(2, missing) == [[True, True]] * 2
 
 
-def test_muon_goes_on_from_what_was_saved() -> None:
+def test_muon_resumes_from_what_was_saved() -> None:
     """Matrices and all else, into the memory that it works on; a learning rate set after it reaches both."""
 
     def make(values: Mapping[str, Tensor]) -> tuple[dict[str, nn.Parameter], torch.optim.Optimizer]:

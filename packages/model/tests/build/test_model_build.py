@@ -149,7 +149,7 @@ class Scale(nn.Module):
         return x * self.factor + self.offset
 
 
-class Stranger(nn.Module):
+class ThirdParty(nn.Module):
     """Written without us in mind."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Stranger(nn.Module):
 
 
 def _cut(module: nn.Module, stage: Stage) -> nn.Module:
-    assert isinstance(module, Stranger)
+    assert isinstance(module, ThirdParty)
     for index in set(range(3)) - set(stage.layers(3)):
         del module.layers[str(index)]
     if not stage.is_first:
@@ -178,16 +178,16 @@ def _cut(module: nn.Module, stage: Stage) -> nn.Module:
     return module
 
 
-STRANGER = EncoderSpec(
+THIRD_PARTY = EncoderSpec(
     name="stranger",
     config=DecoderConfig,
     measure=lambda raw: (1,),
     rows=lambda config, size: 1,
     prepare=lambda config, raw: {},
-    build=lambda config, hidden: Stranger(),
+    build=lambda config, hidden: ThirdParty(),
 )
 STAGED = attrs.evolve(
-    STRANGER,
+    THIRD_PARTY,
     stages=EncoderStages(
         layers=lambda config: 3,
         message_rows=lambda config, size: 1,
@@ -198,8 +198,8 @@ STAGED = attrs.evolve(
 )
 
 
-def _check_stranger(_rank: int) -> None:
-    part = _build(STRANGER, name="vision")
+def _check_third_party(_rank: int) -> None:
+    part = _build(THIRD_PARTY, name="vision")
     assert not part.staged
     values = _values(part)
     assert set(values) == {
@@ -209,11 +209,11 @@ def _check_stranger(_rank: int) -> None:
         "vision.layers.2.factor",
     }
     module = part.module
-    assert isinstance(module, Stranger)
+    assert isinstance(module, ThirdParty)
     assert module.again._parameters["weight"] is module.layers["0"]._parameters["weight"]
     torch.manual_seed(3)
-    assert all(torch.equal(value, values[name]) for name, value in _values(_build(STRANGER, name="vision")).items())
-    other = _values(_build(STRANGER, name="vision", seed=2))
+    assert all(torch.equal(value, values[name]) for name, value in _values(_build(THIRD_PARTY, name="vision")).items())
+    other = _values(_build(THIRD_PARTY, name="vision", seed=2))
     assert not torch.equal(other["vision.layers.1.factor"], values["vision.layers.1.factor"])
     assert not torch.equal(values["vision.layers.1.factor"], values["vision.layers.2.factor"])
     scale = module.layers["1"]
@@ -227,9 +227,9 @@ def _check_stranger(_rank: int) -> None:
         assert all(torch.equal(value, values[name]) for name, value in found.items())
 
 
-def test_a_strangers_module(run_ranks: Callable[..., list[Any]]) -> None:
+def test_a_third_party_module(run_ranks: Callable[..., list[Any]]) -> None:
     """Layers that can't draw again, share or need real numbers to be built: values still follow from the seed alone."""
-    run_ranks(1, _check_stranger)
+    run_ranks(1, _check_third_party)
 
 
 class Torch(nn.Module):
@@ -250,7 +250,7 @@ class Torch(nn.Module):
 
 
 def _check_torch_layers(_rank: int) -> None:
-    part = _build(attrs.evolve(STRANGER, build=lambda config, hidden: Torch(hidden)), name="vision")
+    part = _build(attrs.evolve(THIRD_PARTY, build=lambda config, hidden: Torch(hidden)), name="vision")
     plain = Torch(4)
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
@@ -275,7 +275,7 @@ def test_an_encoder_of_plain_torch_layers(run_ranks: Callable[..., list[Any]]) -
 def _check_bad_plan(_rank: int) -> None:
     bad = TensorSupport(divisible=lambda config: {}, plan=lambda module, axis: {"layers.9.weight": Split(0)})
     with pytest.raises(PluginError, match=r"modules\.vision\.plugin: .*'stranger'.*\['layers\.9\.weight'\]"):
-        _build(attrs.evolve(STRANGER, tensor=bad), name="vision")
+        _build(attrs.evolve(THIRD_PARTY, tensor=bad), name="vision")
 
 
 def test_a_plan_for_parameters_that_do_not_exist(run_ranks: Callable[..., list[Any]]) -> None:

@@ -265,7 +265,7 @@ def test_refused_settings(values: dict[str, Any], message: str) -> None:
 
 
 def test_vocabulary_must_be_known_to_build() -> None:
-    """0 stands for the tokenizer's number, which somebody must have put in."""
+    """0 means the tokenizer's number, which replaces it before the check."""
     with pytest.raises(ConfigError, match=r"modules\.language\.config\.vocabulary: expected a number of ids"):
         DECODER.build(DecoderConfig(), Stage())
 

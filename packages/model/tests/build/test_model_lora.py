@@ -38,7 +38,7 @@ class NoConfig:
     """No settings."""
 
 
-class Stranger(nn.Module):
+class ThirdParty(nn.Module):
     """PyTorch's own layers, of which some read the weights of their linears themselves."""
 
     def __init__(self, hidden: int) -> None:
@@ -55,13 +55,13 @@ class Stranger(nn.Module):
         return found[0]
 
 
-STRANGER = EncoderSpec(
+THIRD_PARTY = EncoderSpec(
     name="stranger",
     config=NoConfig,
     measure=lambda _raw: (1,),
     rows=lambda _config, _size: 1,
     prepare=lambda _config, raw: raw,
-    build=lambda _config, hidden: Stranger(hidden),
+    build=lambda _config, hidden: ThirdParty(hidden),
 )
 
 
@@ -129,9 +129,9 @@ def _merge_into(plain: Part, part: Part, lora: Lora) -> None:
             local(plain.parameters[f"{linear}.weight"]).add_(up @ down * lora.scale)
 
 
-def _check_stranger(_rank: int) -> None:
+def _check_third_party(_rank: int) -> None:
     lora = Lora(rank=2, alpha=1.0, targets=("first", "attention.out_proj", "layer.*"))
-    part, plain = _stirred(_build(STRANGER, NoConfig(), lora=lora)), _build(STRANGER, NoConfig(), lora=None)
+    part, plain = _stirred(_build(THIRD_PARTY, NoConfig(), lora=lora)), _build(THIRD_PARTY, NoConfig(), lora=None)
     assert {lora_linear(name) for name in part.parameters} - {None} == {
         "m.first",
         "m.attention.out_proj",
@@ -153,7 +153,7 @@ def _check_stranger(_rank: int) -> None:
 
 def test_whoever_reads_a_weight_reads_what_was_added_too(run_ranks: Callable[..., list[Any]]) -> None:
     """Third-party attention and layers compute with it, by their forward or not, with gradients or without."""
-    run_ranks(1, _check_stranger)
+    run_ranks(1, _check_third_party)
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -178,11 +178,11 @@ def test_a_linear_computes_with_the_sum(experts: bool, scale: float) -> None:
     torch.testing.assert_close(linear(x), (x @ merged.T + linear.bias)[:, 1:])
 
 
-def _check_put_off(_rank: int) -> None:
+def _check_deferred(_rank: int) -> None:
     items = [{"rows": torch.randn(5, 3)}]
     lora = Lora(rank=2, targets=("first", "layer.linear1"))
     at_once, later = (
-        _stirred(_build(STRANGER, NoConfig(), lora=lora, splits_backward=splits)) for splits in (False, True)
+        _stirred(_build(THIRD_PARTY, NoConfig(), lora=lora, splits_backward=splits)) for splits in (False, True)
     )
     at_once.encode(items, [(1,)]).square().sum().backward()
     with later.defer_weight_grads() as rest:
@@ -195,9 +195,9 @@ def _check_put_off(_rank: int) -> None:
         torch.testing.assert_close(one.grad, at_once.parameters[name].grad)
 
 
-def test_its_weight_gradients_are_put_off(run_ranks: Callable[..., list[Any]]) -> None:
+def test_its_weight_gradients_are_deferred(run_ranks: Callable[..., list[Any]]) -> None:
     """Where a backward is split, beside PyTorch's own linears too."""
-    run_ranks(1, _check_put_off)
+    run_ranks(1, _check_deferred)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_wrong_settings(keys: dict[str, Any], text: str) -> None:
     assert str(refused.value).startswith(text)
 
 
-class Idle(Stranger):
+class Idle(ThirdParty):
     """A layer of which the plugin says that it is not to learn, as of one whose rows nobody reads."""
 
     def __init__(self, hidden: int) -> None:
@@ -242,7 +242,7 @@ class Idle(Stranger):
         self.idle = nn.Linear(3, hidden).requires_grad_(requires_grad=False)
 
 
-IDLE = attrs.evolve(STRANGER, build=lambda _config, hidden: Idle(hidden))
+IDLE = attrs.evolve(THIRD_PARTY, build=lambda _config, hidden: Idle(hidden))
 
 
 def _check_idle(_rank: int) -> None:
@@ -290,13 +290,13 @@ class Shared(nn.Module):
             "modules.m.lora.targets: expected patterns of the paths of linears inside m, got 'layers.*.attn.*', which",
         ),
         (
-            attrs.evolve(STRANGER, build=lambda _config, _hidden: Shared()),
+            attrs.evolve(THIRD_PARTY, build=lambda _config, _hidden: Shared()),
             NoConfig(),
             {"lora": Lora(rank=1, targets=("other",))},
             "modules.m.lora.targets: expected linears with weights of their own, got other, whose weight is also one.",
         ),
         (
-            STRANGER,
+            THIRD_PARTY,
             NoConfig(),
             {"frozen": frozenset({"layer.*", "frist.weight"})},
             "modules.m.frozen: expected patterns of the paths of parameters inside it, got 'frist.weight', which",

@@ -62,7 +62,7 @@ def _loss(part: Part, batch: LanguageBatch) -> Tensor:
 
 
 def _train(part: Part) -> tuple[dict[str, Tensor], list[LanguageBatch]]:
-    """Return the gradients of two microbatches that wait for their backward together, and what they told."""
+    """Return the gradients of two microbatches that wait for their backward together, and their batches."""
     batches = [_batch(shift) for shift in range(2)]
     for loss in [_loss(part, batch) for batch in batches]:
         with part.defer_weight_grads() as later:
@@ -241,7 +241,7 @@ STRANGE = EncoderSpec(
 )
 
 
-def _check_stranger(_rank: int) -> None:
+def _check_third_party(_rank: int) -> None:
     found = []
     for way in ("none", "full"):
         part = build_part(
@@ -268,9 +268,9 @@ def _check_stranger(_rank: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_strangers_layers_can_be_recomputed(run_ranks: Callable[..., list[Any]]) -> None:
+def test_layers_of_a_third_party_module_can_be_recomputed(run_ranks: Callable[..., list[Any]]) -> None:
     """Whatever they are made of; they put nothing off, so that all gradients are there at once."""
-    run_ranks(1, _check_stranger)
+    run_ranks(1, _check_third_party)
 
 
 @pytest.mark.parametrize(
@@ -313,5 +313,5 @@ def _check_bad_methods(_rank: int) -> None:
 
 
 def test_what_is_no_method_of_a_submodule_cannot_be_recomputed(run_ranks: Callable[..., list[Any]]) -> None:
-    """A plugin that names something else is told so."""
+    """A plugin that names something else is refused."""
     run_ranks(1, _check_bad_methods)

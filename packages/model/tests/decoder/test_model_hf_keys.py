@@ -157,4 +157,4 @@ def test_no_key_that_counts_is_passed_over(model_type: str, tmp_path: Path) -> N
             torch.testing.assert_close(
                 found, expected, rtol=1e-3, atol=1e-3 * float(plain.abs().max()), msg=str(change)
             )
-    assert counts > 1  # the comparison can tell
+    assert counts > 1  # the comparison sees it

@@ -86,14 +86,14 @@ def test_settings_that_do_not_go_together_are_refused(changed: Mapping[str, Any]
 
 
 def test_settings_are_refused_without_assertions_too() -> None:
-    """Python's -O drops those; what a decoder has too is checked all the same."""
+    """Python's -O drops those; what a decoder has too is checked anyway."""
     code = "from mimo.model import HybridConfig; HybridConfig(pattern='*', heads=4, kv_heads=3)"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter and text
     assert done.returncode
     assert "modules.language.config.kv_heads: expected a divisor of heads = 4, got 3" in done.stderr
 
 
-def test_a_vocabulary_must_be_told() -> None:
+def test_a_vocabulary_must_be_set() -> None:
     """By the settings or by a tokenizer."""
     with pytest.raises(ConfigError, match=r"config\.vocabulary: expected a number of ids, or a tokenizer"):
         HYBRID.build(attrs.evolve(SMALL, vocabulary=0), Stage())

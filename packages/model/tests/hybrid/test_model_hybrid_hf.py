@@ -118,7 +118,7 @@ def test_packed_samples_are_what_transformers_computes_one_by_one(name: str, tmp
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
-    """A model of the configuration that we describe is the same model, and describing it again tells the same."""
+    """A model of the configuration that we describe is the same model, and a description of it is the same again."""
     build, given = MODELS[name]
     theirs = build(given).eval()
     draw(tensors_in(theirs))

@@ -115,7 +115,7 @@ def test_a_sample_in_pieces_has_the_logits_of_the_whole(name: str, cuts: str) ->
 
 
 def test_our_language_models_remember_and_others_need_not() -> None:
-    """Whoever has no `remember` is told apart without being asked."""
+    """A module without the methods of a decode cache does not support one."""
     assert isinstance(build(MODELS["window"]), SupportsDecodeCache)
     assert not isinstance(torch.nn.Linear(1, 1), SupportsDecodeCache)
 
@@ -152,7 +152,7 @@ def test_rows_that_are_kept_are_the_last_ones(most: int | None) -> None:
         came = torch.cat((came, new))
 
 
-def test_a_scan_goes_on_from_its_state() -> None:
+def test_a_scan_continues_from_its_state() -> None:
     """By chunks or by one row: what the recurrence over all rows reads, and leaves."""
     generator = torch.Generator().manual_seed(2)
     rows, heads, width, state = 19, 6, 3, 5
@@ -177,7 +177,7 @@ def test_a_scan_goes_on_from_its_state() -> None:
     assert after.shape == (heads, width, state)
 
 
-def test_a_convolution_goes_on_from_the_last_rows() -> None:
+def test_a_convolution_continues_from_the_last_rows() -> None:
     """Those that its cache puts before new ones, zeros before the first."""
     generator = torch.Generator().manual_seed(4)
     x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((12, 6), (6, 4), (6,)))
@@ -200,7 +200,7 @@ def test_attention_of_the_last_rows_is_that_of_all(window: int, before: int, row
     torch.testing.assert_close(last, whole[before:])
 
 
-def test_rows_of_several_samples_are_not_one_that_goes_on() -> None:
+def test_rows_of_several_samples_are_not_one_that_continues() -> None:
     """A cache is of one sample, and of the model that made it."""
     ids = torch.zeros(4, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, ids, lengths=[2, 2])

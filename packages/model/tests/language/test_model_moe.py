@@ -233,7 +233,7 @@ def _check_names(_rank: int) -> None:
 
 
 def test_names_and_shapes_of_experts(run_ranks: Callable[..., list[Any]]) -> None:
-    """All experts of a layer are one parameter, drawn apart; routers and the shared expert stand beside them."""
+    """All experts of a layer are one parameter, drawn apart; routers and the shared expert have their own."""
     run_ranks(1, _check_names)
 
 
@@ -325,7 +325,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], match: str) 
         attrs.evolve(BASE, **settings)
 
 
-def test_what_a_model_with_experts_tells() -> None:
+def test_the_spec_of_a_model_with_experts_names_losses_and_loads() -> None:
     """The spec names the losses and loads that its aux_losses will get, none of a dense model."""
     config = attrs.evolve(BASE, layers=3, dense_layers=1, z_loss=0.1)
     assert DECODER.aux_losses(config).losses == ("z",)

@@ -51,7 +51,7 @@ def test_a_deferral_computes_in_order_and_once() -> None:
     assert done == [7, 0, 1, 2]
 
 
-def test_a_deferral_tells_of_parameters_and_when_the_last_of_each_is_added() -> None:
+def test_a_deferral_names_parameters_and_when_the_last_of_each_is_added() -> None:
     """So that their gradients can be sent while others are still computed."""
     weight_grad_queue, done = WeightGradQueue(), list[str]()
     names = {torch.zeros(1): "weight", torch.zeros(1): "bias"}
@@ -194,7 +194,7 @@ def _check_what_needs_no_gradient(_rank: int) -> None:
         assert not whole(x).requires_grad
 
 
-def test_only_what_trains_is_put_off(run_ranks: Callable[..., list[Any]]) -> None:
+def test_only_what_trains_is_deferred(run_ranks: Callable[..., list[Any]]) -> None:
     """Frozen weights put nothing off and pass gradient on; rows that need no gradient get none."""
     run_ranks(1, _check_what_needs_no_gradient)
 
@@ -233,7 +233,7 @@ CONFIGS = {
         balance_loss=0.1, z_loss=0.1,
     ),
 }  # fmt: skip
-PUT_OFF = ("query.weight", "output.weight", "mlp.down.weight", "head.weight", "gate.weight", "query.bias")
+DEFERRED = ("query.weight", "output.weight", "mlp.down.weight", "head.weight", "gate.weight", "query.bias")
 AT_ONCE = ("norm.weight", "router.weight", "embedding.weight")
 
 
@@ -270,7 +270,7 @@ def _check_decoder(_rank: int, name: str) -> None:
             loss.backward()
         waiting.append(later)
     for path, parameter in split.parameters.items():
-        if path.endswith(PUT_OFF):
+        if path.endswith(DEFERRED):
             assert parameter.grad is None, path
         if path.endswith(AT_ONCE):
             assert parameter.grad is not None, path

@@ -83,5 +83,5 @@ def _check_embedding(rank: int, sequence_parallel: bool) -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_embedding_with_a_rank_without_ids(run_ranks: Callable[..., list[Any]], sequence_parallel: bool) -> None:
-    """Five ids over four ranks leave the last none, and it takes part in backward all the same."""
+    """Five ids over four ranks leave the last none, and it still takes part in backward."""
     run_ranks(4, _check_embedding, sequence_parallel)

@@ -65,7 +65,7 @@ def toy(seed: int = 0) -> nn.Module:
 
 
 def same(one: nn.Module, other: nn.Module) -> dict[str, bool]:
-    """Tell which parameters are the same, to the bit."""
+    """Return which parameters are the same, to the bit."""
     return {
         name: torch.equal(mine, theirs)
         for (name, mine), theirs in zip(one.named_parameters(), other.parameters(), strict=True)
@@ -73,7 +73,7 @@ def same(one: nn.Module, other: nn.Module) -> dict[str, bool]:
 
 
 def test_what_is_written_is_read_back() -> None:
-    """Fused, reshaped, stacked and turned tensors, to the bit; what the table leaves out is told and left alone."""
+    """Fused, reshaped, stacked and turned tensors, to the bit; what the table leaves out is listed and unchanged."""
     module, other = toy(), toy(seed=1)
     written = write_hf(module, family(), None)
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == THEIRS
@@ -98,7 +98,7 @@ def test_names_may_begin_otherwise(before: str, after: str) -> None:
     assert sum(same(module, other).values()) == len(SHAPES) - 1
 
 
-def test_all_that_does_not_fit_is_told_at_once_and_nothing_changes() -> None:
+def test_one_error_names_all_that_does_not_fit_and_nothing_changes() -> None:
     """Missing, misshapen and unexpected tensors."""
     module, other = toy(), toy(seed=1)
     written: dict[str, Tensor] = write_hf(module, family(), None)

@@ -244,7 +244,7 @@ def test_without_training_there_are_forwards_alone(data: st.DataObject, cases: C
 
 
 def test_stages_that_take_no_time_are_placed_too() -> None:
-    """Costs may be 0, as of a part that nobody has measured: the plan is whole all the same."""
+    """Costs may be 0, as of a part that nobody has measured: the plan is still whole."""
     graph = _colocated()
     nothing = Costs(stages={stage: StageCost(forward=Seconds()) for stage in graph.stages})
     plan = generate(graph, 3, Ahead(), nothing)

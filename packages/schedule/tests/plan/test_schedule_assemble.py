@@ -1,4 +1,4 @@
-"""What is asked of computations before they are joined into a plan."""
+"""What computations must be before they are joined into a plan."""
 
 from __future__ import annotations
 

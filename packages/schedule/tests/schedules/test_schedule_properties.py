@@ -149,7 +149,7 @@ def test_a_dropped_receive_is_refused(data: st.DataObject, cases: Cases) -> None
 @few
 @given(data=st.data())
 def test_two_swapped_sends_are_refused(data: st.DataObject, cases: Cases) -> None:
-    """Sends of two microbatches on one channel in the wrong order are found: order is all that tells them apart."""
+    """Sends of two microbatches on one channel in the wrong order are found: they differ in nothing but their order."""
     case = data.draw(cases)
     number, low = _pick(data, _places(case.plan, "send"))
     actor = case.plan.actors[number]
@@ -184,11 +184,11 @@ def test_an_action_on_the_wrong_rank_is_refused(data: st.DataObject, cases: Case
     case = data.draw(cases)
     number, index = _pick(data, _places(case.plan))
     action = case.plan.actors[number].actions[index]
-    strangers = [other for other, actor in enumerate(case.graph.actors) if action.stage_id not in actor.stages]
-    stranger = _pick(data, strangers)
-    actions = list(case.plan.actors[stranger].actions)
+    elsewhere = [other for other, actor in enumerate(case.graph.actors) if action.stage_id not in actor.stages]
+    wrong = _pick(data, elsewhere)
+    actions = list(case.plan.actors[wrong].actions)
     actions.insert(data.draw(st.integers(0, len(actions))), action)
-    broken = _with(case.plan, stranger, actions)
+    broken = _with(case.plan, wrong, actions)
     assert_refused(
         broken,
         case.graph,

@@ -219,7 +219,7 @@ def test_it_is_registered_as_a_plugin() -> None:
     assert (spec.name, spec.config, spec.generate) == ("zero-bubble", ZeroBubble, generate)
 
 
-def test_stages_of_one_rank_are_told_apart() -> None:
+def test_stages_of_one_rank_are_distinct() -> None:
     """In a V of three ranks the turn lies on the last: its edge joins two stages of one rank."""
     graph = _pipeline(3, chunks=2)
     edge = next(edge for edge in graph.edges if edge.name == "l.2-3")

@@ -103,7 +103,7 @@ def _bars(result: Simulation, rank: int) -> list[tuple[str, float, float, str]]:
 TWO = {"ranks_0": "F:v0:0 S:v0:0:v->l F:v0:1 S:v0:1:v->l", "ranks_1": "R:l0:0:v->l R:l0:1:v->l F:l0:0 F:l0:1"}
 
 
-def test_a_message_travels_while_its_sender_goes_on() -> None:
+def test_a_message_travels_while_its_sender_continues() -> None:
     """With overlap a send takes its sender no time; the receiver waits for the sender first, then for the message."""
     graph = _modules(v=(0,), l=(1,))
     costs = attrs.evolve(_costs(graph, v=10, l=2), link=Link(latency=3))
@@ -140,7 +140,7 @@ def test_a_message_waits_until_it_is_posted() -> None:
 
 
 def test_without_overlap_messages_keep_both_ends_busy() -> None:
-    """The sender goes on when its message has arrived; a receiver that was busy takes as long before it uses it."""
+    """The sender continues when its message has arrived; a receiver that was busy takes as long before it uses it."""
     graph = _modules(v=(0,), l=(1,))
     costs = attrs.evolve(_costs(graph, v=10, l=20), link=Link(latency=3), overlaps=False)
     result = simulate(_plan(2, **TWO), graph, costs)

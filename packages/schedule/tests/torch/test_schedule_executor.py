@@ -329,7 +329,7 @@ def test_schedule_executor_keeps_activations_until_their_backward_and_no_longer(
     assert {stage: program.live for stage, program in programs.items()} == dict.fromkeys(graph.stages, [0] * len(ROWS))
     gathered = programs_of(graph)
     executor_of(graph, gathered).run(in_turn(graph, steps_of(graph)), at_home)
-    assert gathered[LAST].live == [0, 1, 2, 3]  # as many as are in flight: the count can tell
+    assert gathered[LAST].live == [0, 1, 2, 3]  # as many as are in flight: the count shows it
     assert not [product for program in gathered.values() for product in program.products if product() is not None]
 
 
@@ -342,7 +342,7 @@ def test_schedule_executor_keeps_nothing_of_what_is_frozen() -> None:
 
 
 @pytest.mark.parametrize("backward", [("backward",), SPLIT], ids=["whole", "split"])
-def test_schedule_executor_tells_when_a_stage_computes_and_adds(backward: tuple[ActionKind, ...]) -> None:
+def test_schedule_executor_announces_when_a_stage_computes_and_adds(backward: tuple[ActionKind, ...]) -> None:
     """Each forward and backward has its bounds, a pass without rows too, and the last that adds is known as such."""
     graph = graph_of()
     programs = programs_of(graph)
@@ -423,7 +423,7 @@ def test_schedule_executor_lets_go_of_outputs_that_have_left_and_of_inputs_that_
     assert target.weight.grad is not None
 
 
-def test_schedule_record_tells_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedule_record_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each action has its moment, in order; rows take 5 seconds to come, and a forward 3 to compute."""
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
@@ -479,7 +479,7 @@ class RecordedProgress:
         self.reports.append("goes on")
 
 
-def test_schedule_executor_tells_what_it_does_and_whom_it_waits_for() -> None:
+def test_schedule_executor_reports_what_it_does_and_whom_it_waits_for() -> None:
     """Rows are awaited where a pass needs them, and what was sent must have left before the end."""
     graph = graph_of(language=(1,))
     plan = only(in_turn(graph, steps_of(graph, count=1)), 1, {"forward", "send", "backward", "receive"})

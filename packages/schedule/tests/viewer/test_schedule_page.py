@@ -1,4 +1,4 @@
-"""The page of timelines: what it holds, and what a real browser makes of it."""
+"""The page of timelines: what it holds, and what a real browser shows."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ document.getElementById("messages").click(); // draws at once, not in a next fra
 </script>"""
 
 
-def test_schedule_page_tells_what_lies_under_the_pointer_and_zooms_by_the_wheel(browser: str, tmp_path: Path) -> None:
+def test_schedule_page_shows_what_lies_under_the_pointer_and_zooms_by_the_wheel(browser: str, tmp_path: Path) -> None:
     """Action, times, wait with its cause, and bytes; what is zoomed out of sight is not drawn."""
     timeline = attrs.evolve(_step("simulated", ranks=4, microbatches=5), ranks=(3,), transfers=())
     timeline = attrs.evolve(timeline, bars=tuple(bar for bar in timeline.bars if bar.ranks == (3,)))

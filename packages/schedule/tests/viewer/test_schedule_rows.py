@@ -13,7 +13,7 @@ def _bar(
     return Bar(ranks=ranks, action=action, start=start, finish=finish, waited=waited, cause=cause)
 
 
-def test_schedule_rows_are_ranks_that_did_all_alike() -> None:
+def test_schedule_rows_are_ranks_that_did_the_same() -> None:
     """A bar of ranks that share one action alone stands in the rows of all of them; idle ranks have a row too."""
     timeline = Timeline(
         name="t", ranks=(0, 1, 2, 3, 4), bars=(_bar((0, 1, 2), 0, 1), _bar((0, 1), 1, 2), _bar((2,), 1, 4))

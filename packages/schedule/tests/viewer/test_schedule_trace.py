@@ -61,7 +61,7 @@ def test_schedule_trace_has_a_process_for_each_timeline_and_a_thread_for_each_ro
     assert Counter(event["pid"] for event in events if event["ph"] == "X") == {0: 3, 1: 3}
 
 
-def test_schedule_trace_tells_what_was_done_when_and_after_what_wait(tmp_path: Path) -> None:
+def test_schedule_trace_shows_what_was_done_when_and_after_what_wait(tmp_path: Path) -> None:
     """Times in microseconds, the module as category."""
     events = _events(tmp_path / "trace.json", _timeline("simulated"))
     first, second, third = (event for event in events if event["ph"] == "X")

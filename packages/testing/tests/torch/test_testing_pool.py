@@ -62,7 +62,7 @@ def test_one_process_forks_the_ranks_of_runs_of_any_size(own_pool: Pool) -> None
 
 
 def import_late(rank: int) -> bool:
-    """Tell whether a module that nothing else here needs has been imported, and import it."""
+    """Return whether a module that nothing else here needs has been imported, and import it."""
     known = "sched" in sys.modules
     import sched  # noqa: F401
 
@@ -101,7 +101,7 @@ def test_what_is_recalled_was_run_once_for_all_pools_of_a_folder(tmp_path: Path)
         ("parent", "who forked it is gone"),
     ],
 )
-def test_a_fault_is_told_by_rank_and_the_pool_goes_on(own_pool: Pool, how: str, message: str) -> None:
+def test_a_fault_is_reported_by_rank_and_the_pool_still_works(own_pool: Pool, how: str, message: str) -> None:
     """Ranks that wait for the failed one are ended; who forks them is replaced if it is gone."""
     with pytest.raises(RanksError, match=rf"(?s)rank 1:\n[^\0]*{message}"):
         own_pool.run(3, fail, how)

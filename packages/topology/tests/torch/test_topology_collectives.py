@@ -84,7 +84,7 @@ def _refusals(rank: int) -> list[str]:
     return found
 
 
-def test_topology_wrong_data_is_refused_on_all_ranks_alike(run_ranks: Callable[..., list[Any]]) -> None:
+def test_topology_wrong_data_is_refused_on_all_ranks(run_ranks: Callable[..., list[Any]]) -> None:
     """What is too long is refused before room is made for it, what is no JSON when it is read, on every rank."""
     texts = [
         "expected at most 150 bytes of JSON from all ranks, got 102 bytes of rank 1 for each of 2 ranks",
@@ -107,8 +107,8 @@ def _says_no_json(rank: int) -> list[tuple[str, str]]:
     return found
 
 
-def test_topology_what_is_no_json_is_refused_on_all_ranks_alike(run_ranks: Callable[..., list[Any]]) -> None:
-    """Nobody waits for the rank that can't say it; there, what is wrong with it is told too."""
+def test_topology_what_is_no_json_is_refused_on_all_ranks(run_ranks: Callable[..., list[Any]]) -> None:
+    """Nobody waits for the rank that can't say it; that rank also names what is wrong with it."""
     texts = [f"expected plain JSON data from every rank, got something else from rank {rank}" for rank in (1, 0)]
     for rank, found in enumerate(run_ranks(2, _says_no_json)):
         causes = [(kind if one == rank else "NoneType") for kind in ("TypeError", "ValueError") for one in (1, 0)]

@@ -45,7 +45,7 @@ MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=
 
 
 def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
-    """A file that was replaced after its rows were counted is told with its line; decoded, it would have other rows."""
+    """A file that was replaced after its rows were counted is named with its line; it would have other rows."""
     Image.new("L", (3, 4)).save(tmp_path / "a.png")
     (tmp_path / "train.jsonl").write_text('{"text": "x"}\n{"images": ["a.png"], "text": "<image>"}\n')
     jsonl, byte = find_installed(DATASETS, "jsonl", ""), find_installed(TOKENIZERS, "byte", "")

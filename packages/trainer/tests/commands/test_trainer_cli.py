@@ -74,7 +74,7 @@ def test_check_shows_the_expert_view_of_modules_with_experts(file: str, capsys: 
 
 
 def test_check_shows_what_ranks_send_on_each_edge(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Six rows of 16 numbers go on to the next stage's like rank, and their gradients back; there is no boundary."""
+    """Six rows of 16 elements go to the next stage's rank, and their gradients back; there is no boundary."""
     pipeline = ("modules.language.pp=2", "modules.language.config.layers=2", "run.micro_batch=2")
     assert run(["check", file, *pipeline]) == 0
     out = capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_check_shows_what_ranks_send_on_each_edge(file: str, capsys: pytest.Capt
 def test_check_shows_the_rest_where_data_cannot_be_read(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Grids, memory and plan need no data; only then is the file and line told that cannot be read."""
+    """Grids, memory and plan need no data; the unreadable file and line are named after them."""
     (tmp_path / "train.jsonl").write_text('{"text": 5}\n' * 4)
     assert run(["check", file, "modules.language.pp=2", "modules.language.config.layers=2"]) == 3
     printed = capsys.readouterr()
@@ -115,7 +115,7 @@ def test_check_estimates_what_a_rank_holds_of_a_split_module(file: str, capsys: 
     assert 0.45 < first_rank(*wide) / whole < 0.55
 
 
-def test_refusals_are_told_once_on_stderr_with_code_2(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_printed_once_on_stderr_with_code_2(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Plainly, without a traceback."""
     assert run(["train", file, "run.stepz=3"]) == 2
     assert capsys.readouterr() == (
@@ -174,7 +174,7 @@ def test_a_bug_shows_its_traceback_and_ends_with_3(
 
 
 def test_plugins_are_listed_with_their_distributions(capsys: pytest.CaptureFixture[str]) -> None:
-    """Built-ins stand there like a stranger's."""
+    """Built-ins are listed like third-party plugins."""
     assert run(["plugins"]) == 0
     lines = {tuple(line.split()[:2]): line for line in capsys.readouterr().out.splitlines()}
     assert "mimo-model" in lines["mimo.language_models", "decoder"]
@@ -197,7 +197,7 @@ def test_a_checkpoint_that_is_not_there_ends_with_2(tmp_path: Path, capsys: pyte
     assert f"mimo: {tmp_path / 'none'}: expected" in capsys.readouterr().err
 
 
-def test_generation_needs_something_to_go_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generation_needs_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An image or a text."""
     assert run(["generate", str(tmp_path)]) == 2
     assert "--text: expected a prompt, got nothing." in capsys.readouterr().err

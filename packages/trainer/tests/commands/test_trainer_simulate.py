@@ -40,10 +40,10 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_simulate_tells_time_bubbles_and_memory_by_rank(
+def test_simulate_shows_time_bubbles_and_memory_by_rank(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks that do all alike share a line; work and causes make up the step."""
+    """Ranks that do the same share a line; work and causes make up the step."""
     assert run(["simulate", file, "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "1f1b, 4 microbatches: a step takes" in out
@@ -70,7 +70,7 @@ def test_simulate_writes_a_trace_and_a_page(file: str, tmp_path: Path, capsys: p
     assert not (tmp_path / "run").exists()
 
 
-def test_simulate_writes_where_it_is_called_unless_told(
+def test_simulate_writes_into_the_current_folder_by_default(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into the current folder."""

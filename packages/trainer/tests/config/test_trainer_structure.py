@@ -133,7 +133,7 @@ def test_keys_of_a_neighbour_are_suggested_too() -> None:
         structure({"clipp": 1.0}, Inner, "optimizer", siblings=("clip",))
 
 
-def test_types_that_cannot_be_told_are_the_plugins_fault() -> None:
+def test_types_that_cannot_be_resolved_are_the_plugins_fault() -> None:
     """A class whose types are imported for the type checker alone cannot be filled."""
     with pytest.raises(PluginError, match="Vague: expected types of settings that can be resolved, got name 'Nowhere'"):
         structure({"x": 1}, Vague, "here")

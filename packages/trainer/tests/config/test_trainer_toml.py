@@ -94,7 +94,7 @@ def test_a_wrong_override_is_refused_like_a_wrong_line(override: str, text: str)
 
 
 def test_a_table_for_a_misspelt_module_names_the_one_that_is_meant() -> None:
-    """It would be a module without a plugin; one that is called otherwise altogether is told to lack that."""
+    """It would be a module without a plugin; a name that resembles none is refused for the missing plugin."""
     text = r"^modules\.langauge: expected a module that there is, got 'langauge', .* Did you mean 'language'\?"
     with pytest.raises(ConfigError, match=text):
         make_settings(TABLE, ["modules.langauge.tp=2"])

@@ -155,7 +155,7 @@ def test_sections_of_a_folder_are_found_by_their_family() -> None:
     ],
 )
 def test_folders_for_nothing_or_for_several_are_refused(described: dict[str, Any], text: str) -> None:
-    """With what can be read, and what would tell."""
+    """The message lists what can be read, and which setting decides."""
     with pytest.raises(ConfigError) as caught:
         find_parts(Path("f"), described, [reader("language", "x"), reader("language", "x", plugin="other")])
     assert text in str(caught.value)
@@ -212,7 +212,7 @@ def test_a_family_that_is_never_written_is_read(tmp_path: Path) -> None:
         prepare([part], {"language": attrs.evolve(part.config, rope_theta=5.0)})
 
 
-def test_settings_that_the_family_of_a_folder_cannot_say_are_told_as_differing(tmp_path: Path) -> None:
+def test_settings_that_the_family_of_a_folder_cannot_say_count_as_differing(tmp_path: Path) -> None:
     """Not as if the folder were to be written."""
     part = published(tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -223,7 +223,7 @@ def test_settings_that_the_family_of_a_folder_cannot_say_are_told_as_differing(t
     assert "`mimo checkpoint import-hf" in str(caught.value)
 
 
-def test_one_setting_that_differs_is_told_in_a_line_by_our_name(tmp_path: Path) -> None:
+def test_one_setting_that_differs_is_named_in_a_line_by_our_name(tmp_path: Path) -> None:
     """What a module's settings leave to follow from others is no difference."""
     part = published(tmp_path)
     same = attrs.evolve(part.config, head_dim=part.config.head_width, kv_heads=part.config.key_value_heads)

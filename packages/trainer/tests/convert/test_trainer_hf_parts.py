@@ -19,7 +19,7 @@ TEXT = {
 
 
 def test_text_of_a_vision_model_is_found_in_its_section_or_beside_the_rest() -> None:
-    """Qwen2-VL's keys stand together as it was published, and in a section since transformers 5: there they count."""
+    """Qwen2-VL was published with all keys on one level; since transformers 5 a section holds those that count."""
     readers = readers_of([("language", DECODER)])
     (flat,) = find_parts(Path("folder"), {**TEXT, "model_type": "qwen2_vl"}, readers)
     section = {**TEXT, "model_type": "qwen2_vl_text"}

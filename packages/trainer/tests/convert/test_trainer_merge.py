@@ -100,7 +100,7 @@ def test_a_circle_of_checkpoints_is_refused(tmp_path: Path) -> None:
         links_of(folder)
 
 
-def test_a_folder_that_cannot_be_marked_as_needed_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_marked_as_needed_is_named(tmp_path: Path) -> None:
     """Of those that a run's `keep` may remove; from other folders nothing is."""
     tensors = {"m.other.weight": torch.zeros(2, 3)}
     folders = [write(tmp_path / name, tensors) for name in ("checkpoints", "imported")]

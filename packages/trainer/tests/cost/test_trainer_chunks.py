@@ -1,4 +1,4 @@
-"""What `mimo check` tells of modules of several chunks, passes and recomputation, and what their ranks hold."""
+"""What `mimo check` shows of modules of several chunks, passes and recomputation, and what their ranks hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks are told to hold and send, of what a plugin says of the shapes that it is asked about."""
+"""What ranks will hold and send, by what a plugin estimates of shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HIDDEN, VOCABULARY = 8, 300
 
 
 class Asked:
-    """An optimizer's estimates that take down what they are asked about; half of the state is in host memory."""
+    """An optimizer's estimates that record what they get; half of the state is in host memory."""
 
     def __init__(self) -> None:
         self.parts: list[PartShapes] = []
@@ -46,18 +46,18 @@ class Asked:
         self.numbers: list[Numbers] = []
 
     def laid(self, part: PartShapes, _config: Any) -> LaidBytes:
-        """Tell round figures of what a part is, and what it takes while it computes."""
+        """Return round figures of a part, and of what it takes while it computes."""
         self.parts.append(part)
         inside = 10 + len(part.parameters)
         return attrs.evolve(replicated(part), weights=1000, gathered_inside=inside, gradients_inside=inside)
 
     def state(self, stepped: SteppedShapes, _config: Any) -> StateBytes:
-        """Tell as many bytes as there are parameters."""
+        """Return as many bytes as there are parameters."""
         self.stepped.append(stepped)
         return StateBytes(device=len(stepped.pieces), host=2**20 * len(stepped.pieces))
 
     def sent(self, numbers: Numbers, _config: Any) -> SentBytes:
-        """Tell other bytes for each time."""
+        """Return different bytes for each moment of sending."""
         self.numbers.append(numbers)
         return SentBytes(step=numbers.trained, forward=1e9, backward=2e9, grad_accumulation=3e9)
 
@@ -85,7 +85,7 @@ def table(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def job(table: dict[str, Any]) -> Callable[..., tuple[Job, Asked]]:
-    """Resolve the job of the table with overrides, with a plugin that is asked."""
+    """Resolve the job of the table with overrides, with a plugin that records its calls."""
 
     def resolved(*overrides: str) -> tuple[Job, Asked]:
         asked = Asked()
@@ -94,8 +94,8 @@ def job(table: dict[str, Any]) -> Callable[..., tuple[Job, Asked]]:
     return resolved
 
 
-def test_a_plugin_is_asked_about_what_it_will_be_given(job: Callable[..., tuple[Job, Asked]]) -> None:
-    """Pieces of tensor ranks, layers by number, and where this rank stands among its lanes."""
+def test_a_plugin_estimates_what_it_will_be_given(job: Callable[..., tuple[Job, Asked]]) -> None:
+    """Pieces of tensor ranks, layers by number, and the index of this rank among its lanes."""
     made, asked = job('modules.language.frozen=["embedding"]')
     memory = estimate_memory(made)
     assert len(asked.parts) == 16
@@ -114,7 +114,7 @@ def test_a_plugin_is_asked_about_what_it_will_be_given(job: Callable[..., tuple[
     assert memory[0].host == 2**20 * trained
 
 
-def test_patterns_are_asked_for_their_own(job: Callable[..., tuple[Job, Asked]]) -> None:
+def test_each_pattern_estimates_its_own(job: Callable[..., tuple[Job, Asked]]) -> None:
     """Each rule's parameters by themselves, on a processor or not."""
     made, asked = job('optimizer.patterns."*norm*".lr=0.5', "run.device=cpu")
     estimate_memory(made)
@@ -185,7 +185,7 @@ def test_costs_hold_what_is_sent_where_it_is_sent(job: Callable[..., tuple[Job, 
     assert experts.trained == 0
 
 
-def test_costs_tell_experts_from_the_rest(job: Callable[..., tuple[Job, Asked]]) -> None:
+def test_costs_distinguish_experts_from_the_rest(job: Callable[..., tuple[Job, Asked]]) -> None:
     """They are reduced over their own copies, of which there are fewer."""
     made, asked = job("modules.language.config.experts=4", "modules.language.ep=4", 'modules.language.frozen=["head"]')
     formula_costs(made)
@@ -223,7 +223,7 @@ def test_ranks_that_hold_the_same_are_shown_together() -> None:
     assert lines[3:] == ["machines ranks host memory of each", "2 0-3 8.0 MiB", "1 4-5 0.0 MiB"]
 
 
-def test_bounds_are_told_as_such() -> None:
+def test_bounds_are_called_bounds() -> None:
     """Where only the run decides what lies where."""
     memory = RankMemory(weights=MEBIBYTE, state=MEBIBYTE, host=MEBIBYTE, at_most=True)
     assert show_on_device(memory) == "at most 2.0 MiB"
@@ -231,7 +231,7 @@ def test_bounds_are_told_as_such() -> None:
     assert any("by trial" in line for line in texts({0: memory}, 1, 1))
 
 
-def test_the_ranks_of_a_machine_are_all_unless_the_environment_tells() -> None:
+def test_the_ranks_of_a_machine_are_all_unless_the_environment_says_otherwise() -> None:
     """``LOCAL_WORLD_SIZE`` is torchrun's name for it."""
     assert ranks_of_machine({}, 16) == 16
     assert ranks_of_machine({"LOCAL_WORLD_SIZE": "8"}, 16) == 8

@@ -1,4 +1,4 @@
-"""What `mimo check` tells of parameters and operations."""
+"""What `mimo check` shows of parameters and operations."""
 
 from __future__ import annotations
 

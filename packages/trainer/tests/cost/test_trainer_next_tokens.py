@@ -1,4 +1,4 @@
-"""What `mimo check` tells of a language model that learns further tokens than the next."""
+"""What `mimo check` shows of a language model with multi-token prediction."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_they_are_a_part_with_parameters_and_operations(tmp_path: Path, tied: bo
     assert found["next_tokens"].forward > plain["layers"].forward / 2
 
 
-def test_labels_further_on_are_packed_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_labels_of_later_tokens_are_packed_where_a_model_needs_them(tmp_path: Path) -> None:
     """One row for each token further on; none without."""
     for next_tokens in (0, 2):
         job = _job(tmp_path, next_tokens=next_tokens)

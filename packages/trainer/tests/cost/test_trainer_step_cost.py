@@ -39,7 +39,7 @@ FIRST, LAST = StageId("language", 0), StageId("language", 1)
 
 @pytest.fixture
 def table(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a language model of two stages whose samples are alike."""
+    """Settings of a language model of two stages whose samples are of one length."""
     lines = tmp_path / "train.jsonl"
     lines.write_text('{"text": "hello"}\n' * 8)
     return {
@@ -153,7 +153,7 @@ def test_a_processor_is_slower_than_an_accelerator(job: Callable[..., Job]) -> N
     assert slow.link == Link(PROCESSOR.latency, PROCESSOR.bandwidth)
 
 
-def test_a_stranger_without_flops_is_guessed_from_its_parameters(job: Callable[..., Job]) -> None:
+def test_costs_without_flops_are_estimated_from_parameters(job: Callable[..., Job]) -> None:
     """Products with weights are found from shapes; attention is not, and tables take nothing."""
 
     def find(kind: Any, name: str, where: str) -> Any:
@@ -271,7 +271,7 @@ def test_a_profile_without_all_stages_is_refused(job: Callable[..., Job], tmp_pa
     ],
 )
 def test_what_is_no_profile_is_refused(job: Callable[..., Job], tmp_path: Path, content: str, match: str) -> None:
-    """It is told what the file is not."""
+    """The message says what was expected of the file."""
     path = tmp_path / "costs.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match=match):
@@ -317,7 +317,7 @@ def test_a_profile_is_read_as_it_was_written(job: Callable[..., Job]) -> None:
 
 
 def test_the_line_goes_through_the_size_that_is_run() -> None:
-    """Other sizes only tell its slope, and neither part of it is ever below zero."""
+    """Other sizes decide only its slope, and neither part of it is ever below zero."""
     assert fit({1: 3.0, 2: 4.0, 4: 6.0}, at=4) == LinearTime(fixed=2.0, sample=1.0)
     assert fit({1: 9.0, 4: 6.0}, at=4) == LinearTime(fixed=6.0, sample=0.0)
     assert fit({1: 0.5, 4: 6.0}, at=4) == LinearTime(fixed=0.0, sample=1.5)

@@ -75,7 +75,7 @@ def test_a_low_temperature_is_the_likeliest() -> None:
 
 
 def test_a_rounding_changes_no_draw() -> None:
-    """As another layout may round; and where two ids are nearly alike their order does not matter."""
+    """As another layout may round; and where two ids have nearly the same logit their order does not matter."""
     rng = np.random.default_rng(0)
     for keys in ({}, {"top_p": 0.9}, {"top_k": 7}):
         sampling = Sampling(temperature=0.8, seed=3, **keys)
@@ -88,7 +88,7 @@ def test_a_rounding_changes_no_draw() -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_no_number_is_told(wrong: float, temperature: float) -> None:
+def test_logits_that_are_not_finite_are_refused(wrong: float, temperature: float) -> None:
     """Instead of a token that means nothing."""
     given = np.full(4, wrong, dtype=np.float32)
     with pytest.raises(RunError, match=r"modules\.language: expected finite logits, got .* at position 6\."):

@@ -46,12 +46,12 @@ class Files:
 
 
 def sonar(measure: Callable[[Any], tuple[int, ...]]) -> EncoderSpec:
-    """Return what is asked of an encoder here."""
+    """Return an encoder that measures, and does nothing else."""
     return cast("EncoderSpec", SimpleNamespace(name="sonar", modality="sonar", measure=measure))
 
 
 def test_the_encoder_measures_what_the_dataset_does_not() -> None:
-    """Sizes that the dataset tells are kept, others come from the raw item, once for a sample."""
+    """Sizes that the dataset knows stay; others are measured from the raw item, once for a sample."""
     inner = Files([])
     found = measured(inner, {"sonar": sonar(lambda raw: (int(raw.stem), 7))})
     assert found is not None
@@ -63,14 +63,14 @@ def test_the_encoder_measures_what_the_dataset_does_not() -> None:
 
 
 def test_what_nobody_reads_keeps_no_size() -> None:
-    """That no encoder reads a modality is told by who lays the sample out."""
+    """The layout of the sample refuses a modality that no encoder reads."""
     found = measured(Files([]), {})
     assert found is not None
     assert [info.size for info in found.infos(0)] == [(3, 4), (), ()]
 
 
-def test_an_item_that_cannot_be_measured_is_told_with_its_place() -> None:
-    """The encoder's error gets the sample's place, and is met again when it is asked again."""
+def test_an_item_that_cannot_be_measured_is_named_with_its_place() -> None:
+    """The encoder's error gets the sample's place, and is raised again at the next read."""
 
     def measure(raw: Any) -> tuple[int, ...]:
         msg = f"{raw}: there is no such file"

@@ -1,4 +1,4 @@
-"""What a run computes in: refused where a module's optimizer can't, told in bytes of messages and weights."""
+"""What a run computes in: refused where a module's optimizer can't, counted in bytes of messages and weights."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
     assert lines[3] == {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
 
 
-def test_metrics_tell_of_edges_experts_and_further_losses_only_where_there_are_any(tmp_path: Path) -> None:
+def test_metrics_have_edges_experts_and_further_losses_only_where_there_are_any(tmp_path: Path) -> None:
     """Lists of edges are by rank; a step that has none of these has no key for them."""
     run, traffic = make_run(tmp_path), {field.name: (3, 0) for field in attrs.fields(EdgeTraffic)}
     Metrics().mimo_step_end(run, STEP)
@@ -95,7 +95,7 @@ def test_metrics_tell_of_edges_experts_and_further_losses_only_where_there_are_a
     }
 
 
-def test_metrics_tell_of_the_loss_scale_where_there_is_one(tmp_path: Path) -> None:
+def test_metrics_have_the_loss_scale_where_there_is_one(tmp_path: Path) -> None:
     """A run in another precision than fp16 has none."""
     run = make_run(tmp_path)
     for info in (STEP, attrs.evolve(STEP, loss_scale=1024.0)):
@@ -105,7 +105,7 @@ def test_metrics_tell_of_the_loss_scale_where_there_is_one(tmp_path: Path) -> No
     assert scaled["loss_scale"] == 1024.0
 
 
-def test_metrics_tell_of_named_clip_groups_and_zero_gradients_where_asked(tmp_path: Path) -> None:
+def test_metrics_have_named_clip_groups_and_zero_gradients_on_request(tmp_path: Path) -> None:
     """Otherwise they have no keys for them."""
     run = make_run(tmp_path)
     for info in (STEP, attrs.evolve(STEP, group_norms={"heads": 0.5}, zero_gradients={"vision": 3})):
@@ -116,7 +116,7 @@ def test_metrics_tell_of_named_clip_groups_and_zero_gradients_where_asked(tmp_pa
 
 
 def test_shares_of_a_peak_that_nobody_knows_are_left_out(tmp_path: Path) -> None:
-    """What modules compute is told all the same."""
+    """The operations of modules are logged without it."""
     run, known = make_run(tmp_path), dict.fromkeys(("model_operations", "hardware_operations"), 6.0)
     known |= {"model_flops": 3.0, "hardware_flops": 3.0}
     for shares in ({}, {"mfu": 0.5, "hfu": 0.75}):
@@ -127,7 +127,7 @@ def test_shares_of_a_peak_that_nobody_knows_are_left_out(tmp_path: Path) -> None
 
 
 def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
-    """JSON has no NaN: null stands for it."""
+    """JSON has no NaN: null replaces it."""
     caller, run = lifecycle([Metrics()], entry_points=()), make_run(tmp_path)
     caller.run_begin(run)
     caller.step_end(run, STEP)
@@ -140,7 +140,7 @@ def test_metrics_are_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_loses_lines_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Told once; what was written of a line is taken back, so that the lines after it can be read."""
+    """It is reported once; a line that was cut off is taken back, so that the lines after it can be read."""
     run, metrics, write = make_run(tmp_path), Metrics(), io.FileIO.write
 
     class Full(io.FileIO):
@@ -174,10 +174,10 @@ def _report_failure(text: str) -> None:
 
 
 @pytest.mark.parametrize("report", [_metrics._report, _run_lock._warn, _report_failure])
-def test_what_cannot_be_told_ends_nothing(
+def test_messages_that_cannot_be_printed_end_nothing(
     report: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what can reaches no terminal raw."""
+    """Those that can reach no terminal raw."""
     report("a\x1bb")
     assert "a\\x1bb" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stderr", Full())
@@ -191,7 +191,7 @@ def test_only_rank_0_writes_metrics(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_drops_what_was_written_of_the_steps_to_come(tmp_path: Path) -> None:
-    """Each step stands there once, also after a line that was cut off."""
+    """The file has each step once, also after a line that was cut off."""
     go_through(Metrics(), make_run(tmp_path))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')
@@ -218,7 +218,7 @@ def test_a_resumed_run_drops_what_was_written_of_the_steps_to_come(tmp_path: Pat
 def test_lines_that_cannot_be_read_are_left_out_and_saved_beside(
     damage: bytes, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Reported once, to the last byte there; what stands in one line with them is lost too."""
+    """They are reported once, with their last byte; what is on the same line is lost too."""
     go_through(Metrics(), make_run(tmp_path))
     path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.unreadable"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -289,7 +289,7 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
 
 
 def test_the_console_says_that_a_run_was_stopped(tmp_path: Path) -> None:
-    """A run that ends before its last step was asked to."""
+    """A run that ends before its last step got a signal."""
     out, run = io.StringIO(), make_run(tmp_path)
     caller = lifecycle([Progress(Console(file=out, width=100))], entry_points=())
     caller.run_begin(run)
@@ -299,7 +299,7 @@ def test_the_console_says_that_a_run_was_stopped(tmp_path: Path) -> None:
     assert printed == "r: stopped as asked, step 2 of 3 is saved, in 0:00; checkpoint.load=latest goes on"
 
 
-def test_the_console_says_where_a_resumed_run_goes_on(tmp_path: Path) -> None:
+def test_the_console_says_where_a_run_resumes(tmp_path: Path) -> None:
     """After a checkpoint, from the start where there is none yet, or that nothing is left."""
 
     def first_line(run: RunInfo) -> str:
@@ -325,8 +325,8 @@ def test_the_console_is_silent_elsewhere_and_where_it_is_switched_off(tmp_path: 
     assert console_text(make_run(tmp_path, console=False), terminal=False) == ""
 
 
-def test_a_resumed_run_says_where_it_goes_on_and_skipped_steps_are_marked(tmp_path: Path) -> None:
-    """What differs from an ordinary line is told."""
+def test_a_resumed_run_says_where_it_begins_and_skipped_steps_are_marked(tmp_path: Path) -> None:
+    """The console prints what differs from an ordinary line."""
     assert "r: step 2 to 3 with 2 processes" in console_text(make_run(tmp_path, first_step=2), terminal=False)
     out = io.StringIO()
     caller = lifecycle([Progress(Console(file=out, width=60))], entry_points=())
@@ -334,7 +334,7 @@ def test_a_resumed_run_says_where_it_goes_on_and_skipped_steps_are_marked(tmp_pa
     assert out.getvalue().endswith("(skipped)\n")
 
 
-def test_samples_that_are_cut_are_told_of_once(tmp_path: Path) -> None:
+def test_samples_that_are_cut_are_reported_once(tmp_path: Path) -> None:
     """In the first step that has any, whether its line is due or not; metrics count them in each."""
     out = io.StringIO()
     caller = lifecycle([Progress(Console(file=out, width=100))], entry_points=())

@@ -121,7 +121,7 @@ def test_what_it_knows_goes_through_a_checkpoint() -> None:
 
 
 def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
-    """Else it is its layout that is told first, then that it has no device for each rank."""
+    """Otherwise another layout is refused first, then a device list of another length."""
     saved = PendingStep(
         step=3,
         layout="other",
@@ -161,7 +161,7 @@ def test_a_step_that_waits_can_be_given_up_in_any_world() -> None:
     ],
 )
 def test_how_far_two_numbers_are_apart(one: float, other: float, expected: float) -> None:
-    """Relative to the larger, and the same for numbers that are not finite alike."""
+    """Relative to the larger; equal numbers that are not finite do not differ."""
     assert relative_difference(one, other) == relative_difference(other, one) == expected
 
 
@@ -171,7 +171,7 @@ class Scripted:
     def __init__(self, job: Job, results: list[StepDecision]) -> None:
         self.job, self.rank, self.device, self.model = job, 0, CPU, nn.Linear(1, 1)
         self.results = list(results)
-        self.optimizer = SimpleNamespace(propose=lambda _tally: self.results.pop(0), loss_scale=1.0)
+        self.optimizer = SimpleNamespace(propose=lambda _stats: self.results.pop(0), loss_scale=1.0)
         self.holds_modules, self.objects = False, None
 
     def decide(self, _step: int, _record: object) -> StepDecision:
@@ -221,20 +221,20 @@ PASS_STORIES: Mapping[str, tuple[Mapping[str, Any], list[tuple[float, float]], l
 """Loss, and what the rows of the language model come to, of each run."""
 
 
-def tell_passes(story: str, plain: Job, directory: Path) -> tuple[list[str], bool, int]:
-    """Run a story; return the verdicts, whether it went on, and how many runs were left."""
+def run_pass_story(story: str, plain: Job, directory: Path) -> tuple[list[str], bool, int]:
+    """Run a story; return the verdicts, whether the run continued, and how many results were left."""
     rerun, values, *_ = PASS_STORIES[story]
     driver, machine, trainer = _driver(plain, directory, rerun, [result(loss, passes=size) for loss, size in values])
     for _ in range(5):
         machine.accept(result(1.0, passes=1.0))
-    went_on = True
+    continued = True
     try:
         driver.decide(5, None)
     except RestartNeededError:
-        went_on = False
+        continued = False
     path = directory / RERUN_FILE
     reported = [json.loads(line)["verdict"] for line in path.read_text().splitlines()] if path.exists() else []
-    return reported, went_on, len(trainer.results)
+    return reported, continued, len(trainer.results)
 
 
 def _driver(
@@ -253,9 +253,9 @@ def _driver(
 
 
 def test_passes_alone_end_no_run_that_comes_to_the_same(tmp_path: Path, run_ranks: Callable[..., list[Any]]) -> None:
-    """It is told and accepted; only what comes to something else each time, and never right, needs another device."""
+    """The step is reported and accepted; only results that differ each time and are never right need another device."""
     plain = alone(job_of({}))
-    (found,) = run_ranks(1, lambda _rank: [tell_passes(story, plain, tmp_path / story) for story in PASS_STORIES])
+    (found,) = run_ranks(1, lambda _rank: [run_pass_story(story, plain, tmp_path / story) for story in PASS_STORIES])
     for (story, (_, _, verdicts, left)), reported in zip(PASS_STORIES.items(), found, strict=True):
         assert reported == (verdicts, "reproduced" not in verdicts, left), story
 
@@ -326,7 +326,7 @@ def test_an_event_that_cannot_be_written_is_said_and_ends_nothing(
 
 
 @pytest.mark.parametrize(("made", "reported"), [([5, 6], 6), ([], 4)])
-def test_the_end_of_a_run_is_told_of_the_step_that_it_came_to(made: list[int], reported: int, tmp_path: Path) -> None:
+def test_the_event_at_the_end_of_a_run_names_its_last_step(made: list[int], reported: int, tmp_path: Path) -> None:
     """Which is not its last when it was stopped."""
     machine = machine_of({"mode": "report_determinism"}, tmp_path)
     run = cast("RunInfo", SimpleNamespace(first_step=5, steps=400))
@@ -353,14 +353,14 @@ PLACES: list[tuple[list[list[Computation]], Where]] = [
 ]
 
 
-def test_the_earliest_deed_is_found_by_the_plan(run_ranks: Callable[..., list[Any]]) -> None:
-    """What others make of it comes later, wherever they are; ranks that share it are named together."""
+def test_the_earliest_computation_is_found_by_the_plan(run_ranks: Callable[..., list[Any]]) -> None:
+    """What other ranks compute from it comes later in the plan; ranks that share it are named together."""
     job = job_of({})
     found = run_ranks(4, lambda rank: [Order(job, rank, None).first(computations[rank]) for computations, _ in PLACES])
     assert found == [[where for _, where in PLACES]] * 4
 
 
-def test_a_pass_is_spoiled_where_and_as_often_as_asked() -> None:
+def test_a_pass_is_corrupted_where_and_as_often_as_settings_say() -> None:
     """In runs of the step, on the device; rows made ahead count for the step that they are for."""
     settings = InjectSettings(step=3, module="vision", rank=1, times=1, factor=2.0)
     here = Injector(settings, rank=1, device="a")

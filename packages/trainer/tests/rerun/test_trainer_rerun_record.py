@@ -85,7 +85,7 @@ def test_a_record_reads_back_as_it_was() -> None:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors are the same in all."""
+    """Return whether two tensors have the same type, shape and values."""
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
@@ -108,7 +108,7 @@ def test_numbers_without_a_place_are_refused() -> None:
         RankRecord(samples=samples, norms={}, generators={}, buffers={}).to_bytes()
 
 
-def told_of(data: Tensor) -> tuple[int, dict[str, object]]:
+def text_of(data: Tensor) -> tuple[int, dict[str, object]]:
     """Return the length of a record's text, and the text."""
     length = int(data[:8].clone().view(torch.int64)[0])
     return length, json.loads(bytes(data[8 : 8 + length].tolist()))
@@ -116,7 +116,7 @@ def told_of(data: Tensor) -> tuple[int, dict[str, object]]:
 
 def with_text(data: Tensor, text: object) -> Tensor:
     """Return a record with another text."""
-    length, _ = told_of(data)
+    length, _ = text_of(data)
     head = json.dumps(text).encode()
     size = torch.tensor([len(head)]).view(torch.uint8)
     return torch.cat([size, torch.tensor(list(head), dtype=torch.uint8), data[8 + length :]])
@@ -125,7 +125,7 @@ def with_text(data: Tensor, text: object) -> Tensor:
 def test_the_layout_is_as_written_down() -> None:
     """Eight bytes, text, and arrays from multiples of eight bytes on: the tokens of the first sample come first."""
     data = record().to_bytes()
-    length, text = told_of(data)
+    length, text = text_of(data)
     arrays = text["arrays"]
     assert isinstance(arrays, list)
     assert arrays[0] == {"dtype": "int64", "shape": [3], "begin": 0}
@@ -150,7 +150,7 @@ def test_the_layout_is_as_written_down() -> None:
 def test_damaged_records_are_refused(change: dict[str, object]) -> None:
     """Without allocating what they ask for."""
     data = record().to_bytes()
-    _, text = told_of(data)
+    _, text = text_of(data)
     with pytest.raises(CheckpointError, match=r"here: expected the record of a step, got \d+ bytes that are none"):
         RankRecord.from_bytes(with_text(data, {**text, **change}), "here")
 

@@ -63,7 +63,7 @@ def test_what_a_run_saves_is_taken_back() -> None:
     ],
 )
 def test_forged_state_is_refused_by_folder_and_key(forged: Any, key: str) -> None:
-    """Whatever else stands there ends the load with a message, not in the middle of a step."""
+    """Anything else ends the load with a message, and not the run in the middle of a step."""
     with pytest.raises(CheckpointError) as refused:
         check_state(forged, Path("runs/a/step"))
     assert refused.value.where == f"runs/a/step: rerun.state{key}"
@@ -89,7 +89,7 @@ class Held:
 
 
 def test_a_shard_that_is_a_link_to_itself_is_not_followed(tmp_path: Path) -> None:
-    """Sizes are asked of what lies in the folder; that no shard is read through a link, the reader says."""
+    """Sizes are those of files in the folder; the reader refuses shards behind a link."""
     (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
     (tmp_path / "real.safetensors").write_bytes(b"x" * 1000)
     manifest: Any = Held({"rerun.rank_00000": Entry((900,)), "rerun.rank_00001": Entry((2**40,))})

@@ -50,6 +50,6 @@ def test_generation_has_batches_of_one() -> None:
 
 
 def test_overrides_can_lay_it_out_again() -> None:
-    """One process unless told otherwise."""
+    """Without overrides it is one process."""
     settings = make_settings(on_one_process(CONFIG, "evaluate"), ["modules.vision.ranks=0-2"])
     assert settings.modules["vision"].ranks == (0, 1, 2)

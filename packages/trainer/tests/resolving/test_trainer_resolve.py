@@ -379,7 +379,7 @@ def test_generation_asks_for_no_data_and_evaluation_for_held_out_samples(table: 
 
 
 def test_an_encoder_of_another_name_reads_its_own_modality(table: dict[str, Any]) -> None:
-    """Two encoders are told apart by their placeholders."""
+    """Two encoders are distinguished by their placeholders."""
     job = resolved(table, "modules.ears={plugin='plain', ranks='0-1', modality='sound'}")
     ids = {job.tokenizer.placeholder(module.modality) for module in job.encoders}
     assert len(ids) == 2

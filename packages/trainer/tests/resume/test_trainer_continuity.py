@@ -48,7 +48,7 @@ def saved_by(before: Table, *, finetunes: bool = False, **take: Any) -> Source:
 
 
 def refusal(now: Table, source: Source) -> str:
-    """Return why settings can't go on with a source; empty if they can."""
+    """Return why settings can't resume a source; empty if they can."""
     try:
         check_source(make_job(now), source)
     except ConfigError as error:
@@ -56,8 +56,8 @@ def refusal(now: Table, source: Source) -> str:
     return ""
 
 
-def test_any_layout_goes_on() -> None:
-    """With the same settings or with other ranks, schedules and microbatches nothing is refused, and nothing told."""
+def test_any_layout_can_resume() -> None:
+    """With the same settings or other ranks, schedules and microbatches nothing is refused, and nothing differs."""
     other = settings({"vision": on(0, 1, pp=2), "language": on(2, 5, tp=2, pp=2)}, schedule={"plugin": "gpipe"})
     other["run"] |= {"micro_batch": 3, "name": "other", "steps": 20}
     source = saved_by(settings())
@@ -109,7 +109,7 @@ def test_a_dataset_of_another_size_is_refused() -> None:
     )
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_refused_at_once() -> None:
     """Modules that are new or gone too, with what to do."""
     now = settings({"glyph": on(0, 0), "language": on(0, 0)}, run={"seed": 6, "global_batch": 48})
     new = (
@@ -146,7 +146,7 @@ def test_finetuning_needs_a_module_in_common() -> None:
     )
 
 
-def test_settings_from_which_results_follow_are_told() -> None:
+def test_differing_settings_from_which_results_follow_are_named() -> None:
     """What each module's optimizer follows, with what it inherits and what follows from run.steps; the data; layers."""
     before = settings(optimizer={"lr_schedule": "linear"})
     now = settings(optimizer={"lr_schedule": "linear", "lr": 3e-3, "patterns": {"*.bias": {"weight_decay": 0.0}}})

@@ -49,7 +49,7 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
 
 
 def test_a_directory_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another user's, in which nobody can tell whether there is a run."""
+    """Nobody can see whether another user's directory holds a run."""
 
     def refuse(path: str | Path, **_: object) -> os.stat_result:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -61,7 +61,7 @@ def test_a_directory_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypa
         check_directory(settings(tmp_path))
 
 
-def test_whoever_types_a_command_twice_is_told_of_the_run_that_lives(tmp_path: Path) -> None:
+def test_a_command_that_is_typed_twice_names_the_run_that_lives(tmp_path: Path) -> None:
     """Not to remove its directory. A job that is restarted waits for its predecessor."""
     run, joined = settings(tmp_path), {"RANK": "0", "WORLD_SIZE": "1"}
     for is_alive in (True, False):
@@ -78,7 +78,7 @@ def test_whoever_types_a_command_twice_is_told_of_the_run_that_lives(tmp_path: P
 
 
 @pytest.mark.parametrize("trace", ["config.toml", "metrics.jsonl", "checkpoints"])
-def test_going_on_needs_a_run(tmp_path: Path, trace: str) -> None:
+def test_resuming_needs_a_run(tmp_path: Path, trace: str) -> None:
     """Otherwise a misspelled directory would begin one from nothing; whether it has saved anything is no matter."""
     with pytest.raises(
         ConfigError, match=r"^checkpoint.load: expected a run in '.*' to go on with, got none\. Check run"
@@ -89,21 +89,21 @@ def test_going_on_needs_a_run(tmp_path: Path, trace: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[load]\n", "[checkpoint]\n"])
-def test_going_on_needs_no_more_of_the_old_settings_than_is_there(text: str, tmp_path: Path) -> None:
+def test_resuming_needs_no_more_of_the_old_settings_than_is_there(text: str, tmp_path: Path) -> None:
     """Whoever wrote or emptied them by hand gets no traceback."""
     (tmp_path / "config.toml").write_text(text)
     check_directory(settings(tmp_path, "latest"))
 
 
 def test_a_job_that_may_be_restarted_says_the_same_the_first_time(tmp_path: Path) -> None:
-    """Under torchrun or Slurm going on begins a run where there is none."""
+    """Under torchrun or Slurm `resume` begins a run where there is none."""
     check_directory(settings(tmp_path / "new", "latest"), joining=True)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^run.directory: expected a folder, got '.*file', which is a file"):
         check_directory(settings(tmp_path / "file", "latest"), joining=True)
 
 
-def test_a_checkpoint_folder_must_exist_and_be_of_this_run_to_go_on_in_its_directory(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_must_exist_and_be_of_this_run_to_resume_in_its_directory(tmp_path: Path) -> None:
     """A checkpoint of another run begins a new one, for which the directory must be free."""
     mine, other = tmp_path / "mine", tmp_path / "other"
     for run in (mine, other):
@@ -118,7 +118,7 @@ def test_a_checkpoint_folder_must_exist_and_be_of_this_run_to_go_on_in_its_direc
         check_directory(settings(mine, "x" * 300))
 
 
-def test_what_another_run_did_meanwhile_is_asked_once_more(tmp_path: Path) -> None:
+def test_the_directory_is_read_again_after_the_lock_is_taken(tmp_path: Path) -> None:
     """Two runs may both have found a free directory; who takes it second has to look again, and lets it go."""
     run = settings(tmp_path / "run")
     check_directory(run)
@@ -130,7 +130,7 @@ def test_what_another_run_did_meanwhile_is_asked_once_more(tmp_path: Path) -> No
 
 
 def test_a_directory_that_was_only_taken_holds_no_run(tmp_path: Path) -> None:
-    """Its lock file stays, and stands in nobody's way."""
+    """Its lock file stays, and hinders no other run."""
     enter_directory(settings(tmp_path), {}).release()
     assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
     assert not holds_run(tmp_path)

@@ -79,7 +79,7 @@ def test_states_go_with_parameters_that_are_named() -> None:
 
 
 def test_an_optimizer_with_other_states_is_a_problem() -> None:
-    """Told once for each module, with what it needs and what there is."""
+    """It is reported once for each module, with what it needs and what there is."""
     weights = ("vision.a", "vision.b", "language.c")
     asked = model(*weights) | states("vision.a", "vision.b", keys=("momentum_buffer",)) | states("language.c")
     (problem,) = decide(asked, model(*weights) | states(*weights)).problems

@@ -64,7 +64,7 @@ def begin(directory: Path, attempt: int) -> Attempt | None:
 def test_settings_name_the_source(
     load: str, keys: dict[str, str], expected: tuple[str, int, bool] | None, tmp_path: Path
 ) -> None:
-    """A run that has saved goes on with that under ``latest``; finetuning begins with the first step."""
+    """A run that has saved resumes its newest step under ``latest``; finetuning begins with the first step."""
     save_run(tmp_path / "own", 4)
     save_run(tmp_path / "other", 9)
     paths = {"none": "none", "latest": "latest", "other": str(tmp_path / "other")}
@@ -77,7 +77,7 @@ def test_settings_name_the_source(
 
 
 @pytest.mark.parametrize("load", ["none", "latest", "other"])
-def test_a_restart_goes_on_with_its_own_checkpoint(load: str, tmp_path: Path) -> None:
+def test_a_restart_resumes_its_own_checkpoint(load: str, tmp_path: Path) -> None:
     """Whatever it began with; what it was to take of that was taken then. Without one it begins again as it did."""
     other = save_run(tmp_path / "other", 9)
     where = str(tmp_path / "other") if load == "other" else load
@@ -93,7 +93,7 @@ def test_a_restart_goes_on_with_its_own_checkpoint(load: str, tmp_path: Path) ->
     assert (found.folder, found.take, found.finetunes) == (own, LoadSettings(), False)
 
 
-def test_a_finetuned_run_goes_on_with_all_of_its_own_checkpoint(tmp_path: Path) -> None:
+def test_a_finetuned_run_resumes_all_of_its_own_checkpoint(tmp_path: Path) -> None:
     """What `[load]` says beside the checkpoint that it began with was for that one alone."""
     save_run(tmp_path, 4)
     found = find_source(settings(tmp_path, "latest", finetune="elsewhere", rename={"language": "text"}))
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_without_optimizer_states_where_its_settings_say_so(
 
 
 def test_schedule_and_data_began_where_the_checkpoint_says_or_begin_now(tmp_path: Path) -> None:
-    """Finetuning begins both with the first step; a checkpoint that no run has saved can't tell."""
+    """Finetuning begins both with the first step; a checkpoint that no run has saved has no such steps."""
     folder = save_run(tmp_path, 8, schedule_begun=3, data_begun=5)
     whole, anew = Source.of(folder, LoadSettings()), Source.of(folder, LoadSettings(schedule=False, data=False))
     finetuned = Source.of(folder, LoadSettings(), finetunes=True)
@@ -195,7 +195,7 @@ def test_steps_of_which_none_is_whole_are_no_beginning(tmp_path: Path) -> None:
 def test_a_folder_without_a_checkpoint_is_refused_with_what_to_do(
     name: str, files: list[str] | None, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A misspelt path and a published folder given as it is are told apart."""
+    """A misspelt path and a published folder get different messages."""
     monkeypatch.chdir(tmp_path)
     if files is not None:
         Path(name).mkdir()
@@ -250,7 +250,7 @@ def test_finetuning_has_nothing_to_leave_but_weights(key: str, tmp_path: Path) -
 
 
 def test_a_run_is_not_begun_again_without_what_it_began_with(tmp_path: Path) -> None:
-    """It would begin with other weights, silently. Once it has saved some, they are what it goes on with."""
+    """It would begin with other weights, silently. Once it has saved some, it resumes with those."""
     run, other = tmp_path / "run", tmp_path / "other"
     for folder in (run, other):
         folder.mkdir()
@@ -272,7 +272,7 @@ def test_a_run_is_not_begun_again_without_what_it_began_with(tmp_path: Path) -> 
     check_directory(settings(other, "latest"))
 
 
-def test_a_restart_goes_on_in_its_directory(tmp_path: Path) -> None:
+def test_a_restart_resumes_in_its_directory(tmp_path: Path) -> None:
     """Where a first attempt would be refused."""
     write_config(unstructure(settings(tmp_path)), tmp_path / "config.toml")
     with pytest.raises(ConfigError, match=r"^run\.directory: expected a directory without a run in it"):

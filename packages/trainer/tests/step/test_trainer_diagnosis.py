@@ -17,7 +17,7 @@ def at(progress: Heartbeat, *, rank: int = 0) -> Status:
     return Status.of(progress, rank=rank, seconds=5, query=1)
 
 
-def test_a_mark_tells_module_stage_microbatches_and_the_peer_of_an_edge() -> None:
+def test_a_heartbeat_names_module_stage_microbatches_and_the_peer_of_an_edge() -> None:
     """As the executor and the boundary noted them last; a wait that is over is forgotten."""
     progress = Heartbeat()
     progress.enter("step 3")
@@ -42,7 +42,7 @@ def test_a_reduction_waits_for_the_other_ranks_of_its_stage() -> None:
     assert not at(progress, rank=2).waits
 
 
-def test_the_reading_of_samples_is_told_where_it_happens() -> None:
+def test_the_reading_of_samples_is_reported_where_it_happens() -> None:
     """Samples are read as their digest is computed; also where they can't be."""
     progress, seen = Heartbeat(doing="step 3"), list[str]()
 
@@ -53,7 +53,7 @@ def test_the_reading_of_samples_is_told_where_it_happens() -> None:
     lookahead = BatchLookahead(
         cut=lambda _step: StepData(microbatches=(), samples=0),
         digest=digest,
-        agree=lambda _tally: pytest.fail("nothing is compared"),
+        agree=lambda _stats: pytest.fail("nothing is compared"),
         reach=1,
         last=9,
         progress=progress,

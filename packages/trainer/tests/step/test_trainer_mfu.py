@@ -1,4 +1,4 @@
-"""What is told of a step's arithmetic, and of its share of what ranks could do."""
+"""Operations of a step, and their share of the ranks' peak."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def job(tmp_path: Path) -> Callable[..., Job]:
 
 
 def reported(job: Job, seconds: float = 2.0) -> Any:
-    """Return what is told of the language model in a step of so many seconds over all samples."""
+    """Return the metrics of the language model in a step of so many seconds over all samples."""
     assert job.train is not None
     data = StepData.cut(job, job.train, range(4), microbatches=job.microbatches)
     layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
@@ -92,7 +92,7 @@ def test_what_is_frozen_has_no_weight_gradients(job: Callable[..., Job]) -> None
     assert layers.model_operations == layers.hardware_operations == layers_forward() + 3 * head_forward()
 
 
-def test_shares_are_of_the_peak_that_settings_tell(job: Callable[..., Job]) -> None:
+def test_shares_are_of_the_peak_that_settings_give(job: Callable[..., Job]) -> None:
     """In units of 10^12 operations a second and rank."""
     found = reported(job("run.peak_tflops=0.5", "modules.language.recompute=full"))
     assert found.mfu == pytest.approx(found.model_flops / 0.5e12)
@@ -116,7 +116,7 @@ def test_a_peak_that_can_not_be_is_refused(job: Callable[..., Job], value: str, 
     assert str(caught.value).startswith(text)
 
 
-def test_a_module_whose_plugin_does_not_tell_is_left_out(job: Callable[..., Job]) -> None:
+def test_a_module_whose_plugin_counts_no_flops_is_left_out(job: Callable[..., Job]) -> None:
     """Nothing is guessed."""
 
     def find(kind: Any, name: str, where: str) -> Any:

@@ -79,7 +79,7 @@ def test_a_long_list_of_items_is_shortened() -> None:
 
 
 @pytest.mark.parametrize(("name", "values"), [("layers.0.load", 3), ("layers.9.load", 4), ("balance", 2)])
-def test_what_a_forward_tells_without_having_announced_it_is_refused(name: str, values: int) -> None:
+def test_an_auxiliary_loss_that_was_not_announced_is_refused(name: str, values: int) -> None:
     """Other ranks would not know of it, or take its values for another's."""
     spec = attrs.evolve(
         DECODER, aux_losses=lambda _config: AuxLossNames(losses=("balance",), counts={"layers.0.load": 4})

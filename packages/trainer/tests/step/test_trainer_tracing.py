@@ -27,8 +27,8 @@ def test_times_of_other_machines_are_moved_to_one_clock() -> None:
     assert _tracing._on_one_clock(ranks) == [[[101, 102, 103]], [[101, 102, 103]], [[101, 102, 104]]]
 
 
-def test_machines_are_told_apart_by_their_last_start() -> None:
-    """All processes of this one tell the same number."""
+def test_machines_are_distinguished_by_their_last_start() -> None:
+    """All processes of this machine give the same number."""
     assert _tracing._machine() == _tracing._machine() != 0
 
 

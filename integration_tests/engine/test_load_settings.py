@@ -1,4 +1,4 @@
-"""What `[load]` changes of a run that goes on, against runs that know nothing of it."""
+"""What `[load]` changes of a run that resumes, compared with runs that never stopped."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def moments_of(state: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
 
 
 def holds(state: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> bool:
-    """Tell whether a state holds all values of another, to the bit."""
+    """Return whether a state holds all values of another, to the bit."""
     return part.keys() <= state.keys() and same_bits({name: state[name] for name in part}, part)
 
 
 def all_zero(state: Mapping[str, Tensor]) -> bool:
-    """Tell whether there are values, and all of them are zero."""
+    """Return whether there are values, and all of them are zero."""
     return bool(state) and not any(value.any() for value in state.values())
 
 
-def test_all_is_taken_and_told(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
+def test_everything_is_taken_and_summarised(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
     """Weights, moments, and the state of plugins: their numbers are the next ones."""
     directory, before = saved
     (found,) = pool.run(1, resume_run, run_of(BOTH, tmp_path, **load(directory)), 4, 4)
@@ -96,7 +96,7 @@ def test_without_optimizer_states_the_weights_are_those_of_a_new_optimizer(
 def test_without_rng_the_seed_is_the_settings_and_generators_are_fresh(
     saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
-    """Samples come in the order of a run with that seed; a plugin's other state is taken all the same."""
+    """Samples come in the order of a run with that seed; a plugin's other state is taken anyway."""
     directory, before = saved
     settings = run_of(BOTH, tmp_path, **load(directory, rng=False, optimizer=False))
     settings["run"]["seed"] = 77
@@ -113,7 +113,7 @@ def test_without_rng_the_seed_is_the_settings_and_generators_are_fresh(
 def test_without_its_schedule_the_learning_rate_begins_anew(
     saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
-    """Two steps of warm-up from the fourth step on, then a line to zero at step 9, by hand; and going on with that."""
+    """Two steps of warm-up from the fourth step on, then a line to zero at step 9, by hand; then the run resumes."""
     directory, _ = saved
     rates = {"lr_schedule": "linear", "lr_warmup_steps": 2}
     settings = run_of(BOTH, tmp_path, optimizer=rates, **load(directory, schedule=False))
@@ -153,7 +153,7 @@ def test_finetuning_takes_weights_alone(saved: tuple[Path, Resumption], tmp_path
 def test_finetuning_begins_modules_that_are_new_with_their_initial_weights(
     saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
-    """Those of a run with this seed; a module that only the checkpoint has is left, and both are told."""
+    """They are those of a run with this seed; a module that only the checkpoint has is left; the summary names both."""
     directory, before = saved
     modules = {"glyph": ONE, "language": ONE}
     settings = run_of(modules, tmp_path, load={"finetune": str(directory)})
@@ -165,8 +165,8 @@ def test_finetuning_begins_modules_that_are_new_with_their_initial_weights(
     assert "; left: vision (" in found.summary
 
 
-def test_a_run_goes_on_with_another_module(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
-    """Where settings say so: it begins with its initial weights, and all else goes on."""
+def test_a_run_resumes_with_another_module(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
+    """Settings may say so: it begins with its initial weights, and all else resumes."""
     directory, before = saved
     modules = {**BOTH, "glyph": ONE}
     sections = load(directory, may_lack=["glyph.*"])
@@ -179,8 +179,8 @@ def test_a_run_goes_on_with_another_module(saved: tuple[Path, Resumption], tmp_p
         pool.run(1, resume_run, run_of(modules, tmp_path, **load(directory)), 4, 4)
 
 
-def test_a_run_goes_on_without_a_module(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
-    """Where settings say so: what the others had goes on, and what is left is told."""
+def test_a_run_resumes_without_a_module(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
+    """Settings may say so: the other modules resume, and the summary names what is left."""
     directory, before = saved
     data: dict[str, Any] = {"modalities": []}
     settings = run_of({"language": ONE}, tmp_path, data=data, **load(directory, may_leave=["vision.*"]))
@@ -193,7 +193,7 @@ def test_a_run_goes_on_without_a_module(saved: tuple[Path, Resumption], tmp_path
         pool.run(1, resume_run, run_of({"language": ONE}, tmp_path, data=data, **load(directory)), 4, 4)
 
 
-def test_a_renamed_module_goes_on_as_if_nothing_was(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
+def test_a_renamed_module_resumes_as_if_nothing_was(saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool) -> None:
     """Weights and moments are found under the old name, and the losses are those of the run that never stopped."""
     directory, before = saved
     settings = run_of(BOTH, tmp_path, **load(directory, rename={"eye": "vision"}))
@@ -207,7 +207,7 @@ def test_a_renamed_module_goes_on_as_if_nothing_was(saved: tuple[Path, Resumptio
 def test_an_encoder_is_frozen_and_unfrozen_between_runs(
     saved: tuple[Path, Resumption], tmp_path: Path, pool: Pool
 ) -> None:
-    """Frozen, its states are left; trained again, they begin new, while the language model's go on. Both are told."""
+    """Frozen, its states are left; trained again, they begin new; the language model's resume. The summary says so."""
     directory, before = saved
     frozen = {**BOTH, "vision": {**ONE, "frozen": True}}
     (still,) = pool.run(1, resume_and_save, run_of(frozen, tmp_path, **load(directory)), 4, 5)

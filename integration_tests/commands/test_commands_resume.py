@@ -1,4 +1,4 @@
-"""`mimo train` from a checkpoint as a user types it: going on, finetuning, and what is refused beforehand."""
+"""`mimo train` from a checkpoint as a user types it: resuming, finetuning, and what is refused beforehand."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def fail_and_restart(*words: str, cwd: Path, path: Path) -> str:
     return first.out + second.out
 
 
-def test_a_run_goes_on_in_another_directory_and_tells_what_differs(folder: Path) -> None:
-    """The losses are those of the run that it goes on with."""
+def test_a_run_resumes_in_another_directory_and_names_what_differs(folder: Path) -> None:
+    """The losses are those of the run that it resumes."""
     words = ("checkpoint.load=run/checkpoints/step_00000002", "run.directory=further", "optimizer.weight_decay=0.0")
     first, second, *_ = succeed("train", "text.toml", *words, cwd=folder).splitlines()
     assert first == "text: step 3 to 4 with 1 processes, in further"
@@ -52,7 +52,7 @@ def test_a_run_goes_on_in_another_directory_and_tells_what_differs(folder: Path)
     assert losses(folder / "further")[0] == losses(folder / "run")[2]
 
 
-def test_finetuning_begins_a_run_and_a_restart_goes_on_with_it(folder: Path) -> None:
+def test_finetuning_begins_a_run_and_a_restart_resumes_it(folder: Path) -> None:
     """From its own checkpoint, not from the weights that it began with; neither manifest is kept while it trains."""
     path = install(folder / "site", "fails_at_three", FAILS_ONCE, "mimo.lifecycle")
     words = ("train", "text.toml", "--finetune", "run", "run.directory=tuned")
@@ -94,7 +94,7 @@ def test_a_restart_goes_back_to_where_its_job_went_back(folder: Path) -> None:
     assert losses(folder / "back") == losses(folder / "run")
 
 
-def test_a_damaged_metrics_file_keeps_no_run_from_going_on(folder: Path) -> None:
+def test_a_damaged_metrics_file_keeps_no_run_from_resuming(folder: Path) -> None:
     """Fifty bytes of zeros, as after a power failure: the lines that they are in are left out, and saved beside."""
     run = folder / "damaged"
     words = ("train", "text.toml", "run.directory=damaged")
@@ -139,7 +139,7 @@ def test_a_damaged_metrics_file_keeps_no_run_from_going_on(folder: Path) -> None
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused_before_it_starts(words: list[str], texts: list[str], folder: Path) -> None:
+def test_what_cannot_resume_is_refused_before_it_starts(words: list[str], texts: list[str], folder: Path) -> None:
     """By the path of the setting, with what to do; no directory is made."""
     directory = [] if any(word.startswith("run.directory") for word in words) else ["run.directory=never"]
     assert here("train", "text.toml", *words, *directory, cwd=folder).refused(*texts)
