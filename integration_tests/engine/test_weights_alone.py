@@ -10,7 +10,7 @@ import torch
 from commands import TEXT, here, mimo, read_metrics, succeed, write_lines
 from resuming import Resumption, begin, resume_and_save, resume_run, same_bits
 from tables import Table
-from test_going_on import BOTH, all_zero, load, moments_of, run_of, weights_of
+from test_load_settings import BOTH, all_zero, load, moments_of, run_of, weights_of
 from test_oracle import on
 
 from mimo.checkpoint import read_manifest, verify

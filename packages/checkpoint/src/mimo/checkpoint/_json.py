@@ -1,4 +1,4 @@
-"""Values that are no tensors, as JSON that gives back exactly what was put in, or is refused."""
+"""Values other than tensors as JSON, from which they are read back exactly; what JSON would change is refused."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LONGEST_INTEGER_BITS = 8192  # Python refuses to read much longer ones back
 def encode(value: Any, where: str) -> Any:
     """Return ``value`` as plain JSON data; `decode` is its inverse.
 
-    JSON has no NaN and no infinities: they become ``{"$float": "nan"}``, and a dict of the user's that looks like that
-    gets one more dollar. Tuples and subclasses (`numpy.float64`) would come back as another type, so they are refused.
+    JSON has no NaN and no infinities: they become ``{"$float": "nan"}``. A user's dict of that form gets one more
+    dollar before its key. Tuples and subclasses (`numpy.float64`) would come back as another type, so they are refused.
 
     Args:
         value: number, string, bool, None, list, or dict with text keys.
         where: its key path, for the message.
 
     Raises:
-        CheckpointError: names the path of the part that is not JSON.
+        CheckpointError: a part is not JSON; the message names its path.
     """
     kind = type(value)
     if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= _LONGEST_INTEGER_BITS):
@@ -56,7 +56,7 @@ def decode(value: Any) -> Any:
 
 
 def write(value: Any) -> str:
-    """Return encoded ``value`` as text, equal for equal values whatever the order of their keys."""
+    """Return encoded ``value`` as text; values that differ only in the order of keys have the same text."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 

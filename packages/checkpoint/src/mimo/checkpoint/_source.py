@@ -1,4 +1,4 @@
-"""A checkpoint that one process reads as a stream: any tensor, whatever its pieces, and little of it in memory."""
+"""A checkpoint that one process reads as a stream: any tensor, however it is cut, with little of it in memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mimo.checkpoint._reader import ShardReader, make_slab
 from mimo.checkpoint._tensors import DTYPES
 
 CHUNK_BYTES = 4 << 20
-_MOST_OPEN = 16  # files of a tensor whose pieces lie in more of them are opened again and again
+_MOST_OPEN = 16  # if the pieces of a tensor lie in more files, some are opened repeatedly
 
 
 class Source:
-    """A committed checkpoint; whatever is read of it was verified. Files are closed at the end of a ``with``.
+    """A committed checkpoint; all that it returns is verified. A ``with`` block closes its files.
 
     Raises:
-        CheckpointError: there is no manifest, or a damaged one; later, a file or block is damaged.
+        CheckpointError: the manifest is missing or damaged; while reading, a file or block is damaged.
     """
 
     def __init__(self, step_folder: Path) -> None:
         self.manifest = read_manifest(step_folder)
         self._folder = step_folder
-        self._readers: OrderedDict[str, ShardReader] = OrderedDict()  # the one used last at the end
+        self._readers: OrderedDict[str, ShardReader] = OrderedDict()  # the last used one is at the end
 
     def __enter__(self) -> Self:
         return self
@@ -41,7 +41,7 @@ class Source:
                 stack.callback(reader.close)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type of a tensor's numbers."""
+        """Return the type of a tensor's elements."""
         return DTYPES[self.manifest.tensors[name].dtype]
 
     def elements(self, name: str, begin: int, end: int) -> Iterator[torch.Tensor]:
@@ -52,13 +52,13 @@ class Source:
     def chunks(self, name: str, box: Box, begin: int = 0, end: int | None = None) -> Iterator[torch.Tensor]:
         """Yield the elements of a box of a tensor, the last dim fastest, as 1-d tensors of some MiB.
 
-        Each is good until the next one is asked for.
+        All share one buffer: each is valid until the next one is taken.
 
         Args:
             name: of the tensor.
-            box: of it.
-            begin: first element of the box.
-            end: the one after the last; None for all.
+            box: which part of the tensor is read.
+            begin: index of the first element within the box.
+            end: index after the last one; None for all.
         """
         dtype = DTYPES[self.manifest.tensors[name].dtype]
         most = CHUNK_BYTES // dtype.itemsize

@@ -22,10 +22,11 @@ class Flat:
 
 
 def collect(tree: StateTree) -> Flat:
-    """Return the leaves of ``tree`` by flat name; no tensor is looked at.
+    """Return the leaves of ``tree`` by flat name; no tensor is read.
 
     Raises:
-        CheckpointError: a key is no text, two paths have one flat name, or a leaf is of no known type; names the path.
+        CheckpointError: a key is not text, two paths have one flat name, or a leaf has an unknown type; the message
+            names the path.
     """
     found: dict[str, tuple[tuple[str, ...], Any]] = {}
     _collect(tree, (), found)
@@ -37,7 +38,7 @@ def collect(tree: StateTree) -> Flat:
 
 
 def fill(tree: StateTree, values: Mapping[str, Any]) -> StateTree:
-    """Return ``tree`` as nested dicts, tensors the same, JSON leaves that ``values`` names (flat) holding these."""
+    """Return ``tree`` as nested dicts with the same tensors; other leaves get the ``values`` of their flat names."""
     return {key: _fill(branch, key, values) for key, branch in tree.items()}
 
 

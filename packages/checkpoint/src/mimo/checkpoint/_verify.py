@@ -19,7 +19,7 @@ _Stored = tuple[str, tuple[int, ...], int, int]
 
 @attrs.frozen(kw_only=True)
 class Verified:
-    """What was read and found right; ``bytes`` counts those of all shards."""
+    """Counts of what was read and is undamaged; ``bytes`` are those of all shards."""
 
     tensors: int
     shards: int
@@ -31,7 +31,7 @@ def verify(step_folder: Path) -> Verified:
     """Read every byte of a checkpoint and compare it with its checksums; not collective.
 
     Raises:
-        CheckpointError: lists all that is damaged or missing, by file and block.
+        CheckpointError: something is damaged or missing; the message lists all of it by file and block.
     """
     folder = Path(step_folder)
     manifest = read_manifest(folder)

@@ -24,7 +24,7 @@ class Registry(Mapping[str, S]):
     """The installed specs of one kind, by the name that users write.
 
     Args:
-        noun: what one is called in messages, ``encoder``.
+        noun: what messages call one of them, ``encoder``.
         specs: by name, in the order of their plugins' names, and within a plugin in its own order.
         entries: the plugins that registered them, in that order.
     """
@@ -47,10 +47,10 @@ class Registry(Mapping[str, S]):
 
         Args:
             name: as the user wrote it.
-            where: path of the setting that says so, ``modules.vision.plugin``.
+            where: path of the setting that holds the name, ``modules.vision.plugin``.
 
         Raises:
-            ConfigError: nothing of this name is installed; the text lists what is, and the nearest name.
+            ConfigError: nothing of this name is installed; the message lists the installed names, and the nearest one.
         """
         if name in self.specs:
             return self.specs[name]

@@ -1,4 +1,4 @@
-"""Processes of a run: which one this is, where it computes, what it does now; and who holds the run directory."""
+"""Processes of a run: the rank of this one, its device, its heartbeat; and the lock of the run directory."""
 
 from mimo.launch.process.gpus import Device, Gpus, choose_device, find_gpus
 from mimo.launch.process.heartbeat import Activity, Heartbeat, Status, group_timeout

@@ -15,19 +15,19 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 _SECONDS = 300.0
-"""For which torch waits for a store, and for a key in it."""
+"""How long torch waits for a store, and for a key in it."""
 _LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
 _ERROR = 2
-"""The level of torch's log at which warnings are left out."""
+"""The level at which torch logs no warnings."""
 
 
 def host_store(host: str, port: int, listener: socket.socket | None = None, *, seconds: float = _SECONDS) -> Store:
-    """Serve a store from this process, for as long as the result is kept.
+    """Serve a store from this process for as long as the returned object lives.
 
     Args:
         host: its address.
         port: its port.
-        listener: a socket that listens there already, which the store takes over.
+        listener: a socket that already listens on that port; the store takes it over.
         seconds: how long this process may take to connect to it.
     """
     taken = None if listener is None else listener.detach()
@@ -43,7 +43,7 @@ def connect(host: str, port: int, prefix: str = "", *, seconds: float = _SECONDS
     Args:
         host: its address.
         port: its port.
-        prefix: put before all keys that the client uses.
+        prefix: precedes all keys that the client uses.
         seconds: how long it tries to connect, again and again, before it fails.
     """
     store: Store = TCPStore(host, port, timeout=timedelta(seconds=min(seconds, _SECONDS)))
@@ -53,7 +53,7 @@ def connect(host: str, port: int, prefix: str = "", *, seconds: float = _SECONDS
 
 @functools.cache
 def _log_level() -> ctypes.c_int | None:
-    """Return the level of torch's log, where it lies; None for a build with another logger."""
+    """Return torch's own variable of its log level; None for a build with another logger."""
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(str(_LIBRARY)), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):
@@ -62,9 +62,9 @@ def _log_level() -> ctypes.c_int | None:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep torch from logging C++ frames while a store is asked: whoever loses it says so in a line of ours.
+    """Keep torch from logging C++ frames while a store is used; who loses the store reports it in one line.
 
-    The level of torch's log is read from the environment when torch is loaded, and has no function that sets it.
+    Torch reads its log level from the environment when it is loaded, and has no function that sets it.
     """
     level = _log_level()
     if level is None:

@@ -1,4 +1,4 @@
-"""Which device the processes of a machine compute on: one GPU for each, or the CPU, and never that in silence."""
+"""Which device the processes of a machine compute on: one GPU for each, or the CPU, but never silently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _NONE = frozenset({"", "-1", "NoDevFiles"})
-"""What the mask of a process says that is to see no GPU; the last is Slurm's word."""
+"""Values of a mask that hides all GPUs from a process; the last is Slurm's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -26,10 +26,10 @@ class Gpus:
     """The GPUs of a machine, as one process finds them.
 
     Args:
-        visible: how many torch can use; masks are counted in.
-        present: how many the machine lets this process open, whether torch can use them or not; asked for only where
-            none is visible.
-        torch: its version, and that of CUDA for which it was built.
+        visible: how many torch can use, as masks allow.
+        present: how many this process can open, whether torch can use them or not; counted only where none is
+            visible.
+        torch: version of torch, and of the CUDA that it was built for.
     """
 
     visible: int
@@ -38,7 +38,7 @@ class Gpus:
 
 
 def find_gpus() -> Gpus:
-    """Return what this process finds on its machine."""
+    """Return the GPUs that this process finds on its machine."""
     import torch
 
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -57,7 +57,7 @@ def choose_device(device: str, world: int, *, gpus: Gpus, environ: Mapping[str, 
         environ: of this process, with torchrun's names.
 
     Raises:
-        ConfigError: there are GPUs but too few, or torch can't use them, or there are none and they are asked for.
+        ConfigError: there are too few GPUs, torch can't use them, or ``device`` is ``cuda`` and there are none.
     """
     if device == "cpu":
         return "cpu"
@@ -99,7 +99,7 @@ def _refuse(here: int, gpus: Gpus, environ: Mapping[str, str]) -> ConfigError:
 
 
 def _opens(path: Path) -> bool:
-    """Return whether a device can be opened; where a cluster gave none to a job, its nodes are there all the same."""
+    """Return whether a device file can be opened; a job also sees files of GPUs that its cluster keeps from it."""
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         return True

@@ -8,7 +8,7 @@ from mimo.topology import ModuleGraph
 
 
 class CostLookup:
-    """Ends of edges, members of meetings, and seconds; actors are numbered as in ``graph.actors``.
+    """Ends of edges, actors that wait for each other, and seconds; actors are numbered as in ``graph.actors``.
 
     Args:
         graph: the module graph.
@@ -25,15 +25,15 @@ class CostLookup:
         self._directions: dict[tuple[str, bool, int], Direction] = {}
 
     def is_target(self, edge: str, message: Action) -> bool:
-        """Return whether a send or receive is at the target of its edge."""
+        """Return whether the stage that sends or receives a message is the target of the edge."""
         return self._targets[edge] == (message.module, message.stage)
 
     def feeds(self, computation: Action) -> tuple[tuple[str, bool], ...]:
-        """Return the edges whose messages a computation needs, and whether they are gradients."""
+        """Return the edges whose messages a computation needs, each with whether these are gradients."""
         return self._feeding.get((computation.kind, computation.module, computation.stage), ())
 
     def direction(self, edge: str, *, gradient: bool, microbatches: int) -> Direction:
-        """Return the direction of a message of so many microbatches on an edge: rows forward, or gradients backward."""
+        """Return how a message of ``microbatches`` travels on an edge: rows to the target, gradients to the source."""
         key = (edge, gradient, microbatches)
         direction = self._directions.get(key)
         if direction is None:
