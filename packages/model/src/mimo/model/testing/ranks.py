@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import multiprocessing
 import os
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,7 +23,8 @@ import torch.distributed as dist
 def run_ranks(world: int, function: Callable[[], str | None], *, seconds: float) -> list[str | None]:
     """Run ``function()`` in ``world`` processes, each a rank of the default group; return what each said.
 
-    An error of a rank is what it says, with its traceback. Every process has ended when this returns.
+    An error of a rank is what it says, with its traceback. Every process has ended when this returns. What a rank has
+    imported this process imports too, so that the next ones need not: a plugin may import much when it builds.
 
     Args:
         world: number of processes.
@@ -56,7 +60,8 @@ def _listen(receivers: Sequence[Connection], *, seconds: float) -> list[str | No
         ready = wait(list(open_pipes.values()), timeout=left)
         for rank in [rank for rank, pipe in open_pipes.items() if pipe in ready]:
             try:
-                said[rank] = json.loads(open_pipes.pop(rank).recv_bytes())
+                said[rank], imported = json.loads(open_pipes.pop(rank).recv_bytes())
+                _import(imported)
             except EOFError:
                 said[rank] = "its process ended without a word"
             if said[rank] is not None:
@@ -64,9 +69,16 @@ def _listen(receivers: Sequence[Connection], *, seconds: float) -> list[str | No
     return said
 
 
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # it can't be imported by itself
+            importlib.import_module(name)
+
+
 def _be_rank(function: Callable[[], str | None], rank: int, world: int, store: Path, sender: Connection) -> None:
     # One thread: the pool of a parent that has computed on several is not there in its child.
     torch.set_num_threads(1)
+    known = set(sys.modules)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         said = function()
@@ -77,5 +89,5 @@ def _be_rank(function: Callable[[], str | None], rank: int, world: int, store: P
         trace = "".join(traceback.format_tb(error.__traceback__)[-1:])
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         said = f"{type(error).__name__}: {error}{notes}\n{trace}".rstrip()
-    sender.send_bytes(json.dumps(said).encode())
+    sender.send_bytes(json.dumps([said, [name for name in sys.modules if name not in known]]).encode())
     os._exit(0)  # without the farewell of groups whose other ranks may be gone
