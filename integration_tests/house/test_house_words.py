@@ -54,7 +54,7 @@ RIDDLES = re.compile(
     r"(?! for))\b",
     flags=re.IGNORECASE,
 )
-"""The same, and phrases that tests once were full of."""
+"""Those words, and phrases that leave open who does what to whom."""
 
 TESTS = ("packages/*/tests", "plugins/*/tests", "integration_tests", "benchmarks", "gpu")
 NOT_YET = ("integration_tests/oracle", "packages/model/tests/testing", "packages/data/tests")
