@@ -1,4 +1,4 @@
-"""The page of conversations: its samples are shown as it says, and trained alike in any layout."""
+"""The page of conversations: its samples are shown as it says, and trained equally in any layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_page_shows_what_the_command_prints(folder: Path) -> None:
     assert re.search(r"^56-67 +image +30 x 20: 12 rows *$", ended.out, re.MULTILINE)
 
 
-def test_conversations_are_learnt_alike_in_any_layout(folder: Path) -> None:
+def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     """What is learnt counts, not what is read; losses agree with those of one process."""
     for name, words in (("alone", ()), ("apart", APART)):
         ended = here("train", "chat.toml", f"run.directory={name}", *words, cwd=folder)

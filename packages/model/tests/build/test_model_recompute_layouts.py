@@ -54,7 +54,7 @@ WAYS: tuple[Recompute, ...] = ("selective", "full")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_collectives_are_repeated_by_all_alike(name: str) -> None:
+def test_collectives_are_repeated_by_all_ranks(name: str) -> None:
     """Nobody waits for a rank without rows, and each rank's gradients are to the bit those without recomputation."""
     config, layout = LAYOUTS[name]
     again = [attrs.evolve(layout, recompute=way) for way in WAYS]

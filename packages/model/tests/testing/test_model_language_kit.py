@@ -401,7 +401,7 @@ FAULTS: Mapping[str, Fault] = {
         "names",
         "tied() is True, and first and last of 2 stages both hold []",
     ),
-    "ties that nobody is told of": Fault(
+    "ties that nobody names": Fault(
         lambda: spec_of(tied=lambda _config: False),
         "names",
         "tied() is False, and first and last of 2 stages both hold ['embedding.weight']",
@@ -515,6 +515,7 @@ ALL = LANGUAGE_CHECKS.keys()
 CUT = frozenset({"stages", "tensor ranks", "sequence parallel", "context ranks"})
 ALSO: Mapping[str, AbstractSet[str]] = {
     "too many layers": {"parts"},
+    "least likely": CUT,
     "samples that see each other": {"lanes", "context ranks"},
     "a mean": {"lanes", "vocabulary", "context ranks"},
     "foresight": {"decode cache"} | CUT,
@@ -525,7 +526,7 @@ ALSO: Mapping[str, AbstractSet[str]] = {
     "chance": ALL,
     "missing gradient": {"parts"},
     "microbatches that matter": {"labels"} | CUT,
-    "unseeded values": CUT,
+    "unseeded values": {"recompute", "deferred gradients"} | CUT,
     "unsaved state": ALL,
     "frozen with another": {"stages"},
     "other gradients again": {"lanes"},

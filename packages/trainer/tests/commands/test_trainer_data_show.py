@@ -44,7 +44,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_trainer_data_show_tells_what_is_learnt(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainer_data_show_marks_what_is_learnt(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With its weight; control characters of the data never reach the terminal."""
     first, _, *lines = shown(capsys, file)
     assert " ".join(first).startswith("sample 0 of 3, ")

@@ -26,7 +26,7 @@ from mimo.topology.meshes import Meshes
 
 _STIRRED = 0.1
 """By how much parameters are moved off their initial values."""
-_STIRRED_SUM = 0.5
+_STIRRED_SUM = 1.0
 """And at most by how much what a wide matrix makes of ordinary rows is: more would leave of softmaxes only rounding."""
 
 

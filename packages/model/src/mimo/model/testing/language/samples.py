@@ -18,6 +18,7 @@ from mimo.topology import context_spans
 ENCODERS = ("vision", "audio")
 """Modules whose rows are put in. Of the second most microbatches have none."""
 _FOR_VISION, _FOR_BOTH = 4, 7
+_SCATTER = 1e6
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -40,7 +41,7 @@ class Sample:
     def of(cls, length: int, *, vocabulary: int, hidden: int, seed: int) -> Sample:
         """Return the sample of a length, a vocabulary and a seed; only longer ones have rows of encoders."""
         generator = torch.Generator().manual_seed(seed)
-        ids = (torch.rand(length + 1, generator=generator) * vocabulary).long()
+        ids = (torch.randn(length + 1, generator=generator) * _SCATTER).long() % vocabulary
         positions = ([1, 2] if length >= _FOR_VISION else [], [length - 2] if length >= _FOR_BOTH else [])
         placeholders = {
             name: torch.tensor(own, dtype=torch.long) for name, own in zip(ENCODERS, positions, strict=True)
