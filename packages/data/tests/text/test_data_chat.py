@@ -139,11 +139,11 @@ def test_data_chat_templates_have_limits(source: str, limits: dict[str, Any], wh
     """On time, memory and text; the next question is answered all the same."""
     renderer = Renderer(source + "{{ text }}", Limits(**limits))
     with pytest.raises(RenderError, match=why):
-        renderer.render([{"text": "a"}])
+        renderer.render({"text": "a"})
     short = Renderer("{% if long %}" + source + "{% endif %}{{ text }}", Limits(**limits))
     with pytest.raises(RenderError, match=why):
-        short.render([{"long": True}])
-    assert short.render([{"text": "b"}]) == [(("b", False),)]
+        short.render({"long": True})
+    assert short.render({"text": "b"}).text == "b"
 
 
 def test_data_chat_contents_are_written_as_the_template_takes_them() -> None:
@@ -151,6 +151,27 @@ def test_data_chat_contents_are_written_as_the_template_takes_them() -> None:
     parts = "{% for m in messages %}{% for p in m.content %}{{ p.text or '<' + p.type + '>' }}|{% endfor %}{% endfor %}"
     assert BYTES.decode(encode(TURNS[:2], source=parts, learn="all").ids) == "Be brief.|<image>|What is it?|"
     assert BYTES.decode(encode(TURNS[1:2], source=UNMARKED, learn="all").ids) == "[user]<image>What is it?;"
+
+
+def test_data_chat_marks_need_no_stable_turns() -> None:
+    """What is marked is learnt, also where early turns are written otherwise; which is the last can't be told there."""
+    source = (
+        "{% for m in messages %}{{ loop.revindex }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    tokens = encode(TURNS[1:], source=source)
+    assert learnt(tokens) == "A zebra 🦓.Yes."
+    assert tokens.ends == (len(tokens.ids),)
+    with pytest.raises(ChatError, match="writes the turns up to message 3 otherwise"):
+        encode(TURNS[1:], source=source, learn="last")
+
+
+def test_data_chat_of_many_turns() -> None:
+    """Each is written once for every later one, which hundreds of turns allow."""
+    tokens = encode([TURNS[3], TURNS[4]] * 100)
+    assert tokens.ends is not None
+    assert len(tokens.ends) == 200
+    assert learnt(tokens) == "Yes.<|im_end|>" * 100
 
 
 def test_data_chat_system_text_is_added_where_there_is_none() -> None:

@@ -15,7 +15,7 @@ from mimo.data.samples import Tokenizer
 from mimo.data.text.chat_template import ChatTemplate, named_template, named_templates
 from mimo.data.text.conversation import Conversation, Message
 from mimo.data.text.limited import LimitedTokenizer
-from mimo.data.text.render import Pieces, Renderer, RenderError
+from mimo.data.text.render import Rendered, Renderer, RenderError
 from mimo.hooks import ConfigError
 
 OWN = "own"
@@ -144,42 +144,29 @@ class Chat:
         """Return the text, what of it is learnt, None for all, and where turns end."""
         written = [self._written(message) for message in messages]
         answers = [index for index, message in enumerate(messages) if message.role == _ASSISTANT]
-        # The whole, the first turns of it alone, and these with what the template writes ahead of an answer.
-        calls: list[dict[str, Any]] = [
-            {"messages": written},
-            *({"messages": written[:count]} for count in range(1, len(written))),
-        ]
-        prompts = [] if self._marks or self._settings.learn == "all" else answers
-        calls += [{"messages": written[:index], "add_generation_prompt": True} for index in prompts]
+        if self._settings.learn == "last":
+            answers = answers[-1:]
+        asks = [] if self._marks or self._settings.learn == "all" else answers
+        firsts = [*((count, False) for count in range(1, len(written))), *((index, True) for index in asks)]
         given = {**self._template.variables, **({"tools": list(tools)} if tools else {})}
-        whole, *others = self._renderer.render([{"add_generation_prompt": False, **given, **call} for call in calls])
-        if isinstance(whole, RenderError):
-            raise whole
-        text = _text(whole)
-        before = others[: len(written) - 1]
-        # Where the template writes the first turns alone as it does ahead of others.
-        ends = [0, *(_end_in(text, each) for each in before), len(text)]
+        found = self._renderer.render({**given, "messages": written, "add_generation_prompt": False}, firsts)
+        text = found.text
+        ends = [0, *found.firsts[: len(written) - 1], len(text)]
         turns = [end for end in ends[1:] if end is not None]
         if self._settings.learn == "all":
             return text, None, turns
-        if self._settings.learn == "last":
-            answers = answers[-1:]
         if self._marks:
-            first = ends[answers[0]] if answers else len(text)
+            first = ends[answers[0]] if answers and self._settings.learn == "last" else 0
             if first is None:
                 raise ChatError(self._unstable(answers[0]))
-            return text, [(begin, end) for begin, end in _generated(whole) if begin >= first], turns
-        prompted = dict(zip(prompts, others[len(before) :], strict=True))
-        return text, [self._answer(text, index, prompted[index], ends) for index in answers], turns
-
-    def _answer(
-        self, text: str, index: int, prompt: Pieces | RenderError, ends: Sequence[int | None]
-    ) -> tuple[int, int]:
-        """Return where an answer lies: after the text that asks for it, up to the end of its turn."""
-        begin, end = _end_in(text, prompt), ends[index + 1]
-        if begin is None or end is None or begin > end:
-            raise ChatError(self._unstable(index))
-        return begin, end
+            return text, [(begin, end) for begin, end in _generated(found) if begin >= first], turns
+        learnt = []
+        for index, begin in zip(answers, found.firsts[len(written) - 1 :], strict=True):
+            end = ends[index + 1]
+            if begin is None or end is None or begin > end:
+                raise ChatError(self._unstable(index))
+            learnt.append((begin, end))
+        return text, learnt, turns
 
     def _unstable(self, index: int) -> str:
         return (
@@ -215,10 +202,16 @@ class Chat:
 
     def _probe(self) -> tuple[bool, bool]:
         """Return whether the template writes a content that is a text, and one that is a list of parts."""
-        contents = (_PROBE, [{"type": "text", "text": _PROBE}])
-        calls = [{**self._template.variables, "messages": [{"role": "user", "content": each}]} for each in contents]
-        found = ["" if isinstance(answer, RenderError) else _text(answer) for answer in self._renderer.render(calls)]
-        return _PROBE in found[0], _PROBE in found[1] and "'text'" not in found[1] and '"text"' not in found[1]
+        text, parts = map(self._probed, (_PROBE, [{"type": "text", "text": _PROBE}]))
+        return _PROBE in text, _PROBE in parts and "'text'" not in parts and '"text"' not in parts
+
+    def _probed(self, content: Any) -> str:
+        """Return what the template writes for a content; nothing where it refuses it."""
+        messages = [{"role": "user", "content": content}]
+        try:
+            return self._renderer.render({**self._template.variables, "messages": messages}).text
+        except RenderError:
+            return ""
 
 
 def _template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate:
@@ -236,21 +229,10 @@ def _template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate:
     return found
 
 
-def _text(pieces: Pieces) -> str:
-    return "".join(text for text, _ in pieces)
-
-
-def _end_in(text: str, pieces: Pieces | RenderError) -> int | None:
-    """Return where in a text the rendering of its first turns ends; None where it isn't what the text begins with."""
-    if isinstance(pieces, RenderError):
-        return None
-    first = _text(pieces)
-    return len(first) if text.startswith(first) else None
-
-
-def _generated(pieces: Pieces) -> Iterator[tuple[int, int]]:
-    ends = accumulate(len(text) for text, _ in pieces)
-    for (text, generated), end in zip(pieces, ends, strict=True):
+def _generated(found: Rendered) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of what the model is to write."""
+    ends = accumulate(len(text) for text, _ in found.pieces)
+    for (text, generated), end in zip(found.pieces, ends, strict=True):
         if generated:
             yield end - len(text), end
 

@@ -15,14 +15,11 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 
 from mimo.hooks import parse_json
-
-Pieces: TypeAlias = tuple[tuple[str, bool], ...]
-"""A rendered text in pieces, and of each whether the template marks it as what the model is to write."""
 
 _PROGRAM = Path(__file__).with_name("render_worker.py")
 _CHUNK = 1 << 16
@@ -33,8 +30,27 @@ class RenderError(ValueError):
 
 
 @attrs.frozen(kw_only=True)
+class Rendered:
+    """The text of a conversation.
+
+    Args:
+        pieces: of the text, and of each whether the template marks it as what the model is to write.
+        firsts: for each number of first messages that was asked for, the letters that the template writes for these
+            alone; None where it doesn't write them as it does ahead of the others.
+    """
+
+    pieces: tuple[tuple[str, bool], ...]
+    firsts: tuple[int | None, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return "".join(text for text, _ in self.pieces)
+
+
+@attrs.frozen(kw_only=True)
 class Limits:
-    """What one question may take.
+    """What one conversation may take.
 
     Args:
         seconds: for all of its renderings.
@@ -68,25 +84,27 @@ class Renderer:
         self._lock = threading.Lock()
         self._child: _Child | None = None
 
-    def render(self, calls: Sequence[Mapping[str, Any]]) -> list[Pieces | RenderError]:
-        """Return the text for each mapping of variables, or why there is none.
+    def render(self, variables: Mapping[str, Any], firsts: Sequence[tuple[int, bool]] = ()) -> Rendered:
+        """Return the text that the template writes.
+
+        Args:
+            variables: what it is given.
+            firsts: numbers of first messages, each with or without what asks for an answer, for `Rendered.firsts`.
 
         Raises:
-            RenderError: none of them has a text: the template can't be compiled, or it took too long or too much.
+            RenderError: the template can't be compiled, it fails, or it takes too long or too much.
         """
         with self._lock:
             try:
                 process = self._started()
-                answers = self._ask(process, list(calls))
+                answer = self._ask(process, {"variables": variables, "firsts": firsts})
             except BaseException:
                 self._end()
                 raise
-        return [
-            RenderError(answer["error"])
-            if isinstance(answer, dict)
-            else tuple((text, generated) for text, generated in answer)
-            for answer in answers
-        ]
+        if "error" in answer:
+            raise RenderError(answer["error"])
+        pieces = tuple((text, generated) for text, generated in answer["pieces"])
+        return Rendered(pieces=pieces, firsts=tuple(answer["firsts"]))
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.owner == os.getpid():

@@ -1,8 +1,9 @@
 """The program of the child process in which chat templates are rendered; it imports nothing of mimo.
 
 It reads lines of JSON from stdin. The first is ``{"source": …, "bytes": …, "seconds": …}``, and its answer ``{}``. Each
-other one is a list with the variables of some renderings. The answer is a list with the pieces
-``[text, is_generation]`` of each rendering, or ``{"error": …}`` in place of one that failed.
+other one is ``{"variables": {…}, "firsts": [[count, asks], …]}``: the text, and how much of it the template writes for
+the first ``count`` messages alone, with what asks for an answer or without. The answer is
+``{"pieces": [[text, is_generation], …], "firsts": [letters or null, …]}``, or ``{"error": …}``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import resource
 import secrets
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
@@ -100,13 +101,27 @@ def _split(text: str) -> Iterator[tuple[str, bool]]:
         yield after, False
 
 
-def _answer(template: jinja2.Template, variables: Mapping[str, Any]) -> Any:
+def _answer(template: jinja2.Template, variables: Mapping[str, Any], firsts: Sequence[tuple[int, bool]]) -> Any:
     try:
-        return render(template, variables)
+        pieces = render(template, variables)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # a template may raise anything
         return {"error": _shown(error)}
+    text = "".join(piece for piece, _ in pieces)
+    return {"pieces": pieces, "firsts": [_length(template, variables, text, *first) for first in firsts]}
+
+
+def _length(template: jinja2.Template, variables: Mapping[str, Any], text: str, count: int, asks: bool) -> int | None:  # noqa: FBT001  # from JSON
+    """Return how much of a text is written for its first messages; None where these alone are written otherwise."""
+    messages = variables["messages"][:count]
+    try:
+        first = template.render({**variables, "messages": messages, "add_generation_prompt": asks, _MARKED: False})
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  # as where a template wants to see an answer
+        return None
+    return len(first) if text.startswith(first) else None
 
 
 def _shown(error: Exception) -> str:
@@ -138,9 +153,9 @@ def main() -> None:
         return
     _write({})
     signal.alarm(0)
-    for calls in questions:
+    for question in questions:
         signal.alarm(first["seconds"])
-        _write([_answer(template, variables) for variables in calls])
+        _write(_answer(template, question["variables"], question["firsts"]))
         signal.alarm(0)
 
 
