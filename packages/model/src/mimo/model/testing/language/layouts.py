@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mimo.model.spec import LanguageModelSpec
 from mimo.model.testing.checks import BrokenError
-from mimo.model.testing.compare import compare_gradients, compare_rows, compare_totals
+from mimo.model.testing.compare import compare_gradients, compare_rows, compare_totals, norm_of
 from mimo.model.testing.language.subject import LANES, BuiltLanguage, LanguageLayout, LanguageSubject, Passed
 from mimo.model.testing.layouts import assert_on_ranks, check_copies, check_initial_values, check_same_bits
 from mimo.topology import DATA_AXES
@@ -85,17 +85,22 @@ class Comparison:
     _built: dict[LanguageLayout, BuiltLanguage] = attrs.field(factory=dict, init=False)
     _whole: dict[LanguageLayout, Whole] = attrs.field(factory=dict, init=False)
 
-    def check(self, layout: LanguageLayout) -> None:
-        """Refuse initial values, rows, losses, counts and gradients that are not the whole module's; collective."""
-        alone = LanguageLayout(lanes=layout.lanes, frozen=layout.frozen, dtype=layout.dtype)
-        if alone not in self._whole:
-            self._whole[alone] = self._learn_whole(alone)
-        whole, built = self._whole[alone], self._build(layout)
-        passed = self._learn(built, layout)
-        _check_lane(built, passed, whole.lanes[built.axes.lane])
-        _check_sums(self.subject, built, passed, whole)
-        check_copies(built)
-        compare_gradients(built.gradients(), whole.gradients)
+    def check(self, *layouts: LanguageLayout) -> None:
+        """Refuse initial values, rows, losses, counts and gradients that are not the whole module's; collective.
+
+        Args:
+            layouts: that differ in the tokens of their lanes alone; gradients add up as in microbatches of a step.
+        """
+        every = [self._learn_whole(layout) for layout in layouts]
+        built, gradients = self._build(layouts[0]), dict[str, Tensor]()
+        for layout, whole in zip(layouts, every, strict=True):
+            passed = self._learn(built, layout)
+            _check_lane(built, passed, whole.lanes[built.axes.lane])
+            _check_sums(self.subject, built, passed, whole)
+            check_copies(built)
+            for name, gradient in whole.gradients.items():
+                gradients[name] = gradients.get(name, 0) + gradient
+            compare_gradients(built.gradients(), gradients)
 
     def check_bits(self, like: LanguageLayout, layout: LanguageLayout) -> None:
         """Refuse rows, losses and gradients that are not bit for bit those of another layout; collective."""
@@ -106,12 +111,15 @@ class Comparison:
                 raise BrokenError(f"{what} are not to the bit those on {like}")
         check_same_bits(found, wanted)
 
-    def _learn_whole(self, alone: LanguageLayout) -> Whole:
+    def _learn_whole(self, layout: LanguageLayout) -> Whole:
         """Have the whole module learn from all lanes, one after the other."""
-        built, subject = self._build(attrs.evolve(alone, lanes=LANES[:1])), self.subject
-        every = [subject.pack(subject.samples(lane, lengths)) for lane, lengths in enumerate(alone.lanes)]
-        lanes = [built.learn(microbatch) for microbatch in every]
-        return Whole(lanes=lanes, gradients=built.gradients())
+        alone = LanguageLayout(lanes=layout.lanes, frozen=layout.frozen, dtype=layout.dtype)
+        if alone not in self._whole:
+            built, subject = self._build(attrs.evolve(alone, lanes=LANES[:1])), self.subject
+            every = [subject.pack(subject.samples(lane, lengths)) for lane, lengths in enumerate(alone.lanes)]
+            lanes = [built.learn(microbatch) for microbatch in every]
+            self._whole[alone] = Whole(lanes=lanes, gradients=built.gradients())
+        return self._whole[alone]
 
     def _learn(self, built: BuiltLanguage, layout: LanguageLayout) -> Passed:
         """Have a layout learn from this rank's lane; collective."""
@@ -177,7 +185,7 @@ def _gradient(rows: Tensor) -> Tensor:
 
 def _size(wanted: Passed) -> float:
     """Return the norm of the gradients of all encoders' rows."""
-    return float(torch.stack([_gradient(rows).norm() for rows in wanted.rows.values()]).norm())
+    return norm_of(_gradient(rows) for rows in wanted.rows.values())
 
 
 def _added(name: str, count: int, parts: Sequence[Mapping[str, Tensor]]) -> Tensor:
