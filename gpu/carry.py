@@ -24,8 +24,8 @@ ROOT = HERE.parent
 MAX_BYTES = 20 * 2**20
 THERE = frozenset({"pluggy", "pytest", "rich", "safetensors", "torch", "transformers"})
 """What the machine has, new enough; with `COMES_ALONG`. (It has attrs too, of whatever age.)"""
-COMES_ALONG = frozenset({"numpy", "pygments", "tokenizers"})
-"""What transformers and rich declare."""
+COMES_ALONG = frozenset({"jinja2", "markupsafe", "numpy", "pygments", "tokenizers"})
+"""What torch, transformers and rich declare."""
 LEFT_OUT = frozenset({"matplotlib", "scikit-learn", "tensorboard"})
 """What a day on a GPU does without: pictures, and the digits come as a file."""
 ALSO = ("cffi", "docstring-parser", "pycparser", "rich-rst", "typing-extensions")
