@@ -74,7 +74,6 @@ def test_data_chat_learns_what_the_assistant_says() -> None:
     assert learnt(tokens) == "A zebra 🦓.<|im_end|>Yes.<|im_end|>"
     assert learnt(encode(learn="last")) == "Yes.<|im_end|>"
     assert encode(learn="all").weights is None
-    assert learnt(encode(TURNS[:2])) == ""
 
 
 def test_data_chat_turns_end_where_the_next_begins() -> None:
@@ -109,8 +108,14 @@ def test_data_chat_without_marks_learns_the_difference(learn: str) -> None:
             ),
         ),
         ("{{ raise_exception('no system text') }}", "refuses it: TemplateError: no system text"),
-        ("{{ messages.append(1) }}", "refuses it: SecurityError"),
-        ("{{ ''.__class__.__mro__ }}", "refuses it: SecurityError"),
+        (
+            "{{ messages[0].content }}{% if messages[3] %}{{ messages.append(1) }}{% endif %}",
+            "refuses it: SecurityError",
+        ),
+        (
+            "{{ messages[0].content }}{% if messages[3] %}{{ ''.__class__.__mro__ }}{% endif %}",
+            "refuses it: SecurityError",
+        ),
         ("{% if %}", "refuses it: it can't be compiled: TemplateSyntaxError"),
         ("{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}", "blocks stand in each other"),
         (
@@ -206,6 +211,9 @@ def test_data_chat_keys_that_a_template_does_not_read_are_refused() -> None:
             ),
         ),
         ([{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,a"}]}], "expected base64"),
+        ([{"role": "user", "content": [{"type": "image", "image": "data:image/png;base64,é"}]}], "expected base64"),
+        ([{"role": "user", "content": [{"type": "image", "image": "data:" + "a" * 100_000}]}], "nothing is fetched"),
+        ([{"role": "user", "content": [{"type": "", "url": "b"}]}], "expected the type of a part"),
         ([{"role": "user", "content": [{"type": "image", "image": "a", "url": "b"}]}], "expected one of the keys"),
     ],
 )
@@ -220,19 +228,58 @@ def test_data_chat_items_follow_their_placeholders() -> None:
     """Those named in messages among those of the sample's own lists, whose placeholders stand in texts."""
     turns = [
         {"role": "user", "content": "<image> and"},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QUI="}}]},
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}}]},
         {"role": "user", "content": [{"type": "image"}, {"type": "radio", "radio": "r.bin"}]},
     ]
     listed = [("image", "1.png"), ("image", "2.png"), ("image", "3.png")]
     assert conversation(turns).items(listed) == [
         ("image", "1.png"),
-        ("image", b"AB"),
         ("audio", b"AB"),
         ("image", "2.png"),
         ("radio", "r.bin"),
         ("image", "3.png"),
     ]
+
+
+def test_data_chat_items_of_a_modality_stand_in_one_place() -> None:
+    """Which of a list and of those named in messages comes first could not be known."""
+    turns = [{"role": "user", "content": ["<image>", {"type": "image", "image": "b.png"}]}]
+    with pytest.raises(ValueError, match="items of modality 'image' both in messages and in a list of the sample"):
+        conversation(turns).items([("image", "1.png")])
+
+
+def test_data_chat_gives_templates_what_transformers_gives() -> None:
+    """No tools are None, what is null is absent, and thoughts have the names under which templates read them."""
+    source = (
+        "{% if tools is not none %}T{% endif %}{% for m in messages %}{{ m.role[0] }}{{ m.reasoning_content }}"
+        "{% if m.content is defined %}[{{ m.content }}]{% endif %}"
+        "{% for c in m.tool_calls or [] %}C{% endfor %}{% endfor %}"
+    )
+    turns = [
+        {"role": "user", "content": "hi", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [{}], "reasoning": "so"},
+    ]
+    assert BYTES.decode(encode(turns, source=source, learn="all").ids) == "u[hi]asoC"
+
+
+@pytest.mark.parametrize(
+    ("turns", "settings", "why"),
+    [
+        ([{"role": "human", "content": "a"}], {}, "no message has the role 'assistant', so nothing would be learnt"),
+        ([{"role": "user", "content": "a", "name": "Bob"}, TURNS[2]], {"template": "gemma"}, "does not read 'name'"),
+        ([TURNS[0], TURNS[2]], {"template": "gemma"}, "the system text has no message of the user to stand before"),
+        ([TURNS[3], TURNS[4]], {"source": "nothing"}, "writes neither a text nor a list of parts"),
+    ],
+)
+def test_data_chat_loses_nothing_silently(turns: Any, settings: Any, why: str) -> None:
+    """What would be left out or not be learnt is refused."""
+    with pytest.raises(ChatError, match=why):
+        encode(turns, **settings)
+
+
+def test_data_chat_marks_in_comments_are_none() -> None:
+    """A template that only speaks of them is one without."""
+    assert learnt(encode(source="{# {% generation %} #}" + UNMARKED)) == "A zebra 🦓.;Yes.;"
 
 
 def test_data_chat_template_lies_beside_the_tokenizer(tmp_path: Path) -> None:

@@ -64,7 +64,11 @@ def open_image(path: Path | bytes) -> Iterator[Image.Image]:
     from PIL import Image, UnidentifiedImageError  # heavy, and only readers of images need it
 
     # Not only because a folder is no image: opening a named pipe would wait forever.
-    if isinstance(path, Path) and not path.is_file():
+    try:
+        is_there = not isinstance(path, Path) or path.is_file()
+    except OSError as error:  # a name that is too long
+        raise ValueError(error.strerror) from None
+    if not is_there:
         msg = "there is no such file"
         raise ValueError(msg)
     try:

@@ -15,6 +15,8 @@ from mimo.hooks import DataError, JsonNode, JsonSource, parse_json
 
 _LISTS = {"images": "image", "audio": "audio"}
 """Keys of lists of paths, and the modality of each."""
+_MAX_PATH = 4096
+"""Letters of a path, as Linux has it."""
 _KEYS = (*_LISTS, "items", "messages", "text", "tools", "weight")
 
 
@@ -64,6 +66,10 @@ def parse_line(raw: bytes, where: str) -> Line:
                 got=repr(key),
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
+    return _record(value, where)
+
+
+def _record(value: dict[str, Any], where: str) -> Line:
     listed = tuple(_items(value))
     if "messages" not in value:
         if "tools" in value:
@@ -73,7 +79,11 @@ def parse_line(raw: bytes, where: str) -> Line:
         raise LineError(expected="one of the keys 'text' and 'messages'", got="both")
     node = JsonNode(value, JsonSource(where=where, error=DataError))
     conversation = parse_conversation(node["messages"], node["tools"] if "tools" in value else None)
-    items = tuple(conversation.items(listed))
+    try:
+        items = tuple(conversation.items(listed))
+    except ValueError as error:
+        fix = "Name all of them in messages."
+        raise LineError(expected="the items of a modality in one place", got=str(error), fix=fix) from None
     return Line(text="", items=items, weight=_weight(value), conversation=conversation)
 
 
@@ -108,7 +118,7 @@ def _paths(paths: Any, key: str) -> list[str]:
     if not isinstance(paths, list):
         raise LineError(expected=f"a list of paths in {key!r}", got=_kind(paths))
     for path in paths:
-        if not isinstance(path, str) or not path:
+        if not isinstance(path, str) or not path or len(path) > _MAX_PATH:
             raise LineError(expected=f"paths in {key!r}", got=_kind(path))
     return paths
 

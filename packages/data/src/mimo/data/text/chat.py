@@ -23,7 +23,8 @@ OWN = "own"
 _ASSISTANT = "assistant"
 _SYSTEM = ("system", "developer")
 _PROBE = "a text that no template has: 7f3b"
-_GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
 
 
 @attrs.frozen(kw_only=True)
@@ -103,8 +104,9 @@ class Chat:
             )
         self._tokenizer = tokenizer
         self._template = _template(settings, tokenizer)
+        self._given = {**self._template.variables, "tools": None, "documents": None, "add_generation_prompt": False}
         self._renderer = Renderer(self._template.source)
-        self._marks = _GENERATION.search(self._template.source) is not None
+        self._marks = _GENERATION.search(_COMMENT.sub("", self._template.source)) is not None
         self._takes: tuple[bool, bool] | None = None
 
     def encode(self, conversation: Conversation) -> ChatTokens:
@@ -114,7 +116,7 @@ class Chat:
             ChatError: saying what of the conversation the template or the tokenizer refuses.
         """
         for key in sorted(conversation.keys):
-            if key not in self._template.source:
+            if not re.search(rf"\b{re.escape(key)}\b", self._template.source):
                 msg = f"the template {self._template.name!r} does not read {key!r}; choose another, or leave it out"
                 raise ChatError(msg)
         messages = self._with_system(conversation.messages)
@@ -144,12 +146,16 @@ class Chat:
         """Return the text, what of it is learnt, None for all, and where turns end."""
         written = [self._written(message) for message in messages]
         answers = [index for index, message in enumerate(messages) if message.role == _ASSISTANT]
+        if not answers and self._settings.learn != "all":
+            roles = ", ".join(repr(role) for role in dict.fromkeys(message.role for message in messages))
+            msg = f"no message has the role {_ASSISTANT!r}, so nothing would be learnt; there are {roles}"
+            raise ChatError(msg)
         if self._settings.learn == "last":
             answers = answers[-1:]
         asks = [] if self._marks or self._settings.learn == "all" else answers
         firsts = [*((count, False) for count in range(1, len(written))), *((index, True) for index in asks)]
-        given = {**self._template.variables, **({"tools": list(tools)} if tools else {})}
-        found = self._renderer.render({**given, "messages": written, "add_generation_prompt": False}, firsts)
+        given = {**self._given, "tools": list(tools) or None}
+        found = self._renderer.render({**given, "messages": written}, firsts)
         text = found.text
         ends = [0, *found.firsts[: len(written) - 1], len(text)]
         turns = [end for end in ends[1:] if end is not None]
@@ -198,20 +204,36 @@ class Chat:
         texts, parts = self._takes
         listed = parts and (message.listed or not texts)
         content: Any = message.structured if listed else message.text
-        return {"role": message.role, "content": content, **message.others}
+        return {"role": message.role, **({"content": content} if message.says else {}), **message.others}
 
     def _probe(self) -> tuple[bool, bool]:
-        """Return whether the template writes a content that is a text, and one that is a list of parts."""
-        text, parts = map(self._probed, (_PROBE, [{"type": "text", "text": _PROBE}]))
-        return _PROBE in text, _PROBE in parts and "'text'" not in parts and '"text"' not in parts
+        """Return whether the template writes a content that is a text, and one that is a list of parts.
 
-    def _probed(self, content: Any) -> str:
-        """Return what the template writes for a content; nothing where it refuses it."""
-        messages = [{"role": "user", "content": content}]
-        try:
-            return self._renderer.render({**self._template.variables, "messages": messages}).text
-        except RenderError:
-            return ""
+        Raises:
+            ChatError: it writes neither.
+            RenderError: it refuses a few short conversations.
+        """
+        refusals: list[RenderError] = []
+        takes = self._writes(_PROBE, refusals), self._writes([{"type": "text", "text": _PROBE}], refusals)
+        if any(takes):
+            return takes
+        if refusals:
+            raise refusals[0]
+        msg = f"the template {self._template.name!r} writes neither a text nor a list of parts of a message"
+        raise ChatError(msg)
+
+    def _writes(self, content: Any, refusals: list[RenderError]) -> bool:
+        """Return whether the template writes a content in one of a few short conversations; add those it refuses."""
+        user, system, answer = ({"role": role, "content": content} for role in ("user", "system", _ASSISTANT))
+        for messages in ([user], [user, answer], [system, user], [system, user, answer]):
+            try:
+                text = self._renderer.render({**self._given, "messages": messages}).text
+            except RenderError as error:
+                refusals.append(error)
+                continue
+            if _PROBE in text:
+                return "'text'" not in text and '"text"' not in text  # else it is Python's own picture of a list
+        return False
 
 
 def _template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate:

@@ -63,7 +63,8 @@ def template_of_folder(folder: Path) -> ChatTemplate | None:
 
 def _source(path: Path, value: Any) -> str | None:
     if isinstance(value, list):  # several, each with a name
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        entries = [entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        named = {entry["name"]: entry.get("template") for entry in entries}
         value = named.get("default")
     if value is None or isinstance(value, str):
         return value

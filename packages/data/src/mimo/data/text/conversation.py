@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,8 +12,10 @@ import attrs
 from mimo.data.text.placeholders import mark
 from mimo.hooks import JsonNode
 
-_DATA_URL = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(?:data|file):", re.IGNORECASE)
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of what is thought before an answer; templates read the first, or the second."""
 _REFERENCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "image": ("image", ("image", "path", "url")),
     "image_url": ("image", ("image_url",)),
@@ -47,12 +48,14 @@ class Message:
         role: ``system``, ``user``, ``assistant``, ``tool``, or what else the template knows.
         parts: texts and items in order.
         listed: whether the content is written as a list of parts.
+        says: whether it has a content; calls of tools need none.
         others: the other keys of the message, as they are written.
     """
 
     role: str
     parts: tuple[str | ItemPart, ...]
     listed: bool = False
+    says: bool = True
     others: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
@@ -79,6 +82,8 @@ class Conversation:
     def keys(self) -> frozenset[str]:
         """Return what a template must read beside roles and contents."""
         found = {key for message in self.messages for key in message.others} - _IGNORED
+        if found & set(_REASONING):  # it is given under two names
+            found = found - set(_REASONING) | {"reasoning_content"}
         return frozenset(found | ({"tools"} if self.tools else set()))
 
     def items(self, listed: Sequence[tuple[str, Reference]]) -> list[tuple[str, Reference]]:
@@ -87,9 +92,21 @@ class Conversation:
         Args:
             listed: the items of the sample that no message names; ``<image>`` in a text, or a part of a message that
                 doesn't say where its item is, stands for the next of them.
+
+        Raises:
+            ValueError: some of a modality are listed, and others are named by messages.
         """
         waiting = {modality: [pair for pair in listed if pair[0] == modality] for modality, _ in listed}
         found: list[tuple[str, Reference]] = []
+        named = {
+            part.modality
+            for message in self.messages
+            for part in message.parts
+            if isinstance(part, ItemPart) and part.reference is not None
+        }
+        if mixed := next((modality for modality, _ in listed if modality in named), None):
+            msg = f"items of modality {mixed!r} both in messages and in a list of the sample, whose order is not known"
+            raise ValueError(msg)
         for part in (part for message in self.messages for part in message.parts):
             if isinstance(part, ItemPart) and part.reference is not None:
                 found.append((part.modality, part.reference))
@@ -119,11 +136,16 @@ def _message(node: JsonNode) -> Message:
     if not role:
         raise node["role"].fail("a role, such as 'user' or 'assistant'")
     others = {key: each.value for key, each in fields.items() if key not in ("role", "content")}
+    others = {key: value for key, value in others.items() if value is not None}
+    reasoning = next((others[key] for key in _REASONING if key in others), None)
+    if reasoning is not None:
+        others = {"thinking": reasoning, **others, "reasoning_content": reasoning}
+        others.pop("reasoning", None)
     content = fields.get("content")
     if content is None or content.value is None:
         if not others.get("tool_calls"):
             raise node.fail("a message with 'content'")
-        return Message(role=role, parts=(), others=others)
+        return Message(role=role, parts=(), says=False, others=others)
     if isinstance(content.value, str):
         return Message(role=role, parts=(content.value,), others=others)
     if not isinstance(content.value, list):
@@ -135,6 +157,8 @@ def _part(node: JsonNode) -> str | ItemPart:
     if isinstance(node.value, str):
         return node.value
     kind = node["type"].text()
+    if not kind:
+        raise node["type"].fail("the type of a part, such as 'text' or 'image'")
     if kind in _TEXTS:
         return dict(node.fields(("type", "text")))["text"].text()
     modality, keys = _REFERENCES.get(kind, (kind, (kind, "path", "url")))
@@ -149,7 +173,7 @@ def _reference(node: JsonNode) -> Reference:
     if isinstance(node.value, dict):
         if "data" in node.value:  # {"data": base64, "format": "wav"}
             return _decoded(node["data"], node.fields(("data",), ("format",))["data"].text())
-        return _reference(node.fields(("url",), ("detail",))["url"])
+        node = node.fields(("url",), ("detail",))["url"]
     text = node.text()
     if found := _DATA_URL.match(text):
         return _decoded(node, text[found.end() :])
@@ -163,5 +187,5 @@ def _reference(node: JsonNode) -> Reference:
 def _decoded(node: JsonNode, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        raise node.fail("base64") from None
+    except ValueError:  # of binascii, or of letters that are not ASCII
+        raise node.fail("base64 without white space") from None

@@ -125,21 +125,29 @@ class Renderer:
     def _ask(self, process: subprocess.Popen[bytes], question: Any) -> Any:
         assert process.stdin is not None
         assert process.stdout is not None
-        rest = memoryview(f"{json.dumps(question)}\n".encode())
+        try:
+            rest = memoryview(f"{json.dumps(question)}\n".encode())
+        except RecursionError:
+            msg = "it nests too deeply"
+            raise RenderError(msg) from None
         answer = bytearray()
         writes, reads = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(writes, False)
         deadline = time.monotonic() + self._limits.seconds
         while not answer.endswith(b"\n"):
             left = deadline - time.monotonic()
-            ready = select.select([reads], [writes] if rest else [], [], left) if left > 0 else ([], [], [])
-            if not (ready[0] or ready[1]):
+            poll = select.poll()  # not `select`, which takes no numbers of files above 1,023
+            poll.register(reads, select.POLLIN)
+            if rest:
+                poll.register(writes, select.POLLOUT)
+            ready = {number for number, _ in poll.poll(1000 * left)} if left > 0 else set()
+            if not ready:
                 msg = f"it takes longer than {self._limits.seconds:g} s"
                 raise RenderError(msg)
-            if ready[1]:
+            if writes in ready:
                 with contextlib.suppress(BrokenPipeError):  # its end is read below
                     rest = rest[os.write(writes, rest[:_CHUNK]) :]
-            if ready[0]:
+            if reads in ready:
                 read = os.read(reads, _CHUNK)
                 if not read:
                     raise RenderError(self._death(process))

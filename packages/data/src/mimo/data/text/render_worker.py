@@ -125,7 +125,7 @@ def _length(template: jinja2.Template, variables: Mapping[str, Any], text: str, 
 
 
 def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR].encode("utf-8", "backslashreplace").decode()
 
 
 def _read() -> Iterator[Any]:
@@ -143,7 +143,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this one ends it
     questions = _read()
     first = next(questions)
-    resource.setrlimit(resource.RLIMIT_AS, (first["bytes"], first["bytes"]))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = first["bytes"] if hard == resource.RLIM_INFINITY else min(first["bytes"], hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(first["seconds"])  # it ends by itself where nobody is left to end it
     try:

@@ -139,6 +139,8 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
     # Limits that the file may carry would cut or pad samples unseen; ours is `max_tokens`.
     backend.no_truncation()
     backend.no_padding()
+    # It adds nothing here, and may take white space out of the letters that a token stands for.
+    backend.post_processor = None
     return FileTokenizer(
         path=config.path,
         end=end,

@@ -39,6 +39,8 @@ def show(
     dataset = job.evaluation if evaluation else job.train
     if dataset is None:
         raise ConfigError("data", expected="held-out samples" if evaluation else "samples to train on", got="none")
+    if count < 1:
+        raise ConfigError("--count", expected="1 or more", got=str(count))
     last = sample + count - 1
     if not (0 <= sample <= last < len(dataset)):
         asked = str(sample) if count == 1 else f"{sample} to {last}"
