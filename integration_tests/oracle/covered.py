@@ -29,7 +29,7 @@ def mark_uncovered(items: Iterable[pytest.Item]) -> None:
 
 
 def features(item: pytest.Function) -> Iterator[str]:
-    """Yield what can be told of a case by its parameters: features of its layout, and its choices."""
+    """Yield what the parameters of a case say of it: features of its layout, and its choices."""
     layouts = layouts_of(item)
     for name, value in item.callspec.params.items():
         for choice in value if isinstance(value, tuple | list) and not hasattr(value, "features") else [value]:

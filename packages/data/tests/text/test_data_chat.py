@@ -159,7 +159,7 @@ def test_data_chat_contents_are_written_as_the_template_takes_them() -> None:
 
 
 def test_data_chat_marks_need_no_stable_turns() -> None:
-    """What is marked is learnt, also where early turns are written otherwise; which is the last can't be told there."""
+    """What is marked is learnt, also where early turns are written otherwise; the last answer is not found there."""
     source = (
         "{% for m in messages %}{{ loop.revindex }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
         "{% endgeneration %}{% endif %}{% endfor %}"
@@ -319,7 +319,7 @@ def test_data_chat_needs_a_template() -> None:
 
 @pytest.mark.parametrize("name", named_templates())
 def test_data_chat_named_templates_mark_what_is_learnt(name: str) -> None:
-    """Their answers end with the token that ends a turn, and turns can be told apart."""
+    """Their answers end with the token that ends a turn, and the end of each turn is found."""
     tokens = encode(template=name)
     assert learnt(tokens).count("zebra") == learnt(tokens).count("Yes.") == 1
     assert learnt(tokens)[-1] == ">"

@@ -39,6 +39,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the bytes of ``text``; half a surrogate pair is a `ValueError`."""
         ids: list[int] = []
+        # Not `encode_spans`, which goes letter by letter: texts need no spans.
         for piece in self.placeholders.split(text):
             ids += [piece] if isinstance(piece, int) else piece.encode("utf-8")
         return ids

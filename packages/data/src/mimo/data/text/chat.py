@@ -126,7 +126,9 @@ class Chat:
         except RenderError as error:
             msg = f"the template {self._template.name!r} refuses it: {error}"
             raise ChatError(msg) from error
-        except ValueError as error:
+        except ChatError:
+            raise
+        except ValueError as error:  # the tokenizer's
             raise ChatError(str(error)) from error
         starts, stops = np.array(spans, dtype=np.int64).reshape(-1, 2).T
         ends = None

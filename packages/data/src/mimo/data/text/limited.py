@@ -71,17 +71,17 @@ class LimitedTokenizer:
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the same, and the letters of each; for tokenizers that can say them."""
         encode = self.inner.encode_spans  # type: ignore[attr-defined]  # see ChatTokenizer
-        spans: dict[int, list[tuple[int, int]]] = {}
+        spans: list[tuple[int, int]] = []  # of what was encoded last
 
         def encode_ids(part: str) -> list[int]:
-            ids, spans[0] = encode(part)
+            ids, spans[:] = encode(part)
             return cast("list[int]", ids)
 
         ids = self._first(text, encode_ids)
         if ids is None:
-            return cast("tuple[list[int], list[tuple[int, int]]]", encode(text))
+            return encode_ids(text), spans
         rest = self._rest(text, ids)
-        return [*ids, *(number for number, _ in rest)], [*spans[0][: len(ids)], *(span for _, span in rest)]
+        return [*ids, *(number for number, _ in rest)], [*spans[: len(ids)], *(span for _, span in rest)]
 
     def chat_template(self) -> Any:
         """Return the template of the inner one; None if it has none."""

@@ -52,7 +52,7 @@ def assert_layouts(
         seconds: how long it may take for all layouts of as many ranks.
 
     Raises:
-        AssertionError: its text tells the first difference.
+        AssertionError: its text names the first difference.
     """
     config = spec.config() if config is None else config
     subjects = [Subject(spec=spec, config=config, hidden=hidden, raw=tuple(batch)) for batch in batches]
