@@ -36,7 +36,8 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.data": {
         "samples": Row(),
         "text": Row("samples"),
-        "sources": Row("samples text"),
+        "index": Row(),
+        "sources": Row("samples text index"),
     },
     "mimo.launch": {
         "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),

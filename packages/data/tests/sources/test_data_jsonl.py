@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from mimo.data import ChatSettings, Dataset, ends_of, lay_out, weights_of
-from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
+from mimo.data.sources import jsonl
+from mimo.data.sources.jsonl import MAX_LINE, JsonlConfig, find_lines, open_jsonl
 from mimo.data.text import byte_tokenizer, word_tokenizer
 from mimo.hooks import ConfigError, DataError
 
@@ -112,6 +118,30 @@ def test_data_jsonl_skips_blank_lines(tmp_path: Path) -> None:
     dataset = opened(path)
     assert [bytes(dataset.tokens(sample)[:-1]) for sample in range(len(dataset))] == [b"a", b"b", b"c"]
     assert [dataset.where(sample) for sample in range(3)] == [f"{path}:1", f"{path}:4", f"{path}:5"]
+
+
+@given(st.lists(st.sampled_from([b"\n", b"a", b" ", b"{x}", b"\r", b"\n\n"]), max_size=14), st.integers(1, 9))
+def test_data_jsonl_finds_the_lines_that_python_finds(pieces: list[bytes], block: int) -> None:
+    """Whatever the blocks that a file is read in: those that hold more than white space, with bytes and numbers."""
+    raw = b"".join(pieces)
+    with tempfile.TemporaryDirectory() as folder, patch.object(jsonl, "BLOCK", block):
+        path = Path(folder) / "train.jsonl"
+        path.write_bytes(raw)
+        lines = find_lines(path)
+        found = [
+            (number, raw[start:stop])
+            for start, stop, number in zip(lines.starts, lines.stops, lines.numbers, strict=True)
+        ]
+    assert found == [(number, line) for number, line in enumerate(io.BytesIO(raw), start=1) if line.strip()]
+
+
+def test_data_jsonl_refuses_a_line_without_end(tmp_path: Path) -> None:
+    """A line that is longer than any sample is refused before it is read."""
+    path = tmp_path / "train.jsonl"
+    with path.open("wb") as file:
+        file.truncate(MAX_LINE + 1)  # a hole: no such bytes lie on the disk
+    with pytest.raises(DataError, match=HERE + "expected a line of at most 268,435,456 bytes, got one of 268,435,457"):
+        opened(str(path)).tokens(0)
 
 
 def test_data_jsonl_splits(tmp_path: Path) -> None:

@@ -1,6 +1,16 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
+from mimo.data.index import (
+    IndexFileError,
+    Origin,
+    StoredArrays,
+    digest_of_file,
+    digest_of_text,
+    index_place,
+    read_arrays,
+    write_arrays,
+)
 from mimo.data.samples import (
     NO_LABEL,
     Dataset,
@@ -19,7 +29,18 @@ from mimo.data.samples import (
     pack,
     weights_of,
 )
-from mimo.data.sources import image_size, load_image, open_image
+from mimo.data.sources import (
+    Record,
+    RecordDataset,
+    RecordError,
+    Records,
+    image_size,
+    load_image,
+    open_image,
+    parse_record,
+    path_inside,
+    read_record,
+)
 from mimo.data.text import (
     Chat,
     ChatError,
@@ -58,19 +79,29 @@ __all__ = [
     "Conversation",
     "Dataset",
     "DatasetSpec",
+    "IndexFileError",
     "LimitedTokenizer",
+    "Origin",
     "Packed",
     "PlacedItem",
+    "Record",
+    "RecordDataset",
+    "RecordError",
+    "Records",
     "Reference",
     "SampleLayout",
     "SplitName",
     "StepSampler",
+    "StoredArrays",
     "SupportsEnds",
     "SupportsWeights",
     "Tokenizer",
     "TokenizerSpec",
+    "digest_of_file",
+    "digest_of_text",
     "ends_of",
     "image_size",
+    "index_place",
     "lay_out",
     "load_image",
     "named_template",
@@ -78,5 +109,10 @@ __all__ = [
     "open_image",
     "pack",
     "parse_conversation",
+    "parse_record",
+    "path_inside",
+    "read_arrays",
+    "read_record",
     "weights_of",
+    "write_arrays",
 ]

@@ -1,4 +1,8 @@
-"""One line of a jsonl dataset, from bytes to a checked record."""
+"""A sample as people write it, checked: an object with a text or a conversation, items and a weight.
+
+Every source of records has this one form, whether an object is a line of a file, a row of a table or members of an
+archive.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ _MAX_PATH = 4096
 _KEYS = (*_LISTS, "items", "messages", "text", "tools", "weight")
 
 
-class LineError(ValueError):
-    """What is wrong with a line, without its place, which only the dataset knows."""
+class RecordError(ValueError):
+    """What is wrong with a record, without its place, which only its source knows."""
 
     def __init__(self, *, expected: str, got: str, fix: str = "") -> None:
         self.expected = expected
@@ -31,8 +35,15 @@ class LineError(ValueError):
 
 
 @attrs.frozen(kw_only=True)
-class Line:
-    """A sample as it is written: a text or a conversation, of each item its modality and what it is, and its weight."""
+class Record:
+    """A sample as it is written.
+
+    Args:
+        text: what is written, empty for a conversation.
+        items: of each its modality, and its bytes or a reference that its source resolves.
+        weight: how much each of its tokens counts, None for 1.
+        conversation: its messages.
+    """
 
     text: str
     items: tuple[tuple[str, Reference], ...]
@@ -40,86 +51,94 @@ class Line:
     conversation: Conversation | None = None
 
 
-def parse_line(raw: bytes, where: str) -> Line:
-    """Return the record of a line, of which ``where`` names file and number.
+def parse_record(raw: bytes, where: str) -> Record:
+    """Return the record that bytes hold as JSON, of which ``where`` names the place.
 
     Raises:
-        LineError: it is not one JSON object with ``text`` or ``messages`` and, if it likes, items and a weight.
+        RecordError: they are not one JSON object, or as from `read_record`.
         DataError: its messages are no conversation.
     """
     try:
         value: Any = parse_json(raw)
     except UnicodeDecodeError as error:
-        raise LineError(expected="UTF-8 text", got=f"something else ({error})", fix="Save the file as UTF-8.") from None
+        raise RecordError(
+            expected="UTF-8 text", got=f"something else ({error})", fix="Save the file as UTF-8."
+        ) from None
     except json.JSONDecodeError as error:
         got = f"text that is not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
-        raise LineError(expected="one JSON object", got=got) from None
+        raise RecordError(expected="one JSON object", got=got) from None
     except ValueError as error:  # a key twice, numbers too long, brackets too deep
-        raise LineError(expected="one JSON object", got=f"text that is not JSON ({error})") from None
+        raise RecordError(expected="one JSON object", got=f"text that is not JSON ({error})") from None
+    return read_record(value, where)
+
+
+def read_record(value: Any, where: str) -> Record:
+    """Return the record of an object, as JSON gives one but that items may be bytes; ``where`` names the place.
+
+    Raises:
+        RecordError: it is no object with ``text`` or ``messages`` and, if it likes, items and a weight.
+        DataError: its messages are no conversation.
+    """
     if not isinstance(value, dict):
-        raise LineError(expected="one JSON object", got=_kind(value))
+        raise RecordError(expected="one JSON object", got=_kind(value))
     for key in value:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1)
-            raise LineError(
+            raise RecordError(
                 expected=f"only the keys {', '.join(map(repr, _KEYS))}",
                 got=repr(key),
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
-    return _record(value, where)
-
-
-def _record(value: dict[str, Any], where: str) -> Line:
     listed = tuple(_items(value))
     if "messages" not in value:
         if "tools" in value:
-            raise LineError(expected="the key 'messages' beside 'tools'", got="none")
-        return Line(text=_text(value), items=listed, weight=_weight(value))
+            raise RecordError(expected="the key 'messages' beside 'tools'", got="none")
+        return Record(text=_text(value), items=listed, weight=_weight(value))
     if "text" in value:
-        raise LineError(expected="one of the keys 'text' and 'messages'", got="both")
+        raise RecordError(expected="one of the keys 'text' and 'messages'", got="both")
     node = JsonNode(value, JsonSource(where=where, error=DataError))
     conversation = parse_conversation(node["messages"], node["tools"] if "tools" in value else None)
     try:
         items = tuple(conversation.items(listed))
     except ValueError as error:
         fix = "Name all of them in messages."
-        raise LineError(expected="the items of a modality in one place", got=str(error), fix=fix) from None
-    return Line(text="", items=items, weight=_weight(value), conversation=conversation)
+        raise RecordError(expected="the items of a modality in one place", got=str(error), fix=fix) from None
+    return Record(text="", items=items, weight=_weight(value), conversation=conversation)
 
 
 def _text(record: dict[str, Any]) -> str:
     if "text" not in record:
         fix = 'Write {"images": [...], "text": "..."} or {"messages": [...]}.'
-        raise LineError(expected="the key 'text' or 'messages'", got="none", fix=fix)
+        raise RecordError(expected="the key 'text' or 'messages'", got="none", fix=fix)
     text = record["text"]
     if not isinstance(text, str):
-        raise LineError(expected="text in 'text'", got=_kind(text))
+        raise RecordError(expected="text in 'text'", got=_kind(text))
     if not text.strip():
-        raise LineError(expected="text in 'text'", got="none", fix="Leave out samples without text.")
+        raise RecordError(expected="text in 'text'", got="none", fix="Leave out samples without text.")
     return text
 
 
-def _items(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _items(record: dict[str, Any]) -> Iterator[tuple[str, Reference]]:
     for key, modality in _LISTS.items():
         for path in _paths(record.get(key, []), key):
             yield modality, path
     others = record.get("items", {})
     if not isinstance(others, dict):
-        raise LineError(expected="an object of modalities in 'items'", got=_kind(others))
+        raise RecordError(expected="an object of modalities in 'items'", got=_kind(others))
     for modality, paths in others.items():
         for key, own in _LISTS.items():
             if modality == own:
-                raise LineError(expected=f"items of modality {own!r} in {key!r}", got="some in 'items'")
+                raise RecordError(expected=f"items of modality {own!r} in {key!r}", got="some in 'items'")
         for path in _paths(paths, f"items.{modality}"):
             yield modality, path
 
 
-def _paths(paths: Any, key: str) -> list[str]:
+def _paths(paths: Any, key: str) -> list[Reference]:
     if not isinstance(paths, list):
-        raise LineError(expected=f"a list of paths in {key!r}", got=_kind(paths))
+        raise RecordError(expected=f"a list of paths in {key!r}", got=_kind(paths))
     for path in paths:
-        if not isinstance(path, str) or not path or len(path) > _MAX_PATH:
-            raise LineError(expected=f"paths in {key!r}", got=_kind(path))
+        if not isinstance(path, bytes) and (not isinstance(path, str) or not path or len(path) > _MAX_PATH):
+            raise RecordError(expected=f"paths in {key!r}", got=_kind(path))
     return paths
 
 
@@ -128,7 +147,7 @@ def _weight(record: dict[str, Any]) -> float | None:
         return None
     weight = record["weight"]
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_WEIGHT:
-        raise LineError(
+        raise RecordError(
             expected=f"a number from 0 to {MAX_WEIGHT:.2g} in 'weight'",
             got=_kind(weight),
             fix="It is how much each token of the sample counts; without it, that is 1.",

@@ -1,0 +1,113 @@
+"""A few arrays in one file, written whole or not at all, and read as pages of the file.
+
+The format is that of safetensors: eight bytes with the length of a JSON header, the header, the arrays. Nothing of it
+is ever executed, and no more is allocated than the file is long.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mimo.hooks import parse_json
+
+_PREFIX = 8
+_MAX_HEADER = 1 << 20
+"""Bytes."""
+_KINDS = {"U8": "|u1", "I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
+_ABOUT = "__metadata__"
+
+
+class IndexFileError(ValueError):
+    """A file that is not what `write_arrays` writes."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StoredArrays:
+    """What a file holds.
+
+    Args:
+        about: texts by name.
+        arrays: by name, of which only the pages that are looked at are read.
+    """
+
+    about: Mapping[str, str]
+    arrays: Mapping[str, NDArray[Any]]
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str]) -> None:
+    """Write arrays of 8-bit, 32-bit and 64-bit numbers and texts about them; a reader sees all of the file or none.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    from safetensors.numpy import save
+
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=dict(about))
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(partial).chmod(0o666 & ~_umask())
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def read_arrays(path: Path) -> StoredArrays:
+    """Return what a file holds.
+
+    Raises:
+        IndexFileError: it is damaged, or no such file; the message says what of it is wrong.
+        OSError: it can't be read.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_PREFIX), "little")
+        begin = _PREFIX + length
+        if length > _MAX_HEADER or begin > size:
+            msg = f"its header of {length:,} bytes is longer than {min(_MAX_HEADER, max(size - _PREFIX, 0)):,}"
+            raise IndexFileError(msg)
+        try:
+            header = parse_json(file.read(length))
+        except ValueError as error:
+            msg = f"its header is no JSON ({error})"
+            raise IndexFileError(msg) from None
+    if not isinstance(header, dict):
+        msg = "its header is no JSON object"
+        raise IndexFileError(msg)
+    about = header.pop(_ABOUT, {})
+    try:
+        arrays = {name: _array(path, entry, begin=begin, size=size) for name, entry in header.items()}
+        return StoredArrays(about={str(name): str(text) for name, text in about.items()}, arrays=arrays)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = f"its header describes no arrays ({error!r})"
+        raise IndexFileError(msg) from None
+
+
+def _array(path: Path, entry: Mapping[str, Any], *, begin: int, size: int) -> NDArray[Any]:
+    kind, shape = np.dtype(_KINDS[entry["dtype"]]), tuple(map(int, entry["shape"]))
+    first, stop = map(int, entry["data_offsets"])
+    bytes_ = kind.itemsize * int(np.prod(shape, dtype=object))
+    if min(shape, default=0) < 0 or not 0 <= first <= stop <= size - begin or stop - first != bytes_:
+        msg = f"an array of {bytes_} bytes at {first} to {stop} of {size - begin}"
+        raise ValueError(msg)
+    if not bytes_:
+        return np.empty(shape, dtype=kind)
+    return np.memmap(path, dtype=kind, mode="r", offset=begin + first, shape=shape)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

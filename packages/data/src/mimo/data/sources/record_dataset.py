@@ -1,0 +1,188 @@
+"""A dataset of records, wherever these lie: tokens, weights and items of each, and every refusal with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from mimo.data.index import Origin
+from mimo.data.samples import Tokenizer
+from mimo.data.sources.images import image_size, load_image
+from mimo.data.sources.record import Record, RecordError
+from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
+from mimo.hooks import ConfigError, DataError, ItemInfo
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# A step asks for the same few samples several times: tokens, items, pixels.
+_CACHED_SAMPLES = 256
+
+
+class Records(Protocol):
+    """Where the records of a dataset lie: what the author of a source writes. Reading decodes nothing."""
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+
+    def where(self, sample: int) -> str:
+        """Return where a record comes from, for messages: ``train.jsonl:12``."""
+
+    def read(self, sample: int) -> Record:
+        """Return a record, see `parse_record` and `read_record`.
+
+        Raises:
+            RecordError: it is none.
+            DataError: its conversation is none.
+            OSError: it can't be read.
+        """
+
+    def origin(self) -> Origin:
+        """Return where the records come from."""
+
+    def item(self, sample: int, reference: str) -> Path | bytes:
+        """Return the file that a record's reference means, or what it holds; bytes of the record are not asked for.
+
+        Raises:
+            DataError: the reference leaves what belongs to the data.
+            ValueError: there is no such item; the message says why.
+            OSError: likewise.
+        """
+
+
+class RecordDataset:
+    """The samples of a source of records.
+
+    Args:
+        records: the source.
+        tokenizer: of their texts.
+        chat: how their conversations become tokens.
+    """
+
+    def __init__(self, records: Records, tokenizer: Tokenizer, chat: ChatSettings) -> None:
+        self._records = records
+        self._tokenizer = tokenizer
+        self._chat = cache(partial(Chat, chat, tokenizer))
+        self._record = lru_cache(_CACHED_SAMPLES)(self._read)
+        self._encoded = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def where(self, sample: int) -> str:
+        """Return the place of a sample."""
+        return self._records.where(sample)
+
+    def origin(self) -> Origin:
+        """Return where the samples come from."""
+        return self._records.origin()
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return the ids of the text and the end, or of a conversation, which its template ends."""
+        return list(self._encoded(sample).ids)
+
+    def weights(self, sample: int) -> Sequence[float] | None:
+        """Return the sample's weight for each token that is learnt and 0 for others, None if each has 1."""
+        weight, encoded = self._record(sample).weight, self._encoded(sample)
+        if encoded.weights is None:
+            return None if weight is None else [weight] * len(encoded.ids)
+        return [(1.0 if weight is None else weight) * float(share) for share in encoded.weights]
+
+    def ends(self, sample: int) -> Sequence[int] | None:
+        """Return where turns of a conversation end, None for a text, which may be cut anywhere."""
+        return self._encoded(sample).ends
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the items, images with (height, width) from their headers, others with no size."""
+        found = []
+        for index, (modality, reference) in enumerate(self._record(sample).items):
+            size = self._size(sample, reference) if modality == "image" else ()
+            found.append(ItemInfo(sample=sample, index=index, modality=modality, size=size))
+        return found
+
+    def raw(self, sample: int, index: int) -> Image.Image | Path | bytes:
+        """Return one image, decoded, so that damaged pixels are reported with their place, or what another is."""
+        modality, reference = self._record(sample).items[index]
+        item = self._item(sample, reference)
+        if modality != "image":
+            return item
+        try:
+            return load_image(item)
+        except ValueError as error:
+            raise self._unreadable(sample, reference, error) from error
+
+    def _encode(self, sample: int) -> ChatTokens:
+        record = self._record(sample)
+        try:
+            if record.conversation is not None:
+                return self._chat().encode(record.conversation)
+            ids = [*self._tokenizer.encode(record.text), self._tokenizer.end]
+            return ChatTokens(ids=ids, weights=None, ends=None)
+        except ChatError as error:
+            raise DataError(
+                self.where(sample), expected="a conversation that can be encoded", got=str(error)
+            ) from error
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise DataError(
+                self.where(sample),
+                expected="text that the tokenizer can encode",
+                got=str(error),
+                fix="Change the text or the tokenizer.",
+            ) from error
+
+    def _read(self, sample: int) -> Record:
+        try:
+            return self._records.read(sample)
+        except RecordError as error:
+            raise DataError(self.where(sample), expected=error.expected, got=error.got, fix=error.fix) from None
+        except OSError as error:
+            raise DataError(self.where(sample), expected="a file that stays readable", got=str(error)) from error
+
+    def _size(self, sample: int, reference: Reference) -> tuple[int, int]:
+        item = self._item(sample, reference)
+        try:
+            return image_size(item)
+        except ValueError as error:
+            raise self._unreadable(sample, reference, error) from error
+
+    def _item(self, sample: int, reference: Reference) -> Path | bytes:
+        if isinstance(reference, bytes):
+            return reference
+        try:
+            return self._records.item(sample, reference)
+        except DataError:
+            raise
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._unreadable(sample, reference, error) from error
+
+    def _unreadable(self, sample: int, reference: Reference, error: Exception) -> DataError:
+        said = repr(reference) if isinstance(reference, str) else f"{len(reference):,} bytes in the record"
+        return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}")
+
+
+def path_inside(folder: Path, name: str, *, where: str, holder: str) -> Path:
+    """Return the real path, links followed, of an item that is named relative to a folder and must lie in it.
+
+    Args:
+        folder: resolved.
+        name: as the record has it.
+        where: place of the record.
+        holder: what paths are relative to, for the message: ``file``.
+
+    Raises:
+        DataError: it is absolute, or leaves the folder.
+        OSError, RuntimeError, ValueError: circles of links, null bytes.
+    """
+    path = (folder / name).resolve()
+    if Path(name).is_absolute() or not path.is_relative_to(folder):
+        raise DataError(
+            where,
+            expected=f"paths relative to the {holder} and inside its folder {str(folder)!r}",
+            got=f"{name!r}, which leaves it",
+            fix=f"Move the item into the folder, or the {holder} above the items.",
+        )
+    return path
