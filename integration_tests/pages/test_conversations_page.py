@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-from commands import here, losses, read_metrics
+from commands import here, losses, mimo, read_metrics
 from house import ROOT
 from PIL import Image
 
@@ -36,9 +37,21 @@ def test_the_page_shows_what_the_command_prints(folder: Path) -> None:
 
 def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     """What is learnt counts, not what is read; losses agree with those of one process."""
-    for name, words in (("alone", ()), ("apart", APART)):
-        ended = here("train", "chat.toml", f"run.directory={name}", *words, cwd=folder)
+    for name, words in (("chat", ()), ("apart", APART)):
+        ended = here("train", "chat.toml", f"run.directory=runs/{name}", *words, cwd=folder)
         assert ended.code == 0, ended.err
-    assert losses(folder / "apart") == pytest.approx(losses(folder / "alone"), rel=1e-6)
-    steps, _ = read_metrics(folder / "apart")
+    assert losses(folder / "runs" / "apart") == pytest.approx(losses(folder / "runs" / "chat"), rel=1e-6)
+    steps, _ = read_metrics(folder / "runs" / "apart")
     assert [(step["label_tokens"], step["label_weight"]) for step in steps] == [(18 + 23, 18 + 23)] * 4
+    (line,) = re.findall(r"^mimo (generate .*)$", TEXT, re.MULTILINE)
+    ended = mimo(*shlex.split(line), "--max-tokens", "3", cwd=folder)
+    assert (ended.code, ended.err) == (0, ""), ended
+    # Without --message the text says it all.
+    prompt = "<|im_start|>user\n<image>What is it?<|im_end|>\n<|im_start|>assistant\n"
+    words = ("generate", "runs/chat", "--image", "zebra.png", "--max-tokens", "3")
+    assert mimo(*words, "--text", prompt, cwd=folder).printed == ended.out
+    assert here(*words, "--text", "a", "--message", "b", cwd=folder).refused(
+        "--message: expected either --text or --message, got both"
+    )
+    refused = here(*words, "--message", "a", "b", cwd=folder)
+    assert "--message: expected turns that the chat template takes, got 2 turns, of which the user" in refused.err

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +346,36 @@ def test_data_chat_of_a_long_conversation_is_encoded_as_far_as_it_can_matter(len
     assert found.weights[:150].tolist() == full.weights[:150].tolist()
     assert len(found.ids) == len(found.weights)
     assert [end for end in found.ends or () if end <= 150] == [end for end in full.ends or () if end <= 150]
+
+
+def _render_and_end(sends: Connection) -> None:
+    """Render something in a process that then ends, having said which one renders for it."""
+    held: list[Any] = [Renderer("{{ text }}")]
+    assert held[0].render({"text": "a"}).text == "a"
+    held.append(held)  # so that the renderer is not freed before the process ends
+    sends.send(int(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()))
+
+
+def test_data_chat_templates_leave_no_process_behind() -> None:
+    """A rank is a process that was forked; when it has ended, so has the one that rendered for it."""
+    context = multiprocessing.get_context("fork")
+    receives, sends = context.Pipe(duplex=False)
+    rank = context.Process(target=_render_and_end, args=(sends,))
+    rank.start()
+    child = receives.recv()
+    rank.join()
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_data_chat_asks_for_the_next_answer() -> None:
+    """After what was said by turns, with the system text of the settings; and refuses to have the assistant ask."""
+    chat = Chat(ChatSettings(template="chatml", system="Be brief."), BYTES)
+    assert chat.ask(["<image>What?", "A horse.", "Sure?"]) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n<image>What?<|im_end|>\n"
+        "<|im_start|>assistant\nA horse.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(ChatError, match=r"^2 turns, of which the user would not say the first and the last$"):
+        chat.ask(["What?", "A horse."])
+    own: Any = Own("{{ raise_exception('never') }}")
+    with pytest.raises(ChatError, match=r"the template 'own\.jinja' refuses it: .*never"):
+        Chat(ChatSettings(), own).ask(["What?"])

@@ -20,7 +20,7 @@ from mimo.hooks import ConfigError
 
 OWN = "own"
 """The template that lies beside the tokenizer's file."""
-_ASSISTANT = "assistant"
+_USER, _ASSISTANT = "user", "assistant"
 _SYSTEM = ("system", "developer")
 _PROBE = "a text that no template has: 7f3b"
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
@@ -124,8 +124,7 @@ class Chat:
             text, learnt, turns = self._render(messages, conversation.tools)
             ids, spans = self._tokenizer.encode_spans(text)
         except RenderError as error:
-            msg = f"the template {self._template.name!r} refuses it: {error}"
-            raise ChatError(msg) from error
+            raise self._refusal(error) from error
         except ChatError:
             raise
         except ValueError as error:  # the tokenizer's
@@ -136,6 +135,28 @@ class Chat:
             found = (_boundary(starts, stops, place) for place in turns)
             ends = tuple(sorted({*(end for end in found if end is not None), len(ids)}))
         return ChatTokens(ids=ids, weights=self._weights(learnt, starts, stops), ends=ends)
+
+    def ask(self, turns: Sequence[str]) -> str:
+        """Return the text of a conversation, ending with what asks for the assistant's next answer.
+
+        Args:
+            turns: what the user and the assistant say by turns; the user says the first and the last.
+
+        Raises:
+            ChatError: there is an even number of turns, or the template refuses them.
+        """
+        if len(turns) % 2 == 0:
+            msg = f"{len(turns)} turns, of which the user would not say the first and the last"
+            raise ChatError(msg)
+        said = (Message(role=(_USER, _ASSISTANT)[index % 2], parts=(turn,)) for index, turn in enumerate(turns))
+        try:
+            messages = [self._written(message) for message in self._with_system(tuple(said))]
+            return self._renderer.render({**self._given, "messages": messages, "add_generation_prompt": True}).text
+        except RenderError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: RenderError) -> ChatError:
+        return ChatError(f"the template {self._template.name!r} refuses it: {error}")
 
     def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if not self._settings.system or any(message.role in _SYSTEM for message in messages):
@@ -226,7 +247,7 @@ class Chat:
 
     def _writes(self, content: Any, refusals: list[RenderError]) -> bool:
         """Return whether the template writes a content in one of a few short conversations; add those it refuses."""
-        user, system, answer = ({"role": role, "content": content} for role in ("user", "system", _ASSISTANT))
+        user, system, answer = ({"role": role, "content": content} for role in (_USER, "system", _ASSISTANT))
         for messages in ([user], [user, answer], [system, user], [system, user, answer]):
             try:
                 text = self._renderer.render({**self._given, "messages": messages}).text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import multiprocessing.util
 import os
 import select
 import signal
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from mimo.hooks import parse_json
 
 _PROGRAM = Path(__file__).with_name("render_worker.py")
 _CHUNK = 1 << 16
+_START = 20.0
+"""Seconds that a busy machine may take to start a process."""
 
 
 class RenderError(ValueError):
@@ -97,7 +99,8 @@ class Renderer:
         with self._lock:
             try:
                 process = self._started()
-                answer = self._ask(process, {"variables": variables, "firsts": firsts})
+                question = {"variables": variables, "firsts": firsts}
+                answer = self._ask(process, question, seconds=self._limits.seconds)
             except BaseException:
                 self._end()
                 raise
@@ -114,15 +117,16 @@ class Renderer:
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         self._child = _Child(process=process, owner=os.getpid())
-        weakref.finalize(self, _kill, process, os.getpid())
+        # Not weakref's: processes of multiprocessing, as ranks are, run these alone when they end.
+        multiprocessing.util.Finalize(self, _kill, (process, os.getpid()), exitpriority=0)
         limits = {"bytes": self._limits.memory, "seconds": 2 + math.ceil(self._limits.seconds)}
-        answer = self._ask(process, {"source": self._source, **limits})
+        answer = self._ask(process, {"source": self._source, **limits}, seconds=_START + self._limits.seconds)
         if answer:
             msg = f"it can't be compiled: {answer['error']}"
             raise RenderError(msg)
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], question: Any) -> Any:
+    def _ask(self, process: subprocess.Popen[bytes], question: Any, *, seconds: float) -> Any:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -133,7 +137,7 @@ class Renderer:
         answer = bytearray()
         writes, reads = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(writes, False)
-        deadline = time.monotonic() + self._limits.seconds
+        deadline = time.monotonic() + seconds
         while not answer.endswith(b"\n"):
             left = deadline - time.monotonic()
             poll = select.poll()  # not `select`, which takes no numbers of files above 1,023
@@ -142,7 +146,7 @@ class Renderer:
                 poll.register(writes, select.POLLOUT)
             ready = {number for number, _ in poll.poll(1000 * left)} if left > 0 else set()
             if not ready:
-                msg = f"it takes longer than {self._limits.seconds:g} s"
+                msg = f"it takes longer than {seconds:g} s"
                 raise RenderError(msg)
             if writes in ready:
                 with contextlib.suppress(BrokenPipeError):  # its end is read below

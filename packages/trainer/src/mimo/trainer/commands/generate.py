@@ -20,6 +20,7 @@ def generate(
     audio: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
     item: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
     text: Annotated[str, Parameter(show_default=False)] = "",
+    message: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
     max_tokens: int = 64,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -35,6 +36,7 @@ def generate(
         audio: clips of the prompt, likewise.
         item: items of other modalities, likewise, as MODALITY=FILE.
         text: the prompt, with a placeholder such as <image> for each image; left out, the items alone.
+        message: instead of a text what is said in a conversation: by the user, or by user, assistant and user in turn.
         max_tokens: most tokens to write.
         temperature: divides the logits before a token is drawn; 0 for the likeliest one.
         top_p: draws among the likeliest tokens that together have this probability; 1 for all.
@@ -43,7 +45,7 @@ def generate(
         tp: processes over which the language model is split.
     """
     from mimo.launch import with_slurm
-    from mimo.trainer.decoding.prompt import lay_out_prompt, prompt_of
+    from mimo.trainer.decoding.prompt import chat_text, lay_out_prompt, prompt_of
     from mimo.trainer.decoding.sampling import Sampling, nothing_drawn
     from mimo.trainer.resolving.checkpoint_settings import settings_of
     from mimo.trainer.resolving.resolve import resolve
@@ -58,10 +60,13 @@ def generate(
     if seed is not None and not temperature:
         raise nothing_drawn("--seed")
     items = read_items(image, audio, item)
-    if not items and not text:
-        raise ConfigError("--text", expected="a prompt", got="nothing", fix="Give --text, or an item.")
+    if not items and not text and not message:
+        raise ConfigError("--text", expected="a prompt", got="nothing", fix="Give --text, --message, or an item.")
+    if text and message:
+        raise ConfigError("--message", expected="either --text or --message", got="both")
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, (), "generate", tp=tp), purpose="generate")
+    text = chat_text(job, message, items) if message else text
     lay_out_prompt(job, prompt_of(job, text, items))
     check_world(job.world, with_slurm(os.environ))
     if seed is None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import attrs
 
-from mimo.data import SampleLayout, Tokenizer
+from mimo.data import Chat, ChatError, ChatSettings, SampleLayout, Tokenizer
 from mimo.hooks import ConfigError, DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 from mimo.trainer.batch.finite_items import finite_item
+from mimo.trainer.config.structure import structure
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.measured_dataset import decoded
 
@@ -76,6 +77,44 @@ def prompt_of(job: Job, text: str, raws: Mapping[str, Sequence[Any]] | None = No
             items.append((ItemInfo(sample=0, index=len(items), modality=modality, size=size), read))
             marks.append(f"<{modality}>")
     return Prompt(tokenizer=job.tokenizer, text=text or "".join(marks), items=items)
+
+
+def chat_text(job: Job, turns: Sequence[str], raws: Mapping[str, Sequence[Any]] | None = None) -> str:
+    """Return the text of a prompt that asks for the next answer in a conversation, by the chat template of the data.
+
+    Args:
+        job: of the model that answers.
+        turns: what the user and the assistant say by turns, the user first and last; if none of them has a placeholder
+            for an item, the items come first.
+        raws: the items, see `prompt_of`.
+
+    Raises:
+        ConfigError: the job's data has no chat template, or not one alone, or the template refuses the turns.
+    """
+    marks = [f"<{modality}>" for modality, given in (raws or {}).items() for _ in given]
+    if not any(mark in turn for mark in marks for turn in turns):
+        turns = ["".join([*marks, turns[0]]), *turns[1:]] if turns else []
+    try:
+        return Chat(_chat_settings(job), job.tokenizer).ask(turns)
+    except ChatError as error:
+        raise ConfigError("--message", expected="turns that the chat template takes", got=str(error)) from error
+
+
+def _chat_settings(job: Job) -> ChatSettings:
+    data = job.plain["data"]
+    sources = data.get("sources", {})
+    tables = {f"data.sources.{name}.chat": source["chat"] for name, source in sources.items() if "chat" in source}
+    tables |= {"data.chat": data["chat"]} if "chat" in data else {}
+    found = {where: structure(table, ChatSettings, where) for where, table in tables.items()}
+    ways = {(settings.template, settings.system) for settings in found.values()}
+    if len(ways) != 1:
+        raise ConfigError(
+            "--message",
+            expected="one chat template in the settings of the data",
+            got=", ".join(f"{where}.template = {found[where].template!r}" for where in found) or "none",
+            fix="Write the prompt with --text, as the template would.",
+        )
+    return next(iter(found.values()))
 
 
 def lay_out_prompt(job: Job, prompt: Prompt) -> SampleLayout:
