@@ -1,25 +1,30 @@
-"""Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
+"""Samples and their token layout, packing, their order, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
+from mimo.data.order import FIRST_ORDER, NEWEST_ORDER, SampleOrder, WeightChange, weights_of_parts
 from mimo.data.samples import (
     NO_LABEL,
+    DataPart,
     Dataset,
+    DatasetSources,
     DatasetSpec,
     Packed,
     PlacedItem,
     SampleLayout,
+    SourceTable,
     SplitName,
-    StepSampler,
     SupportsEnds,
+    SupportsParts,
     SupportsWeights,
     Tokenizer,
     TokenizerSpec,
     ends_of,
     lay_out,
     pack,
+    parts_of,
     weights_of,
 )
-from mimo.data.sources import image_size, load_image, open_image
+from mimo.data.sources import image_size, load_image, open_image, settings_under
 from mimo.data.text import (
     Chat,
     ChatError,
@@ -48,6 +53,8 @@ TOKENIZERS = Kind(
 
 __all__ = [
     "DATASETS",
+    "FIRST_ORDER",
+    "NEWEST_ORDER",
     "NO_LABEL",
     "TOKENIZERS",
     "Chat",
@@ -56,19 +63,24 @@ __all__ = [
     "ChatTokenizer",
     "ChatTokens",
     "Conversation",
+    "DataPart",
     "Dataset",
+    "DatasetSources",
     "DatasetSpec",
     "LimitedTokenizer",
     "Packed",
     "PlacedItem",
     "Reference",
     "SampleLayout",
+    "SampleOrder",
+    "SourceTable",
     "SplitName",
-    "StepSampler",
     "SupportsEnds",
+    "SupportsParts",
     "SupportsWeights",
     "Tokenizer",
     "TokenizerSpec",
+    "WeightChange",
     "ends_of",
     "image_size",
     "lay_out",
@@ -78,5 +90,8 @@ __all__ = [
     "open_image",
     "pack",
     "parse_conversation",
+    "parts_of",
+    "settings_under",
     "weights_of",
+    "weights_of_parts",
 ]

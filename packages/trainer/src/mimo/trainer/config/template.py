@@ -12,11 +12,11 @@ import attrs
 import tomli_w
 
 from mimo.data import DATASETS, TOKENIZERS
-from mimo.hooks import ConfigError, Kind, PluginError
+from mimo.hooks import OTHER_KEYS, ConfigError, Kind, PluginError
 from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
-from mimo.trainer.config.fields import COMMENT, REST, own_keys
+from mimo.trainer.config.fields import COMMENT, own_keys
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import ModuleSettings, Settings
 from mimo.trainer.config.structure import structure, unstructure
@@ -106,7 +106,7 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:
     for field in attrs.fields(cls):
-        if not field.metadata.get(REST) and field.name in table and not isinstance(table[field.name], Mapping):
+        if not field.metadata.get(OTHER_KEYS) and field.name in table and not isinstance(table[field.name], Mapping):
             yield f"{one_line(field.name, table[field.name]):<{_WIDTH}}  # {field.metadata[COMMENT]}"
 
 
