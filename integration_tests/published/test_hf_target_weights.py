@@ -12,7 +12,7 @@ from commands import here
 from jobs import make_job
 from resuming import resume_and_save
 from synthetic import WORDS
-from tables import CLIP, RATE, SAMPLES, STEPS, Table, table, world_of
+from tables import CLIP, RATE, STEPS, Table, table, world_of
 from test_oracle import SP, on
 from torch import Tensor
 from torch.nn import functional

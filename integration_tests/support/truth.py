@@ -14,7 +14,7 @@ from jobs import CPU, make_job
 from plain_rules import PlainRules
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tables import SAMPLES, STEPS, Table
+from tables import STEPS, Table
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 

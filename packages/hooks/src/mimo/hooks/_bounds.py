@@ -20,7 +20,7 @@ OTHER_KEYS = "rest"
 
 
 def other_keys() -> Any:
-    """Declare the field of a class of settings that takes the keys that no other field has, as a plugin's in its table."""
+    """Declare the field of a class of settings that takes the keys that no other field has, as a plugin's."""
     return attrs.field(factory=dict, metadata={OTHER_KEYS: True})
 
 

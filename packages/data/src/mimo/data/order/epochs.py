@@ -1,4 +1,4 @@
-"""The endless stream of one part of a dataset: epoch after epoch, each a permutation that reads a few shards at a time."""
+"""The endless stream of one part of a dataset: epoch by epoch, each a permutation that reads few shards at a time."""
 
 from __future__ import annotations
 

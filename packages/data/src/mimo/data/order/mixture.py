@@ -80,10 +80,9 @@ class Mixture:
         """Yield positions cut where a segment or one of its periods ends."""
         ends = [*(segment.first for segment in self._segments[1:]), end]
         for segment, stop in zip(self._segments, ends, strict=True):
-            begin, stop = max(first, segment.first), min(end, stop)
-            while begin < stop:
-                period = segment.shares.period
-                close = min(stop, begin + period - (begin - segment.first) % period)
+            begin, last, period = max(first, segment.first), min(end, stop), segment.shares.period
+            while begin < last:
+                close = min(last, begin + period - (begin - segment.first) % period)
                 yield segment, begin, close
                 begin = close
 
@@ -93,8 +92,7 @@ class Mixture:
         counts = segment.shares.counts
         rests = np.bincount(self._parts(segment, position)[:offset] if offset else [], minlength=len(counts)).tolist()
         return [
-            before + periods * count + rest
-            for before, count, rest in zip(segment.before, counts, rests, strict=True)
+            before + periods * count + rest for before, count, rest in zip(segment.before, counts, rests, strict=True)
         ]
 
     def _parts(self, segment: Segment, position: int) -> NDArray[np.uint32]:

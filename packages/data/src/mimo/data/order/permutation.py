@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 12
-"""An even number. Four make a pseudorandom permutation of a large set (Luby and Rackoff, 1988); small ones need more."""
+"""Even. Four make a pseudorandom permutation of a large set (Luby and Rackoff, 1988), small ones need more."""
 _PERSON = b"mimo.order.2"
 """Apart from what else might be derived of the same numbers. The order of saved runs follows from it."""
 _SHIFTS_AND_FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -36,7 +36,7 @@ class Permutation:
         self._keys = _round_keys(key)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what each of ``places``, from 0 on and below the size, is permuted to; in an array of the same shape."""
+        """Return what each of ``places``, from 0 on and below the size, is permuted to; of the same shape."""
         found = self._encrypt(places.astype(np.uint64))
         while (outside := found >= np.uint64(self._size)).any():
             found[outside] = self._encrypt(found[outside])

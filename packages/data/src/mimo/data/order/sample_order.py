@@ -6,6 +6,7 @@ Positions are counted from 0 over the whole run; a step reads those of its batch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import attrs
@@ -92,7 +93,9 @@ class SampleOrder:
 
         Args:
             dataset: of at least one sample.
-            global_batch, seed, version: see the class.
+            global_batch: samples of a step.
+            seed: of the run.
+            version: of the order.
             changes: weights that hold instead of the dataset's own.
 
         Raises:
@@ -180,7 +183,7 @@ def _refuse_weights(parts: Sequence[DataPart]) -> None:
 def _check_changes(changes: Sequence[WeightChange], parts: Sequence[DataPart]) -> None:
     names = {part.name for part in parts}
     steps = [change.step for change in changes]
-    if steps[0] != 1 or any(later <= step for step, later in zip(steps, steps[1:], strict=False)):
+    if steps[0] != 1 or any(later <= step for step, later in pairwise(steps)):
         msg = f"changes: expected steps that ascend from 1, got {steps}"
         raise ValueError(msg)
     for change in changes:

@@ -62,6 +62,6 @@ class Shares:
         return sum(self.counts)
 
     def parts(self, *key: int) -> NDArray[np.uint32]:
-        """Return ``[period]`` from which part each sample of one period is taken, in an order that follows from a key."""
+        """Return ``[period]`` from which part each sample of a period is taken, in an order that follows from a key."""
         slots = Permutation(self.period, *key)(np.arange(self.period))
         return np.searchsorted(np.cumsum(self.counts), slots, side="right").astype(np.uint32)

@@ -13,7 +13,7 @@ _USUAL = "data"
 
 @contextmanager
 def settings_under(path: str) -> Iterator[None]:
-    """Raise a `ConfigError` by the path of a source's table where it names ``data.<key>``, the usual one of its keys."""
+    """Raise a `ConfigError` by the path of a source's table where it names ``data.<key>``, as if it were no source."""
     try:
         yield
     except ConfigError as error:

@@ -37,7 +37,7 @@ class DatasetChoice:
             ConfigError: a source's plugin is unknown, or one of its settings is wrong.
         """
         sources = {}
-        for path, table in (() if spec.sources is None else spec.sources.tables(config).items()):
+        for path, table in () if spec.sources is None else spec.sources.tables(config).items():
             inner = f"{where}.{path}"
             source = find(DATASETS, table.plugin, f"{inner}.plugin")
             keys: Any = structure(table.keys, source.config, inner, siblings=table.own)
@@ -57,7 +57,9 @@ class DatasetChoice:
         sources = {path: source.open(tokenizer, split) for path, source in self.sources.items()}
         with settings_under(self.where):
             if self.spec.sources is not None:
-                return self.spec.sources.join(self.config, {path: it for path, it in sources.items() if it is not None}, split)
+                return self.spec.sources.join(
+                    self.config, {path: it for path, it in sources.items() if it is not None}, split
+                )
             assert self.spec.open is not None
             return self.spec.open(self.config, tokenizer if self.spec.encodes_samples else tokenizer.inner, split)
 

@@ -38,8 +38,8 @@ class RunState:
 def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
     """Return what a checkpoint holds beside modules and optimizers.
 
-    The place in the data and in the learning rates' schedules follows from the step, the seed, the order of samples, and where both
-    began.
+    The place in the data and in the learning rates' schedules follows from the step, the seed, the order of
+    samples, and where both began.
     The ranks of each module save the settings of its optimizer, so that a resumed run can say what has changed.
 
     Raises:
