@@ -133,7 +133,7 @@ def show_weights(order: SampleOrder) -> str:
     """Return in words how many of the samples are taken from each part: ``captions 75%, text 25%``."""
     weights = order.changes[-1].weights
     total = sum(weights.values())
-    return ", ".join(f"{part.name} {weights[part.name] / total:.3g}".rstrip() for part in order.parts)
+    return ", ".join(f"{part.name} {100 * weights[part.name] / total:.3g}%" for part in order.parts)
 
 
 def _sizes(parts: Sequence[DataPart]) -> Iterator[tuple[str, tuple[int, str]]]:
