@@ -120,6 +120,13 @@ class SampleOrder:
         earlier = (change for change in self.changes if change.step < step)
         return attrs.evolve(self, changes=(*earlier, WeightChange(step=step, weights=weights)))
 
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Which fraction of the samples comes from each part, by the weights that hold last."""
+        weights = self.changes[-1].weights if self.changes else weights_of_parts(self.parts)
+        total = sum(weights.values())
+        return {part.name: weights[part.name] / total for part in self.parts}
+
     def samples(self, step: int) -> tuple[int, ...]:
         """Return the samples of ``step`` (counted from 1), in order.
 

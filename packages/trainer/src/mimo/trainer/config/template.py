@@ -54,6 +54,13 @@ _EXAMPLES: Mapping[str, Sequence[str]] = {
     "rename": ('# vision = "encoder"',),
 }
 """Lines that show what may stand in a table that is empty."""
+_MIXTURE = (
+    "# Samples of several datasets, each of any plugin, are those of the plugin mixture:",
+    "# [data.sources.captions]",
+    '# plugin = "jsonl"',
+    '# path = "captions.jsonl"',
+    "# weight = 2.0  # or epochs = 1.0; of all sources, or of none",
+)
 
 
 def example_text(find: Find = find_installed) -> str:
@@ -84,6 +91,7 @@ def example_text(find: Find = find_installed) -> str:
             extra = {key: value for key, value in table.items() if key not in own_keys(section_type)}
             lines += _plugin_keys(kinds[section.name], table["plugin"], extra, find)
         lines += _tables(section.name, section_type, table)
+        lines += ["", *_MIXTURE] if section.name == "data" else []
     return "\n".join(lines) + "\n"
 
 

@@ -126,14 +126,8 @@ def order_changes(job: Job, source: Source) -> Iterator[str]:
     if order.version != before.version:
         yield f"data.order {order.version} (was {before.version})"
     if source.take.data and order.changes != before.changes:
-        yield f"samples from step {source.first_step} on: {show_weights(order)}"
-
-
-def show_weights(order: SampleOrder) -> str:
-    """Return in words how many of the samples are taken from each part: ``captions 75%, text 25%``."""
-    weights = order.changes[-1].weights
-    total = sum(weights.values())
-    return ", ".join(f"{part.name} {100 * weights[part.name] / total:.3g}%" for part in order.parts)
+        shares = (f"{name} {100 * share:.3g}%" for name, share in order.shares.items())
+        yield f"samples from step {source.first_step} on: {', '.join(shares)}"
 
 
 def _sizes(parts: Sequence[DataPart]) -> Iterator[tuple[str, tuple[int, str]]]:
