@@ -136,14 +136,14 @@ def attempts(draw: random.Random) -> list[Attempt]:
 
 def expected_reads(folder: Path, tried: Sequence[Attempt], firsts: Sequence[int]) -> Reads:
     """Return what is read along the trajectory that survives, by the definition of the order alone."""
-    job = make_job(settings_of(folder, tried[0]))
-    assert job.train is not None
-    order = job.sample_order()
     saved: dict[int, SampleOrder] = {}
     for attempt, first in zip(tried, firsts, strict=True):
+        job = make_job(settings_of(folder, attempt))
+        order = job.sample_order()  # of one that begins, where nothing has been saved
         if first > 1:
             order = saved[first - 1].with_weights(first, attempt.weights)
         saved |= {step: order for step in attempt.saves if first <= step <= attempt.last}
+    assert job.train is not None
     texts = [job.tokenizer.decode(job.train.tokens(sample)) for sample in range(len(job.train))]
     return {step: [texts[sample] for sample in order.samples(step)] for step in range(1, STEPS + 1)}
 
@@ -155,7 +155,9 @@ def test_a_killed_run_reads_each_sample_as_often_as_one_that_never_was(seed: int
     """On one, three and two lanes and more, killed anywhere, with new weights on the way, over three epochs."""
     write_sources(tmp_path)
     tried = attempts(random.Random(seed))
-    firsts, reads, saved = [], {}, 0
+    firsts: list[int] = []
+    reads: Reads = {}
+    saved = 0
     for attempt in tried:
         first = saved + 1
         ranks = pool.run(attempt.lanes, read_and_die, settings_of(tmp_path, attempt), attempt, first)

@@ -69,7 +69,8 @@ def is_of_whole_epochs(stream: Sequence[int], samples: int) -> bool:
 def shares(data: Parted, stream: Sequence[int]) -> list[int]:
     """Return how many samples a stream takes from each part."""
     ends = np.cumsum([part.samples for part in data.given])
-    return np.bincount(np.searchsorted(ends, stream, side="right"), minlength=len(ends)).tolist()
+    counts = np.bincount(np.searchsorted(ends, stream, side="right"), minlength=len(ends))
+    return [int(count) for count in counts]
 
 
 @FEW

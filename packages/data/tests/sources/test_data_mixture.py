@@ -52,7 +52,7 @@ class Source:
         return f"{self.name}:{sample}"
 
 
-def config_of(**sources: Mapping[str, float]) -> MixtureConfig:
+def config_of(**sources: Mapping[str, Any]) -> MixtureConfig:
     """Return the settings of a mixture of sources of the plugin ``own``."""
     return MixtureConfig(sources={name: SourceConfig(plugin="own", **keys) for name, keys in sources.items()})
 

@@ -185,8 +185,13 @@ class DatasetSources:
     join: Callable[[Any, Mapping[str, Dataset], SplitName], Dataset | None]
 
 
+def _made_of_others(_config: Any, _tokenizer: Tokenizer, _split: SplitName) -> Dataset | None:
+    msg = "a dataset that is made of others is opened by joining them"
+    raise TypeError(msg)
+
+
 def _one_of_both(spec: DatasetSpec, _attribute: Any, sources: DatasetSources | None) -> None:
-    if (spec.open is None) == (sources is None):
+    if (spec.open is _made_of_others) == (sources is None):
         msg = f"dataset {spec.name!r}: expected either open or sources, got {'both' if sources else 'neither'}"
         raise ValueError(msg)
 
@@ -205,7 +210,7 @@ class DatasetSpec:
 
     name: str
     config: type
-    open: Callable[[Any, Tokenizer, SplitName], Dataset | None] | None = None
+    open: Callable[[Any, Tokenizer, SplitName], Dataset | None] = _made_of_others
     encodes_samples: bool = False
     sources: DatasetSources | None = attrs.field(default=None, validator=_one_of_both)
 

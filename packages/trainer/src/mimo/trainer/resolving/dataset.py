@@ -60,7 +60,6 @@ class DatasetChoice:
                 return self.spec.sources.join(
                     self.config, {path: it for path, it in sources.items() if it is not None}, split
                 )
-            assert self.spec.open is not None
             return self.spec.open(self.config, tokenizer if self.spec.encodes_samples else tokenizer.inner, split)
 
     def plain(self) -> Mapping[str, Any]:
