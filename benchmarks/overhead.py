@@ -20,7 +20,6 @@ import torch.distributed as dist
 from _forked import of_each_rank
 from _tiled import WORDS, find
 
-from mimo.data import StepSampler
 from mimo.model import EncoderSpec
 from mimo.trainer import Job, Trainer, read_settings, resolve
 
@@ -92,7 +91,7 @@ def measure_plain(case: Case, _rank: int) -> float:
     """Return the plain loop's CPU seconds over as many steps of the same samples."""
     job = case.job()
     assert job.train is not None
-    sampler = StepSampler(len(job.train), job.settings.run.global_batch, job.settings.run.seed)
+    order = job.sample_order()
     vision, language = job.module("vision"), job.module("language")
     assert isinstance(vision.spec, EncoderSpec)
     prepare = vision.spec.prepare
@@ -102,7 +101,7 @@ def measure_plain(case: Case, _rank: int) -> float:
     for step in range(1, WARM_UP + case.steps + 1):
         if step == WARM_UP + 1:
             start = time.process_time()
-        samples = sampler.samples(step)
+        samples = order.samples(step)
         pictures = torch.cat([prepare(vision.config, job.train.raw(one, 0))["pixels"] for one in samples])
         tokens = torch.tensor([job.train.tokens(one)[1:] for one in samples])
         loss = model(pictures, tokens)

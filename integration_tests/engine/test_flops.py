@@ -12,7 +12,7 @@ import pytest
 from jobs import CPU, make_job
 from tables import Table, alone, table
 
-from mimo.data import NO_LABEL, StepSampler
+from mimo.data import NO_LABEL
 from mimo.hooks import Flops
 from mimo.testing import Pool
 from mimo.trainer import Trainer
@@ -48,7 +48,7 @@ def by_hand(settings: Table) -> Forward:
     """Count what the first step's samples take: two operations for each number of a weight and each row."""
     job = make_job(settings)
     assert job.train is not None
-    samples = StepSampler(len(job.train), job.settings.run.global_batch, job.settings.run.seed).samples(1)
+    samples = job.sample_order().samples(1)
     layouts = [job.lay_out(job.train, sample) for sample in samples]
     images = np.array([item.rows for layout in layouts for item in layout.items])
     texts = np.array([len(layout.tokens) for layout in layouts])

@@ -35,6 +35,7 @@ class Row:
 ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.data": {
         "samples": Row(),
+        "order": Row("samples"),
         "text": Row("samples"),
         "index": Row(),
         "sources": Row("samples text index"),

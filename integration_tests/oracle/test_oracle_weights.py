@@ -22,7 +22,7 @@ from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_next_tokens import FURTHER
 from truth import weights_by_hand
 
-from mimo.data import StepSampler
+from mimo.data import SampleOrder
 from mimo.hooks import EvaluationInfo, StepInfo
 from mimo.testing import Pool
 from mimo.trainer import Trainer
@@ -64,9 +64,11 @@ def test_a_step_that_weighs_nothing_is_skipped(oracle: Oracle, pool: Pool) -> No
     modules = {"vision": on(0, 1), "language": on(0, 3, pp=2)}
     settings = table(modules, microbatches=2, weights="first")
     settings["optimizer"] |= {"lr_warmup_steps": STEPS}
-    length = len(make_job(settings).train or ())
+    data = make_job(settings).train
+    assert data is not None
     for seed in count():
-        steps = [StepSampler(length, SAMPLES, seed).samples(step) for step in range(1, STEPS + 1)]
+        order = SampleOrder.of(data, global_batch=SAMPLES, seed=seed)
+        steps = [order.samples(step) for step in range(1, STEPS + 1)]
         if [any(sample % SAMPLES == 0 for sample in samples) for samples in steps] == [True, False, True]:
             settings["run"]["seed"] = seed
             break

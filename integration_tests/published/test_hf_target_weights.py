@@ -12,13 +12,13 @@ from commands import here
 from jobs import make_job
 from resuming import resume_and_save
 from synthetic import WORDS
-from tables import CLIP, RATE, SAMPLES, STEPS, Table, table, world_of
+from tables import CLIP, RATE, STEPS, Table, table, world_of
 from test_oracle import SP, on
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from mimo.data import StepSampler, weights_of
+from mimo.data import weights_of
 from mimo.testing import Pool
 from mimo.testing.comparison import tensors_of
 
@@ -30,12 +30,13 @@ def plain(there: Path, settings: Table) -> tuple[list[float], dict[str, Tensor]]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=RATE, weight_decay=keys["weight_decay"], betas=(0.9, 0.95), eps=keys["eps"]
     )
-    data = make_job(settings).train
+    job = make_job(settings)
+    data, order = job.train, job.sample_order()
     assert data is not None
     losses = []
     for step in range(1, STEPS + 1):
         loss, total = torch.zeros(()), 0.0
-        for sample in StepSampler(len(data), SAMPLES, settings["run"]["seed"]).samples(step):
+        for sample in order.samples(step):
             ids = torch.tensor(data.tokens(sample))
             weights = torch.tensor(weights_of(data, sample) or [1.0] * len(ids))[1:]
             logits = model(ids[None]).logits[0, :-1]

@@ -14,11 +14,11 @@ from jobs import CPU, make_job
 from plain_rules import PlainRules
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tables import SAMPLES, STEPS, Table
+from tables import STEPS, Table
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mimo.data import Dataset, StepSampler, weights_of
+from mimo.data import Dataset, weights_of
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part, local
 from mimo.topology.meshes import Meshes
@@ -85,11 +85,11 @@ def run_plain(
     rules = PlainRules(settings, trained)
     optimizer = rules.make_adamw()
     assert job.train is not None
-    sampler = StepSampler(len(job.train), SAMPLES, job.settings.run.seed)
+    order = job.sample_order()
     losses, norms, gradients = [], [], {}
     gaps = _watch_gaps(parts["language"].module)
     for step in range(1, STEPS + 1):
-        samples = sampler.samples(step)
+        samples = order.samples(step)
         (batch,) = StepData.cut(job, job.train, samples, microbatches=1).microbatches
         rows = {}
         for module in job.encoders:

@@ -20,6 +20,7 @@ from mimo.hooks import Kind
     ("kind", "entry", "names"),
     [
         (DATASETS, "jsonl", ["jsonl"]),
+        (DATASETS, "mixture", ["mixture"]),
         (DATASETS, "mock", ["mock"]),
         (TOKENIZERS, "builtin", ["word", "byte", "file"]),
     ],
@@ -38,7 +39,7 @@ def test_data_ships_plugins(kind: Kind[Any], entry: str, names: list[str]) -> No
 def test_data_stays_free_of_torch() -> None:
     """Importing the package and its plugins imports neither torch nor what only building needs."""
     check = (
-        "import sys, mimo.data, mimo.data.sources.jsonl, mimo.data.sources.mock, mimo.data.text.tokenizers\n"
+        "import sys, mimo.data, mimo.data.sources.jsonl, mimo.data.sources.mixture, mimo.data.text.tokenizers\n"
         "print(sorted({'torch', 'tokenizers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)  # noqa: S603 - own text

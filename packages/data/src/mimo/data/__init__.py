@@ -1,4 +1,4 @@
-"""Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
+"""Samples and their token layout, packing, their order, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
 from mimo.data.index import (
@@ -11,22 +11,27 @@ from mimo.data.index import (
     read_arrays,
     write_arrays,
 )
+from mimo.data.order import FIRST_ORDER, NEWEST_ORDER, SampleOrder, WeightChange, weights_of_parts
 from mimo.data.samples import (
     NO_LABEL,
+    DataPart,
     Dataset,
+    DatasetSources,
     DatasetSpec,
     Packed,
     PlacedItem,
     SampleLayout,
+    SourceTable,
     SplitName,
-    StepSampler,
     SupportsEnds,
+    SupportsParts,
     SupportsWeights,
     Tokenizer,
     TokenizerSpec,
     ends_of,
     lay_out,
     pack,
+    parts_of,
     weights_of,
 )
 from mimo.data.sources import (
@@ -40,6 +45,7 @@ from mimo.data.sources import (
     parse_record,
     path_inside,
     read_record,
+    settings_under,
 )
 from mimo.data.text import (
     Chat,
@@ -69,6 +75,8 @@ TOKENIZERS = Kind(
 
 __all__ = [
     "DATASETS",
+    "FIRST_ORDER",
+    "NEWEST_ORDER",
     "NO_LABEL",
     "TOKENIZERS",
     "Chat",
@@ -77,7 +85,9 @@ __all__ = [
     "ChatTokenizer",
     "ChatTokens",
     "Conversation",
+    "DataPart",
     "Dataset",
+    "DatasetSources",
     "DatasetSpec",
     "IndexFileError",
     "LimitedTokenizer",
@@ -90,13 +100,16 @@ __all__ = [
     "Records",
     "Reference",
     "SampleLayout",
+    "SampleOrder",
+    "SourceTable",
     "SplitName",
-    "StepSampler",
     "StoredArrays",
     "SupportsEnds",
+    "SupportsParts",
     "SupportsWeights",
     "Tokenizer",
     "TokenizerSpec",
+    "WeightChange",
     "digest_of_file",
     "digest_of_text",
     "ends_of",
@@ -110,9 +123,12 @@ __all__ = [
     "pack",
     "parse_conversation",
     "parse_record",
+    "parts_of",
     "path_inside",
     "read_arrays",
     "read_record",
+    "settings_under",
     "weights_of",
+    "weights_of_parts",
     "write_arrays",
 ]

@@ -1,6 +1,16 @@
 """What every mimo package shares: markers, discovery, lifecycle hooks, a few values, and errors."""
 
-from mimo.hooks._bounds import Validator, above_zero, at_least, at_most, check_at_most, from_zero, must_be
+from mimo.hooks._bounds import (
+    OTHER_KEYS,
+    Validator,
+    above_zero,
+    at_least,
+    at_most,
+    check_at_most,
+    from_zero,
+    must_be,
+    other_keys,
+)
 from mimo.hooks._discovery import Kind, discover, survey
 from mimo.hooks._errors import (
     CheckpointError,
@@ -41,6 +51,7 @@ from mimo.hooks._values import (
 
 __all__ = [
     "METRICS_FILE",
+    "OTHER_KEYS",
     "CheckpointError",
     "Common",
     "ConfigError",
@@ -82,6 +93,7 @@ __all__ = [
     "hookspec",
     "lifecycle",
     "must_be",
+    "other_keys",
     "parse_json",
     "parse_metrics",
     "plain_text",

@@ -1,4 +1,4 @@
-"""Bounds of settings: a number that is too small or too large is refused by the setting's path."""
+"""Fields of settings: a number that is too small or too large is refused by its path; one field may take other keys."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from mimo.hooks._errors import ConfigError
 _SHOWN_BITS = 4096
 
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+OTHER_KEYS = "rest"
+"""In the metadata of a field: it takes the keys of its table that no other field has."""
+
+
+def other_keys() -> Any:
+    """Declare the field of a class of settings that takes the keys that no other field has, as a plugin's."""
+    return attrs.field(factory=dict, metadata={OTHER_KEYS: True})
 
 
 def must_be(expected: str, holds: Callable[[Any], bool], *, where: str = "") -> Validator:

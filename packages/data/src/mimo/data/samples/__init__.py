@@ -1,17 +1,21 @@
-"""What dataset and tokenizer plugins are written against, the tokens of a sample, and the samples of a step."""
+"""What dataset and tokenizer plugins are written against, and the tokens of a sample."""
 
 from mimo.data.samples.layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
 from mimo.data.samples.packing import Packed, pack
-from mimo.data.samples.sampler import StepSampler
 from mimo.data.samples.specs import (
+    DataPart,
     Dataset,
+    DatasetSources,
     DatasetSpec,
+    SourceTable,
     SplitName,
     SupportsEnds,
+    SupportsParts,
     SupportsWeights,
     Tokenizer,
     TokenizerSpec,
     ends_of,
+    parts_of,
     weights_of,
 )
 from mimo.data.samples.weights import MAX_WEIGHT, TargetWeights
@@ -19,14 +23,17 @@ from mimo.data.samples.weights import MAX_WEIGHT, TargetWeights
 __all__ = [
     "MAX_WEIGHT",
     "NO_LABEL",
+    "DataPart",
     "Dataset",
+    "DatasetSources",
     "DatasetSpec",
     "Packed",
     "PlacedItem",
     "SampleLayout",
+    "SourceTable",
     "SplitName",
-    "StepSampler",
     "SupportsEnds",
+    "SupportsParts",
     "SupportsWeights",
     "TargetWeights",
     "Tokenizer",
@@ -34,5 +41,6 @@ __all__ = [
     "ends_of",
     "lay_out",
     "pack",
+    "parts_of",
     "weights_of",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import attrs
 
-from mimo.hooks import ItemInfo
+from mimo.hooks import ItemInfo, PluginError
 
 SplitName = Literal["train", "evaluation"]
 
@@ -98,6 +99,104 @@ def ends_of(dataset: Dataset, sample: int) -> Sequence[int] | None:
 
 
 @attrs.frozen(kw_only=True)
+class DataPart:
+    """A part of a dataset that samples are taken from by its own weight, and read epoch by epoch.
+
+    Args:
+        name: other than those of the dataset's other parts.
+        samples: how many it has; they are numbered part after part.
+        weight: how many samples are taken from it, compared with others.
+        epochs: the same, counted in passes over its samples; no part has both, and all have the same one or neither,
+            which is one epoch.
+        shards: number of samples of each file that it lies in, in the order of their numbers; empty for one.
+    """
+
+    name: str
+    samples: int
+    weight: float | None = None
+    epochs: float | None = None
+    shards: tuple[int, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what can't be."""
+        if self.samples < 1 or min(self.shards, default=0) < 0 or sum(self.shards or (self.samples,)) != self.samples:
+            msg = f"part {self.name!r}: expected samples, those of all shards together, got {self.samples}"
+            raise ValueError(msg)
+        for given in (self.weight, self.epochs):
+            if given is not None and not 0 < given < math.inf:
+                msg = f"part {self.name!r}: expected a finite weight above 0, got {given}"
+                raise ValueError(msg)
+
+
+class SupportsParts(Protocol):
+    """What a `Dataset` may have besides: what it is made of, from which the order of samples follows."""
+
+    def parts(self) -> Sequence[DataPart]:
+        """Return the parts, whose samples together are the dataset's."""
+
+
+def parts_of(dataset: Dataset) -> tuple[DataPart, ...]:
+    """Return the parts of a dataset, the whole of it as one without a name if it says none; see `SupportsParts`.
+
+    Raises:
+        PluginError: they don't have as many samples as the dataset, share a name, or some alone have weights or epochs.
+    """
+    parts: Callable[[], Sequence[DataPart]] | None = getattr(dataset, "parts", None)
+    if parts is None:
+        return (DataPart(name="", samples=len(dataset)),)
+    found = tuple(parts())
+    total = sum(part.samples for part in found)
+    given = {(part.weight is None, part.epochs is None) for part in found}
+    for expected, got, holds in (
+        (f"parts with {len(dataset)} samples together", f"{total}", total == len(dataset)),
+        ("parts with names of their own", "a name twice", len({part.name for part in found}) == len(found)),
+        ("weights of all parts, epochs of all, or none", "some", len(given) == 1 and (False, False) not in given),
+    ):
+        if not holds:
+            raise PluginError(f"parts of {type(dataset).__name__}", expected=expected, got=got)
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class SourceTable:
+    """A dataset that another one is made of, as settings have it.
+
+    Args:
+        plugin: dataset plugin.
+        keys: settings of the plugin.
+        own: other keys that are known in the same table, for suggestions.
+    """
+
+    plugin: str
+    keys: Mapping[str, Any]
+    own: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class DatasetSources:
+    """How a dataset is made of others, each of any plugin: they are found, checked and opened for it.
+
+    Args:
+        tables: of its settings, returns what the others are, by path of their table inside of its own.
+        join: of its settings and the others that have the split, by the same paths, returns the split, or None.
+    """
+
+    tables: Callable[[Any], Mapping[str, SourceTable]]
+    join: Callable[[Any, Mapping[str, Dataset], SplitName], Dataset | None]
+
+
+def _made_of_others(_config: Any, _tokenizer: Tokenizer, _split: SplitName) -> Dataset | None:
+    msg = "a dataset that is made of others is opened by joining them"
+    raise TypeError(msg)
+
+
+def _one_of_both(spec: DatasetSpec, _attribute: Any, sources: DatasetSources | None) -> None:
+    if (spec.open is _made_of_others) == (sources is None):
+        msg = f"dataset {spec.name!r}: expected either open or sources, got {'both' if sources else 'neither'}"
+        raise ValueError(msg)
+
+
+@attrs.frozen(kw_only=True)
 class DatasetSpec:
     """A dataset plugin: ``open(config, tokenizer, split)`` returns the split, or None where the data has none.
 
@@ -105,12 +204,15 @@ class DatasetSpec:
 
     ``encodes_samples``: each `encode` is of one sample's text, of which no more than ``data.max_tokens`` is used; the
     tokenizer that is handed in then leaves out the rest of a long one.
+
+    ``sources``: in place of ``open``, for a dataset that is made of others.
     """
 
     name: str
     config: type
-    open: Callable[[Any, Tokenizer, SplitName], Dataset | None]
+    open: Callable[[Any, Tokenizer, SplitName], Dataset | None] = _made_of_others
     encodes_samples: bool = False
+    sources: DatasetSources | None = attrs.field(default=None, validator=_one_of_both)
 
 
 @attrs.frozen(kw_only=True)

@@ -3,6 +3,7 @@
 from mimo.data.sources.images import image_size, load_image, open_image
 from mimo.data.sources.record import Record, RecordError, parse_record, read_record
 from mimo.data.sources.record_dataset import RecordDataset, Records, path_inside
+from mimo.data.sources.settings_path import settings_under
 
 __all__ = [
     "Record",
@@ -15,4 +16,5 @@ __all__ = [
     "parse_record",
     "path_inside",
     "read_record",
+    "settings_under",
 ]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 from torch import Tensor
 
-from mimo.data import Dataset, ends_of, weights_of
+from mimo.data import DataPart, Dataset, ends_of, parts_of, weights_of
 from mimo.hooks import ItemInfo
 
 ItemKey: TypeAlias = tuple[str, int, int]
@@ -42,6 +42,10 @@ class KeptSamples:
     def __len__(self) -> int:
         """Return the number of samples of the dataset, or of the step where nothing else is known."""
         return len(self.numbers) if self.base is None else len(self.base)
+
+    def parts(self) -> Sequence[DataPart]:
+        """Return what the samples of the dataset are taken from."""
+        return (DataPart(name="", samples=len(self)),) if self.base is None else parts_of(self.base)
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of a sample."""

@@ -38,8 +38,12 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
     from mimo.trainer.cost.module_stats import module_stats
     from mimo.trainer.cost.parameter_names import check_patterns_of, followers
     from mimo.trainer.cost.sample_stats import SampleStats
+    from mimo.trainer.resume.attempt import last_attempt
+    from mimo.trainer.resume.data_order import order_changes
+    from mimo.trainer.resume.resume_point import find_source
     from mimo.trainer.step.traffic import expect_traffic
 
+    source = None if elsewhere else find_source(settings, last=last_attempt(job.directory, environ))
     check_patterns_of(job)
     show_job(
         make_console(),
@@ -49,6 +53,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         followers=dict(followers(job)),
         stats=list(module_stats(job, SampleStats.of(job))),
         machine=ranks_of_machine(environ, job.world),
+        changes=() if source is None else order_changes(job, source),
     )
     if elsewhere:
         data = (

@@ -10,10 +10,9 @@ from typing import Any
 
 import attrs
 
-from mimo.hooks import ConfigError, Validator
+from mimo.hooks import OTHER_KEYS, ConfigError, Validator
 
 COMMENT = "comment"
-REST = "rest"
 
 
 def setting(comment: str, *, default: Any = attrs.NOTHING, validator: Sequence[Validator] = ()) -> Any:
@@ -23,17 +22,17 @@ def setting(comment: str, *, default: Any = attrs.NOTHING, validator: Sequence[V
 
 def rest(comment: str) -> Any:
     """Declare the field that takes the keys of a table that belong to its plugin."""
-    return attrs.field(factory=dict, metadata={COMMENT: comment, REST: True})
+    return attrs.field(factory=dict, metadata={COMMENT: comment, OTHER_KEYS: True})
 
 
 def own_keys(cls: type) -> tuple[str, ...]:
     """Return the keys of a table that are not its plugin's."""
-    return tuple(field.name for field in attrs.fields(cls) if not field.metadata.get(REST))
+    return tuple(field.name for field in attrs.fields(cls) if not field.metadata.get(OTHER_KEYS))
 
 
 def rest_field(cls: type) -> str | None:
     """Return the name of the field that takes the plugin's keys, if the class has one."""
-    return next((field.name for field in attrs.fields(cls) if field.metadata.get(REST)), None)
+    return next((field.name for field in attrs.fields(cls) if field.metadata.get(OTHER_KEYS)), None)
 
 
 def not_empty(_instance: Any, attribute: attrs.Attribute[Any], value: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
+from mimo.data import NEWEST_ORDER
 from mimo.hooks import ConfigError, at_least, at_most, from_zero
 from mimo.model import MAX_LAYERS, Lora
 from mimo.optimizer import Precision
@@ -91,6 +92,11 @@ class DataSettings:
         "longer samples are cut, never inside an item's rows",
         default=1024,
         validator=[at_least(1), at_most(MAX_TOKENS)],
+    )
+    order: int = setting(
+        "version of the order of samples, 1 or 2; 0: the newest, and of a resumed run its own",
+        default=0,
+        validator=[at_least(0), at_most(NEWEST_ORDER)],
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
 

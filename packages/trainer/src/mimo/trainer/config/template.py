@@ -12,11 +12,11 @@ import attrs
 import tomli_w
 
 from mimo.data import DATASETS, TOKENIZERS
-from mimo.hooks import ConfigError, Kind, PluginError
+from mimo.hooks import OTHER_KEYS, ConfigError, Kind, PluginError
 from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
-from mimo.trainer.config.fields import COMMENT, REST, own_keys
+from mimo.trainer.config.fields import COMMENT, own_keys
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import ModuleSettings, Settings
 from mimo.trainer.config.structure import structure, unstructure
@@ -54,6 +54,13 @@ _EXAMPLES: Mapping[str, Sequence[str]] = {
     "rename": ('# vision = "encoder"',),
 }
 """Lines that show what may stand in a table that is empty."""
+_MIXTURE = (
+    "# Samples of several datasets, each of any plugin, are those of the plugin mixture:",
+    "# [data.sources.captions]",
+    '# plugin = "jsonl"',
+    '# path = "captions.jsonl"',
+    "# weight = 2.0  # or epochs = 1.0; of all sources, or of none",
+)
 
 
 def example_text(find: Find = find_installed) -> str:
@@ -84,6 +91,7 @@ def example_text(find: Find = find_installed) -> str:
             extra = {key: value for key, value in table.items() if key not in own_keys(section_type)}
             lines += _plugin_keys(kinds[section.name], table["plugin"], extra, find)
         lines += _tables(section.name, section_type, table)
+        lines += ["", *_MIXTURE] if section.name == "data" else []
     return "\n".join(lines) + "\n"
 
 
@@ -106,7 +114,7 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:
     for field in attrs.fields(cls):
-        if not field.metadata.get(REST) and field.name in table and not isinstance(table[field.name], Mapping):
+        if not field.metadata.get(OTHER_KEYS) and field.name in table and not isinstance(table[field.name], Mapping):
             yield f"{one_line(field.name, table[field.name]):<{_WIDTH}}  # {field.metadata[COMMENT]}"
 
 

@@ -107,7 +107,7 @@ def override_key(table: Mapping[str, Any], override: str) -> Mapping[str, Any]:
         raise too_deep(path) from None
     except ValueError:
         raise too_long_a_number(path) from None
-    return _set(table, keys, value, "")
+    return set_key(table, keys, value)
 
 
 def parse_value(text: str) -> Any:
@@ -193,10 +193,15 @@ def _check_modules(modules: Any) -> None:
             raise ConfigError(where, expected="a module that there is", got=f"{name!r}, which has no plugin", fix=fix)
 
 
-def _set(table: Any, keys: list[str], value: Any, where: str) -> Mapping[str, Any]:
+def set_key(table: Any, keys: list[str], value: Any, where: str = "") -> Mapping[str, Any]:
+    """Return a table with the value of one key, on a path of keys, tables on the way made where they are missing.
+
+    Raises:
+        ConfigError: the path leads through something that is no table.
+    """
     if not isinstance(table, Mapping):
         raise ConfigError(where, expected="a table", got=repr(table), fix=f"It has no key {keys[0]!r}.")
     key, *below = keys
     if below:
-        value = _set(table.get(key, {}), below, value, f"{where}.{key}" if where else key)
+        value = set_key(table.get(key, {}), below, value, f"{where}.{key}" if where else key)
     return {**table, key: value}

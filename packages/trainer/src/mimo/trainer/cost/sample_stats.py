@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from mimo.data import Dataset, SampleLayout, StepSampler
+from mimo.data import Dataset, SampleLayout
 from mimo.hooks import DataError
 from mimo.trainer.job.job import Job
 
@@ -57,9 +57,7 @@ class SampleStats:
 
 def _layouts(job: Job) -> list[SampleLayout | None]:
     if job.train is not None:
-        run = job.settings.run
-        samples = StepSampler(len(job.train), run.global_batch, run.seed).samples(1)[:_SAMPLES]
-        return [_layout(job, job.train, sample) for sample in samples]
+        return [_layout(job, job.train, sample) for sample in job.sample_order().samples(1)[:_SAMPLES]]
     if job.evaluation is None:
         return []
     return [_layout(job, job.evaluation, sample) for sample in range(min(_SAMPLES, len(job.evaluation)))]

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from mimo.data import Dataset, SampleLayout, Tokenizer, lay_out
+from mimo.data import NEWEST_ORDER, Dataset, SampleLayout, SampleOrder, Tokenizer, WeightChange, lay_out
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
@@ -205,6 +205,26 @@ class Job:
             return source.spec.seam.rows(source.config, size)
         assert source.spec.stages is not None
         return source.spec.stages.message_rows(source.config, size)
+
+    def sample_order(
+        self, *, version: int = 0, changes: Sequence[WeightChange] = (), global_batch: int = 0
+    ) -> SampleOrder:
+        """Return the order in which a run reads the samples to train on, of a new run unless the arguments say more.
+
+        Args:
+            version: of the order; 0: what settings say.
+            changes: weights of a mixture that hold instead of those of the settings.
+            global_batch: samples of a step; 0: what settings say.
+        """
+        assert self.train is not None, "this job was resolved without training data"
+        run = self.settings.run
+        return SampleOrder.of(
+            self.train,
+            global_batch=global_batch or run.global_batch,
+            seed=run.seed,
+            version=version or self.settings.data.order or NEWEST_ORDER,
+            changes=changes,
+        )
 
     def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
         """Return where every token and item of a sample lies; see `mimo.data.lay_out`."""

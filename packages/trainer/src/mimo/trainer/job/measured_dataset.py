@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from mimo.data import Dataset, ends_of, load_image, open_image, weights_of
+from mimo.data import DataPart, Dataset, ends_of, load_image, open_image, parts_of, weights_of
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 
@@ -43,6 +43,10 @@ class MeasuredDataset:
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of a sample."""
         return self._inner.tokens(sample)
+
+    def parts(self) -> Sequence[DataPart]:
+        """Return what the samples are taken from."""
+        return parts_of(self._inner)
 
     def weights(self, sample: int) -> Sequence[float] | None:
         """Return the weights of a sample's tokens, None if it has none."""

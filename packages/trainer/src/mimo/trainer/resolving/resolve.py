@@ -6,7 +6,7 @@ Torch stays out, so that `mimo check` and refusals are quick.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -31,6 +31,7 @@ from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job, JobModule, plain_settings
 from mimo.trainer.job.measured_dataset import measured
 from mimo.trainer.job.precision import check_precision
+from mimo.trainer.resolving.dataset import DatasetChoice
 from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_size
 from mimo.trainer.resolving.load import check_load
 from mimo.trainer.resolving.modules import resolve_module, with_training
@@ -104,6 +105,8 @@ def resolve(
             },
         ),
     )
+    if train is not None:
+        job.sample_order()  # refuses weights of a mixture
     uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose != "generate")
     costs = job_costs(job) if uses_costs else Costs.even(graph)
     evaluation_costs = costs.trained(job.evaluation_graph)
@@ -258,7 +261,7 @@ def _data(
     find: Find,
     *,
     needs_data: bool,
-) -> tuple[Any, Dataset | None, Dataset | None]:
+) -> tuple[Mapping[str, Any], Dataset | None, Dataset | None]:
     spec = find(DATASETS, settings.data.plugin, "data.plugin")
     config: Any = structure(settings.data.config, spec.config, "data", siblings=own_keys(DataSettings))
     limited = LimitedTokenizer(
@@ -266,14 +269,14 @@ def _data(
         max_tokens=settings.data.max_tokens,
         modalities=tuple(module.modality for module in modules if module.name != LANGUAGE),
     )
-    handed = limited if spec.encodes_samples else tokenizer
+    choice = DatasetChoice.of(spec, config, "data", find)
     try:
-        train = spec.open(config, handed, "train") if purpose == "train" else None
-        evaluation = spec.open(config, handed, "evaluation") if purpose != "generate" else None
+        train = choice.open(limited, "train") if purpose == "train" else None
+        evaluation = choice.open(limited, "evaluation") if purpose != "generate" else None
     except (UserError, OSError):
         if needs_data:
             raise
-        return config, None, None
+        return choice.plain(), None, None
     if purpose == "train" and (train is None or not len(train)):
         raise ConfigError("data", expected="samples to train on", got="none", fix="Check the keys of [data].")
     if evaluation is None and (purpose == "evaluate" or (purpose == "train" and settings.run.evaluation_interval)):
@@ -284,7 +287,7 @@ def _data(
             fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
         )
     encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
-    return config, measured(train, encoders), measured(evaluation, encoders)
+    return choice.plain(), measured(train, encoders), measured(evaluation, encoders)
 
 
 def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:

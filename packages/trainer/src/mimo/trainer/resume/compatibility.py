@@ -12,6 +12,7 @@ from mimo.trainer.config.names import SETTINGS
 from mimo.trainer.config.renamed import with_new_names
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.resume.data_order import check_order
 from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
 
@@ -76,7 +77,7 @@ def differences(job: Job, source: Source) -> Iterator[str]:
         return
     for section in ("data", "tokenizer"):
         if section in before:
-            yield from _compare(section, before[section], now[section])
+            yield from _compare(section, *(_without_order(table[section]) for table in (before, now)))
     if "run" in before:
         yield from _compare("run", *(_only(table["run"], ("precision",)) for table in (before, now)))
     for module in job.modules:
@@ -168,7 +169,6 @@ def _check_run(job: Job, source: Source) -> Iterator[ConfigError]:
             got=repr(run.seed),
             fix="The order of samples follows from it. Set it so, or load.rng = false to go on with another.",
         )
-    assert job.train is not None
     if take.data:
         fix = "Positions in the data are counted by it. Set load.data = false to begin with the data anew."
         if run.global_batch != source.progress("global_batch"):
@@ -178,13 +178,7 @@ def _check_run(job: Job, source: Source) -> Iterator[ConfigError]:
                 got=repr(run.global_batch),
                 fix=f"{fix} micro_batch may change freely.",
             )
-        if len(job.train) != source.progress("samples"):
-            yield ConfigError(
-                "data",
-                expected=f"{source.progress('samples')} samples, as in the run that {folder} was saved by",
-                got=f"{len(job.train)}",
-                fix=fix,
-            )
+        yield from check_order(job, source)
     rates = {rate.where: rate for module in job.modules for rate in _rates(module)}
     for rate in rates.values():
         try:
@@ -205,6 +199,11 @@ def _matched(name: str, patterns: tuple[str, ...]) -> bool:
 def _covered(module: str, patterns: tuple[str, ...]) -> bool:
     """Tell whether patterns name all that a module has."""
     return any(fnmatchcase(f"{module}.", pattern) for pattern in patterns)
+
+
+def _without_order(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a table of settings without the version of the order, which follows from what a run resumes."""
+    return {key: value for key, value in table.items() if key != "order"}
 
 
 def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:

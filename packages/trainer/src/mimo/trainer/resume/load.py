@@ -12,6 +12,7 @@ from mimo.topology.collectives import all_gather_json
 from mimo.trainer.config.names import BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
 from mimo.trainer.resume.chain import all_names, find_chain, links_of, load_links, mark_chain
 from mimo.trainer.resume.compatibility import differences, refuse
+from mimo.trainer.resume.data_order import order_changes, resumed_order
 from mimo.trainer.resume.match_keys import fit
 from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
@@ -97,13 +98,15 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
         imported=dict(_imported(trainer, source)),
         left_out=find_chain(trainer.parts.constants(), links, trainer.job.settings, group=trainer.objects),
     )
-    trainer.begin_at(data_begun=state.data_begun, schedule_begun=state.schedule_begun)
+    order = resumed_order(trainer.job, source)
+    trainer.begin_at(data_begun=state.data_begun, schedule_begun=state.schedule_begun, order=order)
     new = [*found.new, *_begun_anew(source, parts)]
     summary = "; ".join(
         [
             f"{'weights of ' if source.finetunes else ''}step {source.manifest.step} loaded from {source.folder}",
             *(f"{what}: {', '.join(items)}" for what, items in (("new", new), ("left", found.left)) if items),
             *map(str, differences(trainer.job, source)),
+            *order_changes(trainer.job, source),
             *(mark_chain(state.left_out, links, trainer.job.directory) if trainer.rank == 0 else ()),
         ]
     )

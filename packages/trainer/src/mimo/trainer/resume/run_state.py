@@ -14,6 +14,7 @@ from mimo.hooks import Common, Owned, PluginError, Stateful, StateTree
 from mimo.trainer.config.names import BASE, BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
 from mimo.trainer.resume.chain import ChainLink
 from mimo.trainer.resume.compatibility import optimizer_settings
+from mimo.trainer.resume.data_order import order_state
 from mimo.trainer.step.trainer import Trainer
 
 
@@ -37,7 +38,8 @@ class RunState:
 def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], step: int) -> dict[str, StateTree]:
     """Return what a checkpoint holds beside modules and optimizers.
 
-    The place in the data and in the learning rates' schedules follows from the step, the seed, and where both began.
+    The place in the data and in the learning rates' schedules follows from the step, the seed, the order of
+    samples, and where both began.
     The ranks of each module save the settings of its optimizer, so that a resumed run can say what has changed.
 
     Raises:
@@ -53,6 +55,7 @@ def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], st
         "samples": len(job.train),
         "data_begun": state.data_begun,
         "schedule_begun": state.schedule_begun,
+        "order": order_state(trainer.order),
     }
     others: dict[str, StateTree] = {
         PROGRESS: {key: Common(value) for key, value in progress.items()},

@@ -18,7 +18,6 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.data import StepSampler
 from mimo.launch import ProcessInfo
 from mimo.schedule import Action, ActionKind, ActorPlan, Plan
 from mimo.schedule.runtime import Moment, Record
@@ -101,7 +100,7 @@ def samples(job: Job, size: int) -> StepData:
     return StepData.cut(
         attrs.evolve(job, settings=attrs.evolve(job.settings, run=run)),
         job.train,
-        StepSampler(len(job.train), total, run.seed).samples(1),
+        job.sample_order(global_batch=total).samples(1),
         microbatches=job.microbatches,
     )
 

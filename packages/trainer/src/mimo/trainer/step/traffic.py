@@ -8,7 +8,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from mimo.data import StepSampler
 from mimo.hooks import EdgeTraffic
 from mimo.schedule import Route, Traffic
 from mimo.topology import Edge
@@ -41,8 +40,7 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
     """
     assert job.train is not None, "this job was resolved without training data"
     run = job.settings.run
-    samples = StepSampler(len(job.train), run.global_batch, run.seed).samples(step)
-    data = StepData.cut(job, job.train, samples, microbatches=job.microbatches)
+    data = StepData.cut(job, job.train, job.sample_order().samples(step), microbatches=job.microbatches)
     for edge in job.graph.edges:
         routes = [(rank, batch.route(edge, rank)) for rank in job.edge_ranks(edge) for batch in data.microbatches]
         by_rank = [Traffic() for _ in range(job.world)]

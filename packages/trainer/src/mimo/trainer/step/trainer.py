@@ -10,7 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.data import StepSampler
+from mimo.data import SampleOrder
 from mimo.hooks import ConfigError, EvaluationInfo, StateTree, StepInfo
 from mimo.launch import Heartbeat
 from mimo.launch.runtime import join_alone
@@ -108,8 +108,7 @@ class Trainer:
         self._runner = PlanRunner(job, self.parts, rank=rank, traffic=traffic, probe=probe, progress=on_plan)
         self.programs = self._runner.programs
         self.holds_modules = bool(job.graph.role(rank).places)
-        run = job.settings.run
-        self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
+        self._order = None if job.train is None else job.sample_order()
         self._data_begun = 0
         self._routes = RouteCache()
         self._lookahead = BatchLookahead(
@@ -117,7 +116,7 @@ class Trainer:
             digest=self._digest,
             agree=self._reduce,
             reach=1 + self._runner.prefetches,
-            last=run.steps,
+            last=job.settings.run.steps,
             progress=self._progress,
         )
         self._last: tuple[PendingBatch, PendingBatch | None] | None = None
@@ -226,9 +225,15 @@ class Trainer:
         """Return the parameters and persistent buffers by module and path."""
         return self.parts.model_state()
 
-    def begin_at(self, *, data_begun: int, schedule_begun: int) -> None:
+    def begin_at(self, *, data_begun: int, schedule_begun: int, order: SampleOrder) -> None:
         """Resume a run: of its steps, so many were done before its data began, and before its schedules of rates."""
-        self._data_begun, self.optimizer.schedule_begun = data_begun, schedule_begun
+        self._data_begun, self.optimizer.schedule_begun, self._order = data_begun, schedule_begun, order
+
+    @property
+    def order(self) -> SampleOrder:
+        """In which samples are read, by steps since the data began."""
+        assert self._order is not None, "this job was resolved without training data"
+        return self._order
 
     @property
     def data(self) -> StepData:
@@ -238,8 +243,7 @@ class Trainer:
 
     def samples(self, step: int) -> tuple[int, ...]:
         """Return the numbers of the samples of a step."""
-        assert self._sampler is not None
-        return self._sampler.samples(step - self._data_begun)
+        return self.order.samples(step - self._data_begun)
 
     def cut(self, saved: KeptSamples) -> StepData:
         """Return saved samples, cut as those of any step are; what is read of them from now on is saved too."""

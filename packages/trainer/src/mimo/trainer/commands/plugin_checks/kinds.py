@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mimo.data import DatasetSpec, Tokenizer, TokenizerSpec, ends_of, weights_of
+from mimo.data import DatasetSpec, LimitedTokenizer, SplitName, Tokenizer, TokenizerSpec, ends_of, weights_of
 from mimo.hooks import ConfigError, EvaluationInfo, PlanError, RunInfo, StepInfo, discover, lifecycle
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.settings import MAX_TOKENS
 from mimo.trainer.config.structure import structure
 from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resolving.dataset import DatasetChoice
 
 if TYPE_CHECKING:
     from mimo.model.testing import Verdict
@@ -128,7 +131,7 @@ def check_dataset(spec: DatasetSpec, config: Any) -> Iterator[Verdict]:
     byte = discover(TOKENIZERS).find("byte", "--check")
     tokenizer = byte.build(byte.config(), MODALITIES)
     try:
-        spec.open(config, tokenizer, "train")
+        _open(spec, config, tokenizer, "train")
     except ConfigError:
         raise  # its settings are wrong, which is no fault of the plugin
     except Exception:  # noqa: BLE001, S110 -- each of the promises says so
@@ -139,9 +142,15 @@ def check_dataset(spec: DatasetSpec, config: Any) -> Iterator[Verdict]:
     yield look("evaluation", _opens_evaluation, spec, config, tokenizer)
 
 
+def _open(spec: DatasetSpec, config: Any, tokenizer: Tokenizer, split: SplitName) -> Any:
+    """Return a split, as a run opens it."""
+    limited = LimitedTokenizer(inner=tokenizer, max_tokens=MAX_TOKENS, modalities=MODALITIES)
+    return DatasetChoice.of(spec, config, "data", find_installed).open(limited, split)
+
+
 def _opened(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> tuple[Any, list[int]]:
     """Return the split to train with, and some of its samples."""
-    dataset = spec.open(config, tokenizer, "train")
+    dataset = _open(spec, config, tokenizer, "train")
     assert dataset is not None, "open(config, tokenizer, 'train') is None"
     assert len(dataset) > 0, "it is empty"
     return dataset, sorted({at * (len(dataset) - 1) // (SAMPLES - 1) for at in range(SAMPLES)})
@@ -204,7 +213,7 @@ def _answers_alike(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None
 
 def _opens_evaluation(spec: DatasetSpec, config: Any, tokenizer: Tokenizer) -> None:
     """It has samples that are held out."""
-    held_out = spec.open(config, tokenizer, "evaluation")
+    held_out = _open(spec, config, tokenizer, "evaluation")
     if held_out is None:
         raise SkippedError("there are none")
     assert len(held_out) > 0, "the split is there and empty: open it as None"

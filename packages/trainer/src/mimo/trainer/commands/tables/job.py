@@ -50,6 +50,7 @@ def show_job(
     followers: Mapping[str, Mapping[str, Followers]] = MappingProxyType({}),
     stats: Sequence[ModuleStats] = (),
     machine: int = 0,
+    changes: Iterable[str] = (),
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
 
@@ -61,6 +62,7 @@ def show_job(
         followers: what follows which pattern of the optimizer, of each module that has any.
         stats: parameters and operations of each part of the model.
         machine: ranks of a machine; 0 for all.
+        changes: in what the order of samples differs from what the checkpoint has that it resumes.
     """
     run = job.settings.run
     held = " (it holds a run)" if holds_run(job.directory) else ""
@@ -72,6 +74,8 @@ def show_job(
         ("processes", str(job.world)),
         ("batch", f"{run.global_batch} samples = {job.microbatches} microbatches x {run.micro_batch} x {lanes} lanes"),
         ("data", f"{job.settings.data.plugin}, {samples} samples to train on, {held_out} held out"),
+        *(() if job.train is None else _sources(job)),
+        *(("resumes with", change) for change in changes),
         ("tokenizer", f"{job.settings.tokenizer.plugin}, {job.tokenizer.vocabulary} ids"),
         ("schedule", job.plan.schedule),
     ]
@@ -107,6 +111,19 @@ def show_plan(plan: Plan) -> Iterator[str]:
     """Yield each actor's actions as one line of short words."""
     for actor in plan.actors:
         yield f"ranks {show_ranks(actor.ranks)}: {' '.join(_words(actor))}"
+
+
+def _sources(job: Job) -> Iterator[tuple[str, str]]:
+    """Yield what the data are made of, how much of the run's samples it is, and how often each of its own comes up."""
+    order = job.sample_order()
+    total = job.settings.run.steps * job.settings.run.global_batch
+    for part in order.parts if len(order.parts) > 1 else ():
+        share = order.shares[part.name]
+        epochs = total * share / part.samples
+        yield (
+            f"  {part.name}",
+            f"{part.samples} samples, {100 * share:.3g}% of those that are read, {epochs:.3g} epochs",
+        )
 
 
 def _modules(job: Job) -> Table:
