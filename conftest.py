@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import mimo.testing.garbage  # noqa: F401  # before torch is imported
 from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
