@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
 
 _DETACH = 2  # unmounts although a process may still have a file open there
+
+
+def pytest_collection_finish() -> None:
+    """Spare looking for garbage among what has been imported and collected, which is there to the end."""
+    gc.freeze()
 
 
 @pytest.fixture
