@@ -1,7 +1,7 @@
 """What is run on the whole repository. Every fact about a package is read from its pyproject.toml.
 
-``tests`` proves that each package and plugin works with what it declares alone; the other sessions install all. Where no
-session is named, several run at once, each in a process of nox's own that shows all of its output when it has ended.
+``tests`` proves that each package and plugin works with what it declares alone; the other sessions install all. Where
+no session is named, several run at once, each in a process of nox's own that shows its output when it has ended.
 """
 
 from __future__ import annotations
@@ -226,7 +226,9 @@ def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
     with bytecode(session):
-        session.run("pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs)
+        session.run(
+            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
+        )
 
 
 @nox.session(default=False, venv_backend="none")
