@@ -18,6 +18,9 @@ from mimo.testing import fork_ranks
 os.environ["OMP_NUM_THREADS"] = "1"
 # Sessions install what a package declares, which may be torch without NumPy; torch warns of that in each process.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
+# Where ranks outnumber cores, whoever is woken would take the core of the thread that wakes it and that holds a lock of
+# gloo's; another thread of gloo's tries that lock in a loop until then, for a third of all CPU time.
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 _DETACH = 2  # unmounts although a process may still have a file open there
 
