@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,14 +11,23 @@ from typing import Any
 
 import pytest
 
+import mimo.testing.garbage  # noqa: F401  # before torch is imported
 from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Sessions install what a package declares, which may be torch without NumPy; torch warns of that in each process.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
+# Where ranks outnumber cores, whoever is woken would take the core of the thread that wakes it and that holds a lock of
+# gloo's; another thread of gloo's tries that lock in a loop until then, for a third of all CPU time.
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 _DETACH = 2  # unmounts although a process may still have a file open there
+
+
+def pytest_collection_finish() -> None:
+    """Spare looking for garbage among what has been imported and collected, which is there to the end."""
+    gc.freeze()
 
 
 @pytest.fixture

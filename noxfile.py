@@ -1,6 +1,7 @@
 """What is run on the whole repository. Every fact about a package is read from its pyproject.toml.
 
-``tests`` proves that each package and plugin works with what it declares alone; the other sessions install all.
+``tests`` proves that each package and plugin works with what it declares alone; the other sessions install all. Where
+no session is named, several run at once, each in a process of nox's own that shows its output when it has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import nox
 from nox.project import dependency_groups
 from packaging.requirements import Requirement
 
+nox.needs_version = ">=2026.10.20"  # which runs sessions side by side
 nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
@@ -30,6 +32,8 @@ TEST_TOOLS = "mimo-testing"
 """The member that any tests may use; it brings nothing else along."""
 WORKERS = 1 + (os.cpu_count() or 1)
 """Processes that test: one more than there are cores, as ranks of a test wait for each other, and no core should."""
+if not {"-s", "--session", "--sessions"}.intersection(sys.argv):
+    nox.options.parallel = WORKERS  # of a session that is named one wants to see each line as it comes
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -116,16 +120,14 @@ def install(
     session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
 
 
-def side_by_side(*folders: Path, but: Iterable[Path] = ()) -> tuple[str, ...]:
-    """Return how tests of some folders run on all cores; a process imports much, so no more than there are files.
+def files_of(folder: Path, but: Iterable[Path] = ()) -> set[Path]:
+    """Return the files of tests in a folder, without those of some folders in it."""
+    return set(folder.rglob("test_*.py")) - {path for one in but for path in one.rglob("test_*.py")}
 
-    Args:
-        folders: of tests.
-        but: folders in them that are left out.
-    """
-    files = {path for folder in folders for path in folder.rglob("test_*.py")}
-    files -= {path for folder in but for path in folder.rglob("test_*.py")}
-    workers = min(WORKERS, len(files))
+
+def side_by_side(files: Iterable[Path]) -> tuple[str, ...]:
+    """Return how tests run on all cores; a process imports much, so there are no more than files."""
+    workers = min(WORKERS, len(set(files)))
     return ("--numprocesses", str(workers if workers > 1 else 0), "--dist", "worksteal")
 
 
@@ -148,10 +150,12 @@ def link_bytecode(source: Path, target: Path, *, of: Path) -> None:
     """Link the bytecode that lies in one folder into another, of those packages that a third one has."""
     for path in source.rglob("__pycache__/*.pyc"):
         place = target / path.relative_to(source)
-        if (of / path.relative_to(source)).parents[1].is_dir():
+        if (of / path.relative_to(source)).parents[1].is_dir() and not (place.exists() and place.samefile(path)):
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.unlink(missing_ok=True)
-            place.hardlink_to(path)
+            part = place.with_suffix(f".{os.getpid()}")  # another session may link the same one now
+            part.hardlink_to(path)
+            part.replace(place)
+            part.unlink(missing_ok=True)  # where that one was linked first
 
 
 def everything() -> dict[str, frozenset[str]]:
@@ -159,12 +163,21 @@ def everything() -> dict[str, frozenset[str]]:
     return closure({name: frozenset(member.extras) for name, member in MEMBERS.items()})
 
 
+def tests_of(member: Member, extra: str | None) -> tuple[Path, list[Path]]:
+    """Return a folder of tests and those in it that are left out: with an extra its own folder, bare all the others."""
+    folder = member.folder / "tests" / (extra or "")
+    return folder, [] if extra else [folder / one for one in member.extras]
+
+
 def variants() -> list[Any]:
-    """Return each member bare, and with each extra that it has: ``topology``, ``topology[torch]``."""
+    """Return each member bare, and with each extra that it has: ``topology``, ``topology[torch]``.
+
+    Those with the most files come first, so that none is left to run alone at the end.
+    """
+    found = [(name, extra) for name, member in MEMBERS.items() for extra in (None, *member.extras)]
     return [
-        nox.param(name, extra, id=member.folder.name + (f"[{extra}]" if extra else ""))
-        for name, member in MEMBERS.items()
-        for extra in (None, *member.extras)
+        nox.param(name, extra, id=MEMBERS[name].folder.name + (f"[{extra}]" if extra else ""))
+        for name, extra in sorted(found, key=lambda one: -len(files_of(*tests_of(MEMBERS[one[0]], one[1]))))
     ]
 
 
@@ -187,7 +200,7 @@ def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) ->
     return "\n".join(lines)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 @nox.parametrize(("name", "extra"), variants())
 def tests(session: nox.Session, name: str, extra: str | None) -> None:
     """Test one package in an environment that holds only its declared closure.
@@ -200,9 +213,10 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     installed = {TEST_TOOLS: frozenset[str](), **members}
     install(session, installed, "test", tested=() if extra else (name,))
     session.run("python", "-c", guard_of(installed, absent=("torch",) if brings_more else ("torch", "numpy")))
-    folder = member.folder / "tests" / (extra or "")
-    left_out = [] if extra else [folder / extra for extra in member.extras]
-    how = [*side_by_side(folder, but=left_out), *(f"--ignore={path}" for path in left_out), *session.posargs]
+    folder, left_out = tests_of(member, extra)
+    files = files_of(folder, left_out)
+    how = side_by_side([] if session.parallel else files)  # beside other sessions one process each keeps all cores busy
+    how = (*how, *(f"--ignore={path}" for path in left_out), *session.posargs)
     with bytecode(session):
         session.run("pytest", str(folder), *how)
 
@@ -212,7 +226,9 @@ def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
     with bytecode(session):
-        session.run("pytest", "integration_tests", *side_by_side(ROOT / "integration_tests"), *session.posargs)
+        session.run(
+            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
+        )
 
 
 @nox.session(default=False, venv_backend="none")
@@ -225,7 +241,7 @@ def affected(session: nox.Session) -> None:
         session.notify(name, posargs=())
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     """Check style, format and types of everything, tests included."""
     install(session, everything(), "lint", tested=MEMBERS)
@@ -307,5 +323,5 @@ def soak(session: nox.Session) -> None:
     """Run what takes long: the whole product of layouts, schedules and optimizers, hundreds of damages and kills."""
     install(session, everything(), "integration")
     folders = ("integration_tests", "packages", "plugins")
-    how = side_by_side(*(ROOT / folder for folder in folders))
+    how = side_by_side(path for folder in folders for path in files_of(ROOT / folder))
     session.run("pytest", *folders, "-m", "soak", *how, *session.posargs)

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 ORACLE = Path(__file__).parent / "oracle"
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Make no tests of a function all of whose cases are left out: there are ten thousand for the soak."""
+    marks = getattr(obj, "pytestmark", ())
+    soaks = isinstance(marks, list) and any(mark.name == "soak" for mark in marks)
+    return [] if soaks and collector.config.option.markexpr == "not soak" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which of the oracle's cases are run every time, before those of the soak are left out."""

@@ -8,6 +8,8 @@ marked for ``nox -s soak``. A file that is run alone is covered alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ def mark_uncovered(items: Iterable[pytest.Item]) -> None:
 
 def features(item: pytest.Function) -> Iterator[str]:
     """Yield what the parameters of a case say of it: features of its layout, and its choices."""
-    layouts = layouts_of(item)
+    layouts = layouts_of(item.module)
     for name, value in item.callspec.params.items():
         for choice in value if isinstance(value, tuple | list) and not hasattr(value, "features") else [value]:
             if isinstance(choice, str) and choice in layouts:
@@ -41,9 +43,10 @@ def features(item: pytest.Function) -> Iterator[str]:
                 yield f"{name} {choice}"
 
 
-def layouts_of(item: pytest.Function) -> Mapping[str, Modules]:
-    """Return the layouts by name of a test's file."""
-    tables = [table for table in vars(item.module).values() if isinstance(table, Mapping)]
+@cache
+def layouts_of(module: ModuleType) -> Mapping[str, Modules]:
+    """Return the layouts by name of a file of tests."""
+    tables = [table for table in vars(module).values() if isinstance(table, Mapping)]
     return {name: modules for table in tables for name, modules in table.items() if is_layout(modules)}
 
 
@@ -54,6 +57,6 @@ def is_layout(value: Any) -> bool:
 
 def cost(item: pytest.Function) -> int:
     """Return the ranks of a case's layout."""
-    layouts = layouts_of(item)
+    layouts = layouts_of(item.module)
     named = [layouts[value] for value in item.callspec.params.values() if isinstance(value, str) and value in layouts]
     return max((world_of({"modules": modules}) for modules in named), default=1)

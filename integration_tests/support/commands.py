@@ -57,11 +57,11 @@ config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
 """Settings of a small model that reads text alone, on one process; all its steps are saved."""
 
 _PRELOAD = (
+    *processes.PRELOAD,
     "preloaded",
     "mimo_logger_pictures",
     "matplotlib.figure",
     "sklearn.datasets",
-    *processes.PRELOAD,
     "commands",
 )
 

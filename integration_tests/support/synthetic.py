@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import attrs
@@ -46,35 +47,19 @@ class SyntheticDataset:
         """Return the number of samples."""
         return self.samples
 
-    def _draw(self, sample: int) -> list[str | ItemInfo]:
-        rng = random.Random(sample)
-        pieces: list[str | ItemInfo] = [rng.choice(WORDS) for _ in range(rng.randint(1, 9))]
-        for modality in self.config.modalities:
-            count = {
-                "mixed": rng.choice((0, 1, 3)),
-                "none": 0,
-                "first": 3 if sample % 24 == 0 else 0,
-                "digits": 1,
-                "many": random.Random(f"{sample} {modality}").randint(0, 2 if modality == "audio" else 5),
-            }[self.config.pictures]
-            for index in range(count):
-                size = _size(modality, rng)
-                at = rng.randint(0, len(pieces))
-                pieces.insert(at, ItemInfo(sample=sample, index=index, modality=modality, size=size))
-        return pieces
-
     def tokens(self, sample: int) -> Sequence[int]:
         """Return ids, with a placeholder for each picture and clip, and the end."""
-        pieces = self._draw(sample)
+        pieces = _draw(self.config, sample)
         text = " ".join(piece if isinstance(piece, str) else f"<{piece.modality}>" for piece in pieces)
         return [*self.tokenizer.encode(text), self.tokenizer.end]
 
     def weights(self, sample: int) -> Sequence[float] | None:
         """Return the weights of the ids."""
+        if self.config.weights == "none":
+            return None
         rng, count = random.Random(f"weights {sample}"), len(self.tokens(sample))
         ragged = [rng.choice((0.0, 0.25, 1.0, 3 * rng.random())) for _ in range(count)]
         return {
-            "none": None,
             "one": [1.0] * count,
             "zero": [0.0] * count,
             "mixed": rng.choice((None, [0.0] * count, ragged, [0.0] * (count // 2) + [1.0] * (count - count // 2))),
@@ -83,8 +68,7 @@ class SyntheticDataset:
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the pictures and clips, numbered in the order of the text."""
-        found = [piece for piece in self._draw(sample) if isinstance(piece, ItemInfo)]
-        return [attrs.evolve(info, index=index) for index, info in enumerate(found)]
+        return _infos(self.config, sample)
 
     def raw(self, sample: int, index: int) -> Any:
         """Return noise: a picture, or the waveform of a clip and its rate."""
@@ -93,12 +77,45 @@ class SyntheticDataset:
             frames, rate = info.size
             return np.random.default_rng([sample, index]).uniform(-1, 1, frames).astype(np.float32), rate
         height, width = info.size
-        rng = random.Random(f"{sample} {index}")
-        return Image.frombytes("L", (width, height), bytes(rng.randrange(256) for _ in range(height * width)))
+        return Image.frombytes("L", (width, height), _noise(sample, index, height * width))
 
     def where(self, sample: int) -> str:
         """Name a sample."""
         return f"synthetic:{sample}"
+
+
+@cache
+def _draw(config: SyntheticConfig, sample: int) -> Sequence[str | ItemInfo]:
+    """Return words and items in order."""
+    rng = random.Random(sample)
+    pieces: list[str | ItemInfo] = [rng.choice(WORDS) for _ in range(rng.randint(1, 9))]
+    for modality in config.modalities:
+        count = {
+            "mixed": rng.choice((0, 1, 3)),
+            "none": 0,
+            "first": 3 if sample % 24 == 0 else 0,
+            "digits": 1,
+            "many": random.Random(f"{sample} {modality}").randint(0, 2 if modality == "audio" else 5),
+        }[config.pictures]
+        for index in range(count):
+            size = _size(modality, rng)
+            at = rng.randint(0, len(pieces))
+            pieces.insert(at, ItemInfo(sample=sample, index=index, modality=modality, size=size))
+    return tuple(pieces)
+
+
+@cache
+def _infos(config: SyntheticConfig, sample: int) -> Sequence[ItemInfo]:
+    """Return the items of a sample, numbered in order."""
+    found = [piece for piece in _draw(config, sample) if isinstance(piece, ItemInfo)]
+    return tuple(attrs.evolve(info, index=index) for index, info in enumerate(found))
+
+
+@cache
+def _noise(sample: int, index: int, count: int) -> bytes:
+    """Return the pixels of a picture."""
+    rng = random.Random(f"{sample} {index}")
+    return bytes(rng.randrange(256) for _ in range(count))
 
 
 def _size(modality: str, rng: random.Random) -> tuple[int, int]:

@@ -8,6 +8,7 @@ Where the start or the end of the interpreter is what is tested, a program is ex
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import random
@@ -29,7 +30,7 @@ SECONDS = 200
 COLUMNS = "160"
 """Width that commands print for."""
 
-PRELOAD = ("torch._dynamo", "mimo.testing.processes")
+PRELOAD = ("mimo.testing.garbage", "torch._dynamo", "mimo.testing.processes")
 """Modules that a forked program finds imported, if they are there."""
 _REFUSED = 2
 _PORTS = range(20_000, 32_000)  # below those that systems choose where a program asks for any
@@ -195,6 +196,7 @@ def _begin(
     *given: object,
 ) -> None:
     """Be what a shell makes of a process before a program runs in it."""
+    gc.freeze()  # what is there already is nobody's garbage, and no page of it need be copied to find that out
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests,
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or a shell's &, which has its programs ignore Ctrl-C
