@@ -30,6 +30,7 @@ from mimo.data.samples import (
     weights_of,
 )
 from mimo.data.sources import (
+    BoundedCache,
     Record,
     RecordDataset,
     RecordError,
@@ -71,6 +72,7 @@ __all__ = [
     "DATASETS",
     "NO_LABEL",
     "TOKENIZERS",
+    "BoundedCache",
     "Chat",
     "ChatError",
     "ChatSettings",
