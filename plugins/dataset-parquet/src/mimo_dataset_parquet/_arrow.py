@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mimo_dataset_parquet._cells import TableError
-from mimo_dataset_parquet._table import Group, check_pointer, checked_rows, checked_schema, read_exactly
+from mimo_dataset_parquet._table import Group, checked_rows, checked_schema, read_exactly, size_of
 
 MAX_MESSAGE = 1 << 24
 """Bytes of the description of a batch, its values not among them."""
@@ -94,10 +94,9 @@ def open_arrow(path: Path) -> ArrowTable:
 
 def _messages(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield where each message begins, and its description."""
-    size = path.stat().st_size
+    size = size_of(path)
     place = 0
     with path.open("rb", buffering=0) as file:
-        check_pointer(file.read(64))
         while place < size:
             file.seek(place)
             prefix = read_exactly(file, _PREFIX)

@@ -86,10 +86,12 @@ def find_columns(schema: pa.Schema, settings: ColumnSettings, where: str) -> Sam
         ConfigError: a column that is named isn't there, there is neither a text nor messages, or both.
     """
     names = list(schema.names)
-    keys = dict(_named(settings, names, where))
+    named = dict(_named(settings, names, where))
+    keys = dict(named)
     for key, usual in _NAMES.items():
-        is_open = key not in keys and not (key in _EITHER and any(other in keys for other in _EITHER if other != key))
-        present = [name for name in usual if name in names] if is_open else []
+        if key in named or (key in _EITHER and any(other in named for other in _EITHER)):
+            continue
+        present = [name for name in usual if name in names]
         if len(present) > 1:
             raise _choose(f"data.columns.{key}", present, where)
         if present:

@@ -97,7 +97,9 @@ def _saved_files(folder: Path, split: str, setting: str = "") -> list[Path]:
 
 def _inside(folder: Path, name: Any) -> Path:
     if not isinstance(name, str) or not name or Path(name).name != name or name in (".", ".."):
-        raise ConfigError("data.path", expected=f"names of files inside {str(folder)!r}", got=repr(name))
+        raise ConfigError("data.path", expected=f"names of what lies in {str(folder)!r}", got=repr(name))
+    if not (folder / name).exists():
+        raise ConfigError("data.path", expected=f"{name!r} in {str(folder)!r}", got="no such file")
     return folder / name
 
 

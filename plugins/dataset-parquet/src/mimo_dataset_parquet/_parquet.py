@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mimo_dataset_parquet._cells import TableError
 from mimo_dataset_parquet._chunks import Chunk, read_chunks
 from mimo_dataset_parquet._pages import measure_chunk
-from mimo_dataset_parquet._table import Group, check_pointer, checked_rows, checked_schema, read_exactly
+from mimo_dataset_parquet._table import Group, checked_rows, checked_schema, read_exactly, size_of
 
 MAX_FOOTER = 1 << 25
 """Bytes."""
@@ -143,9 +143,8 @@ def _arrow_errors() -> Iterator[None]:
 
 def _footer(path: Path) -> bytes:
     """Return the bytes of a file's footer, which are no more than `MAX_FOOTER`."""
-    size = path.stat().st_size
+    size = size_of(path)
     with path.open("rb", buffering=0) as file:
-        check_pointer(file.read(64))
         file.seek(max(size - _END, 0))
         end = read_exactly(file, min(_END, size))
         length = int.from_bytes(end[:4], "little")

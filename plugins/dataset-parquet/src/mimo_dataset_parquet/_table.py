@@ -74,15 +74,22 @@ class Table(Protocol):
         """
 
 
-def check_pointer(head: bytes) -> None:
-    """Refuse what git keeps in place of a large file.
+def size_of(path: Path) -> int:
+    """Return the bytes of a file.
 
     Raises:
-        TableError: the file begins so.
+        TableError: it is none, as a named pipe, which would be waited for, or what git-lfs keeps in its place.
+        OSError: it can't be read.
     """
-    if head.startswith(_POINTER):
+    if not path.is_file():
+        msg = "no file"
+        raise TableError(msg)
+    with path.open("rb", buffering=0) as file:
+        head = file.read(len(_POINTER))
+    if head == _POINTER:
         msg = "a pointer of git-lfs in its place: run `git lfs pull` in the repository"
         raise TableError(msg)
+    return path.stat().st_size
 
 
 def checked_schema(schema: pa.Schema) -> pa.Schema:
