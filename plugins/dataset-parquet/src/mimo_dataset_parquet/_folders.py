@@ -56,9 +56,12 @@ def split_files(path: Path, split: str, setting: str) -> list[Path]:
         splits = _json(path / _SPLITS, "splits")
         if not isinstance(splits, list) or split not in splits:
             raise _no_split(path, split, [each for each in splits if isinstance(each, str)], setting)
-        return _saved_files(_inside(path, split), split)
+        return _saved_files(_inside(path, split))
     if (path / _STATE).is_file():
-        return _saved_files(path, split, setting)
+        own = _json(path / _STATE, "_split", optional=True)
+        if split != (own or "train"):
+            raise _no_split(path, split, [str(own or "train")], setting)
+        return _saved_files(path)
     splits = _splits_of_repository(path)
     if split in splits:
         return splits[split]
@@ -71,7 +74,7 @@ def _splits_of_repository(path: Path) -> dict[str, list[Path]]:
         for file in _parquet_in(folder):
             if named := _SPLIT_FILE.fullmatch(file.name):
                 found.setdefault(named["split"], []).append(file)
-        for inner in sorted(each for each in folder.iterdir() if each.is_dir()):
+        for inner in sorted(each for each in folder.iterdir() if each.is_dir() and each != path / "data"):
             found.setdefault(inner.name, []).extend(_parquet_in(inner))
     return {split: files for split, files in found.items() if files}
 
@@ -80,16 +83,15 @@ def _parquet_in(folder: Path) -> list[Path]:
     return sorted(each for each in folder.glob("*.parquet") if each.is_file() and not each.name.startswith("."))
 
 
-def _saved_files(folder: Path, split: str, setting: str = "") -> list[Path]:
+def _saved_files(folder: Path) -> list[Path]:
     state = folder / _STATE
-    own = _json(state, "_split", optional=True)
-    if setting and (setting != "data.split" or own not in (None, split)):  # it holds one split, and maybe says which
-        raise _no_split(folder, split, [own if isinstance(own, str) else "train"], setting)
     if _json(state, "_indices_data_files", optional=True):
         fix = "Save it with a newer version of datasets, or call flatten_indices() before."
         raise ConfigError("data.path", expected="rows in their own order", got=f"{state} with indices", fix=fix)
     files = _json(state, "_data_files")
-    names = [each.get("filename") if isinstance(each, dict) else None for each in files] if files else []
+    names = (
+        [each.get("filename") if isinstance(each, dict) else None for each in files] if isinstance(files, list) else []
+    )
     if not names:
         raise ConfigError("data.path", expected=f"files of data in {state}", got="none")
     return [_inside(folder, name) for name in names]

@@ -62,7 +62,7 @@ class TableRecords:
     @property
     def shards(self) -> Sequence[int]:
         """Numbers of rows that are cheap to read one after another: those of each group, in order."""
-        return [int(rows) for table in self.tables for rows in table.rows]
+        return [int(rows) for table in self.tables for rows in table.rows if rows]
 
     def where(self, sample: int) -> str:
         """Return the file and row of a sample, counted from 0 in its file."""
