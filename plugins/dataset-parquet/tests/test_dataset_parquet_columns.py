@@ -31,7 +31,8 @@ def jsonl(folder: Path, *lines: Mapping[str, Any]) -> Dataset:
     path = folder / "same.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     spec = discover(DATASETS).find("jsonl", where="data.plugin")
-    dataset: Dataset = spec.open(spec.config(path=str(path), chat=CHAT), TOKENIZER, "train")
+    dataset = spec.open(spec.config(path=str(path), chat=CHAT), TOKENIZER, "train")
+    assert dataset is not None
     return dataset
 
 

@@ -27,7 +27,7 @@ def peak(read: Callable[[], Any]) -> int:
     """Return the bytes that Arrow had at most at once beyond what it has anyway, over all processes' reads so far."""
     before = pa.default_memory_pool().bytes_allocated()
     read()
-    return (pa.default_memory_pool().max_memory() or 0) - before
+    return int(pa.default_memory_pool().max_memory() or 0) - before
 
 
 def saved(folder: Path, table: pa.Table, **options: Any) -> Path:
