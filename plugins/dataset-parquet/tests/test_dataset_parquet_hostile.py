@@ -25,7 +25,7 @@ ROWS = 12345
 
 def peak(read: Callable[[], Any]) -> int:
     """Return the bytes that Arrow had at most at once beyond what it has anyway, over all processes' reads so far."""
-    before = pa.default_memory_pool().bytes_allocated()
+    before: int = pa.default_memory_pool().bytes_allocated()
     read()
     return int(pa.default_memory_pool().max_memory() or 0) - before
 
