@@ -138,6 +138,17 @@ def test_parquet_refuses_damaged_settings_of_folders(tmp_path: Path, name: str) 
         opened_folder(tmp_path)
 
 
+def test_parquet_refuses_folders_without_their_settings(tmp_path: Path) -> None:
+    """A split that is named and empty, and names of splits that are none."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(ConfigError, match=r"data\.path: expected a file '.*train/state\.json', got none"):
+        opened_folder(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": 7}')
+    with pytest.raises(ConfigError, match=r"data\.split: expected one of the splits none of .*, got 'train'"):
+        opened_folder(tmp_path)
+
+
 def test_parquet_refuses_splits_that_climb_out(tmp_path: Path) -> None:
     """The name of a split is that of a folder inside."""
     shutil.copytree(ASSETS / "saved", tmp_path / "saved")

@@ -185,6 +185,24 @@ def test_parquet_refuses_codecs_that_are_not_known(tmp_path: Path) -> None:
         opened(path).tokens(0)
 
 
+@pytest.mark.parametrize(
+    ("writer", "is_fine"),
+    [("parquet-mr version 1.2.8", False), ("parquet-mr version 1.13.1", True), ("Parquet-MR", False), ("duckdb", True)],
+)
+def test_parquet_refuses_writers_whose_footers_are_wrong(tmp_path: Path, writer: str, is_fine: bool) -> None:
+    """Of old ones pyarrow reads more pages than have been measured."""
+    path = write(tmp_path / "a.parquet", {"text": ["a"]}, compression="none", store_schema=False)
+    own = pq.read_metadata(path).created_by.encode()
+    replace(path, own, writer.encode().ljust(len(own)), count=1)
+    if is_fine:
+        assert len(opened(path)) == 1
+    else:
+        with pytest.raises(
+            ConfigError, match=rf"a\.parquet': a file of '{writer} *', whose footers are wrong: write it an"
+        ):
+            opened(path)
+
+
 class _Keys(pe.KmsClient):  # type: ignore[misc]  # pyarrow ships no types
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> bytes:
         return base64.b64encode(key_bytes)

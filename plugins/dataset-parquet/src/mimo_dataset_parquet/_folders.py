@@ -53,14 +53,15 @@ def split_files(path: Path, split: str, setting: str) -> list[Path]:
             fix="Check the path; it is relative to the folder in which the command runs.",
         )
     if (path / _SPLITS).is_file():
-        splits = _json(path / _SPLITS, "splits")
-        if not isinstance(splits, list) or split not in splits:
-            raise _no_split(path, split, [each for each in splits if isinstance(each, str)], setting)
+        listed = _json(path / _SPLITS, "splits")
+        names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+        if split not in names:
+            raise _no_split(path, split, names, setting)
         return _saved_files(_inside(path, split))
     if (path / _STATE).is_file():
-        own = _json(path / _STATE, "_split", optional=True)
-        if split != (own or "train"):
-            raise _no_split(path, split, [str(own or "train")], setting)
+        own = str(_json(path / _STATE, "_split", optional=True) or "train")
+        if split != own:
+            raise _no_split(path, split, [own], setting)
         return _saved_files(path)
     splits = _splits_of_repository(path)
     if split in splits:
@@ -106,6 +107,8 @@ def _inside(folder: Path, name: Any) -> Path:
 
 
 def _json(path: Path, key: str, *, optional: bool = False) -> Any:
+    if not path.is_file():  # a pipe would be waited for
+        raise ConfigError("data.path", expected=f"a file {str(path)!r}", got="none")
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_JSON + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,6 +29,9 @@ _LETTERS = "BYTE_ARRAY"
 _NUMBERS = ("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE")
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
+_VERSION = re.compile(r"version (\d{1,4})\.(\d{1,4})\.(\d{1,4})")
+_FIXED = (1, 2, 9)
+"""Version of parquet-mr from which on footers are right (PARQUET-816)."""
 _END = 8
 """Bytes of a footer's length and the magic after it."""
 
@@ -121,6 +125,7 @@ def open_parquet(path: Path) -> ParquetTable:
     _footer(path)
     with _arrow_errors(), pq.ParquetFile(path, pre_buffer=False) as file:
         metadata, schema = file.metadata, file.schema
+        _check_writer(metadata.created_by)
         rows = checked_rows([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
         leaves = [schema.column(number) for number in range(metadata.num_columns)]
         return ParquetTable(
@@ -131,6 +136,15 @@ def open_parquet(path: Path) -> ParquetTable:
                 Leaf(path=leaf.path, kind=leaf.physical_type, in_lists=leaf.max_repetition_level > 0) for leaf in leaves
             ),
         )
+
+
+def _check_writer(name: str) -> None:
+    """Refuse files of a writer, of 2013, of which pyarrow reads more bytes than the footer says a column has."""
+    if "parquet-mr" in name.lower():
+        version = _VERSION.search(name)
+        if version is None or tuple(map(int, version.groups())) < _FIXED:
+            msg = f"a file of {name!r}, whose footers are wrong: write it anew"
+            raise TableError(msg)
 
 
 @contextmanager
