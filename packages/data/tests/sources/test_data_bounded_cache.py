@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Barrier, Event
 
 import pytest
 
-from mimo.data import BoundedCache
+from mimo.data import BoundedCache, ChatSettings, Origin, Record, RecordDataset, read_record
+from mimo.data.sources import record_dataset
+from mimo.data.text import byte_tokenizer
 
 
 def test_data_bounded_cache_forgets_the_least_recently_used() -> None:
@@ -75,3 +78,33 @@ def test_data_bounded_cache_serves_a_process_forked_while_it_was_locked() -> Non
         go.set()
         assert waiting.result(60) == 1
     assert os.waitstatus_to_exitcode(status) == 42
+
+
+def test_data_records_are_kept_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset remembers records read lately, but not more bytes of items than are allowed."""
+    monkeypatch.setattr(record_dataset, "_CACHED_BYTES", 50_000)
+    reads: list[int] = []
+
+    class Sounds:
+        def __len__(self) -> int:
+            return 9
+
+        def where(self, sample: int) -> str:
+            return f"sounds:{sample}"
+
+        def read(self, sample: int) -> Record:
+            reads.append(sample)
+            return read_record({"text": "a", "audio": [bytes(20_000 if sample < 5 else 10)]}, self.where(sample))
+
+        def origin(self) -> Origin:
+            raise NotImplementedError
+
+        def item(self, sample: int, reference: str) -> Path:
+            raise NotImplementedError
+
+    tokenizer = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["audio"])
+    dataset = RecordDataset(Sounds(), tokenizer, ChatSettings())
+    for sample in (0, 1, 0, 2, 0, 1, 5, 6, 7, 8, 5):
+        assert dataset.infos(sample)[0].modality == "audio"
+        assert dataset.raw(sample, 0) == bytes(20_000 if sample < 5 else 10)
+    assert reads == [0, 1, 2, 1, 5, 6, 7, 8]
