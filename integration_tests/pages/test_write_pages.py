@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from house import ROOT
 from written import build, commands_of, files_of
 
 from mimo.checkpoint import read_manifest
+
+LAST = "A source of records"
+"""A section with a package of its own, which is followed alone."""
 
 
 @attrs.frozen
@@ -39,11 +44,12 @@ class PageFiles:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], PageFiles]:
+def write(tmp_path: Path) -> Callable[..., PageFiles]:
     """Do what a page says up to its commands."""
 
-    def follow(name: str) -> PageFiles:
-        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    def follow(name: str, section: str = "") -> PageFiles:
+        first, _, rest = (ROOT / "docs" / name).read_text(encoding="utf-8").partition(f"\n## {section or LAST}\n")
+        page = rest if section else first
         for file, content in files_of(page).items():
             (tmp_path / file).write_text(content, encoding="utf-8")
         return PageFiles(page, tmp_path, build(tmp_path))
@@ -62,7 +68,7 @@ def test_pages_install_mimo_from_a_clone(page: Path) -> None:
         assert [word for word in words if not list(ROOT.glob(word.removeprefix("../mimo/")))] == []
 
 
-def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[[str], PageFiles]) -> None:
+def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[..., PageFiles]) -> None:
     """What it writes is checked and trained; spread over two lanes it has the losses of one process, and resumes."""
     written = write("write-an-optimizer.md")
     printed = written.follow()
@@ -73,7 +79,7 @@ def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[[s
     assert two[1] != two[0]
 
 
-def test_the_page_on_datasets_trains_and_evaluates(write: Callable[[str], PageFiles]) -> None:
+def test_the_page_on_datasets_trains_and_evaluates(write: Callable[..., PageFiles]) -> None:
     """Its squares are read in training and in evaluation."""
     written = write("write-a-dataset.md")
     printed = written.follow()
@@ -81,7 +87,19 @@ def test_the_page_on_datasets_trains_and_evaluates(write: Callable[[str], PageFi
     assert "loss" in printed["evaluate runs/squares"]
 
 
-def test_the_page_on_loggers_remembers_over_a_resume(write: Callable[[str], PageFiles]) -> None:
+def test_the_section_on_sources_shows_a_sample_and_trains(write: Callable[..., PageFiles]) -> None:
+    """Its pictures are drawn, one is shown with its text, and they are trained on."""
+    written = write("write-a-dataset.md", LAST)
+    subprocess.run([sys.executable, "draw.py"], cwd=written.folder, check=True)
+    printed = written.follow()
+    shown = next(text for command, text in printed.items() if command.startswith("data show"))
+    assert "sample 200 of 256, pictures/200.txt" in shown
+    assert "12 x 12: 9 rows" in shown
+    assert "a light square" in shown
+    assert len(losses(written.folder / "runs" / "captions")) == 2
+
+
+def test_the_page_on_loggers_remembers_over_a_resume(write: Callable[..., PageFiles]) -> None:
     """Each step has a line, and the lowest loss is that of both runs."""
     written = write("write-a-logger.md")
     first, *_ = (words for words in commands_of(written.page) if words[0] == "train")

@@ -35,6 +35,7 @@ from mimo.data.samples import (
     weights_of,
 )
 from mimo.data.sources import (
+    BoundedCache,
     Record,
     RecordDataset,
     RecordError,
@@ -79,6 +80,7 @@ __all__ = [
     "NEWEST_ORDER",
     "NO_LABEL",
     "TOKENIZERS",
+    "BoundedCache",
     "Chat",
     "ChatError",
     "ChatSettings",

@@ -101,7 +101,7 @@ class JsonNode:
 
     def fail(self, expected: str) -> UserError:
         """Return the error that this value is not what was expected."""
-        shown = json.dumps(self.value)
+        shown = json.dumps(self.value, default=_kind_of)
         got = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 1]}…"
         return self.source.error(self.where, expected=expected, got=got, fix=self.source.fix)
 
@@ -166,6 +166,11 @@ class JsonNode:
         if not isinstance(self.value, str):
             raise self.fail("a string")
         return self.value
+
+
+def _kind_of(value: Any) -> str:
+    """Return what stands in messages for a value that JSON doesn't have, such as the bytes of an item."""
+    return f"<{type(value).__name__}>"
 
 
 def _is_size(value: Any) -> bool:

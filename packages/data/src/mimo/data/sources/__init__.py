@@ -1,11 +1,13 @@
 """The datasets that come with this package, what further sources of records are made of, and how pictures are read."""
 
+from mimo.data.sources.bounded_cache import BoundedCache
 from mimo.data.sources.images import image_size, load_image, open_image
 from mimo.data.sources.record import Record, RecordError, parse_record, read_record
 from mimo.data.sources.record_dataset import RecordDataset, Records, path_inside
 from mimo.data.sources.settings_path import settings_under
 
 __all__ = [
+    "BoundedCache",
     "Record",
     "RecordDataset",
     "RecordError",

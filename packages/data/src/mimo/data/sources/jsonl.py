@@ -9,6 +9,7 @@ it. Only the lines' offsets are held; a line is parsed, an image opened and its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,11 @@ class Lines:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @property
+    def shards(self) -> Sequence[int]:
+        """Return none: it is one file."""
+        return ()
 
     def where(self, sample: int) -> str:
         """Return the file and line of a sample."""

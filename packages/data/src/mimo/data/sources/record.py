@@ -158,6 +158,8 @@ def _weight(record: dict[str, Any]) -> float | None:
 def _kind(value: Any) -> str:
     """Return a JSON value's kind and start, for a message."""
     kinds = {dict: "an object", list: "a list", str: "the text", bool: "", int: "the number", float: "the number"}
-    shown = json.dumps(value)
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    shown = json.dumps(value, default=lambda each: f"<{type(each).__name__}>")
     limit = 40
     return f"{kinds.get(type(value), '')} {shown if len(shown) <= limit else shown[:limit] + '…'}".strip()

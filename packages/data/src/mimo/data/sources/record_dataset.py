@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mimo.data.index import Origin
-from mimo.data.samples import Tokenizer
+from mimo.data.samples import DataPart, Tokenizer
+from mimo.data.sources.bounded_cache import BoundedCache
 from mimo.data.sources.images import image_size, load_image
 from mimo.data.sources.record import Record, RecordError
 from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 # A step asks for the same few samples several times: tokens, items, pixels.
-_CACHED_SAMPLES = 256
+_CACHED_BYTES = 1 << 26
+_RECORD_BYTES = 1 << 10
+"""What a record takes beside its text and the bytes of its items."""
 
 
 class Records(Protocol):
@@ -26,6 +29,10 @@ class Records(Protocol):
 
     def __len__(self) -> int:
         """Return the number of records."""
+
+    @property
+    def shards(self) -> Sequence[int]:
+        """Return how many records each file has, in order, where those of a file are better read together."""
 
     def where(self, sample: int) -> str:
         """Return where a record comes from, for messages: ``train.jsonl:12``."""
@@ -65,11 +72,15 @@ class RecordDataset:
         self._records = records
         self._tokenizer = tokenizer
         self._chat = cache(partial(Chat, chat, tokenizer))
-        self._record = lru_cache(_CACHED_SAMPLES)(self._read)
+        self._records_read = BoundedCache(_CACHED_BYTES, _size_of)
         self._encoded = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def parts(self) -> Sequence[DataPart]:
+        """Return the shards."""
+        return (DataPart(name="", samples=len(self), shards=tuple(self._records.shards)),)
 
     def where(self, sample: int) -> str:
         """Return the place of a sample."""
@@ -134,6 +145,9 @@ class RecordDataset:
                 fix="Change the text or the tokenizer.",
             ) from error
 
+    def _record(self, sample: int) -> Record:
+        return self._records_read.get(sample, partial(self._read, sample))
+
     def _read(self, sample: int) -> Record:
         try:
             return self._records.read(sample)
@@ -162,6 +176,12 @@ class RecordDataset:
     def _unreadable(self, sample: int, reference: Reference, error: Exception) -> DataError:
         said = repr(reference) if isinstance(reference, str) else f"{len(reference):,} bytes in the record"
         return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}")
+
+
+def _size_of(record: Record) -> int:
+    turns = () if record.conversation is None else record.conversation.messages
+    letters = len(record.text) + sum(len(turn.text) + _RECORD_BYTES for turn in turns)
+    return _RECORD_BYTES + letters + sum(_RECORD_BYTES + len(reference) for _, reference in record.items)
 
 
 def path_inside(folder: Path, name: str, *, where: str, holder: str) -> Path:

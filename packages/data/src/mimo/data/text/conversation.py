@@ -29,7 +29,7 @@ _IGNORED = frozenset({"id", "tool_call_id"})
 """Keys of a message that a template may leave unread."""
 
 Reference: TypeAlias = "str | bytes"
-"""A path as it is written, or the bytes of a data URL."""
+"""A path as it is written, or the bytes of an item: of a data URL, or of a source that holds them."""
 
 
 @attrs.frozen
@@ -170,6 +170,8 @@ def _part(node: JsonNode) -> str | ItemPart:
 
 
 def _reference(node: JsonNode) -> Reference:
+    if isinstance(node.value, bytes):
+        return node.value
     if isinstance(node.value, dict):
         if "data" in node.value:  # {"data": base64, "format": "wav"}
             return _decoded(node["data"], node.fields(("data",), ("format",))["data"].text())
