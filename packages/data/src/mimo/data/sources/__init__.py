@@ -1,7 +1,7 @@
 """The datasets that come with this package, what further sources of records are made of, and how pictures are read."""
 
 from mimo.data.sources.images import image_size, load_image, open_image
-from mimo.data.sources.record import Record, RecordError, parse_record, read_record
+from mimo.data.sources.record import Record, RecordError, parse_object, parse_record, read_record
 from mimo.data.sources.record_dataset import RecordDataset, Records, path_inside
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "image_size",
     "load_image",
     "open_image",
+    "parse_object",
     "parse_record",
     "path_inside",
     "read_record",
