@@ -65,7 +65,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size
 def test_dataset_webdataset_tar_members_lie_where_tarfile_finds_them(
     files: list[tuple[str, str, int]], form: int
 ) -> None:
-    """Names, places and sizes in archives of both forms, with long names and any letters, are those that Python finds."""
+    """Names, places and sizes in archives of both forms, with any letters, are those that Python finds."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form) as archive:
         for folder, name, size in files:
@@ -129,7 +129,7 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("huge", lambda: summed(header(), size=(124, b"\x80" + b"\x7f" * 11)) + END, "bytes of which 1,024 are there"),
     ("no octal", lambda: summed(header(), size=(124, b"99999999999\0")) + END, "the number b'99999999999"),
     ("signed octal", lambda: summed(header(), size=(124, b"-0000000001\0")) + END, "the number b'-0000000001"),
-    ("symbolic link", lambda: bytes(header("a", 0, tarfile.SYMTYPE, linkname="/etc/passwd")) + END, "a symbolic link 'a'"),
+    ("symbolic link", lambda: bytes(header("a", 0, tarfile.SYMTYPE, linkname="/etc")) + END, "a symbolic link 'a'"),
     ("hard link", lambda: bytes(header("a", 0, tarfile.LNKTYPE, linkname="b")) + END, "a hard link 'a'"),
     ("device", lambda: bytes(header("a", 0, tarfile.CHRTYPE)) + END, "a device 'a'"),
     ("pipe", lambda: bytes(header("a", 0, tarfile.FIFOTYPE)) + END, "a named pipe 'a'"),
@@ -143,7 +143,7 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("no record", lambda: pax(b"rubbish") + bytes(header("a")) + END, "an extended header at byte 0"),
     ("global path", lambda: pax(b"10 path=a\n", kind=tarfile.XGLTYPE) + END, "that names all members"),
     ("long name bomb", lambda: bytes(header("L", 1 << 30, b"L")) + END, "1,073,741,824 bytes about a member"),
-    ("long name", lambda: bytes(header("L", 2048, b"L")) + b"a" * 2048 + bytes(header()) + END, "a name of 2,048 bytes"),
+    ("long name", lambda: bytes(header("L", 2048, b"L")) + b"a" * 2048 + bytes(header()) + END, "name of 2,048 bytes"),
     ("chain", lambda: pax(b"11 mtime=1\n") * 9 + bytes(header()) + END, "more than 4 headers about"),
     ("header alone", lambda: pax(b"10 path=a\n") + END, "after a header that announces a member"),
     ("climbs", lambda: bytes(header("a/../../b.txt")) + END, "'a/../../b.txt', which lies outside"),
@@ -151,14 +151,12 @@ HOSTILE: list[tuple[str, Callable[[], bytes], str]] = [
     ("pax climbs", lambda: pax(b"16 path=../b.tx\n") + bytes(header()) + END, "which lies outside"),
     ("no name", lambda: summed(header(), name=(0, bytes(100))) + END, "a name of 0 bytes"),
     ("no letters", lambda: summed(header(), name=(0, b"\xff\xfe")) + END, "is no UTF-8"),
-    ("folder with content", lambda: bytes(header("a/", 512, tarfile.DIRTYPE)) + bytes(BLOCK) + END, "a folder 'a/' of 512"),
+    ("full folder", lambda: bytes(header("a/", 512, tarfile.DIRTYPE)) + bytes(BLOCK) + END, "folder 'a/' of 512"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "says"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
-def test_dataset_webdataset_tar_refuses_hostile_archives(
-    tmp_path: Path, make: Callable[[], bytes], says: str
-) -> None:
+def test_dataset_webdataset_tar_refuses_hostile_archives(tmp_path: Path, make: Callable[[], bytes], says: str) -> None:
     """What is damaged, cut, joined, or asks for more than there is, is refused by shard, without reading it whole."""
     path = tmp_path / "train-0.tar"
     path.write_bytes(make())

@@ -18,7 +18,7 @@ import attrs
 
 from mimo.data import digest_of_text
 from mimo.hooks import ConfigError, DataError
-from mimo_dataset_webdataset._known import Facts
+from mimo_dataset_webdataset._known import REINDEX, Facts
 from mimo_dataset_webdataset._remote import Remote
 from mimo_dataset_webdataset._shards import Shard
 
@@ -59,7 +59,8 @@ class ShardCache:
                     if not path.exists():
                         self._fetch(shard, facts, path)
                     fcntl.flock(lock, fcntl.LOCK_SH)
-                os.utime(path)
+                now = time.time_ns()  # the kernel's own time of a change is coarse, so that two uses look simultaneous
+                os.utime(path, ns=(now, now))
                 with path.open("rb") as file:
                     if os.fstat(file.fileno()).st_size != facts.size:
                         raise _damaged(shard, path)
@@ -76,7 +77,7 @@ class ShardCache:
                 shard.identity,
                 expected=f"the shard of which its index was made, {facts.size:,} bytes with mark {facts.mark!r}",
                 got=f"{now.size:,} bytes with mark {now.mark!r}",
-                fix="Run mimo data index FILE with the file of settings again.",
+                fix=REINDEX,
             )
         partial = path.with_suffix(".partial")
         try:

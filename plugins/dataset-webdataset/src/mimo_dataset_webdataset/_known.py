@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".shards"
 _FORMAT = "1"
-_FIX = "Run mimo data index FILE with the file of settings again."
+REINDEX = "Run mimo data index FILE with the file of settings again."
 _LETTERS = ("shards", "marks", "keys", "names")
 _NUMBERS = ("sizes", "times", "samples", "members", "starts", "member_sizes")
 
@@ -147,7 +147,7 @@ def read_index(shards: Shards) -> Known | None:
         names, marks, sizes, times, table = _parse(stored.arrays)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            shards.setting, expected=f"a sound index in {str(path)!r}", got=f"one of which {error}", fix=_FIX
+            shards.setting, expected=f"a sound index in {str(path)!r}", got=f"one of which {error}", fix=REINDEX
         ) from error
 
     def facts(number: int) -> Facts:
@@ -158,7 +158,7 @@ def read_index(shards: Shards) -> Known | None:
             shards.setting,
             expected=f"the shards of which the index {str(path)!r} was made",
             got=changed,
-            fix=_FIX,
+            fix=REINDEX,
         )
     return Known(table=table, facts=facts)
 

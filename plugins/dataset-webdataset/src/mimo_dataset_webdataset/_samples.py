@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import attrs
 
 from mimo.data import Origin, Record, RecordError, parse_object, read_record
-from mimo_dataset_webdataset._known import Known
+from mimo_dataset_webdataset._known import REINDEX, Known
 from mimo_dataset_webdataset._opening import Opener
 from mimo_dataset_webdataset._shards import Shards
 from mimo_dataset_webdataset._tar import Member
@@ -118,7 +118,11 @@ class ShardRecords:
 
     def _members(self, sample: int) -> list[tuple[str, Member]]:
         found = []
-        for member in self.known.table.of_sample(sample):
+        try:
+            members = self.known.table.of_sample(sample)
+        except ValueError as error:
+            raise RecordError(expected="a sample that can be found", got=str(error), fix=REINDEX) from None
+        for member in members:
             kind = self.kinds.get(member.name, self.kinds.get(member.name.rpartition(".")[2], IGNORE))
             if kind != IGNORE and not is_never_read(member.name):
                 found.append((kind, member))

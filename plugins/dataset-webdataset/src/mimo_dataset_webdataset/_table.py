@@ -2,7 +2,7 @@
 
 Members form samples as the WebDataset library groups them: consecutive files with one name up to the first dot of its
 last part are one sample, whose key that is; the rest of the name, in small letters, says what a member is. Names that
-begin with a dot there, or ``__so__``, belong to no sample.
+begin with a dot, or ``__so__``, belong to no sample.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Texts:
 
     def __getitem__(self, index: int) -> str:
         begin = int(self.stops[index - 1]) if index else 0
-        return bytes(self.letters[begin : int(self.stops[index])]).decode()
+        return bytes(self.letters[begin : int(self.stops[index])]).decode(errors="replace")
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
