@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import multiprocessing
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 
 from mimo.data import DATASETS, TOKENIZERS, RecordDataset, Tokenizer
 from mimo.hooks import ConfigError, DataError, discover
-from mimo_dataset_webdataset import WebdatasetConfig, _cache, index_shards
+from mimo_dataset_webdataset import WebdatasetConfig, _cache, _remote, index_shards
 from mimo_dataset_webdataset._cache import ShardCache
 from mimo_dataset_webdataset._known import Facts
 from mimo_dataset_webdataset._plugin import open_webdataset
@@ -283,6 +284,19 @@ def test_dataset_webdataset_remote_servers_that_hang_are_given_up(server: Server
     server.first = first
     with pytest.raises(DataError, match=r"s0\.tar: expected a shard that can be read, got .*\(2 attempts\)"):
         read(cache(tmp_path, timeout=0.1, waits=(0.0,)), server.shard())
+
+
+def test_dataset_webdataset_remote_servers_that_drip_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never stops sending a little ends by the time that a whole shard may take."""
+    import fsspec
+
+    with fsspec.open("memory://slow/s0.tar", "wb") as file:
+        file.write(SHARDS["/s0.tar"])
+    clock = itertools.count(0, 1000)
+    monkeypatch.setattr(_remote.time, "monotonic", lambda: next(clock))
+    shard = Shard(address="memory://slow/s0.tar", is_local=False)
+    with pytest.raises(DataError, match=r"slow/s0\.tar: expected a shard .*, got 10,240 of 10,240 bytes in 31 seconds"):
+        Remote(timeout=30, waits=()).download(shard, SIZE, io.BytesIO())
 
 
 def test_dataset_webdataset_remote_missing_and_changed_shards_are_refused(server: Server, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mimo.hooks import DataError
+from mimo_dataset_webdataset import _tar
 from mimo_dataset_webdataset._opening import read_headers
 from mimo_dataset_webdataset._shards import find_shards
-from mimo_dataset_webdataset._table import TableBuilder
+from mimo_dataset_webdataset._table import TableBuilder, split_name
 from mimo_dataset_webdataset._tar import BLOCK, Member, TarError, read_members
 
 ASSETS = Path(__file__).parent / "assets"
@@ -174,6 +176,21 @@ def test_dataset_webdataset_tar_any_bytes_give_members_within_or_a_refusal(raw: 
     except TarError:
         return
     assert all(0 < member.start <= member.start + member.size <= len(made) for member in found)
+
+
+@given(name=st.text("a._/", min_size=1, max_size=12))
+def test_dataset_webdataset_tar_names_are_split_as_by_the_library(name: str) -> None:
+    """Key and extension are those of the library's pattern, and names that it leaves out belong to no sample."""
+    found = None if re.match(r"__[^/]*__($|/)", name) else re.match(r"^((?:.*/|)[^.]+)[.]([^/]*)$", name)
+    assert split_name(name) == (None if found is None else found.groups())
+
+
+def test_dataset_webdataset_tar_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive of more members than a shard may have is given up at the first of these."""
+    monkeypatch.setattr(_tar, "MAX_MEMBERS", 3)
+    assert len(members(bytes(header()) * 2 + END)) == 2
+    with pytest.raises(TarError, match="more than 3 members"):
+        members(bytes(header()) * 3 + END)
 
 
 @pytest.mark.parametrize(

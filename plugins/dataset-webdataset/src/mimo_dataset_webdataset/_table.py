@@ -23,8 +23,20 @@ if TYPE_CHECKING:
 
 MAX_EXTENSIONS = 4096
 """Different extensions in a data set, so that a sample has no more members either."""
-_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|\Z)", re.DOTALL)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Return key and extension of a member, None if it belongs to no sample.
+
+    The library's pattern is ``((?:.*/|)[^.]+)[.]([^/]*)``, which takes time with the square of a name's length.
+    """
+    if _META.match(name):
+        return None
+    folder, slash, last = name.rpartition("/")
+    first, dot, extension = last.partition(".")
+    is_sample = dot and (first or (slash and "." not in folder.rpartition("/")[2]))
+    return (folder + slash + first, extension) if is_sample else None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -128,12 +140,12 @@ class TableBuilder:
         seen: set[str] = set()
         key, extensions = None, set[str]()
         for member in members:
-            parts = None if _META.match(member.name) else _NAME.fullmatch(member.name)
+            parts = split_name(member.name)
             if parts is None:
                 continue
-            extension = parts[2].lower()
-            if parts[1] != key:
-                key, extensions = parts[1], set()
+            extension = parts[1].lower()
+            if parts[0] != key:
+                key, extensions = parts[0], set()
                 if key in seen:
                     msg = f"two samples with the key {key!r}: the members of a sample must follow each other"
                     raise TarError(msg)
