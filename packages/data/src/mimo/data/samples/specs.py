@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -206,6 +207,12 @@ class DatasetSpec:
     tokenizer that is handed in then leaves out the rest of a long one.
 
     ``sources``: in place of ``open``, for a dataset that is made of others.
+
+    ``index(config, split)``: writes what `open` needs to know of data that it doesn't read whole, and returns the path;
+    None without such a split.
+
+    ``build(samples, folder, max_bytes=…)``: writes samples, each its key and what its members hold by extension, bytes
+    or a file, as data that ``open`` reads, and returns the paths.
     """
 
     name: str
@@ -213,6 +220,8 @@ class DatasetSpec:
     open: Callable[[Any, Tokenizer, SplitName], Dataset | None] = _made_of_others
     encodes_samples: bool = False
     sources: DatasetSources | None = attrs.field(default=None, validator=_one_of_both)
+    index: Callable[[Any, SplitName], Path | None] | None = None
+    build: Callable[..., Sequence[Path]] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -58,8 +58,17 @@ def parse_record(raw: bytes, where: str) -> Record:
         RecordError: they are not one JSON object, or as from `read_record`.
         DataError: its messages are no conversation.
     """
+    return read_record(parse_object(raw), where)
+
+
+def parse_object(raw: bytes) -> Any:
+    """Return the value that bytes hold as JSON, for `read_record`.
+
+    Raises:
+        RecordError: they are no JSON.
+    """
     try:
-        value: Any = parse_json(raw)
+        return parse_json(raw)
     except UnicodeDecodeError as error:
         raise RecordError(
             expected="UTF-8 text", got=f"something else ({error})", fix="Save the file as UTF-8."
@@ -69,7 +78,6 @@ def parse_record(raw: bytes, where: str) -> Record:
         raise RecordError(expected="one JSON object", got=got) from None
     except ValueError as error:  # a key twice, numbers too long, brackets too deep
         raise RecordError(expected="one JSON object", got=f"text that is not JSON ({error})") from None
-    return read_record(value, where)
 
 
 def read_record(value: Any, where: str) -> Record:
