@@ -21,7 +21,7 @@ import pytest
 
 from mimo.data import DATASETS, TOKENIZERS, RecordDataset, Tokenizer
 from mimo.hooks import ConfigError, DataError, discover
-from mimo_dataset_webdataset import WebdatasetConfig, _cache, _remote, index_shards
+from mimo_dataset_webdataset import WebdatasetConfig, _cache, index_shards
 from mimo_dataset_webdataset._cache import ShardCache
 from mimo_dataset_webdataset._known import Facts
 from mimo_dataset_webdataset._plugin import open_webdataset
@@ -293,7 +293,7 @@ def test_dataset_webdataset_remote_servers_that_drip_are_given_up(monkeypatch: p
     with fsspec.open("memory://slow/s0.tar", "wb") as file:
         file.write(SHARDS["/s0.tar"])
     clock = itertools.count(0, 1000)
-    monkeypatch.setattr(_remote.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("mimo_dataset_webdataset._remote.time.monotonic", lambda: next(clock))
     shard = Shard(address="memory://slow/s0.tar", is_local=False)
     with pytest.raises(DataError, match=r"slow/s0\.tar: expected a shard .*, got 10,240 of 10,240 bytes in 31 seconds"):
         Remote(timeout=30, waits=()).download(shard, SIZE, io.BytesIO())
