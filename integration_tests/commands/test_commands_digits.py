@@ -112,6 +112,11 @@ def test_a_run_directory_holds_config_plan_metrics_pictures_and_checkpoints(digi
             "progress.samples": 1761,
             "progress.data_begun": 0,
             "progress.schedule_begun": 0,
+            "progress.order": {
+                "version": 2,
+                "parts": {"": {"samples": 1761, "shards": ""}},
+                "changes": [{"step": 1, "weights": {"": 1761.0}}],
+            },
         }
         assert {entry["module"] for entry in manifest["body"]["owned"].values()} == {"vision", "language"}
     assert not (digits_run / "error.txt").exists()
