@@ -34,6 +34,7 @@ class Row:
 
 ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.data": {
+        "loading": Row(),
         "samples": Row(),
         "text": Row("samples"),
         "sources": Row("samples text"),

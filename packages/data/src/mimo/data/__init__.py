@@ -1,6 +1,7 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
+from mimo.data.loading import Prefetcher, Ticket
 from mimo.data.samples import (
     NO_LABEL,
     Dataset,
@@ -61,12 +62,14 @@ __all__ = [
     "LimitedTokenizer",
     "Packed",
     "PlacedItem",
+    "Prefetcher",
     "Reference",
     "SampleLayout",
     "SplitName",
     "StepSampler",
     "SupportsEnds",
     "SupportsWeights",
+    "Ticket",
     "Tokenizer",
     "TokenizerSpec",
     "ends_of",

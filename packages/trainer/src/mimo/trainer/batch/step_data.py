@@ -6,8 +6,9 @@ Everything here is computed from token ids and headers, the same on every rank; 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import TypeAlias
 
 import attrs
 from torch import Tensor
@@ -23,6 +24,9 @@ from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.token_shards import TokenCut
 from mimo.trainer.job.job import Job, JobModule
+
+Prepare: TypeAlias = Callable[[], Mapping[str, Tensor]]
+"""Returns what an encoder is given of an item."""
 
 
 class Microbatch:
@@ -54,6 +58,7 @@ class Microbatch:
         self._token_cuts: dict[int, TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
+        self._ahead: dict[tuple[str, int], Prepare] = {}
 
     def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
         """Return which microbatches, this among them, one pass of a module serves; by default this one alone."""
@@ -88,13 +93,27 @@ class Microbatch:
         """
         items = self.items(module, lane)
         if self._kept is None:
-            return [self._prepare_item(module, item.info) for item in items]
+            return [
+                self._ahead.pop((module.name, number), partial(self._prepare_item, module, item.info))()
+                for number, item in enumerate(items)
+            ]
         return [
             self._kept.item(
                 (module.name, item.info.sample, item.info.index), partial(self._prepare_item, module, item.info)
             )
             for item in items
         ]
+
+    def prepare_ahead(self, module: JobModule, lane: int, submit: Callable[[Prepare], Prepare]) -> None:
+        """Have the items that `prepare` is to return decoded before: once each, as what is prepared is handed over.
+
+        Args:
+            module: the encoder.
+            lane: of it.
+            submit: has an item prepared, and returns what waits for it.
+        """
+        for number, item in enumerate(self.items(module, lane)):
+            self._ahead[module.name, number] = submit(partial(self._prepare_item, module, item.info))
 
     def _prepare_item(self, module: JobModule, info: ItemInfo) -> Mapping[str, Tensor]:
         assert isinstance(module.spec, EncoderSpec)

@@ -29,6 +29,8 @@ MAX_BATCH = 1 << 18
 MAX_TOKENS = 1 << 24
 """Of a sample."""
 MAX_MODULES = 64
+MAX_WORKERS = 256
+MAX_AHEAD = 1 << 10
 MAX_TIMEOUT = 10**9
 """Seconds, some thirty years: what no clock of a system overflows by."""
 LANGUAGE = "language"
@@ -91,6 +93,19 @@ class DataSettings:
         "longer samples are cut, never inside an item's rows",
         default=1024,
         validator=[at_least(1), at_most(MAX_TOKENS)],
+    )
+    workers: int = setting(
+        "threads of each rank that read and decode beside the step; 0: the step does it itself",
+        default=2,
+        validator=[at_least(0), at_most(MAX_WORKERS)],
+    )
+    ahead: int = setting(
+        "steps that these are ahead of the one that runs", default=2, validator=[at_least(0), at_most(MAX_AHEAD)]
+    )
+    ahead_bytes: int = setting(
+        "bytes of decoded items that wait on a rank at most, but for one that is larger",
+        default=1 << 30,
+        validator=[at_least(0)],
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
 

@@ -16,6 +16,7 @@ from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
 
 _OF_MODULE = ("plugin", "modality", "config", "lora")
+_OF_LOADING = ("workers", "ahead", "ahead_bytes")
 _MISSING = "nothing"
 
 
@@ -76,7 +77,7 @@ def differences(job: Job, source: Source) -> Iterator[str]:
         return
     for section in ("data", "tokenizer"):
         if section in before:
-            yield from _compare(section, before[section], now[section])
+            yield from _compare(section, *(_decisive(table[section]) for table in (before, now)))
     if "run" in before:
         yield from _compare("run", *(_only(table["run"], ("precision",)) for table in (before, now)))
     for module in job.modules:
@@ -209,6 +210,11 @@ def _covered(module: str, patterns: tuple[str, ...]) -> bool:
 
 def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     return {key: table[key] for key in keys if key in table}
+
+
+def _decisive(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a table of data without the keys on which the samples do not depend."""
+    return {key: value for key, value in table.items() if key not in _OF_LOADING}
 
 
 def _within(table: Any, other: Any) -> Any:

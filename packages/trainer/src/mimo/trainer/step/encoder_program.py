@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -98,6 +98,12 @@ class EncoderProgram(Program):
         if self.part.stage.is_last:
             rows = take_rows(self.job, self.module, items, rows, self.place)
         return rows, items
+
+
+def lanes_of(programs: Iterable[Program]) -> list[tuple[JobModule, int]]:
+    """Return the encoders whose items enter at these stages of a rank, each with its lane."""
+    firsts = (program for program in programs if isinstance(program, EncoderProgram) and program.part.stage.is_first)
+    return [*{program.module.name: (program.module, program.place.dp) for program in firsts}.values()]
 
 
 def take_rows(

@@ -23,8 +23,10 @@ from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
+from mimo.trainer.step.encoder_program import lanes_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
 from mimo.trainer.step.plan_runner import PlanProgress, PlanRunner, check_plans
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
@@ -112,11 +114,13 @@ class Trainer:
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._data_begun = 0
         self._routes = RouteCache()
+        reach = 1 + self._runner.prefetches
+        self._loader = self._make_loader(self._cut, reach=reach, last=run.steps)
         self._lookahead = BatchLookahead(
-            cut=self._cut,
+            cut=self._loader.load,
             digest=self._digest,
             agree=self._reduce,
-            reach=1 + self._runner.prefetches,
+            reach=reach,
             last=run.steps,
             progress=self._progress,
         )
@@ -159,7 +163,7 @@ class Trainer:
             raise batch.fault
         if not batch.identical:
             raise difference(self.job, batch.data, where=f"step {step}", device=self.device)
-        return self._run(batch, following, record) + LocalStats(digest=self._lookahead.prepare_next(step))
+        return self._then_read(step, self._run(batch, following, record))
 
     def apply(self, step: int, decision: StepDecision) -> StepResult:
         """Update every module by what all ranks have agreed on, or skip the step on all ranks."""
@@ -190,7 +194,11 @@ class Trainer:
     def replay(self, step: int, data: StepData) -> LocalStats:
         """Run a step as `accumulate` does, from samples that nobody compares; nothing is made ahead for the next."""
         share = self._run(PendingBatch(step=step, data=data, digest=None), None, None)
-        return share + LocalStats(digest=self._lookahead.prepare_next(step))
+        return self._then_read(step, share)
+
+    def close(self) -> None:
+        """End the threads that read ahead. A trainer that is dropped does so too."""
+        self._loader.close()
 
     def evaluate(self, step: int) -> EvaluationInfo | None:
         """Run the held-out samples through the same path without backward; None where there are none.
@@ -211,6 +219,7 @@ class Trainer:
             digest=self._digest,
             reduce=self._reduce,
             routes=self._routes,
+            make_loader=self._make_loader,
             progress=self._progress,
         ).run(step)
 
@@ -253,6 +262,24 @@ class Trainer:
         if following is not None and (fault := self._runner.fault) is not None:
             self._lookahead.mark_failed(following.step, fault)
         return share + LocalStats(stops=int(self._progress.stops))
+
+    def _then_read(self, step: int, share: LocalStats) -> LocalStats:
+        """Return the share of a step whose forward and backward are done, with that of a later one that is read."""
+        digest = self._lookahead.prepare_next(step)
+        return share + LocalStats(
+            digest=digest, extra_sums=self._report.data_share(self.rank, self._loader.take_seconds())
+        )
+
+    def _make_loader(self, cut: Callable[[int], StepData], *, reach: int, last: int) -> StepLoader:
+        """Return what reads batches by their numbers, for this rank."""
+        return StepLoader(
+            cut=cut,
+            lanes=lanes_of(self.programs),
+            settings=self.job.settings.data,
+            reach=reach,
+            last=last,
+            progress=self._progress,
+        )
 
     def _cut(self, step: int) -> StepData:
         job = self.job
