@@ -113,7 +113,9 @@ class _Queue:
         self._added = 0
         self._running = 0
         self._largest = 0
+        self._active = 0
         self._threads: set[threading.Thread] = set()
+        """Those that are active, and those that end."""
         self._is_closed = False
 
     def add(self, order: tuple[int, ...], task: _Task) -> None:
@@ -164,13 +166,14 @@ class _Queue:
 
     def _hire(self) -> None:
         """Start a thread if there is work for one more; each that begins some starts the next."""
-        if len(self._threads) < self._workers and self._may_begin():
+        if self._active < self._workers and self._may_begin():
             thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._threads.add(thread)
             try:
                 thread.start()
             except RuntimeError:  # no more threads are to be had: those that take do the work
-                self._threads.discard(thread)
+                return
+            self._active += 1
+            self._threads = {thread, *(other for other in self._threads if other.is_alive())}
 
     def _may_begin(self) -> bool:
         while self._waiting and self._waiting[0][2].state != "waits":
@@ -190,7 +193,7 @@ class _Queue:
     def _next(self) -> _Task | None:
         with self._changed:
             if not self._may_begin():
-                self._threads.discard(threading.current_thread())
+                self._active -= 1
                 return None
             _, _, task = heapq.heappop(self._waiting)
             task.state = "runs"
