@@ -83,7 +83,7 @@ def loader_of(job: Job, last: int) -> Iterator[StepLoader]:
     train, sampler = job.train, StepSampler(len(job.train), job.settings.run.global_batch, 0)
     loader = StepLoader(
         cut=lambda step: StepData.cut(job, train, sampler.samples(step), microbatches=1),
-        lanes=[(job.encoders[0], 0)],
+        places=[(job.encoders[0], job.encoders[0].grid.coordinates(0))],
         settings=job.settings.data,
         reach=1,
         last=last,

@@ -21,10 +21,15 @@ LAYOUTS: dict[str, Modules] = {
         "glyph": on(0, 1, cp=2),
         "language": on(0, 1, tp=2),
     },
+    "vision cp2 pp2 a step ahead": {
+        "vision": on(0, 3, cp=2, pp=2, frozen=True, prefetch=True, batch_factor=2),
+        "language": on(3, 4, pp=2),
+    },
 }
 LOADING: dict[str, dict[str, Any]] = {
     "by the step": {"workers": 0},
-    "by two threads, three steps ahead": {"workers": 2, "ahead": 3},
+    "by two threads, three steps ahead, each item once": {"workers": 2, "ahead": 3, "hand_on": 0},
+    "by the step, some microbatches by one rank": {"workers": 0, "hand_on": 250},
     "by two threads that may hold next to nothing": {"workers": 2, "ahead": 1, "ahead_bytes": 64},
 }
 

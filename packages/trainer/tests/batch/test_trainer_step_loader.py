@@ -18,6 +18,7 @@ from mimo.data import SampleLayout
 from mimo.hooks import DataError, ItemInfo
 from mimo.launch import Heartbeat, Status
 from mimo.model import EncoderSpec
+from mimo.topology import Grid
 from mimo.trainer.batch.step_data import Microbatch, StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.config.settings import DataSettings
@@ -70,7 +71,9 @@ EYE = EncoderSpec(
     prepare=_prepare,
     build=lambda _config, _hidden: pytest.fail("nothing is built"),
 )
-MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=NoConfig(), grid=SimpleNamespace(dp=1))
+GRID = Grid(name="vision", ranks=(0,))
+MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=NoConfig(), grid=GRID)
+PLACE = GRID.coordinates(0)
 
 
 def _lay_out(data: Numbers, sample: int) -> SampleLayout:
@@ -96,7 +99,7 @@ def loading(
 
     loader = StepLoader(
         cut=cut,
-        lanes=[(MODULE, 0)],
+        places=[(MODULE, PLACE)],
         settings=DataSettings(plugin="numbers", **settings),
         reach=reach,
         last=LAST,

@@ -17,8 +17,9 @@ from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, pack
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
-from mimo.topology import Edge, Ownership, StageId
+from mimo.topology import Coordinates, Edge, Ownership, StageId
 from mimo.trainer.batch.finite_items import finite_item
+from mimo.trainer.batch.handed_on import decoder_of, is_handed_on
 from mimo.trainer.batch.route_cache import RouteCache, Routes
 from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
 from mimo.trainer.batch.saved_samples import KeptSamples
@@ -91,29 +92,33 @@ class Microbatch:
         Raises:
             DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
         """
-        items = self.items(module, lane)
-        if self._kept is None:
-            return [
-                self._ahead.pop((module.name, number), partial(self._prepare_item, module, item.info))()
-                for number, item in enumerate(items)
-            ]
-        return [
-            self._kept.item(
-                (module.name, item.info.sample, item.info.index), partial(self._prepare_item, module, item.info)
-            )
-            for item in items
-        ]
+        return [self.prepare_one(module, lane, number) for number in range(len(self.items(module, lane)))]
 
-    def prepare_ahead(self, module: JobModule, lane: int, submit: Callable[[Prepare], Prepare]) -> None:
-        """Have the items that `prepare` is to return decoded before: once each, as what is prepared is handed over.
+    def prepare_one(self, module: JobModule, lane: int, number: int) -> Mapping[str, Tensor]:
+        """Decode one of the items that a lane of an encoder reads, as `prepare` does."""
+        info = self.items(module, lane)[number].info
+        prepare = self._ahead.pop((module.name, number), partial(self._prepare_item, module, info))
+        return prepare() if self._kept is None else self._kept.item((module.name, info.sample, info.index), prepare)
+
+    def own_items(self, module: JobModule, place: Coordinates) -> tuple[range | list[int], bool]:
+        """Return the numbers of the items of a lane that one of its ranks decodes, and whether others do the rest."""
+        items, ranks = self.items(module, place.dp), module.grid.cp * module.grid.tp
+        if ranks == 1 or not is_handed_on(items, self._job.settings.data.hand_on):
+            return range(len(items)), False
+        rank = place.cp * module.grid.tp + place.tp
+        return [number for number, item in enumerate(items) if decoder_of(item.info, ranks) == rank], True
+
+    def prepare_ahead(self, module: JobModule, place: Coordinates, submit: Callable[[Prepare], Prepare]) -> None:
+        """Have the items that a rank is to decode decoded before: once each, as what is prepared is handed over.
 
         Args:
             module: the encoder.
-            lane: of it.
+            place: where the rank stands in its grid.
             submit: has an item prepared, and returns what waits for it.
         """
-        for number, item in enumerate(self.items(module, lane)):
-            self._ahead[module.name, number] = submit(partial(self._prepare_item, module, item.info))
+        items = self.items(module, place.dp)
+        for number in self.own_items(module, place)[0]:
+            self._ahead[module.name, number] = submit(partial(self._prepare_item, module, items[number].info))
 
     def _prepare_item(self, module: JobModule, info: ItemInfo) -> Mapping[str, Tensor]:
         assert isinstance(module.spec, EncoderSpec)

@@ -19,6 +19,7 @@ from torch import Tensor
 from mimo.data import Prefetcher, SampleLayout, Ticket
 from mimo.hooks import UserError
 from mimo.launch import Heartbeat
+from mimo.topology import Coordinates
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.settings import DataSettings
 from mimo.trainer.job.job import JobModule
@@ -31,7 +32,7 @@ class StepLoader:
 
     Args:
         cut: of a step returns its samples, of which nothing is read yet.
-        lanes: encoders whose items this rank decodes, each with its lane.
+        places: encoders whose items this rank decodes, each with where it stands in the encoder's grid.
         settings: number of threads, and how far they are ahead.
         reach: by how many steps the samples that are asked for are ahead of the step that runs, and one more.
         last: step that there is.
@@ -42,14 +43,14 @@ class StepLoader:
         self,
         *,
         cut: Callable[[int], StepData],
-        lanes: Sequence[tuple[JobModule, int]],
+        places: Sequence[tuple[JobModule, Coordinates]],
         settings: DataSettings,
         reach: int,
         last: int,
         progress: Heartbeat,
     ) -> None:
         self._cut = cut
-        self._lanes = tuple(lanes)
+        self._places = tuple(places)
         self._further = max(settings.ahead + 1 - reach, 0) if settings.workers else 0
         self._last = last
         self._progress = progress
@@ -93,8 +94,8 @@ class StepLoader:
         except UserError:  # raised again where the layouts are needed
             return 0
         for index, microbatch in enumerate(data.microbatches):
-            for module, lane in self._lanes:
-                microbatch.prepare_ahead(module, lane, partial(self._submit, (step, index)))
+            for module, place in self._places:
+                microbatch.prepare_ahead(module, place, partial(self._submit, (step, index)))
         return found
 
     def _submit(

@@ -107,6 +107,11 @@ class DataSettings:
         default=1 << 30,
         validator=[at_least(0)],
     )
+    hand_on: int = setting(
+        "pixels or frames of a microbatch from which ranks that encode the same items decode each once; 0: any",
+        default=1 << 16,
+        validator=[at_least(0)],
+    )
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 

@@ -16,7 +16,7 @@ from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
 
 _OF_MODULE = ("plugin", "modality", "config", "lora")
-_OF_LOADING = ("workers", "ahead", "ahead_bytes")
+_OF_LOADING = ("workers", "ahead", "ahead_bytes", "hand_on")
 _MISSING = "nothing"
 
 

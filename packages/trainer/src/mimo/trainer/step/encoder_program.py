@@ -12,6 +12,7 @@ from torch import Tensor
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
 from mimo.topology import Coordinates, Edge
+from mimo.trainer.batch.handed_on import hand_on
 from mimo.trainer.batch.row_layout import held_rows
 from mimo.trainer.batch.step_data import Microbatch, StepData
 from mimo.trainer.job.job import Job, JobModule
@@ -82,11 +83,28 @@ class EncoderProgram(Program):
         return sum(item.rows for item in items) if counts else 0
 
     def _prepare(self, batches: Sequence[Microbatch]) -> list[Item]:
-        """Decode the items of a pass, where they enter the encoder."""
+        """Return the items of a pass, where they enter the encoder; ranks may meet to hand on what each has decoded."""
         if not self.part.stage.is_first:
             return []
-        items = (item for batch in batches for item in batch.prepare(self.module, self.place.dp))
-        return [on_device(item, self.job, self.device) for item in items]
+        alone, shared = dict[int, Item](), dict[int, Item]()
+        fault: UserError | None = None
+        total, meets = 0, False
+        for batch in batches:
+            numbers, is_shared = batch.own_items(self.module, self.place)
+            meets = meets or is_shared
+            try:
+                for number in numbers if fault is None else ():
+                    item = batch.prepare_one(self.module, self.place.dp, number)
+                    (shared if is_shared else alone)[total + number] = on_device(item, self.job, self.device)
+            except UserError as error:
+                fault = error
+            total += len(batch.items(self.module, self.place.dp))
+        if meets:
+            groups = [group for group in (self._tensor, self._context) if group.size() > 1]
+            alone |= hand_on(shared, fault, groups=groups, device=self.device)
+        elif fault is not None:
+            raise fault
+        return [alone[number] for number in range(total)]
 
     def _encode(
         self, batches: Sequence[Microbatch], prepared: Sequence[Item], inputs: Mapping[str, Tensor]
@@ -100,10 +118,10 @@ class EncoderProgram(Program):
         return rows, items
 
 
-def lanes_of(programs: Iterable[Program]) -> list[tuple[JobModule, int]]:
-    """Return the encoders whose items enter at these stages of a rank, each with its lane."""
+def places_of(programs: Iterable[Program]) -> list[tuple[JobModule, Coordinates]]:
+    """Return the encoders whose items enter at these stages of a rank, each with where it stands in their grids."""
     firsts = (program for program in programs if isinstance(program, EncoderProgram) and program.part.stage.is_first)
-    return [*{program.module.name: (program.module, program.place.dp) for program in firsts}.values()]
+    return [*{program.module.name: (program.module, program.place) for program in firsts}.values()]
 
 
 def take_rows(

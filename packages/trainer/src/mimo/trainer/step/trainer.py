@@ -26,7 +26,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
-from mimo.trainer.step.encoder_program import lanes_of
+from mimo.trainer.step.encoder_program import places_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
 from mimo.trainer.step.plan_runner import PlanProgress, PlanRunner, check_plans
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
@@ -274,7 +274,7 @@ class Trainer:
         """Return what reads batches by their numbers, for this rank."""
         return StepLoader(
             cut=cut,
-            lanes=lanes_of(self.programs),
+            places=places_of(self.programs),
             settings=self.job.settings.data,
             reach=reach,
             last=last,
