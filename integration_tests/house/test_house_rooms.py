@@ -37,7 +37,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "loading": Row(),
         "samples": Row(),
         "text": Row("samples"),
-        "sources": Row("samples text"),
+        "sources": Row("loading samples text"),
     },
     "mimo.launch": {
         "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),

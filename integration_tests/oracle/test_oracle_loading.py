@@ -11,6 +11,7 @@ from oracle import Oracle
 from tables import Table, table, world_of
 from test_oracle import SP, Modules, on
 
+from mimo.hooks import DataError
 from mimo.testing import Pool
 from mimo.trainer import Trainer
 
@@ -45,6 +46,51 @@ def loaded(layout: str, how: str) -> Table:
 def test_loading_beside_the_step_changes_nothing(layout: str, how: str, oracle: Oracle) -> None:
     """Loss, gradients and weights after three steps equal one process that reads by a plain loop."""
     assert oracle.check(loaded(layout, how)) == ""
+
+
+BROKEN = [4, 13, 25, 26, 51, 68, 77, 90]
+
+
+def with_broken(layout: str, how: str) -> Table:
+    """Return settings under which the pictures of eight of 96 samples can't be decoded."""
+    settings = loaded(layout, how)
+    settings["data"] |= {"broken": BROKEN, "max_broken": 0.1}
+    return settings
+
+
+@pytest.mark.parametrize(("layout", "how"), in_turn(LAYOUTS, [*LOADING]))
+def test_broken_pictures_leave_the_same_rest_in_every_layout(layout: str, how: str, oracle: Oracle) -> None:
+    """Their rows are zeros and their samples weigh nothing, as in one plain process; all else is learned."""
+    assert oracle.check(with_broken(layout, how)) == ""
+
+
+def run_broken(rank: int, settings: Table, share: float) -> tuple[list[int], str]:
+    """Return how many samples of each of three steps are broken, and what ends the run before its end."""
+    settings = {**settings, "data": {**settings["data"], "max_broken": share}}
+    trainer, counts = Trainer(make_job(settings), rank=rank, device=CPU), list[int]()
+    for step in (1, 2, 3):
+        try:
+            counts.append(trainer.train(step).broken)
+        except DataError as error:
+            return counts, str(error)
+    return counts, ""
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS])
+def test_all_ranks_count_the_same_broken_samples_and_stop_beyond_the_share(layout: str, pool: Pool) -> None:
+    """At the beginning of the step that has one too many, with the place of a sample in words that are the same."""
+    settings = with_broken(layout, "by two threads, three steps ahead, each item once")
+    world = world_of(settings)
+    (first, none), *others = pool.run(world, run_broken, settings, 0.5)
+    assert (sum(first) > 3, none) == (True, "")
+    assert others == [(first, "")] * len(others)
+    share = (sum(first[:2]) - 1) / 96
+    (counts, said), *others = pool.run(world, run_broken, settings, share)
+    assert counts == first[: len(counts)]
+    assert len(counts) < 2
+    assert "synthetic:" in said
+    assert f"in all but {sum(first[:2]) - 1} of 96 samples" in said
+    assert others == [(counts, said)] * len(others)
 
 
 def run_waiting(rank: int, settings: Table) -> list[float]:

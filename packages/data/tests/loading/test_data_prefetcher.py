@@ -66,7 +66,7 @@ def test_all_results_come_whatever_the_bound_and_the_order_in_which_they_are_tak
     assert sorted(done) == list(range(len(sizes)))
     assert prefetcher.held_bytes == 0
     prefetcher.close()
-    assert not threads()
+    wait_until(lambda: not threads())
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=40), max_bytes=st.integers(0, 120))
@@ -174,7 +174,7 @@ def test_closing_waits_for_a_task_that_runs() -> None:
     begun.wait()
     threading.Thread(target=lambda: (wait_until(lambda: True), gate.set())).start()
     prefetcher.close()
-    assert not threads()
+    wait_until(lambda: not threads())
     assert ticket.take()
 
 

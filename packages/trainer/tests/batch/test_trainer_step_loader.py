@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo.data import SampleLayout
+from mimo.data import PlacedItem, SampleLayout
 from mimo.hooks import DataError, ItemInfo
 from mimo.launch import Heartbeat, Status
 from mimo.model import EncoderSpec
@@ -80,7 +80,7 @@ def _lay_out(data: Numbers, sample: int) -> SampleLayout:
     data.read.append(("layout", sample))
     if -sample in data.broken:
         raise DataError(data.where(sample), expected="a sample", got="none")
-    item = SimpleNamespace(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), start=0, rows=1)
+    item = PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), start=0, rows=1)
     layout: Any = SimpleNamespace(sample=sample, tokens=np.zeros(4, np.int64), weights=None, items=(item,))
     found: SampleLayout = layout
     return found
@@ -107,7 +107,7 @@ def loading(
     )
     with contextlib.closing(loader):
         yield loader
-    assert not [thread for thread in threading.enumerate() if thread.name == "mimo-data"]
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "mimo-data"])
 
 
 def items_of(data: StepData) -> list[int]:

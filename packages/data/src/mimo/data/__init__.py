@@ -1,7 +1,7 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
-from mimo.data.loading import Prefetcher, Ticket
+from mimo.data.loading import Prefetcher, Ticket, is_read_failure, retried
 from mimo.data.samples import (
     NO_LABEL,
     Dataset,
@@ -74,6 +74,7 @@ __all__ = [
     "TokenizerSpec",
     "ends_of",
     "image_size",
+    "is_read_failure",
     "lay_out",
     "load_image",
     "named_template",
@@ -81,5 +82,6 @@ __all__ = [
     "open_image",
     "pack",
     "parse_conversation",
+    "retried",
     "weights_of",
 ]

@@ -81,6 +81,13 @@ class Ticket(Generic[T]):
         """Whether `take` returns at once."""
         return self._task.state == "done"
 
+    def wait(self) -> BaseException | None:
+        """Return what the task has raised, None for nothing, when it is done; the result is still to be taken."""
+        if self._queue.claim(self._task):
+            self._queue.do(self._task)
+        self._queue.wait(self._task)
+        return self._task.error
+
     def take(self) -> T:
         """Return the result when it is there; a task that no thread has begun is done here.
 
@@ -88,8 +95,7 @@ class Ticket(Generic[T]):
             BaseException: what the task has raised.
         """
         task = self._task
-        if self._queue.claim(task):
-            self._queue.do(task)
+        self.wait()
         self._queue.release(task)
         try:
             if task.error is not None:
@@ -146,11 +152,14 @@ class _Queue:
             self._largest = max(self._largest, task.bytes)
             self._changed.notify_all()
 
-    def release(self, task: _Task) -> None:
-        """Wait until a task is done, and count its result as taken."""
+    def wait(self, task: _Task) -> None:
         with self._changed:
             while task.state != "done":
                 self._changed.wait()
+
+    def release(self, task: _Task) -> None:
+        """Count the result of a task as taken."""
+        with self._changed:
             self.held -= task.bytes
             task.bytes = 0
             self._hire()

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from mimo.data.loading import is_read_failure
 from mimo.data.samples import DatasetSpec, SplitName, Tokenizer
 from mimo.data.sources.images import image_size, load_image
 from mimo.data.sources.jsonl_line import Line, LineError, parse_line
 from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
-from mimo.hooks import ConfigError, DataError, ItemInfo, hookimpl
+from mimo.hooks import ConfigError, DataError, ItemInfo, RunError, UserError, hookimpl
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,7 +144,7 @@ class JsonlDataset:
         path = self._inside(sample, name)
         try:
             return image_size(path)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise self._unreadable(sample, name, error) from error
 
     def _inside(self, sample: int, name: Reference) -> Path | bytes:
@@ -164,8 +165,10 @@ class JsonlDataset:
             )
         return path
 
-    def _unreadable(self, sample: int, name: Reference, error: Exception) -> DataError:
+    def _unreadable(self, sample: int, name: Reference, error: Exception) -> UserError:
         said = repr(name) if isinstance(name, str) else f"{len(name):,} bytes of a data URL"
+        if is_read_failure(error):  # no fault of the item
+            return RunError(self.where(sample), expected="a file system that can be read", got=f"{said}: {error}")
         return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}")
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeVar
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -20,11 +21,9 @@ from mimo.data import Prefetcher, SampleLayout, Ticket
 from mimo.hooks import UserError
 from mimo.launch import Heartbeat
 from mimo.topology import Coordinates
-from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.batch.step_data import Prepare, StepData
 from mimo.trainer.config.settings import DataSettings
 from mimo.trainer.job.job import JobModule
-
-T = TypeVar("T")
 
 
 class StepLoader:
@@ -98,12 +97,11 @@ class StepLoader:
                 microbatch.prepare_ahead(module, place, partial(self._submit, (step, index)))
         return found
 
-    def _submit(
-        self, order: tuple[int, ...], prepare: Callable[[], Mapping[str, Tensor]]
-    ) -> Callable[[], Mapping[str, Tensor]]:
-        return partial(self._take, self._prefetcher.submit(prepare, order=order, size=_item_bytes))
+    def _submit(self, order: tuple[int, ...], prepare: Prepare) -> LoadedItem:
+        ticket = self._prefetcher.submit(prepare, order=order, size=_item_bytes)
+        return LoadedItem(ticket=ticket, waiting=self._waiting)
 
-    def _take(self, ticket: Ticket[T]) -> T:
+    def _take(self, ticket: Ticket[int]) -> int:
         if ticket.is_done:
             return ticket.take()
         with self._waiting():
@@ -115,6 +113,24 @@ class StepLoader:
         with self._progress.waiting_for_data():
             yield
         self._seconds += time.perf_counter() - begun
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class LoadedItem:
+    """An item that a thread prepares; see `mimo.trainer.batch.step_data.ItemAhead`."""
+
+    ticket: Ticket[Mapping[str, Tensor]]
+    waiting: Callable[[], AbstractContextManager[None]]
+
+    def take(self) -> Mapping[str, Tensor]:
+        """Return what an encoder is given of it."""
+        with contextlib.nullcontext() if self.ticket.is_done else self.waiting():
+            return self.ticket.take()
+
+    def wait(self) -> BaseException | None:
+        """Return why it can't be prepared, None if it is."""
+        with contextlib.nullcontext() if self.ticket.is_done else self.waiting():
+            return self.ticket.wait()
 
 
 def _item_bytes(item: Mapping[str, Tensor]) -> int:

@@ -112,6 +112,11 @@ class DataSettings:
         default=1 << 16,
         validator=[at_least(0)],
     )
+    max_broken: float = setting(
+        "share of the samples whose items may be broken, which then count for nothing; 0: the first ends the run",
+        default=0.0,
+        validator=[at_least(0), at_most(1)],
+    )
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 

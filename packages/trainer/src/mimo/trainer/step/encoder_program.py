@@ -115,6 +115,7 @@ class EncoderProgram(Program):
         rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
         if self.part.stage.is_last:
             rows = take_rows(self.job, self.module, items, rows, self.place)
+            rows = without_broken(self.module, items, rows, self.place)
         return rows, items
 
 
@@ -154,6 +155,18 @@ def take_rows(
             fix="Make them agree.",
         )
     return rows[: len(held)]
+
+
+def without_broken(module: JobModule, items: Sequence[PlacedItem], rows: Tensor, place: Coordinates) -> Tensor:
+    """Return the rows that a rank holds with zeros for those of items that can't be decoded, which get no gradient."""
+    if not any(item.is_broken for item in items):
+        return rows
+    total = sum(item.rows for item in items)
+    held, _ = held_rows(module, place, total)
+    broken = torch.tensor([item.is_broken for item in items]).repeat_interleave(
+        torch.tensor([item.rows for item in items])
+    )
+    return rows.masked_fill(broken[held.start : held.stop, None].to(rows.device), 0)
 
 
 def on_device(item: Item, job: Job, device: torch.device) -> Item:

@@ -90,6 +90,7 @@ class StepReport:
             norms=result.norms,
             seconds=seconds,
             data_seconds=float(sums.extra_sums[DATA_SECONDS].max()),
+            broken=len(data.broken),
             module_seconds={module.name: sums.seconds[module.name] / len(module.grid.ranks) for module in job.modules},
             tokens_per_second=sums.rows[job.language.name] / seconds,
             truncated=sums.counts["truncated"],

@@ -18,6 +18,7 @@ from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import LocalStats, ReducedStats, StepDecision, StepResult, agree
 from mimo.schedule import Plan
 from mimo.schedule.runtime import Record
+from mimo.trainer.batch.broken import BrokenSamples, broken_sums
 from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
@@ -102,7 +103,7 @@ class Trainer:
         self._report = StepReport(job, traffic=traffic, device=device)
         self._tracer = Tracer(job, rank=rank, device=device, objects=objects)
         # With or without a probe: another length of the message could change the order in which its sums are taken.
-        sums = {**self._report.extra_sums, PASSES: len(computations(job.model_graph))}
+        sums = {**self._report.extra_sums, PASSES: len(computations(job.model_graph)), **broken_sums(job)}
         on_plan = PlanProgress(self._progress, job.graph.stage_ranks)
         self.parts = parts(job, rank=rank, device=device, extra_sums=sums, progress=on_plan, probe=probe)
         self.model, self.optimizer = self.parts.model, self.parts.optimizer
@@ -114,11 +115,13 @@ class Trainer:
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._data_begun = 0
         self._routes = RouteCache()
+        self._broken = BrokenSamples(job, places_of(self.programs))
         reach = 1 + self._runner.prefetches
         self._loader = self._make_loader(self._cut, reach=reach, last=run.steps)
         self._lookahead = BatchLookahead(
             cut=self._loader.load,
             digest=self._digest,
+            broken=self._broken,
             agree=self._reduce,
             reach=reach,
             last=run.steps,
@@ -168,7 +171,7 @@ class Trainer:
     def apply(self, step: int, decision: StepDecision) -> StepResult:
         """Update every module by what all ranks have agreed on, or skip the step on all ranks."""
         result = self.optimizer.apply(step, decision)
-        self._lookahead.confirm(identical=result.agreed.digests_equal)
+        self._lookahead.confirm(result.agreed)
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
         if language.spec.experts is not None and not result.skipped:
@@ -189,11 +192,11 @@ class Trainer:
         assert self._last is not None
         batch, following = self._last
         share = self._run(batch if data is None else attrs.evolve(batch, data=data), following, None)
-        return share + LocalStats(digest=self._lookahead.compared)
+        return share + self._lookahead.compared
 
     def replay(self, step: int, data: StepData) -> LocalStats:
         """Run a step as `accumulate` does, from samples that nobody compares; nothing is made ahead for the next."""
-        share = self._run(PendingBatch(step=step, data=data, digest=None), None, None)
+        share = self._run(PendingBatch(step=step, data=data, share=LocalStats()), None, None)
         return self._then_read(step, share)
 
     def close(self) -> None:
@@ -253,7 +256,10 @@ class Trainer:
     def cut(self, saved: KeptSamples) -> StepData:
         """Return saved samples, cut as those of any step are; what is read of them from now on is saved too."""
         microbatches = self.job.microbatches
-        return StepData.cut(self.job, saved, saved.numbers, microbatches=microbatches, routes=self._routes, kept=saved)
+        data = StepData.cut(self.job, saved, saved.numbers, microbatches=microbatches, routes=self._routes, kept=saved)
+        if saved.broken:
+            data.mark_broken(saved.broken)
+        return data
 
     def _run(self, batch: PendingBatch, following: PendingBatch | None, record: Record | None) -> LocalStats:
         self._last = batch, following
@@ -265,10 +271,8 @@ class Trainer:
 
     def _then_read(self, step: int, share: LocalStats) -> LocalStats:
         """Return the share of a step whose forward and backward are done, with that of a later one that is read."""
-        digest = self._lookahead.prepare_next(step)
-        return share + LocalStats(
-            digest=digest, extra_sums=self._report.data_share(self.rank, self._loader.take_seconds())
-        )
+        share += self._lookahead.prepare_next(step)
+        return share + LocalStats(extra_sums=self._report.data_share(self.rank, self._loader.take_seconds()))
 
     def _make_loader(self, cut: Callable[[int], StepData], *, reach: int, last: int) -> StepLoader:
         """Return what reads batches by their numbers, for this rank."""
@@ -291,7 +295,8 @@ class Trainer:
 
     def _reduce(self, share: LocalStats) -> ReducedStats:
         names = [module.name for module in self.job.modules]
-        return agree(share, squares={}, modules=names, counts=COUNTS, device=self.device)
+        sums = self._broken.extra_sums
+        return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=sums, device=self.device)
 
 
 def _own_rank(job: Job, device: torch.device | str) -> int:
