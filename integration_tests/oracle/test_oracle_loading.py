@@ -48,6 +48,36 @@ def test_loading_beside_the_step_changes_nothing(layout: str, how: str, oracle: 
     assert oracle.check(loaded(layout, how)) == ""
 
 
+def run_counting(rank: int, settings: Table) -> list[tuple[int, int]]:
+    """Return which items this rank decodes in a step."""
+    trainer, decoded = Trainer(make_job(settings), rank=rank, device=CPU), list[tuple[int, int]]()
+    train: Any = trainer.job.train
+    raw = train.raw
+
+    def counting(sample: int, index: int) -> Any:
+        decoded.append((sample, index))
+        return raw(sample, index)
+
+    train.raw = counting
+    trainer.accumulate(1)
+    trainer.close()
+    return decoded
+
+
+def test_ranks_of_a_lane_decode_each_item_once(pool: Pool) -> None:
+    """Where they hand on; otherwise each decodes all of them."""
+    settings = table({"vision": on(0, 3, cp=2, tp=2, **SP), "language": on(0, 0)}, microbatches=2)
+    settings["data"] |= {"workers": 2, "ahead": 0}
+    alone, shared = (
+        pool.run(4, run_counting, {**settings, "data": {**settings["data"], "hand_on": bound}}) for bound in (10**6, 0)
+    )
+    once = sorted(alone[0])
+    assert len(set(once)) == len(once) > 0
+    assert all(sorted(found) == once for found in alone)
+    assert sorted(item for found in shared for item in found) == once
+    assert all(len(found) < len(once) for found in shared)
+
+
 BROKEN = [4, 13, 25, 26, 51, 68, 77, 90]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mimo.hooks import DataError, plain_text
 from mimo.topology import Coordinates
-from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.batch.step_data import BrokenItem, StepData
 from mimo.trainer.job.job import Job, JobModule
 
 BROKEN = "data.broken"
@@ -44,7 +44,7 @@ class BrokenSamples:
         """What ranks sum for it."""
         self._batch = self.extra_sums.get(BROKEN, 0)
         self._known: set[int] = set()
-        self._own: dict[int, Mapping[int, DataError]] = {}
+        self._own: dict[int, Mapping[int, BrokenItem]] = {}
 
     def find(self, step: int, data: StepData) -> Mapping[str, Tensor]:
         """Return what this rank adds to the sums for a step, when all of its items have been decoded."""
@@ -72,8 +72,8 @@ class BrokenSamples:
         data.mark_broken(broken)
         numbers = data.numbers
         for place in broken:
-            if place in own and numbers[place] not in self._known:
-                _report(f"step {step} goes on without a sample. {own[place]}")
+            if place in own and own[place].is_first and numbers[place] not in self._known:
+                _report(f"step {step} goes on without a sample. {own[place].error}")
         self._known |= {numbers[place] for place in broken}
         assert self._dataset is not None
         allowed = int(self._share * len(self._dataset))

@@ -19,6 +19,7 @@ from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.topology.collectives import all_gather_json, all_gather_single
 
 Item: TypeAlias = Mapping[str, Tensor]
+"""What an encoder plugin prepares of an item: tensors by name."""
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _ALIGNED = 16
 """Bytes at whose multiples tensors begin in a message: any of their elements can be read where they lie."""

@@ -41,6 +41,14 @@ class ItemAhead(Protocol):
         """Return why it can't be prepared, None if it is."""
 
 
+@attrs.frozen(kw_only=True)
+class BrokenItem:
+    """Why an item can't be decoded, and whether this rank is the first of those that decode it for its encoder."""
+
+    error: DataError
+    is_first: bool
+
+
 class Microbatch:
     """One microbatch of a job: the layouts of its samples, and who owns them.
 
@@ -134,9 +142,9 @@ class Microbatch:
         for number in self.own_items(module, place)[0]:
             self._ahead[module.name, place.dp, number] = submit(partial(self._prepare_item, module, items[number].info))
 
-    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, DataError]:
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
         """Return by position for which samples this rank can't decode an item, when all have been prepared ahead."""
-        found: dict[int, DataError] = {}
+        found: dict[int, BrokenItem] = {}
         for module, place in places:
             positions = [
                 position
@@ -144,10 +152,12 @@ class Microbatch:
                 for item in self.layouts[position].items
                 if item.info.modality == module.modality
             ]
-            for number in self.own_items(module, place)[0]:
+            numbers, is_shared = self.own_items(module, place)
+            for number in numbers:
                 error = self._ahead[module.name, place.dp, number].wait()
                 if isinstance(error, DataError):
-                    found.setdefault(positions[number], error)
+                    is_first = is_shared or place.cp == place.tp == 0
+                    found.setdefault(positions[number], BrokenItem(error=error, is_first=is_first))
         return found
 
     def mark_broken(self, positions: Sequence[int]) -> None:
@@ -338,11 +348,11 @@ class StepData:
         layouts = [layout for microbatch in self.microbatches for layout in microbatch.layouts]
         return tuple(place for place, layout in enumerate(layouts) if any(item.is_broken for item in layout.items))
 
-    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, DataError]:
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
         """Return by place for which samples this rank can't decode an item, when all have been prepared ahead."""
-        found, first = dict[int, DataError](), 0
+        found, first = dict[int, BrokenItem](), 0
         for microbatch in self.microbatches:
-            found |= {first + position: error for position, error in microbatch.find_broken(places).items()}
+            found |= {first + position: item for position, item in microbatch.find_broken(places).items()}
             first += len(microbatch.layouts)
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from torch import Tensor
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
 from mimo.topology import Coordinates, Edge
-from mimo.trainer.batch.handed_on import hand_on
+from mimo.trainer.batch.handed_on import Item, hand_on
 from mimo.trainer.batch.row_layout import held_rows
 from mimo.trainer.batch.step_data import Microbatch, StepData
 from mimo.trainer.job.job import Job, JobModule
@@ -20,8 +19,6 @@ from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.program import Program
 
 _ITEMS_SHOWN = 4
-Item: TypeAlias = Mapping[str, Tensor]
-"""What an encoder plugin prepares of an item: tensors by name."""
 
 
 class EncoderProgram(Program):
