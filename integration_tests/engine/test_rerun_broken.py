@@ -29,7 +29,7 @@ def test_a_step_that_is_run_again_after_a_restart_leaves_out_the_same_samples(tm
     """From what was read before it, whatever could be read now."""
     settings = with_broken(LAYOUT, "by two threads, three steps ahead, each item once")
     plain = run(pool, with_rerun(settings, tmp_path / "plain", mode="validate"))
-    rerun: dict[str, Any] = {"mode": "validate", "inject": {"step": 2, "rank": 0, "module": "vision", "device": "a"}}
+    rerun: dict[str, Any] = {"mode": "validate", "inject": {"step": 2, "rank": 0, "module": "vision", "device": "a/0"}}
     waiting = run(pool, with_rerun(settings, tmp_path / "waits", device="a", **rerun))
     assert {one.code for one in waiting} == {RestartNeededError.exit_code}
     resumed = run(pool, with_rerun(settings, tmp_path / "waits", "latest", device="b", **rerun))
