@@ -39,6 +39,7 @@ directory = "run"
 [data]
 plugin = "jsonl"
 path = "train.jsonl"
+workers = 0
 [checkpoint]
 interval = {STEPS}
 asynchronous = false

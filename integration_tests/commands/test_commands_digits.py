@@ -80,7 +80,7 @@ def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_shows_its_progress(digits_ended: tuple[Path, Ended]) -> None:
-    """A line for each step with loss, tokens a second and the time left, then the evaluation; nothing on stderr."""
+    """A line for each step with loss, tokens a second, time left and waits for data, then the evaluation; no stderr."""
     directory, ended = digits_ended
     assert (ended.code, ended.err) == (0, "")
     first, *lines, last = ended.out.splitlines()
@@ -88,7 +88,8 @@ def test_training_shows_its_progress(digits_ended: tuple[Path, Ended]) -> None:
     steps = [line for line in lines if line.startswith("step")]
     assert len(steps) == STEPS
     for line in steps:
-        assert re.fullmatch(r"step [ \d]\d/20  loss  \d\.\d{4}  +[\d,]+ tokens/s  \d+:\d\d left", line), line
+        counts = r"step [ \d]\d/20  loss  \d\.\d{4}  +[\d,]+ tokens/s"
+        assert re.fullmatch(rf"{counts}  \d+:\d\d left  data \d+\.\d\d s", line), line
     assert re.fullmatch(r"evaluation at step 20: loss \d\.\d{4}, \d+\.\d% of 36 samples exactly right", lines[-1])
     assert re.fullmatch(r"digits: done in \d+:\d\d", last)
 

@@ -34,11 +34,12 @@ class Row:
 
 ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.data": {
+        "loading": Row(),
         "samples": Row(),
         "order": Row("samples"),
         "text": Row("samples"),
         "index": Row(),
-        "sources": Row("samples text index"),
+        "sources": Row("loading samples text index"),
     },
     "mimo.launch": {
         "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),

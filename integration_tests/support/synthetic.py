@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mimo.data import DatasetSpec, SplitName, Tokenizer
-from mimo.hooks import ItemInfo, hookimpl
+from mimo.hooks import DataError, ItemInfo, hookimpl
 
 WORDS = tuple(f"w{index}" for index in range(26))
 SAMPLES = 96
@@ -28,11 +28,13 @@ class SyntheticConfig:
     any), ``digits`` (exactly one each), ``many`` (0 to 5 pictures, 0 to 2 clips).
     ``weights``: of tokens, ``none``, ``one`` (each 1), ``zero``, ``mixed`` (none, all zero, or zeros and fractions and
     larger ones), ``first`` (as with pictures, all others are zero).
+    ``broken``: samples whose items can't be decoded.
     """
 
     pictures: str = "mixed"
     modalities: tuple[str, ...] = ("image",)
     weights: str = "none"
+    broken: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -73,6 +75,8 @@ class SyntheticDataset:
     def raw(self, sample: int, index: int) -> Any:
         """Return noise: a picture, or the waveform of a clip and its rate."""
         info = self.infos(sample)[index]
+        if sample in self.config.broken:
+            raise DataError(self.where(sample), expected="noise", got="silence")
         if info.modality == "audio":
             frames, rate = info.size
             return np.random.default_rng([sample, index]).uniform(-1, 1, frames).astype(np.float32), rate

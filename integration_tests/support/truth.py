@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from mimo.model import LanguageModelSpec
 from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part, local
 from mimo.topology.meshes import Meshes
 from mimo.trainer import Job
-from mimo.trainer.runtime import StepData, language_batch
+from mimo.trainer.runtime import JobModule, Microbatch, StepData, language_batch
 
 
 @attrs.frozen(kw_only=True)
@@ -87,22 +87,21 @@ def run_plain(
     assert job.train is not None
     order = job.sample_order()
     losses, norms, gradients = [], [], {}
+    broken = {sample for sample in settings["data"].get("broken", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
     for step in range(1, STEPS + 1):
         samples = order.samples(step)
         (batch,) = StepData.cut(job, job.train, samples, microbatches=1).microbatches
         rows = {}
         for module in job.encoders:
-            items = batch.items(module, 0)
-            prepared = [
-                {name: x.to(device, dtype if x.is_floating_point() else None) for name, x in item.items()}
-                for item in batch.prepare(module, 0)
-            ]
-            if prepared:
-                rows[module.name] = parts[module.name].encode(prepared, [item.info.size for item in items])
+            made = rows_of(batch, module, parts[module.name], broken, device=device, dtype=dtype)
+            if made is not None:
+                rows[module.name] = made
         packed = language_batch(batch.packed(0), job, device)
         language = parts["language"].language
         counted = weights_by_hand(job, job.train, samples, packed)
+        for number in (number for number, sample in enumerate(samples) if sample in broken):
+            counted[packed.samples.cpu() == number] = 0
         total = float(counted.sum())
         found = language.losses(language(packed, rows, None), packed.labels)
         optimizer.zero_grad()
@@ -131,6 +130,30 @@ def run_plain(
         weights={name: _plain(value) for name, value in weights.items()},
         gap=min(gaps, default=math.inf),
     )
+
+
+def rows_of(
+    batch: Microbatch,
+    module: JobModule,
+    part: Part,
+    broken: Collection[int],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Return an encoder's rows of all items, zeros for those of broken samples; None where it has nothing to encode."""
+    items = batch.items(module, 0)
+    whole = [number for number, item in enumerate(items) if item.info.sample not in broken]
+    prepared = [
+        {name: x.to(device, dtype if x.is_floating_point() else None) for name, x in item.items()}
+        for item in (batch.prepare_one(module, 0, number) for number in whole)
+    ]
+    if not prepared:
+        return None
+    found = part.encode(prepared, [items[number].info.size for number in whole])
+    counts = torch.tensor([item.rows for item in items])
+    kept = torch.tensor([item.info.sample not in broken for item in items]).repeat_interleave(counts)
+    return found.new_zeros(len(kept), found.shape[1]).index_copy(0, kept.nonzero().squeeze(1).to(device), found)
 
 
 def weights_by_hand(job: Job, data: Dataset, samples: Sequence[int], packed: LanguageBatch) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +12,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from mimo.data import DATASETS, TOKENIZERS, Dataset, SampleLayout, lay_out
-from mimo.hooks import DataError
-from mimo.model import EncoderSpec
+from mimo.hooks import DataError, RunError
+from mimo.model import ENCODERS, EncoderSpec
 from mimo.trainer.batch.step_data import Microbatch
 from mimo.trainer.config.plugin_kinds import find_installed
 
@@ -44,8 +46,8 @@ EYE = EncoderSpec(
 MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=NoConfig(), grid=SimpleNamespace(dp=1))
 
 
-def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
-    """A file that was replaced after its rows were counted is named with its line; it would have other rows."""
+def one_picture(tmp_path: Path) -> Microbatch:
+    """Return a microbatch of a text and a picture, of which nothing is read yet."""
     Image.new("L", (3, 4)).save(tmp_path / "a.png")
     (tmp_path / "train.jsonl").write_text('{"text": "x"}\n{"images": ["a.png"], "text": "<image>"}\n')
     jsonl, byte = find_installed(DATASETS, "jsonl", ""), find_installed(TOKENIZERS, "byte", "")
@@ -57,7 +59,12 @@ def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
         return lay_out(data, sample, tokenizer=tokenizer, rows={"image": lambda size: size[0]}, max_tokens=64)
 
     job: Any = SimpleNamespace(lay_out=laid)
-    microbatch = Microbatch(job, dataset, [0, 1])
+    return Microbatch(job, dataset, [0, 1])
+
+
+def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
+    """A file that was replaced after its rows were counted is named with its line; it would have other rows."""
+    microbatch = one_picture(tmp_path)
     (item,) = microbatch.prepare(MODULE, 0)
     assert item["area"] == 12
     Image.new("L", (3, 5)).save(tmp_path / "a.png")
@@ -67,3 +74,33 @@ def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=wanted):
         microbatch.prepare(MODULE, 0)
+
+
+def test_a_file_system_that_fails_is_no_fault_of_the_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read is repeated a few times; if it still fails, that ends the run, and is no broken item."""
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    microbatch, failures = one_picture(tmp_path), [errno.EIO] * 3
+    load = ImageFile.ImageFile.load
+
+    def fail(image: ImageFile.ImageFile) -> Any:
+        if failures:
+            raise OSError(failures.pop(), "Input/output error")
+        return load(image)
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    (item,) = microbatch.prepare(MODULE, 0)
+    assert (item["area"], failures) == (12, [])
+    failures += [errno.EIO] * 4
+    with pytest.raises(
+        RunError, match=r"train\.jsonl:2: expected a file system that can be read, got image 0: .*Input"
+    ):
+        microbatch.prepare(MODULE, 0)
+
+
+@pytest.mark.parametrize("name", ["vit", "siglip", "radio", "whisper"])
+@pytest.mark.parametrize("size", [(7, 5), (300, 16_000)])
+def test_encoders_give_a_blank_item_of_any_size(name: str, size: tuple[int, int]) -> None:
+    """It is measured as that size, as what it stands for was."""
+    spec = find_installed(ENCODERS, name, "")
+    assert spec.blank is not None
+    assert tuple(spec.measure(spec.blank(size))) == size

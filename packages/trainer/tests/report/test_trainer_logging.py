@@ -44,6 +44,7 @@ STEP = StepInfo(
     tokens_per_second=1234.0,
     truncated=0,
     skipped=False,
+    data_seconds=0.25,
 )
 EVALUATION = EvaluationInfo(step=3, loss=0.25, exact_match=0.975, samples=40)
 
@@ -78,6 +79,7 @@ def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 3]
     assert lines[0]["norms"] == {"vision": 0.6, "language": 0.8}
+    assert lines[0]["data_seconds"] == 0.25
     assert lines[3] == {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
 
 
@@ -274,7 +276,7 @@ def test_a_resumed_run_that_is_killed_loses_no_metrics(tmp_path: Path, monkeypat
 def console_text(run: RunInfo, *, terminal: bool) -> str:
     """Return what a run shows."""
     out = io.StringIO()
-    go_through(Progress(Console(file=out, force_terminal=terminal, color_system=None, width=60)), run)
+    go_through(Progress(Console(file=out, force_terminal=terminal, color_system=None, width=70)), run)
     return out.getvalue()
 
 
@@ -283,7 +285,7 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
     lines = console_text(make_run(tmp_path), terminal=False).splitlines()
     assert lines[0] == f"r: 3 steps with 2 processes, in {tmp_path}"
     assert [line.partition("  ")[0] for line in lines[1:3]] == ["step 2/3", "step 3/3"]
-    assert lines[1] == "step 2/3  loss  1.2500     1,234 tokens/s  0:00 left"
+    assert lines[1] == "step 2/3  loss  1.2500     1,234 tokens/s  0:00 left  data 0.25 s"
     assert lines[3] == "evaluation at step 3: loss 0.2500, 97.5% of 40 samples exactly right"
     assert lines[4] == "r: done in 0:00"
 
@@ -315,8 +317,8 @@ def test_the_console_says_where_a_run_resumes(tmp_path: Path) -> None:
 def test_the_console_renews_one_line_on_a_terminal(tmp_path: Path) -> None:
     """Steps between the lines show too, and are wiped out by the next line."""
     text = console_text(make_run(tmp_path), terminal=True)
-    assert "0:00 left\r\x1b[2Kstep 2/3" in text
-    assert "0:00 left\nstep 3/3" in text
+    assert "data 0.25 s\r\x1b[2Kstep 2/3" in text
+    assert "data 0.25 s\nstep 3/3" in text
 
 
 def test_the_console_is_silent_elsewhere_and_where_it_is_switched_off(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mimo.launch import ProcessInfo
 from mimo.launch.runtime import device_identity
 from mimo.optimizer.runtime import ReducedStats, StepDecision
 from mimo.topology import StageId
+from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.names import RERUN_FILE
 from mimo.trainer.config.rerun_settings import InjectSettings, RerunSettings
 from mimo.trainer.job.job import Job
@@ -173,6 +174,7 @@ class Scripted:
         self.results = list(results)
         self.optimizer = SimpleNamespace(propose=lambda _stats: self.results.pop(0), loss_scale=1.0)
         self.holds_modules, self.objects = False, None
+        self.data = StepData(microbatches=(), samples=0)
 
     def decide(self, _step: int, _record: object) -> StepDecision:
         """Run the first time."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from mimo.hooks import DataError
 from mimo.launch import Heartbeat, Status
 from mimo.schedule import Action
+from mimo.trainer.batch.broken import BrokenSamples
 from mimo.trainer.batch.lookahead import BatchLookahead
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.step.plan_runner import PlanProgress
@@ -53,6 +56,7 @@ def test_the_reading_of_samples_is_reported_where_it_happens() -> None:
     lookahead = BatchLookahead(
         cut=lambda _step: StepData(microbatches=(), samples=0),
         digest=digest,
+        broken=cast("BrokenSamples", None),
         agree=lambda _stats: pytest.fail("nothing is compared"),
         reach=1,
         last=9,

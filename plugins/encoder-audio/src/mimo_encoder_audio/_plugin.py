@@ -48,6 +48,14 @@ def _examples(_config: WhisperConfig) -> list[Any]:
     return [(np.sin(np.arange(count, dtype=np.float32) ** 1.5 / 50), 16_000) for count in (8000, 1600, 5120)]
 
 
+def _blank(size: tuple[int, ...]) -> Any:
+    """Return silence of so many frames, and their rate."""
+    import numpy as np
+
+    frames, rate = size
+    return np.zeros(frames, dtype=np.float32), rate
+
+
 WHISPER = EncoderSpec(
     name="whisper",
     config=WhisperConfig,
@@ -65,6 +73,7 @@ WHISPER = EncoderSpec(
     flops=encoder_work,
     hf=(WHISPER_HF,),
     examples=_examples,
+    blank=_blank,
 )
 
 

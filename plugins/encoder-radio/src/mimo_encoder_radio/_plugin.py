@@ -50,6 +50,14 @@ def _prepare(config: RadioConfig, raw: Any) -> Mapping[str, Tensor]:
     return {"pixels": to_pixels(config, raw)}
 
 
+def _blank(size: tuple[int, ...]) -> Any:
+    """Return a black picture of so many pixels down and across."""
+    from PIL import Image
+
+    height, width = size
+    return Image.new("L", (width, height))
+
+
 def _build(config: RadioConfig, hidden: int) -> nn.Module:
     from mimo_encoder_radio._encoder import Radio
 
@@ -63,6 +71,7 @@ RADIO = EncoderSpec(
     rows=_rows,
     prepare=_prepare,
     build=_build,
+    blank=_blank,
     grid=_grid,
     parts={"encoder": ("patch", "positions", "prefix", "layers"), "projector": ("projector",)},
     tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),

@@ -31,6 +31,14 @@ def _prepare(config: VisionConfig, raw: Any) -> Mapping[str, Tensor]:
     return {"pixels": to_pixels(config, raw)}
 
 
+def _blank(size: tuple[int, ...]) -> Any:
+    """Return a black picture of so many pixels down and across."""
+    from PIL import Image
+
+    height, width = size
+    return Image.new("L", (width, height))
+
+
 def _build(config: VisionConfig, hidden: int) -> nn.Module:
     from mimo_encoder_vision._encoder import VisionTransformer
 
@@ -47,6 +55,7 @@ def _spec(name: str, config: type[VisionConfig], *families: HfFamily) -> Encoder
         grid=row_grid_of,
         prepare=_prepare,
         build=_build,
+        blank=_blank,
         parts={"encoder": encoder, "projector": ("projector",)},
         tensor=packed_tensor(lambda config: {"heads": config.heads, **projector_divisible(config.projector)}),
         context=packed_context(),

@@ -11,6 +11,7 @@ from mimo.data.index import (
     read_arrays,
     write_arrays,
 )
+from mimo.data.loading import Prefetcher, Ticket, is_read_failure, retried
 from mimo.data.order import FIRST_ORDER, NEWEST_ORDER, SampleOrder, WeightChange, weights_of_parts
 from mimo.data.samples import (
     NO_LABEL,
@@ -97,6 +98,7 @@ __all__ = [
     "Origin",
     "Packed",
     "PlacedItem",
+    "Prefetcher",
     "Record",
     "RecordDataset",
     "RecordError",
@@ -110,6 +112,7 @@ __all__ = [
     "SupportsEnds",
     "SupportsParts",
     "SupportsWeights",
+    "Ticket",
     "Tokenizer",
     "TokenizerSpec",
     "WeightChange",
@@ -118,6 +121,7 @@ __all__ = [
     "ends_of",
     "image_size",
     "index_place",
+    "is_read_failure",
     "lay_out",
     "load_image",
     "named_template",
@@ -131,6 +135,7 @@ __all__ = [
     "path_inside",
     "read_arrays",
     "read_record",
+    "retried",
     "settings_under",
     "weights_of",
     "weights_of_parts",

@@ -101,7 +101,9 @@ class StepInfo:
     weight is not 0, and ``label_weight`` is the sum of their weights, which is their number if the data gives none;
     ``rows`` counts each module's rows in the step; ``norms`` are per-module gradient norms before clipping;
     ``seconds`` is the wall time of the step on this rank; ``module_seconds`` are those of each module's computations,
-    waiting for their rows included, as a mean over its ranks (what is encoded ahead counts where it is done).
+    waiting for their rows included, as a mean over its ranks (what is encoded ahead counts where it is done);
+    ``data_seconds`` are those in which a rank waited for samples and items, the longest of all ranks; ``broken`` counts
+    samples with items that can't be decoded, which count for nothing, see ``data.max_broken``.
     ``losses`` are further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else
     the model counts, such as the rows that each expert took. ``edges`` is what was sent on each edge, where
     ``logging.edges`` asks for it. ``loss_scale`` is what fp16 multiplied the loss by in this step; None in other
@@ -132,6 +134,8 @@ class StepInfo:
     zero_gradients: Mapping[str, int] = attrs.field(factory=dict)
     optimizer_bytes: Mapping[str, OptimizerBytes] = attrs.field(factory=dict)
     flops: Mapping[str, Flops] = attrs.field(factory=dict)
+    data_seconds: float = 0.0
+    broken: int = 0
 
     @label_weight.default
     def _of_label_tokens(self) -> float:

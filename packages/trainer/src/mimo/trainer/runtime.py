@@ -13,6 +13,7 @@ from mimo.trainer.lazy_names import lazy_names
 if TYPE_CHECKING:
     from mimo.trainer.batch.route_cache import RouteCache
     from mimo.trainer.batch.step_data import Microbatch, StepData
+    from mimo.trainer.batch.step_loader import StepLoader
     from mimo.trainer.commands.plugin_checks.check import check_plugin
     from mimo.trainer.config.fields import own_keys
     from mimo.trainer.config.names import RERUN_FILE
@@ -54,6 +55,7 @@ else:  # a test compares the two
             "RankParts": "step.build",
             "RerunDriver": "rerun.driver",
             "RunState": "resume.run_state",
+            "StepLoader": "batch.step_loader",
             "StepOutcome": "step.trainer",
             "EXAMPLE": "config.template",
             "InjectSettings": "config.rerun_settings",
@@ -122,6 +124,7 @@ __all__ = [
     "Saving",
     "Source",
     "StepData",
+    "StepLoader",
     "StepOutcome",
     "check_patterns_of",
     "check_plugin",

@@ -32,12 +32,16 @@ _NO_GRIDS: Grids = {}
 
 @attrs.frozen(kw_only=True)
 class PlacedItem:
-    """An item and the positions ``start … start + rows - 1`` of its sample that its rows take, and their grid."""
+    """An item and the positions ``start … start + rows - 1`` of its sample that its rows take, and their grid.
+
+    ``is_broken``: it or another of its sample can't be decoded, so that its rows are zeros.
+    """
 
     info: ItemInfo
     start: int
     rows: int
     grid: Grid | None = None
+    is_broken: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -59,6 +63,11 @@ class SampleLayout:
     items: tuple[PlacedItem, ...]
     truncated: bool
     weights: NDArray[np.float32] | None = None
+
+    def broken(self) -> SampleLayout:
+        """Return the sample as one that counts for nothing: nothing of it is learned, and no item of it is decoded."""
+        items = tuple(attrs.evolve(item, is_broken=True) for item in self.items)
+        return attrs.evolve(self, weights=np.zeros(len(self.tokens), dtype=np.float32), items=items)
 
     @property
     def targets(self) -> NDArray[np.bool_]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from mimo.data.loading import is_read_failure, retried
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,9 +28,9 @@ def image_size(path: Path | bytes) -> tuple[int, int]:
 
     Raises:
         ValueError: not an image of `FORMATS`, or larger than `MAX_PIXELS`.
+        OSError: the file system fails, also when asked again.
     """
-    with open_image(path) as image:
-        return image.height, image.width
+    return retried(partial(_size, path))
 
 
 def load_image(path: Path | bytes) -> Image.Image:
@@ -37,10 +40,16 @@ def load_image(path: Path | bytes) -> Image.Image:
 
     Raises:
         ValueError: as `image_size`, or the pixels are damaged, or of a kind of which nothing tells what is white.
+        OSError: the file system fails.
     """
     with open_image(path) as image:
         image.load()
         return _in_bytes(image)
+
+
+def _size(path: Path | bytes) -> tuple[int, int]:
+    with open_image(path) as image:
+        return image.height, image.width
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
@@ -67,6 +76,8 @@ def open_image(path: Path | bytes) -> Iterator[Image.Image]:
     try:
         is_there = not isinstance(path, Path) or path.is_file()
     except OSError as error:  # a name that is too long
+        if is_read_failure(error):
+            raise
         raise ValueError(error.strerror) from None
     if not is_there:
         msg = "there is no such file"
@@ -82,6 +93,8 @@ def open_image(path: Path | bytes) -> Iterator[Image.Image]:
         msg = f"it has more than {MAX_PIXELS:,} pixels in all"
         raise ValueError(msg) from error
     except Exception as error:  # decoders of damaged files raise anything
+        if is_read_failure(error):
+            raise
         raise ValueError(str(error) or type(error).__name__) from error
 
 

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mimo.data.index import Origin
+from mimo.data.loading import is_read_failure, retried
 from mimo.data.samples import DataPart, Tokenizer
 from mimo.data.sources.bounded_cache import BoundedCache
 from mimo.data.sources.images import image_size, load_image
 from mimo.data.sources.record import Record, RecordError
 from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
-from mimo.hooks import ConfigError, DataError, ItemInfo
+from mimo.hooks import ConfigError, DataError, ItemInfo, RunError, UserError
 
 if TYPE_CHECKING:
     from PIL import Image
 
 # A step asks for the same few samples several times: tokens, items, pixels.
 _CACHED_BYTES = 1 << 26
+_READABLE = "a file system that can be read"
 _RECORD_BYTES = 1 << 10
 """What a record takes beside its text and the bytes of its items."""
 
@@ -150,31 +152,35 @@ class RecordDataset:
 
     def _read(self, sample: int) -> Record:
         try:
-            return self._records.read(sample)
+            return retried(partial(self._records.read, sample))
         except RecordError as error:
             raise DataError(self.where(sample), expected=error.expected, got=error.got, fix=error.fix) from None
         except OSError as error:
+            if is_read_failure(error):  # no fault of the record
+                raise RunError(self.where(sample), expected=_READABLE, got=str(error)) from error
             raise DataError(self.where(sample), expected="a file that stays readable", got=str(error)) from error
 
     def _size(self, sample: int, reference: Reference) -> tuple[int, int]:
         item = self._item(sample, reference)
         try:
             return image_size(item)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise self._unreadable(sample, reference, error) from error
 
     def _item(self, sample: int, reference: Reference) -> Path | bytes:
         if isinstance(reference, bytes):
             return reference
         try:
-            return self._records.item(sample, reference)
+            return retried(partial(self._records.item, sample, reference))
         except DataError:
             raise
         except (OSError, RuntimeError, ValueError) as error:
             raise self._unreadable(sample, reference, error) from error
 
-    def _unreadable(self, sample: int, reference: Reference, error: Exception) -> DataError:
+    def _unreadable(self, sample: int, reference: Reference, error: Exception) -> UserError:
         said = repr(reference) if isinstance(reference, str) else f"{len(reference):,} bytes in the record"
+        if is_read_failure(error):  # no fault of the item
+            return RunError(self.where(sample), expected=_READABLE, got=f"{said}: {error}")
         return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}")
 
 

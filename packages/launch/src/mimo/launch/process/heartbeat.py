@@ -71,6 +71,16 @@ class Heartbeat:
         yield
         self.enter(before)
 
+    @contextlib.contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Add within a block, to what is done, that data is waited for; the part of the step stays as it is."""
+        before = self.doing
+        self.doing = f"{before}, waiting for data" if before else before
+        self.changes += 1
+        yield
+        self.doing = before
+        self.changes += 1
+
     def fail(self, error: BaseException) -> None:
         """Record that an error has been raised."""
         self.stack = tuple(frame for frame, _ in traceback.walk_tb(error.__traceback__))[::-1]

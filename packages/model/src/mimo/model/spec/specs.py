@@ -151,6 +151,8 @@ class EncoderSpec:
         hf: families of published Hugging Face folders that can be read and written.
         examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
             those are pictures.
+        blank: of a size, a raw item of that size, whatever it holds: what `prepare` is given in the place of one that
+            can't be decoded. Without it ``data.max_broken`` is refused, and such an item ends the run.
     """
 
     name: str
@@ -170,6 +172,7 @@ class EncoderSpec:
     flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     examples: Callable[[Any], Sequence[Any]] | None = None
+    blank: Callable[[tuple[int, ...]], Any] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -18,7 +18,9 @@ def finite_item(prepared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         ValueError: one holds what is no number, or infinity; with its name and the place in it.
     """
     for name, tensor in prepared.items():
-        if not tensor.is_floating_point() or not bool((wrong := tensor.isnan() | tensor.isposinf()).any()):
+        if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):  # a tenth of the time of what follows
+            continue
+        if not bool((wrong := tensor.isnan() | tensor.isposinf()).any()):
             continue
         place = torch.nonzero(wrong)[0].tolist()
         found = f"{float(tensor[tuple(place)])} at {place}"

@@ -13,6 +13,7 @@ import attrs
 from mimo.hooks import UserError
 from mimo.launch import Heartbeat
 from mimo.optimizer.runtime import WORDS, LocalStats, ReducedStats
+from mimo.trainer.batch.broken import BrokenSamples
 from mimo.trainer.batch.step_data import StepData
 
 Digest = tuple[int, ...] | None
@@ -22,11 +23,14 @@ _UNREADABLE = (0,) * WORDS
 
 @attrs.frozen(kw_only=True)
 class PendingBatch:
-    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here."""
+    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here.
+
+    ``share`` is what this rank adds to the sums of an earlier step, by which ranks agree on them.
+    """
 
     step: int
     data: StepData
-    digest: Digest
+    share: LocalStats
     identical: bool = True
     fault: UserError | None = None
 
@@ -42,6 +46,7 @@ class BatchLookahead:
     Args:
         cut: of a step returns its samples.
         digest: of samples returns what is compared; None where it doesn't matter. A `UserError` is kept.
+        broken: finds and marks samples that can't be decoded.
         agree: compares digests with all ranks.
         reach: by how many steps it is ahead: 2 where the next step must be known to begin this one.
         last: step of the run.
@@ -53,6 +58,7 @@ class BatchLookahead:
         *,
         cut: Callable[[int], StepData],
         digest: Callable[[StepData], Digest],
+        broken: BrokenSamples,
         agree: Callable[[LocalStats], ReducedStats],
         reach: int,
         last: int,
@@ -60,6 +66,7 @@ class BatchLookahead:
     ) -> None:
         self._cut = cut
         self._digest = digest
+        self._broken = broken
         self._agree = agree
         self._reach = reach
         self._last = last
@@ -73,29 +80,31 @@ class BatchLookahead:
         self._pending = known if known and known[0].step == step else []
         while len(self._pending) < self._reach and (not self._pending or self._pending[-1].step < self._last):
             batch = self._read(step + len(self._pending))
-            self._pending.append(
-                attrs.evolve(batch, identical=self._agree(LocalStats(digest=batch.digest)).digests_equal)
-            )
+            self._pending.append(self._confirmed(batch, self._agree(batch.share)))
         return self._pending[0], self._pending[1] if self._reach > 1 and len(self._pending) > 1 else None
 
-    def prepare_next(self, step: int) -> Digest:
-        """Look at one step more as ``step`` is done, and return what is to be compared; tell `confirm` the result."""
+    def prepare_next(self, step: int) -> LocalStats:
+        """Look at one step more as ``step`` is done, and return what is to be compared; `confirm` takes the result."""
         self._compares = step + self._reach <= self._last
-        if not self._compares:
-            return None
-        self._pending.append(self._read(step + self._reach))
-        return self._pending[-1].digest
+        if self._compares:
+            self._pending.append(self._read(step + self._reach))
+        return self.compared
 
     @property
-    def compared(self) -> Digest:
+    def compared(self) -> LocalStats:
         """What `prepare_next` has returned, while its result is not known."""
-        return self._pending[-1].digest if self._compares else None
+        return self._pending[-1].share if self._compares else LocalStats()
 
-    def confirm(self, *, identical: bool) -> None:
-        """Note whether the digests of what `prepare_next` looked at were the same."""
+    def confirm(self, agreed: ReducedStats) -> None:
+        """Note what ranks have agreed on of what `prepare_next` looked at."""
         if self._compares:
-            self._pending[-1] = attrs.evolve(self._pending[-1], identical=identical)
+            self._pending[-1] = self._confirmed(self._pending[-1], agreed)
         self._compares = False
+
+    def _confirmed(self, batch: PendingBatch, agreed: ReducedStats) -> PendingBatch:
+        if not agreed.digests_equal or batch.fault is not None:
+            return attrs.evolve(batch, identical=agreed.digests_equal)
+        return attrs.evolve(batch, fault=self._broken.mark(batch.step, batch.data, agreed.extra_sums))
 
     def mark_failed(self, step: int, fault: UserError) -> None:
         """Note why a step will fail as it begins."""
@@ -105,6 +114,9 @@ class BatchLookahead:
         with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
             data = self._cut(step)
             try:
-                return PendingBatch(step=step, data=data, digest=self._digest(data))
+                digest = self._digest(data)
+                found = self._broken.find(step, data)
+                return PendingBatch(step=step, data=data, share=LocalStats(digest=digest, extra_sums=found))
             except UserError as fault:  # raised when its step begins: this one is not lost for it
-                return PendingBatch(step=step, data=data, digest=_UNREADABLE if self._reach > 1 else None, fault=fault)
+                share = LocalStats(digest=_UNREADABLE if self._reach > 1 else None)
+                return PendingBatch(step=step, data=data, share=share, fault=fault)

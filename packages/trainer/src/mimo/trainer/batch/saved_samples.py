@@ -25,12 +25,14 @@ class KeptSamples:
 
     Args:
         numbers: of the samples, in the order of the step.
+        broken: places of those that count for nothing, as an item of them can't be decoded.
         base: where what is not kept is read; None where all is kept.
         kept_tokens, kept_weights, kept_ends, kept_infos, kept_places: of samples, by number.
         items: what encoders were given.
     """
 
     numbers: tuple[int, ...]
+    broken: tuple[int, ...] = ()
     base: Dataset | None = None
     kept_tokens: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     kept_weights: dict[int, tuple[float, ...] | None] = attrs.field(factory=dict)

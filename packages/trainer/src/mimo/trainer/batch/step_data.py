@@ -5,24 +5,48 @@ Everything here is computed from token ids and headers, the same on every rank; 
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
+from typing import Protocol, TypeAlias
 
 import attrs
 from torch import Tensor
 
-from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, pack
-from mimo.hooks import DataError, ItemInfo
+from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, is_read_failure, pack, retried
+from mimo.hooks import DataError, ItemInfo, RunError
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
-from mimo.topology import Edge, Ownership, StageId
+from mimo.topology import Coordinates, Edge, Ownership, StageId
 from mimo.trainer.batch.finite_items import finite_item
+from mimo.trainer.batch.handed_on import decoder_of, is_handed_on
 from mimo.trainer.batch.route_cache import RouteCache, Routes
 from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.token_shards import TokenCut
 from mimo.trainer.job.job import Job, JobModule
+
+Prepare: TypeAlias = Callable[[], Mapping[str, Tensor]]
+"""Returns what an encoder is given of an item."""
+
+
+class ItemAhead(Protocol):
+    """An item that is prepared before it is needed."""
+
+    def take(self) -> Mapping[str, Tensor]:
+        """Return what an encoder is given of it."""
+
+    def wait(self) -> BaseException | None:
+        """Return why it can't be prepared, None if it is."""
+
+
+@attrs.frozen(kw_only=True)
+class BrokenItem:
+    """Why an item can't be decoded, and whether this rank is the first of those that decode it for its encoder."""
+
+    error: DataError
+    is_first: bool
 
 
 class Microbatch:
@@ -54,6 +78,7 @@ class Microbatch:
         self._token_cuts: dict[int, TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
+        self._ahead: dict[tuple[str, int, int], ItemAhead] = {}
 
     def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
         """Return which microbatches, this among them, one pass of a module serves; by default this one alone."""
@@ -86,24 +111,96 @@ class Microbatch:
         Raises:
             DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
         """
-        items = self.items(module, lane)
+        return [self.prepare_one(module, lane, number) for number in range(len(self.items(module, lane)))]
+
+    def prepare_one(self, module: JobModule, lane: int, number: int) -> Mapping[str, Tensor]:
+        """Decode one of the items that a lane of an encoder reads, as `prepare` does."""
+        item = self.items(module, lane)[number]
+        ahead = self._ahead.pop((module.name, lane, number), None)
+        prepare = partial(self._blank if item.is_broken else self._prepare_item, module, item.info)
         if self._kept is None:
-            return [self._prepare_item(module, item.info) for item in items]
-        return [
-            self._kept.item(
-                (module.name, item.info.sample, item.info.index), partial(self._prepare_item, module, item.info)
-            )
-            for item in items
-        ]
+            return prepare() if ahead is None else ahead.take()
+        return self._kept.item((module.name, item.info.sample, item.info.index), prepare)
+
+    def own_items(self, module: JobModule, place: Coordinates) -> tuple[range | list[int], bool]:
+        """Return the numbers of the items of a lane that one of its ranks decodes, and whether others do the rest."""
+        items, ranks = self.items(module, place.dp), module.grid.cp * module.grid.tp
+        if ranks == 1 or not is_handed_on(items, self._job.settings.data.hand_on):
+            return range(len(items)), False
+        rank = place.cp * module.grid.tp + place.tp
+        return [number for number, item in enumerate(items) if decoder_of(item.info, ranks) == rank], True
+
+    def prepare_ahead(self, module: JobModule, place: Coordinates, submit: Callable[[Prepare], ItemAhead]) -> None:
+        """Have the items that a rank is to decode decoded before: once each, as what is prepared is handed over.
+
+        Args:
+            module: the encoder.
+            place: where the rank stands in its grid.
+            submit: has an item prepared, and returns what waits for it.
+        """
+        items = self.items(module, place.dp)
+        for number in self.own_items(module, place)[0]:
+            self._ahead[module.name, place.dp, number] = submit(partial(self._prepare_item, module, items[number].info))
+
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
+        """Return by position for which samples this rank can't decode an item, when all have been prepared ahead."""
+        found: dict[int, BrokenItem] = {}
+        for module, place in places:
+            positions = [
+                position
+                for position in self.owners(module).span(place.dp)
+                for item in self.layouts[position].items
+                if item.info.modality == module.modality
+            ]
+            numbers, is_shared = self.own_items(module, place)
+            for number in numbers:
+                error = self._ahead[module.name, place.dp, number].wait()
+                if isinstance(error, DataError):
+                    is_first = is_shared or place.cp == place.tp == 0
+                    found.setdefault(positions[number], BrokenItem(error=error, is_first=is_first))
+        return found
+
+    def mark_broken(self, positions: Sequence[int]) -> None:
+        """Have samples count for nothing, whose items can't be decoded here or elsewhere."""
+        gone = set(positions)
+        self.layouts = tuple(
+            layout.broken() if position in gone else layout for position, layout in enumerate(self.layouts)
+        )
+        for module in self._job.encoders:
+            for lane in range(module.grid.dp):
+                for number, item in enumerate(self.items(module, lane)):
+                    if item.is_broken and (ahead := self._ahead.pop((module.name, lane, number), None)) is not None:
+                        with contextlib.suppress(Exception):  # it is known, and whatever was prepared is let go
+                            ahead.take()
+
+    def _blank(self, module: JobModule, info: ItemInfo) -> Mapping[str, Tensor]:
+        """Return what stands in the place of an item that can't be decoded, until zeros take that of its rows."""
+        assert isinstance(module.spec, EncoderSpec)
+        assert module.spec.blank is not None
+        return finite_item(module.spec.prepare(module.config, module.spec.blank(info.size)))
+
+    def _read_item(self, module: JobModule, info: ItemInfo) -> tuple[tuple[int, ...], Mapping[str, Tensor] | None]:
+        """Return the size of an item, and what an encoder is given of it if that is what it was."""
+        assert isinstance(module.spec, EncoderSpec)
+        raw = self._dataset.raw(info.sample, info.index)
+        size = tuple(module.spec.measure(raw))
+        return size, module.spec.prepare(module.config, raw) if size == tuple(info.size) else None
 
     def _prepare_item(self, module: JobModule, info: ItemInfo) -> Mapping[str, Tensor]:
         assert isinstance(module.spec, EncoderSpec)
-        raw = self._dataset.raw(info.sample, info.index)
         try:
-            size = tuple(module.spec.measure(raw))
-            if size == tuple(info.size):
-                return finite_item(module.spec.prepare(module.config, raw))
+            size, prepared = retried(partial(self._read_item, module, info))
+            if prepared is not None:
+                return finite_item(prepared)
+        except (DataError, RunError):
+            raise  # the dataset's own, with its place
         except (ValueError, TypeError, OSError) as error:
+            if is_read_failure(error):  # no fault of the item
+                raise RunError(
+                    self._dataset.where(info.sample),
+                    expected="a file system that can be read",
+                    got=f"{info.modality} {info.index}: {error}",
+                ) from error
             raise DataError(
                 self._dataset.where(info.sample),
                 expected=f"an item that the {module.spec.name} encoder can read",
@@ -239,6 +336,33 @@ class StepData:
 
     microbatches: tuple[Microbatch, ...]
     samples: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Which samples of the dataset they are."""
+        return tuple(layout.sample for microbatch in self.microbatches for layout in microbatch.layouts)
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """The places of those that count for nothing, as an item of them can't be decoded."""
+        layouts = [layout for microbatch in self.microbatches for layout in microbatch.layouts]
+        return tuple(place for place, layout in enumerate(layouts) if any(item.is_broken for item in layout.items))
+
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
+        """Return by place for which samples this rank can't decode an item, when all have been prepared ahead."""
+        found, first = dict[int, BrokenItem](), 0
+        for microbatch in self.microbatches:
+            found |= {first + position: item for position, item in microbatch.find_broken(places).items()}
+            first += len(microbatch.layouts)
+        return found
+
+    def mark_broken(self, places: Sequence[int]) -> None:
+        """Have the samples at these places count for nothing."""
+        first = 0
+        for microbatch in self.microbatches:
+            count = len(microbatch.layouts)
+            microbatch.mark_broken([place - first for place in places if first <= place < first + count])
+            first += count
 
     @classmethod
     def cut(

@@ -30,6 +30,8 @@ MAX_BATCH = 1 << 18
 MAX_TOKENS = 1 << 24
 """Of a sample."""
 MAX_MODULES = 64
+MAX_WORKERS = 256
+MAX_AHEAD = 1 << 10
 MAX_TIMEOUT = 10**9
 """Seconds, some thirty years: what no clock of a system overflows by."""
 LANGUAGE = "language"
@@ -97,6 +99,29 @@ class DataSettings:
         "version of the order of samples, 1 or 2; 0: the newest, and of a resumed run its own",
         default=0,
         validator=[at_least(0), at_most(NEWEST_ORDER)],
+    )
+    workers: int = setting(
+        "threads of each rank that read and decode beside the step; 0: the step does it itself",
+        default=2,
+        validator=[at_least(0), at_most(MAX_WORKERS)],
+    )
+    ahead: int = setting(
+        "steps that these are ahead of the one that runs", default=2, validator=[at_least(0), at_most(MAX_AHEAD)]
+    )
+    ahead_bytes: int = setting(
+        "bytes of decoded items that wait on a rank at most, but for one that is larger",
+        default=1 << 30,
+        validator=[at_least(0)],
+    )
+    hand_on: int = setting(
+        "pixels or frames of a microbatch from which ranks that encode the same items decode each once; 0: any",
+        default=1 << 16,
+        validator=[at_least(0)],
+    )
+    max_broken: float = setting(
+        "share of the samples whose items may be broken, which then count for nothing; 0: the first ends the run",
+        default=0.0,
+        validator=[at_least(0), at_most(1)],
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
 

@@ -7,13 +7,13 @@ pictures reads one that no dataset knows to be pictures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from mimo.data import DataPart, Dataset, ends_of, load_image, open_image, parts_of, weights_of
+from mimo.data import DataPart, Dataset, ends_of, load_image, open_image, parts_of, retried, weights_of
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 
@@ -94,7 +94,8 @@ class MeasuredDataset:
         if encoder is None:  # refused when the sample is laid out
             return info
         try:
-            return attrs.evolve(info, size=_size(encoder, self._inner.raw(info.sample, info.index)))
+            raw = retried(partial(self._inner.raw, info.sample, info.index))
+            return attrs.evolve(info, size=retried(partial(_size, encoder, raw)))
         except UserError:
             raise  # the dataset's own, with its place
         except (ValueError, TypeError, OSError) as error:

@@ -91,7 +91,8 @@ class Progress:
         width = len(str(run.steps))
         text = (
             f"step {info.step:>{width}}/{run.steps}  loss {info.loss:7.4f}  "
-            f"{info.tokens_per_second:8,.0f} tokens/s  {show_seconds(left)} left"
+            f"{info.tokens_per_second:8,.0f} tokens/s  {show_seconds(left)} left  "
+            f"data {info.data_seconds:.2f} s"
         )
         return f"{text}  (skipped)" if info.skipped else text
 

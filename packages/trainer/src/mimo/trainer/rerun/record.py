@@ -62,6 +62,7 @@ class RankRecord:
         kept = self.samples
         text = {
             "numbers": list(kept.numbers),
+            "broken": list(kept.broken),
             "samples": [
                 {
                     "number": number,
@@ -144,7 +145,7 @@ def _read(data: Tensor) -> RankRecord:
     text = json.loads(bytes(data[_HEAD : _HEAD + length].tolist()))
     body = data[_HEAD + length :]
     arrays = [_array(entry, body) for entry in text["arrays"]]
-    kept = KeptSamples(numbers=_integers(text["numbers"]))
+    kept = KeptSamples(numbers=_integers(text["numbers"]), broken=_integers(text.get("broken", ())))
     for sample in text["samples"]:
         number = int(sample["number"])
         kept.kept_tokens[number] = tuple(arrays[sample["tokens"]].tolist())

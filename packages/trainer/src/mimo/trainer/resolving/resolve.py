@@ -287,6 +287,14 @@ def _data(
             fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
         )
     encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
+    for spec_of in encoders.values() if settings.data.max_broken else ():
+        if spec_of.blank is None:
+            raise ConfigError(
+                "data.max_broken",
+                expected=f"0, as encoder {spec_of.name!r} has no item to put in the place of a broken one",
+                got=repr(settings.data.max_broken),
+                fix="Leave it out, or have the plugin give `blank`.",
+            )
     return choice.plain(), measured(train, encoders), measured(evaluation, encoders)
 
 

@@ -17,6 +17,7 @@ from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
 
 _OF_MODULE = ("plugin", "modality", "config", "lora")
+_OF_LOADING = ("workers", "ahead", "ahead_bytes", "hand_on")
 _MISSING = "nothing"
 
 
@@ -77,7 +78,7 @@ def differences(job: Job, source: Source) -> Iterator[str]:
         return
     for section in ("data", "tokenizer"):
         if section in before:
-            yield from _compare(section, *(_without_order(table[section]) for table in (before, now)))
+            yield from _compare(section, *(_decisive(table[section]) for table in (before, now)))
     if "run" in before:
         yield from _compare("run", *(_only(table["run"], ("precision",)) for table in (before, now)))
     for module in job.modules:
@@ -201,13 +202,13 @@ def _covered(module: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(f"{module}.", pattern) for pattern in patterns)
 
 
-def _without_order(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a table of settings without the version of the order, which follows from what a run resumes."""
-    return {key: value for key, value in table.items() if key != "order"}
-
-
 def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     return {key: table[key] for key in keys if key in table}
+
+
+def _decisive(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a table of data without the keys on which samples don't depend, or that a resumed run keeps as they were."""
+    return {key: value for key, value in table.items() if key not in (*_OF_LOADING, "order")}
 
 
 def _within(table: Any, other: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -25,7 +26,7 @@ from mimo.trainer.resume.resume_point import Source, find_source, share_source
 from mimo.trainer.resume.save import Saving
 from mimo.trainer.run.end import end_run, report_failures
 from mimo.trainer.step.evaluator import Evaluation
-from mimo.trainer.step.trainer import Trainer
+from mimo.trainer.step.trainer import StepOutcome, Trainer
 
 
 def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
@@ -70,34 +71,34 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     saving = Saving(trainer, state, parts, partial(plugins.save_failed, run))
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
     driver = RerunDriver(machine, trainer)
-    last_step: StepInfo | None = None
-    try:
-        plugins.run_begin(run)
-        for step in range(run.first_step, settings.run.steps + 1):
-            progress.enter(f"step {step}")
-            plugins.step_begin(run, step)
-            outcome = driver.train(step)
-            last_step = outcome.info
-            plugins.step_end(run, last_step)
-            saving.report(step)
-            last, stops = step == settings.run.steps, outcome.stops
-            if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
-                progress.enter(f"evaluation after step {step}")
-                evaluation = trainer.evaluate_with_predictions(step)
-                if evaluation is not None:
-                    plugins.evaluated(run, _with_predictions(job, evaluation))
-            if last or stops or _is_due(step, settings.checkpoint.interval):
-                progress.enter(f"saving step {step}")
-                saving.save(step, now=last or stops)
-            if stops:
-                break
-        progress.enter("the end of the run")
-        saving.close()
-        end_run(plugins, run, group=process.objects)
-    except BaseException as error:
-        report_failures(plugins.fault(run, error))
-        raise
-    return last_step
+    outcome: StepOutcome | None = None
+    with contextlib.closing(trainer):
+        try:
+            plugins.run_begin(run)
+            for step in range(run.first_step, settings.run.steps + 1):
+                progress.enter(f"step {step}")
+                plugins.step_begin(run, step)
+                outcome = driver.train(step)
+                plugins.step_end(run, outcome.info)
+                saving.report(step)
+                last, stops = step == settings.run.steps, outcome.stops
+                if last or (_is_due(step, settings.run.evaluation_interval) and not stops):
+                    progress.enter(f"evaluation after step {step}")
+                    evaluation = trainer.evaluate_with_predictions(step)
+                    if evaluation is not None:
+                        plugins.evaluated(run, _with_predictions(job, evaluation))
+                if last or stops or _is_due(step, settings.checkpoint.interval):
+                    progress.enter(f"saving step {step}")
+                    saving.save(step, now=last or stops)
+                if stops:
+                    break
+            progress.enter("the end of the run")
+            saving.close()
+            end_run(plugins, run, group=process.objects)
+        except BaseException as error:
+            report_failures(plugins.fault(run, error))
+            raise
+    return None if outcome is None else outcome.info
 
 
 def _find(job: Job, process: ProcessInfo) -> Source | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch import Tensor
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
 from mimo.topology import Coordinates, Edge
+from mimo.trainer.batch.handed_on import Item, hand_on
 from mimo.trainer.batch.row_layout import held_rows
 from mimo.trainer.batch.step_data import Microbatch, StepData
 from mimo.trainer.job.job import Job, JobModule
@@ -19,8 +19,6 @@ from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.program import Program
 
 _ITEMS_SHOWN = 4
-Item: TypeAlias = Mapping[str, Tensor]
-"""What an encoder plugin prepares of an item: tensors by name."""
 
 
 class EncoderProgram(Program):
@@ -82,11 +80,28 @@ class EncoderProgram(Program):
         return sum(item.rows for item in items) if counts else 0
 
     def _prepare(self, batches: Sequence[Microbatch]) -> list[Item]:
-        """Decode the items of a pass, where they enter the encoder."""
+        """Return the items of a pass, where they enter the encoder; ranks may meet to hand on what each has decoded."""
         if not self.part.stage.is_first:
             return []
-        items = (item for batch in batches for item in batch.prepare(self.module, self.place.dp))
-        return [on_device(item, self.job, self.device) for item in items]
+        alone, shared = dict[int, Item](), dict[int, Item]()
+        fault: UserError | None = None
+        total, meets = 0, False
+        for batch in batches:
+            numbers, is_shared = batch.own_items(self.module, self.place)
+            meets = meets or is_shared
+            try:
+                for number in numbers if fault is None else ():
+                    item = batch.prepare_one(self.module, self.place.dp, number)
+                    (shared if is_shared else alone)[total + number] = on_device(item, self.job, self.device)
+            except UserError as error:
+                fault = error
+            total += len(batch.items(self.module, self.place.dp))
+        if meets:
+            groups = [group for group in (self._tensor, self._context) if group.size() > 1]
+            alone |= hand_on(shared, fault, groups=groups, device=self.device)
+        elif fault is not None:
+            raise fault
+        return [alone[number] for number in range(total)]
 
     def _encode(
         self, batches: Sequence[Microbatch], prepared: Sequence[Item], inputs: Mapping[str, Tensor]
@@ -97,7 +112,14 @@ class EncoderProgram(Program):
         rows = self.part.encode(prepared, [item.info.size for item in items], hidden)
         if self.part.stage.is_last:
             rows = take_rows(self.job, self.module, items, rows, self.place)
+            rows = without_broken(self.module, items, rows, self.place)
         return rows, items
+
+
+def places_of(programs: Iterable[Program]) -> list[tuple[JobModule, Coordinates]]:
+    """Return the encoders whose items enter at these stages of a rank, each with where it stands in their grids."""
+    firsts = (program for program in programs if isinstance(program, EncoderProgram) and program.part.stage.is_first)
+    return [*{program.module.name: (program.module, program.place) for program in firsts}.values()]
 
 
 def take_rows(
@@ -130,6 +152,18 @@ def take_rows(
             fix="Make them agree.",
         )
     return rows[: len(held)]
+
+
+def without_broken(module: JobModule, items: Sequence[PlacedItem], rows: Tensor, place: Coordinates) -> Tensor:
+    """Return the rows that a rank holds with zeros for those of items that can't be decoded, which get no gradient."""
+    if not any(item.is_broken for item in items):
+        return rows
+    total = sum(item.rows for item in items)
+    held, _ = held_rows(module, place, total)
+    broken = torch.tensor([item.is_broken for item in items]).repeat_interleave(
+        torch.tensor([item.rows for item in items])
+    )
+    return rows.masked_fill(broken[held.start : held.stop, None].to(rows.device), 0)
 
 
 def on_device(item: Item, job: Job, device: torch.device) -> Item:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
 
 import attrs
 import torch
@@ -14,9 +17,17 @@ from mimo.optimizer.runtime import LocalStats, ReducedStats
 from mimo.trainer.batch.digest import check_length, difference
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.plan_runner import PlanRunner
 from mimo.trainer.step.predictions import Prediction
+
+
+class MakeLoader(Protocol):
+    """Makes what reads batches by their numbers on a rank."""
+
+    def __call__(self, cut: Callable[[int], StepData], *, reach: int, last: int) -> StepLoader:
+        """Return it; see `StepLoader`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +57,7 @@ class Evaluator:
         digest: of samples returns what ranks compare.
         reduce: sums over all ranks.
         routes: found in earlier batches.
+        make_loader: makes what reads the batches.
         progress: where this rank reports what it does.
     """
 
@@ -56,6 +68,7 @@ class Evaluator:
     digest: Callable[[StepData], tuple[int, ...] | None]
     reduce: Callable[[LocalStats], ReducedStats]
     routes: RouteCache
+    make_loader: MakeLoader
     progress: Heartbeat
 
     @torch.no_grad()
@@ -72,9 +85,12 @@ class Evaluator:
         if not len(job.evaluation):
             return None
         share, predictions = LocalStats(), list[Prediction]()
-        for samples in _batches(job.evaluation, job.settings.evaluation_batch):
-            share += self.runner.evaluate(self._cut(job.evaluation, samples))
-            predictions += [prediction for program in self.runner.programs for prediction in program.predictions]
+        batches = [*_batches(job.evaluation, job.settings.evaluation_batch)]
+        loader = self.make_loader(partial(self._cut, job.evaluation, batches), reach=1, last=len(batches) - 1)
+        with contextlib.closing(loader):
+            for number, samples in enumerate(batches):
+                share += self.runner.evaluate(self._compared(loader, number, samples))
+                predictions += [prediction for program in self.runner.programs for prediction in program.predictions]
         sums = self.reduce(share)
         info = EvaluationInfo(
             step=step,
@@ -85,12 +101,14 @@ class Evaluator:
         has_first = bool(predictions) and job.graph.role(self.rank).places[job.language.name].dp == 0
         return Evaluation(info=info, predictions=tuple(predictions), has_first=has_first)
 
-    def _cut(self, dataset: Dataset, samples: Sequence[int]) -> StepData:
-        """Cut a batch, after all ranks have compared its samples."""
-        data = StepData.cut(
-            self.job, dataset, samples, microbatches=self.job.evaluation_microbatches, routes=self.routes
-        )
+    def _cut(self, dataset: Dataset, batches: Sequence[Sequence[int]], number: int) -> StepData:
+        microbatches = self.job.evaluation_microbatches
+        return StepData.cut(self.job, dataset, batches[number], microbatches=microbatches, routes=self.routes)
+
+    def _compared(self, loader: StepLoader, number: int, samples: Sequence[int]) -> StepData:
+        """Return a batch, after all ranks have compared its samples."""
         with self.progress.within(f"{self.progress.doing}, reading samples {samples[0]} to {samples[-1]}"):
+            data = loader.load(number)
             digest = self.digest(data)
         if not self.reduce(LocalStats(digest=digest)).digests_equal:
             raise difference(self.job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)

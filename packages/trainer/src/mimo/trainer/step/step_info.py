@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import attrs
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mimo.hooks import Flops, OptimizerBytes, StepInfo
 from mimo.model import LanguageModelSpec
@@ -21,6 +22,9 @@ from mimo.trainer.cost.peak import peak_of
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.traffic import TrafficReport
+
+DATA_SECONDS = "data.seconds"
+"""Name of the seconds that each rank has waited for data in the step's message."""
 
 
 class StepReport:
@@ -45,7 +49,14 @@ class StepReport:
     @property
     def extra_sums(self) -> Mapping[str, int]:
         """What ranks sum for it beside losses and counts: names and lengths, in the order of the step's message."""
-        return {**dict.fromkeys(self._announced.losses, 1), **self._announced.counts, **self._traffic.extra_sums}
+        sums = {**dict.fromkeys(self._announced.losses, 1), **self._announced.counts, **self._traffic.extra_sums}
+        return {**sums, DATA_SECONDS: self._job.world}
+
+    def data_share(self, rank: int, seconds: float) -> Mapping[str, Tensor]:
+        """Return what a rank that has waited so long for data adds to the sums: each has a place of its own."""
+        waited = torch.zeros(self._job.world, dtype=torch.float64)
+        waited[rank] = seconds
+        return {DATA_SECONDS: waited}
 
     def of(
         self,
@@ -78,6 +89,8 @@ class StepReport:
             rows=sums.rows,
             norms=result.norms,
             seconds=seconds,
+            data_seconds=float(sums.extra_sums[DATA_SECONDS].max()),
+            broken=len(data.broken),
             module_seconds={module.name: sums.seconds[module.name] / len(module.grid.ranks) for module in job.modules},
             tokens_per_second=sums.rows[job.language.name] / seconds,
             truncated=sums.counts["truncated"],

@@ -18,13 +18,16 @@ from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import LocalStats, ReducedStats, StepDecision, StepResult, agree
 from mimo.schedule import Plan
 from mimo.schedule.runtime import Record
+from mimo.trainer.batch.broken import BrokenSamples, broken_sums
 from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
+from mimo.trainer.step.encoder_program import places_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
 from mimo.trainer.step.plan_runner import PlanProgress, PlanRunner, check_plans
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
@@ -100,7 +103,7 @@ class Trainer:
         self._report = StepReport(job, traffic=traffic, device=device)
         self._tracer = Tracer(job, rank=rank, device=device, objects=objects)
         # With or without a probe: another length of the message could change the order in which its sums are taken.
-        sums = {**self._report.extra_sums, PASSES: len(computations(job.model_graph))}
+        sums = {**self._report.extra_sums, PASSES: len(computations(job.model_graph)), **broken_sums(job)}
         on_plan = PlanProgress(self._progress, job.graph.stage_ranks)
         self.parts = parts(job, rank=rank, device=device, extra_sums=sums, progress=on_plan, probe=probe)
         self.model, self.optimizer = self.parts.model, self.parts.optimizer
@@ -111,11 +114,15 @@ class Trainer:
         self._order = None if job.train is None else job.sample_order()
         self._data_begun = 0
         self._routes = RouteCache()
+        self._broken = BrokenSamples(job, places_of(self.programs))
+        reach = 1 + self._runner.prefetches
+        self._loader = self._make_loader(self._cut, reach=reach, last=job.settings.run.steps)
         self._lookahead = BatchLookahead(
-            cut=self._cut,
+            cut=self._loader.load,
             digest=self._digest,
+            broken=self._broken,
             agree=self._reduce,
-            reach=1 + self._runner.prefetches,
+            reach=reach,
             last=job.settings.run.steps,
             progress=self._progress,
         )
@@ -158,12 +165,12 @@ class Trainer:
             raise batch.fault
         if not batch.identical:
             raise difference(self.job, batch.data, where=f"step {step}", device=self.device)
-        return self._run(batch, following, record) + LocalStats(digest=self._lookahead.prepare_next(step))
+        return self._then_read(step, self._run(batch, following, record))
 
     def apply(self, step: int, decision: StepDecision) -> StepResult:
         """Update every module by what all ranks have agreed on, or skip the step on all ranks."""
         result = self.optimizer.apply(step, decision)
-        self._lookahead.confirm(identical=result.agreed.digests_equal)
+        self._lookahead.confirm(result.agreed)
         language = self.job.language
         assert isinstance(language.spec, LanguageModelSpec)
         if language.spec.experts is not None and not result.skipped:
@@ -184,12 +191,16 @@ class Trainer:
         assert self._last is not None
         batch, following = self._last
         share = self._run(batch if data is None else attrs.evolve(batch, data=data), following, None)
-        return share + LocalStats(digest=self._lookahead.compared)
+        return share + self._lookahead.compared
 
     def replay(self, step: int, data: StepData) -> LocalStats:
         """Run a step as `accumulate` does, from samples that nobody compares; nothing is made ahead for the next."""
-        share = self._run(PendingBatch(step=step, data=data, digest=None), None, None)
-        return share + LocalStats(digest=self._lookahead.prepare_next(step))
+        share = self._run(PendingBatch(step=step, data=data, share=LocalStats()), None, None)
+        return self._then_read(step, share)
+
+    def close(self) -> None:
+        """End the threads that read ahead. A trainer that is dropped does so too."""
+        self._loader.close()
 
     def evaluate(self, step: int) -> EvaluationInfo | None:
         """Run the held-out samples through the same path without backward; None where there are none.
@@ -210,6 +221,7 @@ class Trainer:
             digest=self._digest,
             reduce=self._reduce,
             routes=self._routes,
+            make_loader=self._make_loader,
             progress=self._progress,
         ).run(step)
 
@@ -248,7 +260,10 @@ class Trainer:
     def cut(self, saved: KeptSamples) -> StepData:
         """Return saved samples, cut as those of any step are; what is read of them from now on is saved too."""
         microbatches = self.job.microbatches
-        return StepData.cut(self.job, saved, saved.numbers, microbatches=microbatches, routes=self._routes, kept=saved)
+        data = StepData.cut(self.job, saved, saved.numbers, microbatches=microbatches, routes=self._routes, kept=saved)
+        if saved.broken:
+            data.mark_broken(saved.broken)
+        return data
 
     def _run(self, batch: PendingBatch, following: PendingBatch | None, record: Record | None) -> LocalStats:
         self._last = batch, following
@@ -257,6 +272,22 @@ class Trainer:
         if following is not None and (fault := self._runner.fault) is not None:
             self._lookahead.mark_failed(following.step, fault)
         return share + LocalStats(stops=int(self._progress.stops))
+
+    def _then_read(self, step: int, share: LocalStats) -> LocalStats:
+        """Return the share of a step whose forward and backward are done, with that of a later one that is read."""
+        share += self._lookahead.prepare_next(step)
+        return share + LocalStats(extra_sums=self._report.data_share(self.rank, self._loader.take_seconds()))
+
+    def _make_loader(self, cut: Callable[[int], StepData], *, reach: int, last: int) -> StepLoader:
+        """Return what reads batches by their numbers, for this rank."""
+        return StepLoader(
+            cut=cut,
+            places=places_of(self.programs),
+            settings=self.job.settings.data,
+            reach=reach,
+            last=last,
+            progress=self._progress,
+        )
 
     def _cut(self, step: int) -> StepData:
         job = self.job
@@ -268,7 +299,8 @@ class Trainer:
 
     def _reduce(self, share: LocalStats) -> ReducedStats:
         names = [module.name for module in self.job.modules]
-        return agree(share, squares={}, modules=names, counts=COUNTS, device=self.device)
+        sums = self._broken.extra_sums
+        return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=sums, device=self.device)
 
 
 def _own_rank(job: Job, device: torch.device | str) -> int:

@@ -1,0 +1,138 @@
+"""Reading beside the step changes no result, in any layout and with any number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import in_turn
+from jobs import CPU, make_job
+from oracle import Oracle
+from tables import Table, table, world_of
+from test_oracle import SP, Modules, on
+
+from mimo.hooks import DataError
+from mimo.testing import Pool
+from mimo.trainer import Trainer
+
+LAYOUTS: dict[str, Modules] = {
+    "disjoint, lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
+    "two encoders, colocated, tp2 and cp2": {
+        "vision": on(0, 1, tp=2, **SP),
+        "glyph": on(0, 1, cp=2),
+        "language": on(0, 1, tp=2),
+    },
+    "vision cp2 pp2 a step ahead": {
+        "vision": on(0, 3, cp=2, pp=2, frozen=True, prefetch=True, batch_factor=2),
+        "language": on(3, 4, pp=2),
+    },
+}
+LOADING: dict[str, dict[str, Any]] = {
+    "by the step": {"workers": 0},
+    "by two threads, three steps ahead, each item once": {"workers": 2, "ahead": 3, "hand_on": 0},
+    "by the step, some microbatches by one rank": {"workers": 0, "hand_on": 250},
+    "by two threads that may hold next to nothing": {"workers": 2, "ahead": 1, "ahead_bytes": 64},
+}
+
+
+def loaded(layout: str, how: str) -> Table:
+    """Return settings of a layout with four microbatches."""
+    settings = table(LAYOUTS[layout], microbatches=4)
+    settings["data"] |= LOADING[how]
+    return settings
+
+
+@pytest.mark.parametrize(("layout", "how"), in_turn(LAYOUTS, [*LOADING]))
+def test_loading_beside_the_step_changes_nothing(layout: str, how: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights after three steps equal one process that reads by a plain loop."""
+    assert oracle.check(loaded(layout, how)) == ""
+
+
+def run_counting(rank: int, settings: Table) -> list[tuple[int, int]]:
+    """Return which items this rank decodes in a step."""
+    trainer, decoded = Trainer(make_job(settings), rank=rank, device=CPU), list[tuple[int, int]]()
+    train: Any = trainer.job.train
+    raw = train.raw
+
+    def counting(sample: int, index: int) -> Any:
+        decoded.append((sample, index))
+        return raw(sample, index)
+
+    train.raw = counting
+    trainer.accumulate(1)
+    trainer.close()
+    return decoded
+
+
+def test_ranks_of_a_lane_decode_each_item_once(pool: Pool) -> None:
+    """Where they hand on; otherwise each decodes all of them."""
+    settings = table({"vision": on(0, 3, cp=2, tp=2, **SP), "language": on(0, 0)}, microbatches=2)
+    settings["data"] |= {"workers": 2, "ahead": 0}
+    settings["run"]["steps"] = 1  # else the next step is read too
+    alone, shared = (
+        pool.run(4, run_counting, {**settings, "data": {**settings["data"], "hand_on": bound}}) for bound in (10**6, 0)
+    )
+    once = sorted(alone[0])
+    assert len(set(once)) == len(once) > 0
+    assert all(sorted(found) == once for found in alone)
+    assert sorted(item for found in shared for item in found) == once
+    assert all(len(found) < len(once) for found in shared)
+
+
+BROKEN = [4, 13, 25, 26, 51, 68, 77, 90]
+
+
+def with_broken(layout: str, how: str) -> Table:
+    """Return settings under which the pictures of eight of 96 samples can't be decoded."""
+    settings = loaded(layout, how)
+    settings["data"] |= {"broken": BROKEN, "max_broken": 0.1}
+    return settings
+
+
+@pytest.mark.parametrize(("layout", "how"), in_turn(LAYOUTS, [*LOADING]))
+def test_broken_pictures_leave_the_same_rest_in_every_layout(layout: str, how: str, oracle: Oracle) -> None:
+    """Their rows are zeros and their samples weigh nothing, as in one plain process; all else is learned."""
+    assert oracle.check(with_broken(layout, how)) == ""
+
+
+def run_broken(rank: int, settings: Table, share: float) -> tuple[list[int], str]:
+    """Return how many samples of each of three steps are broken, and what ends the run before its end."""
+    settings = {**settings, "data": {**settings["data"], "max_broken": share}}
+    trainer, counts = Trainer(make_job(settings), rank=rank, device=CPU), list[int]()
+    for step in (1, 2, 3):
+        try:
+            counts.append(trainer.train(step).broken)
+        except DataError as error:
+            return counts, str(error)
+    return counts, ""
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS])
+def test_all_ranks_count_the_same_broken_samples_and_stop_beyond_the_share(layout: str, pool: Pool) -> None:
+    """At the beginning of the step that has one too many, with the place of a sample in words that are the same."""
+    settings = with_broken(layout, "by two threads, three steps ahead, each item once")
+    world = world_of(settings)
+    (first, none), *others = pool.run(world, run_broken, settings, 0.5)
+    assert (sum(first) > 3, none) == (True, "")
+    assert others == [(first, "")] * len(others)
+    share = (sum(first[:2]) - 1) / 96
+    (counts, said), *others = pool.run(world, run_broken, settings, share)
+    assert counts == first[: len(counts)]
+    assert len(counts) < 2
+    assert "synthetic:" in said
+    assert f"in all but {sum(first[:2]) - 1} of 96 samples" in said
+    assert others == [(counts, said)] * len(others)
+
+
+def run_waiting(rank: int, settings: Table) -> list[float]:
+    """Return the seconds that steps have waited for data, as this rank is told."""
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    return [trainer.train(step).data_seconds for step in (1, 2)]
+
+
+def test_all_ranks_know_how_long_the_slowest_has_waited_for_data(pool: Pool) -> None:
+    """Also the ranks of the language model, which decode nothing."""
+    settings = loaded("disjoint, lanes 2 to 3", "by the step")
+    first, *others = pool.run(world_of(settings), run_waiting, settings)
+    assert all(seconds > 0 for seconds in first)
+    assert others == [first] * len(others)

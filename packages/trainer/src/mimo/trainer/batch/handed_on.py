@@ -1,0 +1,116 @@
+"""Items that the ranks of a lane decode once between them: each hands its share on to the others.
+
+They meet in the forward that needs the items, which all run in the same order: nothing is sent beside it, so that
+no collective of theirs can overtake another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mimo.data import PlacedItem
+from mimo.hooks import DataError, ItemInfo, UserError
+from mimo.topology.collectives import all_gather_json, all_gather_single
+
+Item: TypeAlias = Mapping[str, Tensor]
+"""What an encoder plugin prepares of an item: tensors by name."""
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_ALIGNED = 16
+"""Bytes at whose multiples tensors begin in a message: any of their elements can be read where they lie."""
+
+
+def is_handed_on(items: Sequence[PlacedItem], bound: int) -> bool:
+    """Return whether ranks decode the items of a microbatch once between them: where there is enough to decode.
+
+    Args:
+        items: that all of them take.
+        bound: pixels, frames, or whatever sizes of items count, from which it is.
+    """
+    return bool(items) and sum(prod(item.info.size) for item in items) >= bound
+
+
+def decoder_of(info: ItemInfo, ranks: int) -> int:
+    """Return which of so many ranks decodes an item."""
+    return (info.sample + info.index) % ranks
+
+
+def hand_on(
+    own: Mapping[int, Item],
+    fault: UserError | None,
+    *,
+    groups: Iterable[dist.ProcessGroup],
+    device: torch.device,
+) -> Mapping[int, Item]:
+    """Return all items of a pass by number; collective in each group, one after the other.
+
+    Args:
+        own: what this rank has decoded, each number on one rank only.
+        fault: why it can't decode one of its own.
+        groups: in which ranks meet: those of each axis over which a lane has several.
+        device: where items lie.
+
+    Raises:
+        DataError: one of the ranks has a fault; the same on all, but for those that have their own.
+    """
+    items, said = dict(own), None if fault is None else _fields(fault)
+    for group in groups:
+        header = {"fault": said, "items": [[number, _describe(item)] for number, item in sorted(items.items())]}
+        headers: list[Any] = all_gather_json(header, group)
+        said = next((other["fault"] for other in headers if other["fault"] is not None), None)
+        # Where one has a fault nobody sends, but all meet the ranks of the next group, who don't know of it.
+        if said is None:
+            items = _exchange(items, [other["items"] for other in headers], group, device)
+    if fault is not None:
+        raise fault
+    if said is not None:
+        raise DataError(said["where"], expected=said["expected"], got=said["got"], fix=said["fix"])
+    return items
+
+
+def _exchange(
+    items: Mapping[int, Item], described: Sequence[Any], group: dist.ProcessGroup, device: torch.device
+) -> dict[int, Item]:
+    sizes = [sum(_room(dtype, shape) for _, item in one for _, dtype, shape in item) for one in described]
+    mine = torch.zeros(max(*sizes, _ALIGNED), dtype=torch.uint8, device=device)
+    at = 0
+    for _, item in sorted(items.items()):
+        for _, tensor in sorted(item.items()):
+            raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+            mine[at : at + len(raw)] = raw
+            at += _room(str(tensor.dtype), tensor.shape)
+    gathered = mine.new_empty(len(sizes), len(mine))
+    all_gather_single(gathered, mine, group)
+    found: dict[int, Item] = {}
+    for row, one in zip(gathered, described, strict=True):
+        rest = row
+        for number, item in one:
+            found[number], rest = _read(rest, item)
+    return found
+
+
+def _describe(item: Item) -> list[Any]:
+    return [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(item.items())]
+
+
+def _room(dtype: str, shape: Sequence[int]) -> int:
+    return -(-prod(shape) * _DTYPES[dtype].itemsize // _ALIGNED) * _ALIGNED
+
+
+def _read(rest: Tensor, item: Sequence[Any]) -> tuple[Item, Tensor]:
+    """Return an item that begins a message, and the rest of the message."""
+    found: dict[str, Tensor] = {}
+    for name, dtype, shape in item:
+        count = prod(shape) * _DTYPES[dtype].itemsize
+        found[name] = rest[:count].view(_DTYPES[dtype]).view(shape)
+        rest = rest[_room(dtype, shape) :]
+    return found, rest
+
+
+def _fields(fault: UserError) -> Mapping[str, str]:
+    return {"where": fault.where, "expected": fault.expected, "got": fault.got, "fix": fault.fix}
