@@ -207,7 +207,7 @@ def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _decisive(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a table of data without the keys on which samples don't depend, or that a resumed run keeps as they were."""
+    """Return a table of data without keys on which samples don't depend, or that a resumed run keeps."""
     return {key: value for key, value in table.items() if key not in (*_OF_LOADING, "order")}
 
 
