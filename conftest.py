@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
 # Where ranks outnumber cores, whoever is woken would take the core of the thread that wakes it and that holds a lock of
 # gloo's; another thread of gloo's tries that lock in a loop until then, for a third of all CPU time.
-os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+if sys.platform == "linux":
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 _DETACH = 2  # unmounts although a process may still have a file open there
 
