@@ -1,6 +1,17 @@
 """Samples and their token layout, packing, sampling, and what dataset and tokenizer plugins are written against."""
 
 from mimo.data import hookspecs
+from mimo.data.placement import (
+    EncoderLoads,
+    Loads,
+    PlacedMicrobatch,
+    in_whole_numbers,
+    lane_costs,
+    lane_rows,
+    place_by_cost,
+    place_by_count,
+    step_cost,
+)
 from mimo.data.samples import (
     NO_LABEL,
     Dataset,
@@ -58,9 +69,12 @@ __all__ = [
     "Conversation",
     "Dataset",
     "DatasetSpec",
+    "EncoderLoads",
     "LimitedTokenizer",
+    "Loads",
     "Packed",
     "PlacedItem",
+    "PlacedMicrobatch",
     "Reference",
     "SampleLayout",
     "SplitName",
@@ -71,6 +85,9 @@ __all__ = [
     "TokenizerSpec",
     "ends_of",
     "image_size",
+    "in_whole_numbers",
+    "lane_costs",
+    "lane_rows",
     "lay_out",
     "load_image",
     "named_template",
@@ -78,5 +95,8 @@ __all__ = [
     "open_image",
     "pack",
     "parse_conversation",
+    "place_by_cost",
+    "place_by_count",
+    "step_cost",
     "weights_of",
 ]

@@ -6,7 +6,7 @@ A 0 that is said to follow stays 0 here: `mimo.trainer.resolving.resolve` works 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -23,9 +23,13 @@ from mimo.trainer.config.fields import (
 )
 from mimo.trainer.config.rerun_settings import RerunSettings
 
+Balance: TypeAlias = Literal["cost", "count"]
+"""How the samples of a step are placed on microbatches and lanes, and their items on lanes."""
 MAX_STEPS = 10**12
 MAX_BATCH = 1 << 18
 """Of samples of a step."""
+MAX_PLACED = 1 << 16
+"""Of samples of a step that are placed by cost."""
 MAX_TOKENS = 1 << 24
 """Of a sample."""
 MAX_MODULES = 64
@@ -91,6 +95,10 @@ class DataSettings:
         "longer samples are cut, never inside an item's rows",
         default=1024,
         validator=[at_least(1), at_most(MAX_TOKENS)],
+    )
+    balance: Literal["auto", "cost", "count"] = setting(
+        "place samples and items by cost or by count; auto: cost, but as it was in a run that is resumed",
+        default="auto",
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
 

@@ -76,7 +76,7 @@ def differences(job: Job, source: Source) -> Iterator[str]:
         return
     for section in ("data", "tokenizer"):
         if section in before:
-            yield from _compare(section, before[section], now[section])
+            yield from _compare(section, *(_without(table[section], "balance") for table in (before, now)))
     if "run" in before:
         yield from _compare("run", *(_only(table["run"], ("precision",)) for table in (before, now)))
     for module in job.modules:
@@ -87,6 +87,17 @@ def differences(job: Job, source: Source) -> Iterator[str]:
     if "optimizer" in before:
         clips = (_only(table["optimizer"], ("clip", "clip_groups")) for table in (before, now))
         yield from _compare("optimizer", *clips)
+
+
+def with_balance(job: Job, source: Source | None) -> Job:
+    """Return the job with samples placed as in the run that it resumes, unless its own settings say how.
+
+    A run that has said nothing about it was by count.
+    """
+    if source is None or source.finetunes or job.settings.data.balance != "auto":
+        return job
+    saved = source.manifest.config.get("data")
+    return job.balanced("cost" if isinstance(saved, Mapping) and saved.get("balance") == "cost" else "count")
 
 
 def _check_modules(job: Job, source: Source) -> Iterator[ConfigError]:
@@ -209,6 +220,10 @@ def _covered(module: str, patterns: tuple[str, ...]) -> bool:
 
 def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     return {key: table[key] for key in keys if key in table}
+
+
+def _without(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return {name: value for name, value in table.items() if name != key}
 
 
 def _within(table: Any, other: Any) -> Any:

@@ -103,7 +103,7 @@ def samples(job: Job, size: int) -> StepData:
         job.train,
         StepSampler(len(job.train), total, run.seed).samples(1),
         microbatches=job.microbatches,
-    )
+    )  # by count: measured is how time grows with the samples of a lane
 
 
 def split_backwards(plan: Plan) -> Plan:

@@ -19,7 +19,7 @@ from mimo.trainer.report.predictions import Predictions
 from mimo.trainer.rerun.driver import RerunDriver
 from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.resume.attempt import last_attempt, note_begin
-from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.compatibility import check_source, with_balance
 from mimo.trainer.resume.load import Resumed, begin, resume
 from mimo.trainer.resume.resume_point import Source, find_source, share_source
 from mimo.trainer.resume.save import Saving
@@ -34,6 +34,9 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     It returns None where no step was left.
     """
     progress = process.heartbeat
+    progress.enter("finding what to begin with")
+    source = _find(job, process)
+    job = with_balance(job, source)
     progress.enter("building the model")
     machine = RerunStateMachine(job, process)
     trainer = Trainer(
@@ -46,7 +49,6 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     )
     progress.enter("loading")
     settings = job.settings
-    source = _find(job, process)
     run = RunInfo(
         name=settings.run.name,
         directory=job.directory,

@@ -66,8 +66,7 @@ class StepReport:
             optimizer_bytes: of `add_up_memory`.
         """
         job, sums = self._job, result.agreed
-        layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
-        samples = SampleStats.of_layouts(job, layouts)
+        samples = SampleStats.of_layouts(job, data.layouts)
         return StepInfo(
             step=step,
             loss=result.loss,

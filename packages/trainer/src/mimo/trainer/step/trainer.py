@@ -22,6 +22,7 @@ from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
+from mimo.trainer.batch.sample_costs import sample_costs
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
@@ -112,6 +113,7 @@ class Trainer:
         self._sampler = None if job.train is None else StepSampler(len(job.train), run.global_batch, run.seed)
         self._data_begun = 0
         self._routes = RouteCache()
+        self._costs = sample_costs(job)
         self._lookahead = BatchLookahead(
             cut=self._cut,
             digest=self._digest,
@@ -244,7 +246,15 @@ class Trainer:
     def cut(self, saved: KeptSamples) -> StepData:
         """Return saved samples, cut as those of any step are; what is read of them from now on is saved too."""
         microbatches = self.job.microbatches
-        return StepData.cut(self.job, saved, saved.numbers, microbatches=microbatches, routes=self._routes, kept=saved)
+        return StepData.cut(
+            self.job,
+            saved,
+            saved.numbers,
+            microbatches=microbatches,
+            routes=self._routes,
+            kept=saved,
+            costs=self._costs,
+        )
 
     def _run(self, batch: PendingBatch, following: PendingBatch | None, record: Record | None) -> LocalStats:
         self._last = batch, following
@@ -257,7 +267,14 @@ class Trainer:
     def _cut(self, step: int) -> StepData:
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
-        return StepData.cut(job, job.train, self.samples(step), microbatches=job.microbatches, routes=self._routes)
+        return StepData.cut(
+            job,
+            job.train,
+            self.samples(step),
+            microbatches=job.microbatches,
+            routes=self._routes,
+            costs=self._costs,
+        )
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
         return digest_of(data) if self.holds_modules else None
