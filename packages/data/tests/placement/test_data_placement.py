@@ -33,9 +33,7 @@ class Step:
 
     def by_cost(self) -> tuple[PlacedMicrobatch, ...]:
         """Place it by cost."""
-        return place_by_cost(
-            self.language, self.encoders, microbatches=self.microbatches, micro_batch=self.micro_batch
-        )
+        return place_by_cost(self.language, self.encoders, microbatches=self.microbatches, micro_batch=self.micro_batch)
 
     def by_count(self) -> tuple[PlacedMicrobatch, ...]:
         """Place it by count."""
@@ -51,9 +49,7 @@ class Step:
 
 def passes(microbatches: int, factor: int) -> tuple[tuple[int, ...], ...]:
     """Return passes over so many microbatches each."""
-    return tuple(
-        tuple(range(first, min(first + factor, microbatches))) for first in range(0, microbatches, factor)
-    )
+    return tuple(tuple(range(first, min(first + factor, microbatches))) for first in range(0, microbatches, factor))
 
 
 def make_step(seed: int, *, even: bool = False) -> Step:
@@ -171,9 +167,7 @@ def test_placement_keeps_items_at_home_where_nothing_is_gained() -> None:
         samples=np.array([0, 0, 0, 0, 0, 0, 1, 1]),
         homes=((0,), (1,)),
     )
-    language = Loads(
-        costs=np.array([9, 8], dtype=np.int64), rows=np.array([6, 2]), lanes=2, stages=1, passes=((0,),)
-    )
+    language = Loads(costs=np.array([9, 8], dtype=np.int64), rows=np.array([6, 2]), lanes=2, stages=1, passes=((0,),))
     (placed,) = place_by_cost(language, [encoder], microbatches=1, micro_batch=1)
     assert placed.samples == (0, 1)
     assert [placed.items[0].lane_of(item) for item in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]

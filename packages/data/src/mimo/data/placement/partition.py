@@ -73,7 +73,7 @@ def relieve(costs: Whole, rows: Whole, bins_of: Whole, bins: int, *, most_rows: 
 
     Changes ``bins_of``. It ends where nothing lowers the fullest bin.
     """
-    if not len(costs) or bins < 2:
+    if not len(costs):
         return
     loads = np.bincount(bins_of, weights=costs, minlength=bins).astype(np.int64)
     held = np.bincount(bins_of, weights=rows, minlength=bins).astype(np.int64)
@@ -120,7 +120,8 @@ def partition_near(
     limit then, all go where `partition` puts them.
 
     Args:
-        costs, rows: ``[N]``.
+        costs: ``[N]``, from 0 on.
+        rows: ``[N]``.
         homes: of each thing, bins that it need not travel to; none is legal.
         bins: how many there are.
         most_rows: that a bin may hold.

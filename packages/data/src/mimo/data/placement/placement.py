@@ -115,7 +115,8 @@ def _items_of(encoder: EncoderLoads, samples: Whole) -> Whole:
     starts = np.searchsorted(encoder.samples, samples)
     counts = np.searchsorted(encoder.samples, samples, side="right") - starts
     offsets = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
+    found: Whole = np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
+    return found
 
 
 def _by_cost(

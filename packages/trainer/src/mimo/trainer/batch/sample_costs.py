@@ -68,9 +68,7 @@ class SampleCosts:
             self._items[key] = self._operations(module, stats)
         return self._items[key]
 
-    def loads(
-        self, layouts: Sequence[SampleLayout], *, microbatches: int
-    ) -> tuple[Loads, tuple[EncoderLoads, ...]]:
+    def loads(self, layouts: Sequence[SampleLayout], *, microbatches: int) -> tuple[Loads, tuple[EncoderLoads, ...]]:
         """Return what a step of these samples costs the language model and each encoder of the job."""
         job = self._job
         items = [
@@ -183,9 +181,7 @@ def _scales(job: Job) -> dict[str, float]:
     profile, formula = job_costs(job), formula_costs(job).trained(job.graph)
 
     def seconds(costs: Costs, module: str) -> float:
-        return sum(
-            costs.seconds(kind, stage, 1) for stage in job.stages_of(module) for kind in ("forward", "backward")
-        )
+        return sum(costs.seconds(kind, stage, 1) for stage in job.stages_of(module) for kind in ("forward", "backward"))
 
     return {
         module.name: seconds(profile, module.name) / (seconds(formula, module.name) or 1.0) for module in job.modules

@@ -210,7 +210,9 @@ class Microbatch:
     def _boundary(self, edge: Edge, rank: int) -> Route:
         modality = self._job.module(edge.source.module).modality
         source, target = (self._end(end, modality) for end in (edge.source, edge.target))
-        return boundary_route(rank=rank, source=source, target=target, rows=[item.rows for item in self._items[modality]])
+        return boundary_route(
+            rank=rank, source=source, target=target, rows=[item.rows for item in self._items[modality]]
+        )
 
     def _end(self, stage: StageId, modality: str) -> End:
         """Return where the rows of each item of a modality lie in a stage."""
@@ -297,9 +299,7 @@ class StepData:
 
         def by_count() -> Sequence[tuple[Microbatch, Sequence[int]]]:
             spans = [range(len(samples))[index * each : (index + 1) * each] for index in range(microbatches)]
-            return [
-                (Microbatch(job, dataset, samples[span.start : span.stop], routes, kept), span) for span in spans
-            ]
+            return [(Microbatch(job, dataset, samples[span.start : span.stop], routes, kept), span) for span in spans]
 
         def by_cost(costs: SampleCosts) -> Sequence[tuple[Microbatch, Sequence[int]]]:
             layouts = [job.lay_out(dataset, sample) for sample in samples]
@@ -343,9 +343,7 @@ class StepData:
     def layouts(self) -> list[SampleLayout]:
         """The layouts of all samples, in the order of the step, wherever they are placed."""
         found = [
-            pair
-            for microbatch, positions in self._made
-            for pair in zip(positions, microbatch.layouts, strict=True)
+            pair for microbatch, positions in self._made for pair in zip(positions, microbatch.layouts, strict=True)
         ]
         return [layout for _, layout in sorted(found, key=itemgetter(0))]
 

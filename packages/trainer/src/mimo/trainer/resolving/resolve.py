@@ -131,7 +131,7 @@ def _balance(settings: Settings) -> Balance:
             expected=f"'count' where run.global_batch is above {MAX_PLACED}, as each rank reads the headers of all "
             "samples of a step before it can place them by cost",
             got=repr(asked),
-            fix="Set data.balance = \"count\", or run.global_batch to less.",
+            fix='Set data.balance = "count", or run.global_batch to less.',
         )
     if asked == "auto":
         return "cost" if batch <= MAX_PLACED else "count"

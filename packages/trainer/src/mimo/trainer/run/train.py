@@ -35,8 +35,7 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     """
     progress = process.heartbeat
     progress.enter("finding what to begin with")
-    source = _find(job, process)
-    job = with_balance(job, source)
+    job, source = _find(job, process)
     progress.enter("building the model")
     machine = RerunStateMachine(job, process)
     trainer = Trainer(
@@ -102,10 +101,11 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     return last_step
 
 
-def _find(job: Job, process: ProcessInfo) -> Source | None:
-    """Return what a run begins with, as rank 0 sees it."""
+def _find(job: Job, process: ProcessInfo) -> tuple[Job, Source | None]:
+    """Return what a run begins with, as rank 0 sees it, and the job as it goes on with that."""
     last = last_attempt(job.directory, os.environ)
-    return share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
+    source = share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
+    return with_balance(job, source), source
 
 
 def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> Resumed:
