@@ -35,6 +35,7 @@ class Row:
 ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.data": {
         "samples": Row(),
+        "placement": Row(),
         "text": Row("samples"),
         "sources": Row("samples text"),
     },

@@ -20,8 +20,8 @@ from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch
 from mimo.topology import Ownership
 
 Whole = NDArray[np.int64]
-_ROUNDS = 64
-"""How often the fullest bin of a step or lane of a pass is relieved at most."""
+_ROUNDS = 24
+"""How often bins of a step, or lanes of a pass, exchange at most."""
 
 
 def place_by_count(
@@ -129,20 +129,19 @@ def _by_cost(
     if bins is None:
         return None
     group = _grouped(bins, encoders, lanes, microbatches)
-    ordered = np.lexsort((np.arange(len(bins)), bins, group[bins]))
-    found: list[tuple[Whole, Ownership]] = []
-    ends = np.searchsorted(group[bins][ordered], np.arange(microbatches + 1))
+    number = np.argsort(np.argsort(group, kind="stable"), kind="stable") % lanes  # of each bin in its microbatch
+    of_sample = group[bins]
+    found = []
     for index in range(microbatches):
-        samples = ordered[ends[index] : ends[index + 1]]
-        own = np.flatnonzero(group == index)
-        found.append((samples, Ownership.of(np.searchsorted(own, bins[samples]).tolist(), lanes)))
+        samples = np.flatnonzero(of_sample == index)
+        found.append((samples, number[bins[samples]]))
     items = [_place_items(one, found, even, language, encoders, number) for number, one in enumerate(encoders)]
     if any(one is None for one in items):
         return None
     return tuple(
         PlacedMicrobatch(
             samples=tuple(samples.tolist()),
-            owners=owners,
+            owners=_owned(owners, lanes),
             items=tuple(one[index] for one in items if one is not None),
         )
         for index, (samples, owners) in enumerate(found)
@@ -155,6 +154,10 @@ def _grouped(bins: Whole, encoders: Sequence[EncoderLoads], lanes: int, microbat
     if microbatches == 1 or not encoders:
         return np.arange(count) // lanes
     sums = [np.bincount(bins[one.samples], weights=one.costs, minlength=count).astype(np.int64) for one in encoders]
+    if len(encoders) == 1:
+        found = partition(sums[0], np.zeros_like(sums[0]), microbatches, most_rows=0, rounds=_ROUNDS, spare=0)
+        assert found is not None, "no rows are more than none"
+        return found
     shares = np.stack([(own << 12) // max(int(own.sum()) // count, 1) for own in sums])  # [encoders, bins]
     loads, room = np.zeros((len(encoders), microbatches), dtype=np.int64), np.full(microbatches, lanes)
     group = np.zeros(count, dtype=np.int64)
@@ -169,28 +172,35 @@ def _grouped(bins: Whole, encoders: Sequence[EncoderLoads], lanes: int, microbat
 
 def _place_items(
     encoder: EncoderLoads,
-    placed: Sequence[tuple[Whole, Ownership]],
+    placed: Sequence[tuple[Whole, Whole]],
     even: Sequence[PlacedMicrobatch],
     language: Loads,
     encoders: Sequence[EncoderLoads],
     number: int,
 ) -> dict[int, Ownership] | None:
-    """Place the items of an encoder, pass by pass; None where a bound can't be kept."""
+    """Place the items of an encoder, pass by pass; None where a bound can't be kept.
+
+    Args:
+        encoder: whose.
+        placed: the samples of each microbatch, and the language lane of each of them.
+        even: the placement by count.
+        language: what samples cost the language model.
+        encoders: all of them.
+        number: of this one.
+    """
     most = max(map(max, lane_rows(language, encoders, even, number)), default=0)
     found: dict[int, Ownership] = {}
+    homes = np.array([[*own, *(-1,) * (max(map(len, encoder.homes)) - len(own))] for own in encoder.homes])
     for served in encoder.passes:
         things = [_items_of(encoder, placed[index][0]) for index in served]
         together = np.concatenate(things)
-        homes: list[tuple[int, ...]] = []
-        for index in served if any(encoder.homes) else ():
-            samples, owners = placed[index]
-            counts = np.searchsorted(encoder.samples, samples, side="right") - np.searchsorted(encoder.samples, samples)
-            for position, count in enumerate(counts.tolist()):
-                homes += [encoder.homes[owners.lane_of(position)]] * count
+        owners = np.zeros(len(language.costs), dtype=np.int64)
+        for index in served:
+            owners[placed[index][0]] = placed[index][1]
         lanes = partition_near(
             encoder.costs[together],
             encoder.rows[together],
-            homes,
+            _homes_of(homes, owners[encoder.samples[together]]),
             encoder.lanes,
             most_rows=most,
             rounds=_ROUNDS,
@@ -199,6 +209,31 @@ def _place_items(
             return None
         first = 0
         for index, own in zip(served, things, strict=True):
-            found[index] = Ownership.of(lanes[first : first + len(own)].tolist(), encoder.lanes)
+            found[index] = _owned(lanes[first : first + len(own)], encoder.lanes)
             first += len(own)
     return found
+
+
+def _homes_of(homes: Whole, lanes: Whole) -> Whole:
+    """Return where each item of a pass is at home, from the language lane of its sample; in turn if in several.
+
+    Args:
+        homes: of each language lane, -1 behind them.
+        lanes: of each item's sample.
+    """
+    count = (homes >= 0).sum(1)
+    if not count.any():
+        return np.full(len(lanes), -1)
+    order = np.argsort(lanes, kind="stable")
+    turn = np.empty_like(lanes)
+    turn[order] = np.arange(len(lanes)) - np.searchsorted(lanes[order], lanes[order])
+    found: Whole = homes[lanes, turn % np.maximum(count, 1)[lanes]]
+    return found
+
+
+def _owned(lanes: Whole, count: int) -> Ownership:
+    """Return who owns what, as `Ownership.of` does."""
+    bounds = (0, *np.cumsum(np.bincount(lanes, minlength=count)).tolist())
+    if (lanes[1:] >= lanes[:-1]).all():
+        return Ownership(bounds)
+    return Ownership(bounds, tuple(np.argsort(lanes, kind="stable").tolist()))

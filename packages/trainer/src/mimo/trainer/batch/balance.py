@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mimo.data import StepSampler, lane_costs
+from mimo.data import SampleLayout, StepSampler, lane_costs
+from mimo.schedule import Costs
 from mimo.trainer.batch.sample_costs import SampleCosts
 from mimo.trainer.config.settings import Balance
 from mimo.trainer.job.job import Job
@@ -40,7 +41,17 @@ def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
     assert job.train is not None, "this job was resolved without training data"
     run = job.settings.run
     samples = StepSampler(len(job.train), run.global_batch, run.seed).samples(step)
-    layouts, costs = [job.lay_out(job.train, sample) for sample in samples], SampleCosts(job)
+    return balance_of(job, [job.lay_out(job.train, sample) for sample in samples], SampleCosts(job))
+
+
+def balance_of(job: Job, layouts: Sequence[SampleLayout], costs: SampleCosts) -> Mapping[Balance, StepBalance]:
+    """Return the same of a step of these samples.
+
+    Args:
+        job: the whole.
+        layouts: of a step's samples, in order.
+        costs: of this job.
+    """
     language, encoders = costs.loads(layouts, microbatches=job.microbatches)
     found: dict[Balance, StepBalance] = {}
     for balance in BALANCES:
@@ -59,3 +70,9 @@ def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
             loads[module.name] = tuple(shares[index] for index in range(job.microbatches))
         found[balance] = StepBalance(loads=loads)
     return found
+
+
+def with_loads(job: Job, costs: Costs, balance: StepBalance) -> Costs:
+    """Return the costs of a step whose microbatches cost what their slowest lanes have to do."""
+    loads = {stage.module: balance.loads[job.built(stage).module] for stage in job.graph.stages}
+    return attrs.evolve(costs, loads=loads)

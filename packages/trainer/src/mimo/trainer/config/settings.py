@@ -97,7 +97,7 @@ class DataSettings:
         validator=[at_least(1), at_most(MAX_TOKENS)],
     )
     balance: Literal["auto", "cost", "count"] = setting(
-        "place samples and items by cost or by count; auto: cost, but as it was in a run that is resumed",
+        "by what samples and items are spread over lanes: cost or count; auto: cost, or as in a run that is resumed",
         default="auto",
     )
     config: Mapping[str, Any] = rest("the plugin's keys")

@@ -13,7 +13,7 @@ from rich.text import Text
 from mimo.hooks import ConfigError, DataError, PlanError
 from mimo.schedule import Costs, Plan, Simulation, check, simulate, write_page, write_trace
 from mimo.topology import show_ranks
-from mimo.trainer.batch.balance import StepBalance, step_balance
+from mimo.trainer.batch.balance import step_balance, with_loads
 from mimo.trainer.commands.tables.memory import show_bytes
 from mimo.trainer.config.settings import Balance
 from mimo.trainer.cost.step_cost import job_costs
@@ -102,12 +102,6 @@ def placed_seconds(job: Job, costs: Costs) -> Mapping[Balance, float]:
     return {
         how: simulate(job.plan, job.graph, with_loads(job, costs, balance)).seconds for how, balance in found.items()
     }
-
-
-def with_loads(job: Job, costs: Costs, balance: StepBalance) -> Costs:
-    """Return costs of microbatches that cost what their slowest lanes have to do."""
-    loads = {stage.module: balance.loads[job.built(stage).module] for stage in job.graph.stages}
-    return attrs.evolve(costs, loads=loads)
 
 
 def origin_of(job: Job) -> str:
