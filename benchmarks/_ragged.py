@@ -19,10 +19,13 @@ from mimo.hooks import ItemInfo, Kind
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.runtime import find_installed
 
-MICRO_BATCH = 4
 MICROBATCHES = 8
+_REPEATED = 30
+"""So often the few clips there are stand among the samples."""
 _SIDE = 448
 """Longer sides of pictures are scaled to it."""
+_STEPS = 40
+"""At most, of an epoch."""
 _LETTERS = 4
 """Of a token, about."""
 _VIT = {"patch": 14, "width": 768, "layers": 12, "heads": 12, "intermediate": 3072}
@@ -39,12 +42,14 @@ class Sizes:
         encoder: plugin of the module that reads the items.
         config: its settings.
         modality: of the items.
+        micro_batch: samples of a microbatch for each language lane.
     """
 
     samples: Sequence[tuple[int, Sequence[tuple[int, int]]]]
     encoder: str = "vit"
     config: Mapping[str, Any] = attrs.field(factory=lambda: _VIT)
     modality: str = "image"
+    micro_batch: int = 4
 
 
 def draw_ragged(count: int) -> Sizes:
@@ -74,7 +79,7 @@ def read_stamps() -> Sizes:
                 size = (max(int(height * scale), 14), max(int(width * scale), 14))
                 lines = captions.read_text(encoding="utf-8", errors="replace").splitlines()
                 found += [(len(line) // _LETTERS + 1, (size,)) for line in lines if line.strip()]
-    return Sizes(samples=found)
+    return Sizes(samples=found, micro_batch=16)
 
 
 def read_clips() -> Sizes:
@@ -88,7 +93,7 @@ def read_clips() -> Sizes:
         for path in sorted(folder.rglob("*.wav")):
             with wave.open(str(path)) as clip:
                 found.append((len(path.stem) // _LETTERS + 1, ((clip.getnframes(), clip.getframerate()),)))
-    return Sizes(samples=found, encoder="whisper", config=_WHISPER, modality="audio")
+    return Sizes(samples=found * _REPEATED, encoder="whisper", config=_WHISPER, modality="audio", micro_batch=32)
 
 
 class _package:  # noqa: N801 -- used as a function
@@ -167,8 +172,8 @@ def make_job(sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1) -> Job:
         "run": {
             "name": "balance",
             "steps": 1,
-            "global_batch": MICRO_BATCH * MICROBATCHES * lanes,
-            "micro_batch": MICRO_BATCH,
+            "global_batch": sizes.micro_batch * MICROBATCHES * lanes,
+            "micro_batch": sizes.micro_batch,
         },
         "data": {"plugin": "sizes", "max_tokens": 1 << 14},
         "tokenizer": {"plugin": "word", "words": ["word"]},
@@ -194,9 +199,9 @@ def make_job(sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1) -> Job:
 
 
 def steps_of(job: Job) -> Iterator[Sequence[int]]:
-    """Yield the samples of each step of an epoch, in the order of training; of few samples, of a few epochs."""
+    """Yield the samples of each step of an epoch, in the order of training."""
     assert job.train is not None
     batch = job.settings.run.global_batch
     sampler = StepSampler(len(job.train), batch, job.settings.run.seed)
-    for step in range(1, max(len(job.train) // batch, 4) + 1):
+    for step in range(1, min(max(len(job.train) // batch, 1), _STEPS) + 1):
         yield sampler.samples(step)

@@ -2,7 +2,7 @@
 
 Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
 pictures and clips (`_ragged`, of which each is fetched by apt; without it, it is left out). Steps are those of training,
-of 8 microbatches of 4 samples a lane. Ratios are means over steps: the time of the slowest lanes over that of lanes that
+of 8 microbatches of 4 samples a lane, of pictures with a caption 16, of clips 32, as these are smaller. Ratios are means over steps: the time of the slowest lanes over that of lanes that
 all have the same to do; the simulated time of a step with these over one with those, which is the bound that no
 placement can pass; and CPU milliseconds in which a rank places a microbatch on 1,024 ranks: 512 lanes of the encoder, 64 of 8 tensor ranks.
 ``nox -s bench -- balance [--rounds N]`` prints them, and as its last line one JSON object.
@@ -77,6 +77,7 @@ def time_placing(rounds: int) -> Found:
     costs = SampleCosts(job)
     layouts = [job.lay_out(job.train, sample) for sample in next(steps_of(job))]
     language, encoders = costs.loads(layouts, microbatches=MICROBATCHES)
+
     def took() -> float:
         start = time.process_time()
         place_by_cost(language, encoders, microbatches=MICROBATCHES, micro_batch=job.settings.run.micro_batch)

@@ -29,7 +29,9 @@ _FINE = 9
 """A difference of 2^-9 of what is in a bin isn't made smaller."""
 
 
-def partition(costs: Whole, rows: Whole, bins: int, *, most_rows: int, rounds: int, spare: int = _SPARE) -> Whole | None:
+def partition(
+    costs: Whole, rows: Whole, bins: int, *, most_rows: int, rounds: int, spare: int = _SPARE
+) -> Whole | None:
     """Return the bin ``[N]`` of each thing; None where no way was found that keeps within ``most_rows``.
 
     Args:
@@ -58,9 +60,7 @@ def partition(costs: Whole, rows: Whole, bins: int, *, most_rows: int, rounds: i
     return found if spare and _fill(order, costs, rows, found, empty, empty, most_rows) else None
 
 
-def partition_near(
-    costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_rows: int, rounds: int
-) -> Whole | None:
+def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_rows: int, rounds: int) -> Whole | None:
     """Return the bin of each thing as `partition` does, most of them at home.
 
     The costliest first, a bin keeps what is at home there as long as it has no more than bins have on average, or than
@@ -89,7 +89,9 @@ def partition_near(
     found[order[stays]] = own[stays]
     kept, left = order[stays], np.sort(order[~stays])
     left = left[np.argsort(-costs[left], kind="stable")]
-    loads, held = (np.bincount(found[kept], weights=one[kept], minlength=bins).astype(np.int64) for one in (costs, rows))
+    loads, held = (
+        np.bincount(found[kept], weights=one[kept], minlength=bins).astype(np.int64) for one in (costs, rows)
+    )
     near = None
     if _fill(left, costs, rows, found, loads, held, most_rows):
         slots = _slots_of(found, costs, bins)

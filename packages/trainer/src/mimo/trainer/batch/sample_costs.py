@@ -122,34 +122,20 @@ class SampleCosts:
         return self._lengths[length]
 
     def _operations(self, module: JobModule, stats: SampleStats) -> float:
-        """Return a rank's share of the operations of a module; those of rows where no formula is known."""
+        """Return a rank's share of the operations of a module.
+
+        Without a formula, a row of an encoder is as costly as a token of the language model, whatever that is.
+        """
         grid = module.grid
-        if module.spec.flops is None:
-            rows = sum(stats.lengths)
-            if isinstance(module.spec, EncoderSpec):
-                rows = sum(module.spec.rows(module.config, size) for size in stats.sizes[module.modality])
-            return rows * self._row(module) * self._scales[module.name]
-        found = module_operations(self._job, module.name, stats)
-        return (found.forward + found.backward + found.repeated) * self._scales[module.name] / (grid.cp * grid.tp)
-
-    def _row(self, module: JobModule) -> float:
-        """Return a rank's share of the operations of one row, from the shapes of parameters."""
-        key = (module.name, ())
-        if key not in self._items:
-            from mimo.trainer.cost.from_shapes import op_costs_from_shapes  # imports torch
-
-            stages = [self._job.stage(stage) for stage in self._job.model_graph.stages if stage.module == module.name]
-            costs = [
-                cost
-                for stage in stages
-                for cost in op_costs_from_shapes(module, stage, hidden=self._job.hidden, rows=1).values()
-            ]
-            backward = any(module.trains)
-            total = sum(
-                cost.forward + (cost.input_gradient + cost.weight_gradient if backward else 0.0) for cost in costs
-            )
-            self._items[key] = total / (module.grid.cp * module.grid.tp)
-        return self._items[key]
+        if module.spec.flops is not None:
+            found = module_operations(self._job, module.name, stats)
+            total = found.forward + found.backward + found.repeated
+        elif isinstance(module.spec, EncoderSpec):
+            rows = sum(module.spec.rows(module.config, size) for size in stats.sizes[module.modality])
+            return rows * self._length(1)
+        else:
+            total = float(sum(stats.lengths))
+        return total * self._scales[module.name] / (grid.cp * grid.tp)
 
 
 def sample_costs(job: Job) -> SampleCosts | None:
