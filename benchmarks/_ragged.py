@@ -105,14 +105,16 @@ class _package:  # noqa: N801 -- used as a function
     def __enter__(self) -> Path:
         self._folder = Path(tempfile.mkdtemp())
         try:
-            for command in (["apt-get", "download", self._name], ["dpkg", "-x", "", "files"]):
-                words = [next(map(str, self._folder.glob("*.deb"))) if not word else word for word in command]
-                subprocess.run(words, cwd=self._folder, check=True, capture_output=True)
+            self._run("apt-get", "download", self._name)
+            self._run("dpkg", "-x", str(next(self._folder.glob("*.deb"))), "files")
         except (subprocess.CalledProcessError, StopIteration) as error:
             shutil.rmtree(self._folder)
             msg = f"package {self._name} can't be had: {error}"
             raise OSError(msg) from error
         return self._folder / "files"
+
+    def _run(self, *words: str) -> None:
+        subprocess.run(words, cwd=self._folder, check=True, capture_output=True)  # noqa: S603 -- words of this file
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder)

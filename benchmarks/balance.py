@@ -1,10 +1,13 @@
 """How evenly lanes share the work of ragged samples, placed by count and by cost: computed, not run.
 
 Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
-pictures and clips (`_ragged`, of which each is fetched by apt; without it, it is left out). Steps are those of training,
-of 8 microbatches of 4 samples a lane, of pictures with a caption 16, of clips 32, as these are smaller. Ratios are means over steps: the time of the slowest lanes over that of lanes that
-all have the same to do; the simulated time of a step with these over one with those, which is the bound that no
-placement can pass; and CPU milliseconds in which a rank places a microbatch on 1,024 ranks: 512 lanes of the encoder, 64 of 8 tensor ranks.
+pictures and clips (`_ragged`; each is fetched by apt, and left out without it). Steps are those of training, of 8
+microbatches of 4 samples a lane; of pictures with a caption, which are smaller, of 16 too, and of clips of 32: of 4,
+the largest one alone often takes longer than a lane has to do on average.
+
+Ratios are means over steps: the time of the slowest lanes over that of lanes that all have the same to do; and the
+simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
+milliseconds in which a rank places a microbatch on 1,024 ranks: 512 lanes of the encoder, 64 of 8 tensor ranks.
 ``nox -s bench -- balance [--rounds N]`` prints them, and as its last line one JSON object.
 """
 
@@ -18,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+import attrs
 from _found import Found, report
 from _ragged import MICROBATCHES, Sizes, draw_ragged, make_job, read_clips, read_stamps, steps_of
 
@@ -35,6 +39,8 @@ SOURCES: Mapping[str, Callable[[], Sizes]] = {
     "drawn": partial(draw_ragged, SAMPLES),
     "stamps": read_stamps,
     "clips": read_clips,
+    "stamps, 4 a lane": lambda: attrs.evolve(read_stamps(), micro_batch=4),
+    "clips, 4 a lane": lambda: attrs.evolve(read_clips(), micro_batch=4),
 }
 
 

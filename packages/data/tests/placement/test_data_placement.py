@@ -174,6 +174,15 @@ def test_placement_keeps_items_at_home_where_nothing_is_gained() -> None:
     assert lane_costs(language, [encoder], (placed,), 0) == [[24, 24]]
 
 
+def test_placement_lets_large_samples_wait_for_one_another() -> None:
+    """Of text alone, one sample a lane, those that are long share microbatches: the others needn't wait for them."""
+    lengths = [90, 5, 5, 90, 90, 5, 5, 90]
+    language = Loads(costs=np.array(lengths), rows=np.array(lengths), lanes=2, stages=1, passes=passes(4, 1))
+    step = Step(language=language, encoders=(), microbatches=4, micro_batch=1)
+    assert [{lengths[sample] for sample in one.samples} for one in step.by_cost()] == [{90}, {90}, {5}, {5}]
+    assert (step_cost(language, (), step.by_cost()), step_cost(language, (), step.by_count())) == (190, 360)
+
+
 def test_placement_of_ragged_samples_is_nearly_even() -> None:
     """Text alone in a third of samples, else up to ten pictures: the slowest lanes are at most a few percent over."""
     rng = random.Random(5)

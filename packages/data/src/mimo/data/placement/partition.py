@@ -3,10 +3,12 @@
 Longest processing time first: the costliest go first, each to the bin that has least (R. L. Graham, Bounds on
 multiprocessing timing anomalies, SIAM J. Appl. Math. 17, 1969). Here a whole round of as many things as there are bins
 goes at once, the costliest of it to the bin that has least, so that numpy does the work. Then fuller and emptier bins
-are paired, and each pair exchanges the two things, or moves the one, that leave it most even, again and again: pairwise
-differencing (N. Karmarkar, R. Karp, The differencing method of set partitioning, 1982) undone and done again.
+are paired, and each pair exchanges the two things, or moves the one, that leave it most even, again and again, as
+G. Finn and E. Horowitz do with the fullest and the emptiest (A linear time approximation algorithm for multiprocessor
+scheduling, BIT 19, 1979).
 
-All is in whole numbers, ties go to the lowest number: every platform finds the same. B bins, K things of a bin, N of all.
+All is in whole numbers, ties go to the lowest number: every platform finds the same. B bins, K things of a bin, N of
+all.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ suffices for the one suffices for the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch
 from mimo.topology import Ownership
 
 Whole = NDArray[np.int64]
+_UNEVEN = 105
+"""Percent of the average that the fullest bin may have while bins count as even."""
 _ROUNDS = 24
 """How often bins of a step, or lanes of a pass, exchange at most."""
 
@@ -39,7 +42,9 @@ def place_by_count(
         for encoder in encoders:
             low, high = np.searchsorted(encoder.samples, [samples.start, samples.stop])
             counts = np.bincount(encoder.samples[low:high] - samples.start, minlength=len(samples))
-            items.append(Ownership.even(len(samples), encoder.lanes).scaled(counts.tolist()))
+            ends = np.concatenate([[0], np.cumsum(counts[: len(samples)])])
+            bounds = ends[np.array(Ownership.even(len(samples), encoder.lanes).bounds)]
+            items.append(Ownership(tuple(bounds.tolist())))
         owners = Ownership.even(len(samples), language.lanes)
         found.append(PlacedMicrobatch(samples=tuple(samples), owners=owners, items=tuple(items)))
     return tuple(found)
@@ -57,10 +62,8 @@ def place_by_cost(
         micro_batch: samples of a microbatch for each language lane, by count.
     """
     even = place_by_count(language, encoders, microbatches=microbatches, micro_batch=micro_batch)
-    found = _by_cost(language, encoders, even)
-    if found is None or step_cost(language, encoders, found) >= step_cost(language, encoders, even):
-        return even
-    return found
+    choices = (even, *_by_cost(language, encoders, even))
+    return min(choices, key=partial(step_cost, language, encoders))  # of equal ones the first
 
 
 def step_cost(language: Loads, encoders: Sequence[EncoderLoads], placed: Sequence[PlacedMicrobatch]) -> int:
@@ -121,14 +124,37 @@ def _items_of(encoder: EncoderLoads, samples: Whole) -> Whole:
 
 def _by_cost(
     language: Loads, encoders: Sequence[EncoderLoads], even: Sequence[PlacedMicrobatch]
-) -> tuple[PlacedMicrobatch, ...] | None:
-    """Place by cost; None where a bound can't be kept."""
+) -> Iterator[tuple[PlacedMicrobatch, ...]]:
+    """Yield placements by cost that keep the bounds, if there are any."""
     lanes, microbatches = language.lanes, len(even)
     most = max(map(max, lane_rows(language, encoders, even)), default=0)
     bins = partition(language.costs, language.rows, lanes * microbatches, most_rows=most, rounds=_ROUNDS)
     if bins is None:
-        return None
-    group = _grouped(bins, encoders, lanes, microbatches)
+        return
+    groups = [_grouped(bins, encoders, lanes, microbatches)]
+    loads = np.bincount(bins, weights=language.costs, minlength=lanes * microbatches).astype(np.int64)
+    if not encoders or int(loads.max()) * len(loads) > int(loads.sum()) * _UNEVEN // 100:
+        # Bins that wait for one another have about the same to do, where all can't have.
+        groups.append(np.argsort(np.argsort(-loads, kind="stable"), kind="stable") // lanes)
+    for group in groups:
+        placed = _placed(language, encoders, even, bins, group)
+        if placed is not None:
+            yield placed
+
+
+def _placed(
+    language: Loads, encoders: Sequence[EncoderLoads], even: Sequence[PlacedMicrobatch], bins: Whole, group: Whole
+) -> tuple[PlacedMicrobatch, ...] | None:
+    """Return the placement of samples in bins, and of these in microbatches; None where a bound can't be kept.
+
+    Args:
+        language: what samples cost the language model.
+        encoders: what items cost each encoder.
+        even: the placement by count.
+        bins: of each sample.
+        group: of each bin its microbatch.
+    """
+    lanes, microbatches = language.lanes, len(even)
     number = np.argsort(np.argsort(group, kind="stable"), kind="stable") % lanes  # of each bin in its microbatch
     of_sample = group[bins]
     found = []
