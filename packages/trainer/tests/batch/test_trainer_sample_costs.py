@@ -65,7 +65,7 @@ def test_one_place_needs_no_costs() -> None:
     assert sample_costs(make_job(settings())) is not None
 
 
-def test_balance_tells_the_slowest_lanes_from_the_mean() -> None:
+def test_balance_is_that_of_the_slowest_lanes() -> None:
     """Of 3 microbatches of 4 samples for each of 2 lanes, in which one sample in four has all the items."""
     job = make_job(settings())
     layouts = [layout(sample, 8, 8 if sample % 8 == 0 else 0) for sample in range(24)]

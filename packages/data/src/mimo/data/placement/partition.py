@@ -159,18 +159,20 @@ def _exchange(slots: Whole, costs: Whole, rows: Whole, *, most_rows: int, rounds
     for turn in range(rounds):  # each with other pairs
         order = np.argsort(loads, kind="stable")
         high, low = order[::-1][:half], np.roll(order[:half], turn)
-        apart = loads[high] - loads[low]
-        wide = apart > fine
+        difference = loads[high] - loads[low]
+        wide = difference > fine
         if not wide.any() or loads[high[0]] <= enough or misses >= min(half, _MISSES):
             return
-        high, low, apart = high[wide], low[wide], apart[wide]
+        high, low, difference = high[wide], low[wide], difference[wide]
         own, other = slots[high, -width:], slots[low, -width:]
         shift = costs[own][:, :, None] - costs[other][:, None, :]  # [pairs, K, K] from the fuller to the emptier
         more = rows[own][:, :, None] - rows[other][:, None, :]
         fits = (held[low][:, None, None] + more <= most_rows) & (held[high][:, None, None] - more <= most_rows)
-        after = np.where(fits, np.abs(apart[:, None, None] - 2 * shift), apart[:, None, None]).reshape(len(high), -1)
+        after = np.where(fits, np.abs(difference[:, None, None] - 2 * shift), difference[:, None, None]).reshape(
+            len(high), -1
+        )
         best = after.argmin(1)
-        pair = np.flatnonzero(after[np.arange(len(high)), best] < apart)
+        pair = np.flatnonzero(after[np.arange(len(high)), best] < difference)
         if not len(pair):
             misses += 1
             continue
