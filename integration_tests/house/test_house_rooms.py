@@ -37,6 +37,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "loading": Row(),
         "samples": Row(),
         "order": Row("samples"),
+        "placement": Row(),
         "text": Row("samples"),
         "index": Row(),
         "sources": Row("loading samples text index"),

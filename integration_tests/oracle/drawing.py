@@ -62,6 +62,7 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     _draw_training(rng, settings)
     settings = _draw_optimizer(rng, settings)
     settings["data"]["weights"] = rng.choice(("none", "none", "mixed", "first"))
+    settings["data"]["balance"] = rng.choice(("cost", "cost", "count"))
     return settings
 
 

@@ -55,6 +55,7 @@ def describe(settings: Table) -> str:
     data = settings["data"]
     parts.append(
         f"seed {settings['run']['seed']}, pictures {data['pictures']}, weights {data['weights']}, "
+        f"by {data['balance']}, "
         f"cut at {data['max_tokens']}"
     )
     optimizer = settings["optimizer"]

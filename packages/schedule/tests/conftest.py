@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, get_args
 
 import attrs
@@ -174,12 +174,12 @@ class PlacedEdge:
         cells = self.cells(end)
         each = len(cells) // end.grid.dp
         for lane in range(end.grid.dp):
-            bounds = end.owners.bounds
-            first, last = (sum(self.rows[: bounds[at]]) for at in (lane, lane + 1))
-            cut = Cut((0, last - first), (0,)) if end.cut is None else end.cut(lane)
+            starts = [0, *accumulate(self.rows)]
+            own = [row for at in end.owners.span(lane) for row in range(starts[at], starts[at + 1])]
+            cut = Cut((0, len(own)), (0,)) if end.cut is None else end.cut(lane)
             for (start, stop), cell in zip(pairwise(cut.bounds), cut.cells, strict=True):
                 for rank in cells[lane * each + cell]:
-                    found[rank] += range(first + start, first + stop)
+                    found[rank] += own[start:stop]
         return found
 
 
@@ -236,7 +236,8 @@ def _even_end(grid: Grid, rows: tuple[int, ...], *, sequence_parallel: bool) -> 
 
 def _draw_end(choice: random.Random, grid: Grid, stage: int, rows: tuple[int, ...]) -> End:
     anyhow = (0, *sorted(choice.randint(0, len(rows)) for _ in range(grid.dp - 1)), len(rows))
-    owners = choice.choice([*[Ownership.even(len(rows), grid.dp)] * 3, Ownership(anyhow)])
+    anywhere = Ownership.of([choice.randrange(grid.dp) for _ in rows], grid.dp)
+    owners = choice.choice([*[Ownership.even(len(rows), grid.dp)] * 2, Ownership(anyhow), anywhere, anywhere])
     sequence_parallel = choice.random() < 0.4
     cells = grid.cp * grid.tp if sequence_parallel else grid.cp
     cuts = [_draw_cut(choice, [rows[at] for at in owners.span(lane)], cells) for lane in range(grid.dp)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_simulate_shows_time_bubbles_and_memory_by_rank(
         assert sum(float(cell.rstrip("%")) for cell in share[1:] if cell != "-") == pytest.approx(100, abs=0.3)
     kept = [line.split()[1:] for line in lines if line.startswith(("0-1 ", "2-3 ")) and "MiB" in line]
     assert [line[:2] == line[2:] and line[1] == "MiB" for line in kept] == [True, True]
+
+
+def test_what_placing_by_cost_gains_is_shown(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of ragged samples: a step takes less by cost than by count, and its slowest lanes are nearer to the mean."""
+    texts = ["a" * (400 if sample % 2 else 4) for sample in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    overrides = ["run.micro_batch=2", "run.seed=2"]
+    assert run(["simulate", file, "--out", str(tmp_path / "out"), *overrides]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("as the slowest lanes"))
+    count, cost = re.findall(r"([\d.]+) [mµ]s placed", line)
+    assert float(cost) < float(count)
+    assert line.endswith("(here by cost)")
+    assert run(["check", file, *overrides, "data.balance=count"]) == 0
+    *_, heads, row = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["module", "by", "count", "(here)", "by", "cost"]
+    assert float(row.split()[2]) == pytest.approx(1.0, abs=0.02)
+    assert float(row.split()[1]) > 1.2
 
 
 def test_simulate_writes_a_trace_and_a_page(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from eye import Table, make_job, on, table
 from mimo.checkpoint import Manifest, OwnedEntry
 from mimo.hooks import ConfigError
 from mimo.trainer.config.settings import LoadSettings
-from mimo.trainer.resume.compatibility import check_source, differences, optimizer_settings
+from mimo.trainer.resume.compatibility import check_source, differences, optimizer_settings, with_balance
 from mimo.trainer.resume.resume_point import Source
 
 BOTH = {"vision": on(0, 0), "language": on(0, 0)}
@@ -179,3 +179,37 @@ def test_a_checkpoint_without_settings_differs_in_nothing() -> None:
     assert list(differences(make_job(settings()), bare)) == []
     assert source.trained([]) == {"vision", "language"}
     assert not bare.trained([])
+
+
+def test_samples_are_placed_as_in_the_run_that_is_resumed() -> None:
+    """By cost, by count where the run was or has never said, and always as the settings say if they do."""
+
+    def resumed(now: Table, source: Source | None) -> tuple[str, str]:
+        job = with_balance(make_job(now), source)
+        return job.balance, job.plain["data"]["balance"]
+
+    silent, by_cost, by_count = settings(), settings(), settings()
+    by_cost["data"]["balance"], by_count["data"]["balance"] = "cost", "count"
+    config = {**make_job(silent).plain}
+    config["data"] = {key: value for key, value in config["data"].items() if key != "balance"}
+    source = saved_by(silent)
+    older = attrs.evolve(source, manifest=attrs.evolve(source.manifest, config=config))
+    assert resumed(silent, None) == ("cost", "cost")
+    assert resumed(silent, source) == ("cost", "cost")
+    assert resumed(silent, saved_by(by_count)) == ("count", "count")
+    assert resumed(silent, older) == ("count", "count")
+    assert resumed(silent, attrs.evolve(older, finetunes=True)) == ("cost", "cost")
+    assert resumed(by_cost, older) == ("cost", "cost")
+    assert list(differences(make_job(by_count), older)) == []
+
+
+def test_more_samples_than_can_be_read_first_are_placed_by_count() -> None:
+    """Each rank would read the headers of all of a step; who asks for it is refused."""
+    many = settings()
+    many["run"]["global_batch"] = many["run"]["micro_batch"] = 1 << 17
+    assert make_job(many).balance == "count"
+    many["data"]["balance"] = "cost"
+    with pytest.raises(
+        ConfigError, match=r"data\.balance: expected 'count' where run\.global_batch is above 65536, .* got 'cost'"
+    ):
+        make_job(many)

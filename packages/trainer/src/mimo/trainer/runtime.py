@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from mimo.trainer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from mimo.trainer.batch.balance import StepBalance, balance_of, with_loads
     from mimo.trainer.batch.route_cache import RouteCache
+    from mimo.trainer.batch.sample_costs import SampleCosts
     from mimo.trainer.batch.step_data import Microbatch, StepData
     from mimo.trainer.batch.step_loader import StepLoader
     from mimo.trainer.commands.plugin_checks.check import check_plugin
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from mimo.trainer.convert.published_parts import Reader, installed_readers
     from mimo.trainer.cost.memory import RankMemory, estimate_memory
     from mimo.trainer.cost.parameter_names import check_patterns_of
+    from mimo.trainer.cost.step_cost import job_costs
     from mimo.trainer.decoding.prompt import prepared_item
     from mimo.trainer.job.job import JobModule
     from mimo.trainer.rerun.driver import RerunDriver
@@ -71,9 +74,12 @@ else:  # a test compares the two
             "RerunSettings": "config.rerun_settings",
             "RerunStateMachine": "rerun.machine",
             "RouteCache": "batch.route_cache",
+            "SampleCosts": "batch.sample_costs",
             "Saving": "resume.save",
             "Source": "resume.resume_point",
+            "StepBalance": "batch.balance",
             "StepData": "batch.step_data",
+            "balance_of": "batch.balance",
             "check_patterns_of": "cost.parameter_names",
             "check_plugin": "commands.plugin_checks.check",
             "check_source": "resume.compatibility",
@@ -83,6 +89,7 @@ else:  # a test compares the two
             "find_installed": "config.plugin_kinds",
             "find_source": "resume.resume_point",
             "installed_readers": "convert.published_parts",
+            "job_costs": "cost.step_cost",
             "join_path": "config.plain_values",
             "language_batch": "step.language_program",
             "load_model": "run.inference",
@@ -99,6 +106,7 @@ else:  # a test compares the two
             "step_folder": "resume.resume_point",
             "structure": "config.structure",
             "train_rank": "run.train",
+            "with_loads": "batch.balance",
         },
     )
 
@@ -121,11 +129,14 @@ __all__ = [
     "RerunStateMachine",
     "RouteCache",
     "RunState",
+    "SampleCosts",
     "Saving",
     "Source",
+    "StepBalance",
     "StepData",
     "StepLoader",
     "StepOutcome",
+    "balance_of",
     "check_patterns_of",
     "check_plugin",
     "check_source",
@@ -135,6 +146,7 @@ __all__ = [
     "find_installed",
     "find_source",
     "installed_readers",
+    "job_costs",
     "join_path",
     "language_batch",
     "load_model",
@@ -151,4 +163,5 @@ __all__ = [
     "step_folder",
     "structure",
     "train_rank",
+    "with_loads",
 ]

@@ -74,6 +74,10 @@ class SampleLayout:
         """Tell of each row ``[S]`` whether it is learned from: whether it has a label whose weight is not 0."""
         return self.labels != NO_LABEL if self.weights is None else self.weights > 0
 
+    def items_of(self, modality: str) -> tuple[PlacedItem, ...]:
+        """Return the items of a modality, by position."""
+        return tuple(item for item in self.items if item.info.modality == modality)
+
     @property
     def grid_positions(self) -> NDArray[np.int64] | None:
         """Places ``[S, 3]`` in time, down and across of all rows; None where none lies in a grid."""

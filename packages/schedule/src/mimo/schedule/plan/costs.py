@@ -5,7 +5,7 @@ Numbers may be of any numeric type, fractions included: results are then exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -20,7 +20,7 @@ class Seconds:
     fixed: float = 0
     each: float = 0
 
-    def of(self, microbatches: int) -> float:
+    def of(self, microbatches: float) -> float:
         """Return the seconds of a pass over so many microbatches."""
         return self.fixed + self.each * microbatches
 
@@ -54,8 +54,8 @@ class StageCost:
     recomputed: int = 0
     weight_inputs: int = 0
 
-    def seconds(self, kind: ActionKind, microbatches: int) -> float:
-        """Return the time of a computation over so many microbatches, or of the reduction."""
+    def seconds(self, kind: ActionKind, microbatches: float) -> float:
+        """Return the time of a computation over so many average microbatches, or of the reduction."""
         match kind:
             case "forward":
                 return self.forward.of(microbatches)
@@ -94,6 +94,7 @@ class Costs:
         links: by edge name; ``link`` for all others.
         link: of edges that ``links`` leaves out.
         overlaps: whether messages travel while their ends compute. Where not, sending and receiving keep both busy.
+        loads: by module, how much of what a microbatch costs on average each one does; 1 for all of a module left out.
     """
 
     stages: Mapping[StageId, StageCost]
@@ -101,6 +102,7 @@ class Costs:
     links: Mapping[str, Link] = attrs.field(factory=dict)
     link: Link = Link()
     overlaps: bool = True
+    loads: Mapping[str, Sequence[float]] = attrs.field(factory=dict)
 
     @classmethod
     def even(
@@ -131,6 +133,11 @@ class Costs:
     def seconds(self, kind: ActionKind, stage: StageId, microbatches: int) -> float:
         """Return the time of a computation or reduction of ``stage``."""
         return self.stages[stage].seconds(kind, microbatches)
+
+    def load(self, module: str, microbatches: Sequence[int]) -> float:
+        """Return as how many average microbatches these are; those of the next step count on from this step's."""
+        own = self.loads.get(module)
+        return len(microbatches) if own is None else sum(own[index % len(own)] for index in microbatches)
 
     def transfer(self, edge: str, microbatches: int = 1) -> float:
         """Return the time that a message of so many microbatches takes along an edge, either way."""

@@ -1,6 +1,7 @@
 """Routes: which rows of a microbatch go from which rank to which, computed the same at both ends from rows per sample.
 
-Rows of an edge are numbered over the whole microbatch, samples in order. At either end a lane's rows are divided over
+Rows of an edge are numbered over the whole microbatch, samples in order and in a sample its items. At either end a lane
+owns some of these, neighbours or not, and its tensor has their rows in ascending order. They are divided over
 its *cells*, the ranks that hold the same rows: a context rank's tensor ranks, or under sequence parallelism each single
 rank. Every row goes once to the one target cell that needs it. It stays in place if all ranks of that cell hold it
 already, as ranks of one source cell. Of the rest, each rank of the target cell receives one slice: from itself if it
@@ -75,7 +76,8 @@ class End:
     Args:
         grid: the module's ranks.
         stage: place along ``pp`` of the stage at this end.
-        owners: which lane owns which sample of the microbatch.
+        owners: which lane owns which of the samples or items that ``rows`` of `boundary_route` counts; a lane's
+            tensor has the rows of what it owns in ascending order.
         sequence_parallel: whether tensor ranks hold slices of rows, not all of them the same rows.
         cut: how the rows of a lane are divided over its cells; None where a lane is one cell.
     """
@@ -118,7 +120,7 @@ def boundary_route(*, rank: int, source: End, target: End, rows: Sequence[int]) 
         rank: this rank, at either end or both.
         source: where rows come from.
         target: where they go.
-        rows: rows of each sample of the microbatch.
+        rows: rows of each sample or item of the microbatch, in the order in which both ends own them.
     """
     starts = (0, *accumulate(rows))
     placement = _EdgeRouting(_Side(source, starts), _Side(target, starts))
@@ -138,6 +140,7 @@ class _Side:
         self._first = end.stage * grid.stage_size
         self._cuts: dict[int, Cut] = {}
         self._rows: dict[int, Rows] = {}
+        self._lanes: dict[int, Rows] = {}
 
     def place(self, rank: int) -> tuple[int, int] | None:
         """Return the cell of a rank and its number in the cell; None where it is not at this end."""
@@ -156,11 +159,12 @@ class _Side:
         """Return the rows of a cell."""
         if cell not in self._rows:
             lane, own = divmod(cell, self._cells)
-            first, cut = self._span(lane).start, self._cut(lane)
+            rows, cut = self._lane(lane), self._cut(lane)
             self._rows[cell] = Rows(
-                (first + start, first + stop)
+                span
                 for (start, stop), holder in zip(pairwise(cut.bounds), cut.cells, strict=True)
                 if holder == own
+                for span in rows.slice(start, stop)
             )
         return self._rows[cell]
 
@@ -170,21 +174,29 @@ class _Side:
             row = start
             while row < stop:
                 lane = self._end.owners.lane_of(bisect_right(self._starts, row) - 1)
-                rows, cut = self._span(lane), self._cut(lane)
-                index, end = bisect_right(cut.bounds, row - rows.start) - 1, min(stop, rows.stop)
+                cut, (offset, run_stop) = self._cut(lane), self._lane(lane).run(row)
+                index, end = bisect_right(cut.bounds, offset) - 1, min(stop, run_stop)
+                first = row - offset
                 while row < end:
-                    after = min(end, rows.start + cut.bounds[index + 1])
+                    after = min(end, first + cut.bounds[index + 1])
                     if row < after:
                         yield row, after, lane * self._cells + cut.cells[index]
                     row, index = after, index + 1
 
-    def _span(self, lane: int) -> range:
-        bounds = self._end.owners.bounds
-        return range(self._starts[bounds[lane]], self._starts[bounds[lane + 1]])
+    def _lane(self, lane: int) -> Rows:
+        """Return the rows of a lane."""
+        if lane not in self._lanes:
+            owners, starts = self._end.owners, self._starts
+            if owners.order is None:
+                spans = [(starts[owners.bounds[lane]], starts[owners.bounds[lane + 1]])]
+            else:
+                spans = [(starts[position], starts[position + 1]) for position in owners.span(lane)]
+            self._lanes[lane] = Rows(spans)
+        return self._lanes[lane]
 
     def _cut(self, lane: int) -> Cut:
         if lane not in self._cuts:
-            rows = len(self._span(lane))
+            rows = len(self._lane(lane))
             cut = Cut((0, rows), (0,)) if self._end.cut is None else self._end.cut(lane)
             assert cut.bounds[0] == 0, cut
             assert cut.bounds[-1] == rows, (cut, rows)

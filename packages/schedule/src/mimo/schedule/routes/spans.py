@@ -26,6 +26,12 @@ class Rows:
         index = bisect_right(self._starts, row) - 1
         return self._firsts[index] + row - self._starts[index]
 
+    def run(self, row: int) -> Span:
+        """Return where a row lies in the tensor, and the row of the edge before which its neighbours end."""
+        index = bisect_right(self._starts, row) - 1
+        start, stop = self.spans[index]
+        return self._firsts[index] + row - start, stop
+
     def slice(self, start: int, stop: int) -> list[Span]:
         """Return the rows that lie at ``start .. stop`` in the tensor."""
         spans = []

@@ -67,11 +67,12 @@ class CostLookup:
 
     def seconds(self, action: Action) -> float:
         """Return the time of a computation or reduction."""
-        key = (action.kind, action.module, action.stage, len(action.microbatches), action.edge)
+        load = self._costs.load(action.module, action.microbatches)
+        key = (action.kind, action.module, action.stage, load, action.edge)
         seconds = self._seconds.get(key)
         if seconds is None:
             cost = self._costs.stages[action.stage_id]
             is_tied = action.edge is not None
-            seconds = cost.reduce_tied if is_tied else cost.seconds(action.kind, len(action.microbatches))
+            seconds = cost.reduce_tied if is_tied else cost.seconds(action.kind, load)
             self._seconds[key] = seconds
         return seconds

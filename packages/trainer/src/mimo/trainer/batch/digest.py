@@ -28,7 +28,7 @@ _FIX = "Give the machines of these ranks the same data."
 
 def digest_of(data: StepData) -> tuple[int, ...]:
     """Return `WORDS` numbers below ``2**WORD_BITS`` that stand for every sample of a step and where its rows lie."""
-    found = _fingerprint(layout for microbatch in data.microbatches for layout in microbatch.layouts)
+    found = _fingerprint(data.layouts)
     number = int.from_bytes(found, "big")
     return tuple(number >> (WORD_BITS * word) & (2**WORD_BITS - 1) for word in range(WORDS))
 
@@ -68,8 +68,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
     """
     mine = torch.full((data.samples, _COLUMNS), -1, dtype=torch.long, device=device)
     if dist.get_rank() in job.graph.ranks:
-        layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
-        mine = torch.from_numpy(np.stack([_row(layout) for layout in layouts])).to(device)
+        mine = torch.from_numpy(np.stack([_row(layout) for layout in data.layouts])).to(device)
     everybody = mine.new_empty(dist.get_world_size() * len(mine), _COLUMNS)
     all_gather_single(everybody, mine)
     found = everybody.view(-1, *mine.shape).cpu().numpy()

@@ -9,12 +9,13 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 import attrs
 from torch import Tensor
 
-from mimo.data import Dataset, Packed, PlacedItem, SampleLayout, is_read_failure, pack, retried
+from mimo.data import Dataset, Packed, PlacedItem, PlacedMicrobatch, SampleLayout, is_read_failure, pack, retried
 from mimo.hooks import DataError, ItemInfo, RunError
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
@@ -23,6 +24,7 @@ from mimo.trainer.batch.finite_items import finite_item
 from mimo.trainer.batch.handed_on import decoder_of, is_handed_on
 from mimo.trainer.batch.route_cache import RouteCache, Routes
 from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
+from mimo.trainer.batch.sample_costs import SampleCosts
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.token_shards import TokenCut
 from mimo.trainer.job.job import Job, JobModule
@@ -58,6 +60,8 @@ class Microbatch:
         samples: their numbers.
         routes: remembers the routes of microbatches of the same layout, of this job's alone.
         kept: has what encoders are given, or keeps it.
+        placed: which lanes own its samples and items; None: by count, in order.
+        layouts: of the samples, where they are known.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class Microbatch:
         samples: Sequence[int],
         routes: RouteCache | None = None,
         kept: KeptSamples | None = None,
+        placed: PlacedMicrobatch | None = None,
+        layouts: tuple[SampleLayout, ...] | None = None,
     ) -> None:
         self._job = job
         self._kept = kept
@@ -74,7 +80,9 @@ class Microbatch:
         self._samples = tuple(samples)
         self._cache = RouteCache(1) if routes is None else routes
         self._packed: dict[tuple[int, int], Packed] = {}
-        self._owners: dict[int, Ownership] = {}
+        self._placed = placed
+        self._layouts = layouts
+        self._owners: dict[str, Ownership] = {}
         self._token_cuts: dict[int, TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
@@ -87,23 +95,36 @@ class Microbatch:
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
         """The layout of every sample, in order."""
+        if self._layouts is not None:
+            return self._layouts
         return tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
 
-    def owners(self, module: JobModule) -> Ownership:
-        """Return which lane of ``module`` owns which sample."""
-        lanes = module.grid.dp
-        if lanes not in self._owners:
-            self._owners[lanes] = Ownership.even(len(self._samples), lanes)
-        return self._owners[lanes]
+    @cached_property
+    def owners(self) -> Ownership:
+        """Which language lane owns which sample."""
+        if self._placed is not None:
+            return self._placed.owners
+        return Ownership.even(len(self._samples), self._job.language.grid.dp)
+
+    def lane_layouts(self, lane: int) -> list[SampleLayout]:
+        """Return the layouts of the samples of a language lane, in order."""
+        return [self.layouts[position] for position in self.owners.span(lane)]
+
+    def item_owners(self, module: JobModule) -> Ownership:
+        """Return which lane of an encoder owns which of its items, numbered sample by sample."""
+        if module.name not in self._owners:
+            if self._placed is None:
+                counts = [len(layout.items_of(module.modality)) for layout in self.layouts]
+                self._owners[module.name] = Ownership.even(len(counts), module.grid.dp).scaled(counts)
+            else:
+                names = [encoder.name for encoder in self._job.encoders]
+                self._owners[module.name] = self._placed.items[names.index(module.name)]
+        return self._owners[module.name]
 
     def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
         """Return the items that a lane of an encoder reads, in order."""
-        return tuple(
-            item
-            for position in self.owners(module).span(lane)
-            for item in self.layouts[position].items
-            if item.info.modality == module.modality
-        )
+        items = self._items[module.modality]
+        return tuple(items[number] for number in self.item_owners(module).span(lane))
 
     def prepare(self, module: JobModule, lane: int) -> list[Mapping[str, Tensor]]:
         """Decode the items that a lane of an encoder reads.
@@ -146,12 +167,10 @@ class Microbatch:
         """Return by position for which samples this rank can't decode an item, when all have been prepared ahead."""
         found: dict[int, BrokenItem] = {}
         for module, place in places:
-            positions = [
-                position
-                for position in self.owners(module).span(place.dp)
-                for item in self.layouts[position].items
-                if item.info.modality == module.modality
+            holders = [
+                position for position, layout in enumerate(self.layouts) for _ in layout.items_of(module.modality)
             ]
+            positions = [holders[item] for item in self.item_owners(module).span(place.dp)]
             numbers, is_shared = self.own_items(module, place)
             for number in numbers:
                 error = self._ahead[module.name, place.dp, number].wait()
@@ -166,6 +185,7 @@ class Microbatch:
         self.layouts = tuple(
             layout.broken() if position in gone else layout for position, layout in enumerate(self.layouts)
         )
+        self.__dict__.pop("_items", None)  # those of the layouts before
         for module in self._job.encoders:
             for lane in range(module.grid.dp):
                 for number, item in enumerate(self.items(module, lane)):
@@ -218,9 +238,8 @@ class Microbatch:
         """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""
         if (lane, context_rank) not in self._packed:
             language = self._job.language
-            layouts = [self.layouts[position] for position in self.owners(language).span(lane)]
             self._packed[lane, context_rank] = pack(
-                layouts,
+                self.lane_layouts(lane),
                 multiple=language.grid.tp if language.sequence_parallel else 1,
                 context_size=language.grid.cp,
                 context_rank=context_rank,
@@ -246,8 +265,9 @@ class Microbatch:
 
     @cached_property
     def _shape(self) -> Hashable:
-        """What routes depend on: lengths, sizes and places alone, not what the samples say."""
-        return tuple(
+        """What routes depend on: lengths, sizes and places alone, not what the samples say; and the placement."""
+        placed = None if self._placed is None else (self._placed.owners, self._placed.items)
+        return placed, tuple(
             (
                 len(layout.tokens),
                 *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
@@ -261,12 +281,12 @@ class Microbatch:
         return whole, whole.index(self)
 
     @cached_property
-    def _rows(self) -> defaultdict[str, list[int]]:
-        """Rows of each sample, by modality."""
-        found: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(self.layouts))
-        for position, layout in enumerate(self.layouts):
+    def _items(self) -> defaultdict[str, list[PlacedItem]]:
+        """All items, sample by sample, by modality."""
+        found: defaultdict[str, list[PlacedItem]] = defaultdict(list)
+        for layout in self.layouts:
             for item in layout.items:
-                found[item.info.modality][position] += item.rows
+                found[item.info.modality].append(item)
         return found
 
     def _pipeline(self, edge: Edge, rank: int) -> Route:
@@ -286,17 +306,22 @@ class Microbatch:
     def _boundary(self, edge: Edge, rank: int) -> Route:
         modality = self._job.module(edge.source.module).modality
         source, target = (self._end(end, modality) for end in (edge.source, edge.target))
-        return boundary_route(rank=rank, source=source, target=target, rows=self._rows[modality])
+        return boundary_route(
+            rank=rank, source=source, target=target, rows=[item.rows for item in self._items[modality]]
+        )
 
     def _end(self, stage: StageId, modality: str) -> End:
-        """Return where the rows of each sample of a modality lie in a stage."""
+        """Return where the rows of each item of a modality lie in a stage."""
         module = self._job.module(stage.module)
-        grid, owners = module.grid, self.owners(module)
+        grid = module.grid
+        if module is self._job.language:
+            owners = self.owners.scaled([len(layout.items_of(modality)) for layout in self.layouts])
+        else:
+            owners = self.item_owners(module)
 
         def cut(lane: int) -> Cut:
             if module is self._job.language:
-                layouts = [self.layouts[position] for position in owners.span(lane)]
-                return self._token_cut(lane).rows(layouts, modality)
+                return self._token_cut(lane).rows(self.lane_layouts(lane), modality)
             whole, index = self._pass(module)
             return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
 
@@ -315,15 +340,14 @@ class Microbatch:
 
     def _lane_rows(self, module: JobModule, lane: int) -> int:
         """Return how many rows a lane of an encoder makes."""
-        rows = self._rows[module.modality]
-        return sum(rows[position] for position in self.owners(module).span(lane))
+        return sum(item.rows for item in self.items(module, lane))
 
     def _token_cut(self, lane: int) -> TokenCut:
         """Return how the tokens of a language lane lie in its ranks."""
         if lane not in self._token_cuts:
             language = self._job.language
             self._token_cuts[lane] = TokenCut.of(
-                [len(self.layouts[position].tokens) for position in self.owners(language).span(lane)],
+                [len(layout.tokens) for layout in self.lane_layouts(lane)],
                 context=language.grid.cp,
                 slices=language.grid.tp if language.sequence_parallel else 1,
             )
@@ -332,10 +356,15 @@ class Microbatch:
 
 @attrs.frozen(kw_only=True)
 class StepData:
-    """The microbatches of one step or of one evaluation batch."""
+    """The microbatches of one step or of one evaluation batch, made when they are first needed.
 
-    microbatches: tuple[Microbatch, ...]
+    Args:
+        samples: number of samples.
+        make: makes the microbatches, and says where each of their samples stands in the step.
+    """
+
     samples: int
+    make: Callable[[], Sequence[tuple[Microbatch, Sequence[int]]]]
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -374,20 +403,73 @@ class StepData:
         microbatches: int,
         routes: RouteCache | None = None,
         kept: KeptSamples | None = None,
+        costs: SampleCosts | None = None,
     ) -> StepData:
-        """Cut ``samples`` into ``microbatches`` of what the language lanes take at once; the last ones may be short.
+        """Cut ``samples`` into ``microbatches`` of what the language lanes take at once.
 
-        Routes are remembered in ``routes``, for this step and later ones, and what encoders are given in ``kept``.
+        Args:
+            job: the whole.
+            dataset: has the samples.
+            samples: their numbers.
+            microbatches: how many.
+            routes: remembers routes, for this step and later ones.
+            kept: has what encoders are given, or keeps it.
+            costs: by which samples and items are placed, from all headers of the step. None: they are cut in order,
+                by count, and the last microbatches may be short.
         """
         each = job.settings.run.micro_batch * job.language.grid.dp
         assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
-        cut = tuple(
-            Microbatch(job, dataset, samples[index * each : (index + 1) * each], routes, kept)
-            for index in range(microbatches)
-        )
-        for module in job.model_graph.modules:
-            for served in module.passes(microbatches):
-                whole = tuple(cut[index] for index in served)
-                for microbatch in whole[1:] and whole:
-                    microbatch.pass_with(module.name, whole)
-        return cls(samples=len(samples), microbatches=cut)
+
+        def by_count() -> Sequence[tuple[Microbatch, Sequence[int]]]:
+            spans = [range(len(samples))[index * each : (index + 1) * each] for index in range(microbatches)]
+            return [(Microbatch(job, dataset, samples[span.start : span.stop], routes, kept), span) for span in spans]
+
+        def by_cost(costs: SampleCosts) -> Sequence[tuple[Microbatch, Sequence[int]]]:
+            layouts = [job.lay_out(dataset, sample) for sample in samples]
+            return [
+                (
+                    Microbatch(
+                        job,
+                        dataset,
+                        [samples[position] for position in placed.samples],
+                        routes,
+                        kept,
+                        placed,
+                        tuple(layouts[position] for position in placed.samples),
+                    ),
+                    placed.samples,
+                )
+                for placed in costs.place(layouts, microbatches=microbatches)
+            ]
+
+        def make() -> Sequence[tuple[Microbatch, Sequence[int]]]:
+            found = by_count() if costs is None else by_cost(costs)
+            for module in job.model_graph.modules:
+                for served in module.passes(microbatches):
+                    whole = tuple(found[index][0] for index in served)
+                    for microbatch in whole[1:] and whole:
+                        microbatch.pass_with(module.name, whole)
+            return found
+
+        return cls(samples=len(samples), make=make)
+
+    @cached_property
+    def microbatches(self) -> tuple[Microbatch, ...]:
+        """All of them, in the order of the step.
+
+        Raises:
+            DataError: a sample can't be laid out, where they are placed by cost.
+        """
+        return tuple(microbatch for microbatch, _ in self._made)
+
+    @property
+    def layouts(self) -> list[SampleLayout]:
+        """The layouts of all samples, in the order of the step, wherever they are placed."""
+        found = [
+            pair for microbatch, positions in self._made for pair in zip(positions, microbatch.layouts, strict=True)
+        ]
+        return [layout for _, layout in sorted(found, key=itemgetter(0))]
+
+    @cached_property
+    def _made(self) -> Sequence[tuple[Microbatch, Sequence[int]]]:
+        return self.make()

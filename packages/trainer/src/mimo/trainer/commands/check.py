@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         check_writable(job.directory)
 
     from mimo.launch import ranks_of_machine
+    from mimo.trainer.batch.balance import step_balance
     from mimo.trainer.cost.memory import estimate_memory
     from mimo.trainer.cost.module_stats import module_stats
     from mimo.trainer.cost.parameter_names import check_patterns_of, followers
@@ -54,6 +56,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         stats=list(module_stats(job, SampleStats.of(job))),
         machine=ranks_of_machine(environ, job.world),
         changes=() if source is None else order_changes(job, source),
+        balance=None if job.train is None else partial(step_balance, job, 1),
     )
     if elsewhere:
         data = (

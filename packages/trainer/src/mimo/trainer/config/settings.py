@@ -6,7 +6,7 @@ A 0 that is said to follow stays 0 here: `mimo.trainer.resolving.resolve` works 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -24,9 +24,13 @@ from mimo.trainer.config.fields import (
 )
 from mimo.trainer.config.rerun_settings import RerunSettings
 
+Balance: TypeAlias = Literal["cost", "count"]
+"""How the samples of a step are placed on microbatches and lanes, and their items on lanes."""
 MAX_STEPS = 10**12
 MAX_BATCH = 1 << 18
 """Of samples of a step."""
+MAX_PLACED = 1 << 16
+"""Of samples of a step that are placed by cost."""
 MAX_TOKENS = 1 << 24
 """Of a sample."""
 MAX_MODULES = 64
@@ -122,6 +126,10 @@ class DataSettings:
         "share of the samples whose items may be broken, which then count for nothing; 0: the first ends the run",
         default=0.0,
         validator=[at_least(0), at_most(1)],
+    )
+    balance: Literal["auto", "cost", "count"] = setting(
+        "by what samples and items are spread over lanes: cost or count; auto: cost, or as in a run that is resumed",
+        default="auto",
     )
     config: Mapping[str, Any] = rest("the plugin's keys")
 

@@ -14,7 +14,7 @@ from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
 from mimo.topology import Edge, Grid, ModuleGraph, Recompute, StageId
-from mimo.trainer.config.settings import LANGUAGE, OptimizerSettings, Settings
+from mimo.trainer.config.settings import LANGUAGE, Balance, OptimizerSettings, Settings
 from mimo.trainer.config.structure import unstructure
 
 
@@ -117,6 +117,7 @@ class Job:
         train: samples to train on; None where no data is asked for.
         evaluation: held-out samples, if the data has any.
         world: number of processes.
+        balance: how samples of training are placed.
     """
 
     settings: Settings
@@ -134,6 +135,12 @@ class Job:
     world: int
     plain: Mapping[str, Any]
     """The resolved settings as plain data, those that plugins add included; reads back as a file does."""
+    balance: Balance = "count"
+
+    def balanced(self, balance: Balance) -> Job:
+        """Return the job with its samples placed so."""
+        plain = {**self.plain, "data": {**self.plain["data"], "balance": balance}}
+        return attrs.evolve(self, balance=balance, plain=plain)
 
     @property
     def directory(self) -> Path:

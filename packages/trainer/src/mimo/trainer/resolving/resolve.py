@@ -21,6 +21,8 @@ from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import (
     LANGUAGE,
     MAX_MODULES,
+    MAX_PLACED,
+    Balance,
     DataSettings,
     ScheduleSettings,
     Settings,
@@ -104,7 +106,7 @@ def resolve(
                 "schedule": schedule_config,
             },
         ),
-    )
+    ).balanced(_balance(settings))
     if train is not None:
         job.sample_order()  # refuses weights of a mixture
     uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose != "generate")
@@ -117,6 +119,26 @@ def resolve(
             schedule, job.evaluation_graph, evaluation_microbatches, schedule_config, evaluation_costs
         ),
     )
+
+
+def _balance(settings: Settings) -> Balance:
+    """Return how samples are placed: by cost, unless settings say otherwise or a step has too many to read first.
+
+    Raises:
+        ConfigError: there are too many, and settings say that it be by cost.
+    """
+    asked, batch = settings.data.balance, settings.run.global_batch
+    if asked == "cost" and batch > MAX_PLACED:
+        raise ConfigError(
+            "data.balance",
+            expected=f"'count' where run.global_batch is above {MAX_PLACED}, as each rank reads the headers of all "
+            "samples of a step before it can place them by cost",
+            got=repr(asked),
+            fix='Set data.balance = "count", or run.global_batch to less.',
+        )
+    if asked == "auto":
+        return "cost" if batch <= MAX_PLACED else "count"
+    return asked
 
 
 def _check_language(settings: Settings) -> None:

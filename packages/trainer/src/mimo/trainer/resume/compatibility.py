@@ -91,6 +91,17 @@ def differences(job: Job, source: Source) -> Iterator[str]:
         yield from _compare("optimizer", *clips)
 
 
+def with_balance(job: Job, source: Source | None) -> Job:
+    """Return the job with samples placed as in the run that it resumes, unless its own settings say how.
+
+    A run that has said nothing about it was by count.
+    """
+    if source is None or source.finetunes or job.settings.data.balance != "auto":
+        return job
+    saved = source.manifest.config.get("data")
+    return job.balanced("cost" if isinstance(saved, Mapping) and saved.get("balance") == "cost" else "count")
+
+
 def _check_modules(job: Job, source: Source) -> Iterator[ConfigError]:
     """Yield modules that the checkpoint lacks, and those that it has beside, unless settings allow for them.
 
@@ -208,7 +219,7 @@ def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 def _decisive(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a table of data without keys on which samples don't depend, or that a resumed run keeps."""
-    return {key: value for key, value in table.items() if key not in (*_OF_LOADING, "order")}
+    return {key: value for key, value in table.items() if key not in (*_OF_LOADING, "order", "balance")}
 
 
 def _within(table: Any, other: Any) -> Any:

@@ -61,13 +61,14 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], *, elsewhere: bo
     check_world(job.world, environ)
 
     from mimo.launch import choose_device, find_gpus
-    from mimo.trainer.resume.compatibility import check_source
+    from mimo.trainer.resume.compatibility import check_source, with_balance
     from mimo.trainer.resume.resume_point import find_source
 
     if settings.run.device != "cpu":
         choose_device(settings.run.device, job.world, gpus=find_gpus(), environ=environ)
-    check_source(job, find_source(settings, last=last))
-    return job
+    source = find_source(settings, last=last)
+    check_source(job, source)
+    return with_balance(job, source)
 
 
 def enter_directory(settings: Settings, environ: Mapping[str, str]) -> RunLock:

@@ -102,7 +102,7 @@ def samples(job: Job, size: int) -> StepData:
         job.train,
         job.sample_order(global_batch=total).samples(1),
         microbatches=job.microbatches,
-    )
+    )  # by count: measured is how time grows with the samples of a lane
 
 
 def split_backwards(plan: Plan) -> Plan:

@@ -20,7 +20,7 @@ from mimo.trainer.report.predictions import Predictions
 from mimo.trainer.rerun.driver import RerunDriver
 from mimo.trainer.rerun.machine import RerunStateMachine
 from mimo.trainer.resume.attempt import last_attempt, note_begin
-from mimo.trainer.resume.compatibility import check_source
+from mimo.trainer.resume.compatibility import check_source, with_balance
 from mimo.trainer.resume.load import Resumed, begin, resume
 from mimo.trainer.resume.resume_point import Source, find_source, share_source
 from mimo.trainer.resume.save import Saving
@@ -35,6 +35,8 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     It returns None where no step was left.
     """
     progress = process.heartbeat
+    progress.enter("finding what to begin with")
+    job, source = _find(job, process)
     progress.enter("building the model")
     machine = RerunStateMachine(job, process)
     trainer = Trainer(
@@ -47,7 +49,6 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     )
     progress.enter("loading")
     settings = job.settings
-    source = _find(job, process)
     run = RunInfo(
         name=settings.run.name,
         directory=job.directory,
@@ -101,10 +102,11 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     return None if outcome is None else outcome.info
 
 
-def _find(job: Job, process: ProcessInfo) -> Source | None:
-    """Return what a run begins with, as rank 0 sees it."""
+def _find(job: Job, process: ProcessInfo) -> tuple[Job, Source | None]:
+    """Return what a run begins with, as rank 0 sees it, and the job as it goes on with that."""
     last = last_attempt(job.directory, os.environ)
-    return share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
+    source = share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
+    return with_balance(job, source), source
 
 
 def _load(trainer: Trainer, machine: RerunStateMachine, parts: Iterable[Stateful], source: Source) -> Resumed:

@@ -37,8 +37,7 @@ class LanguageProgram(Program):
             if self._counts:
                 self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
             if self._counts and self.place.cp == 0:
-                span = step.owners(self.module).span(self.place.dp)
-                self._truncated += sum(step.layouts[position].truncated for position in span)
+                self._truncated += sum(layout.truncated for layout in step.lane_layouts(self.place.dp))
         else:
             (received,) = inputs.values()
             hidden = self.part.language(batch, {}, received)
@@ -110,8 +109,7 @@ class LanguageProgram(Program):
         shares = [step.packed(self.place.dp, rank) for rank in range(self.module.grid.cp)]
         ids = gather_ids(greedy, [len(share.tokens) for share in shares], self._context)
         if self.place.cp == 0:
-            owned = step.owners(self.module).span(self.place.dp)
-            samples = [step.layouts[position].sample for position in owned]
+            samples = [layout.sample for layout in step.lane_layouts(self.place.dp)]
             self.predictions += predictions_of(samples, shares, ids)
 
 

@@ -77,8 +77,7 @@ class StepReport:
             optimizer_bytes: of `add_up_memory`.
         """
         job, sums = self._job, result.agreed
-        layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
-        samples = SampleStats.of_layouts(job, layouts)
+        samples = SampleStats.of_layouts(job, data.layouts)
         return StepInfo(
             step=step,
             loss=result.loss,
@@ -90,7 +89,7 @@ class StepReport:
             norms=result.norms,
             seconds=seconds,
             data_seconds=float(sums.extra_sums[DATA_SECONDS].max()),
-            broken=len(data.broken),
+            broken=len(data.broken) if job.settings.data.max_broken else 0,  # which lays out all samples
             module_seconds={module.name: sums.seconds[module.name] / len(module.grid.ranks) for module in job.modules},
             tokens_per_second=sums.rows[job.language.name] / seconds,
             truncated=sums.counts["truncated"],

@@ -22,6 +22,7 @@ from mimo.trainer.batch.broken import BrokenSamples, broken_sums
 from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
+from mimo.trainer.batch.sample_costs import sample_costs
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
@@ -114,6 +115,7 @@ class Trainer:
         self._order = None if job.train is None else job.sample_order()
         self._data_begun = 0
         self._routes = RouteCache()
+        self._costs = sample_costs(job)
         self._broken = BrokenSamples(job, places_of(self.programs))
         reach = 1 + self._runner.prefetches
         self._loader = self._make_loader(self._cut, reach=reach, last=job.settings.run.steps)
@@ -260,7 +262,15 @@ class Trainer:
     def cut(self, saved: KeptSamples) -> StepData:
         """Return saved samples, cut as those of any step are; what is read of them from now on is saved too."""
         microbatches = self.job.microbatches
-        data = StepData.cut(self.job, saved, saved.numbers, microbatches=microbatches, routes=self._routes, kept=saved)
+        data = StepData.cut(
+            self.job,
+            saved,
+            saved.numbers,
+            microbatches=microbatches,
+            routes=self._routes,
+            kept=saved,
+            costs=self._costs,
+        )
         if saved.broken:
             data.mark_broken(saved.broken)
         return data
@@ -292,7 +302,14 @@ class Trainer:
     def _cut(self, step: int) -> StepData:
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
-        return StepData.cut(job, job.train, self.samples(step), microbatches=job.microbatches, routes=self._routes)
+        return StepData.cut(
+            job,
+            job.train,
+            self.samples(step),
+            microbatches=job.microbatches,
+            routes=self._routes,
+            costs=self._costs,
+        )
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:
         return digest_of(data) if self.holds_modules else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.directory import holds_run
 
 if TYPE_CHECKING:
+    from mimo.trainer.batch.balance import StepBalance
+    from mimo.trainer.config.settings import Balance
     from mimo.trainer.cost.memory import RankMemory
     from mimo.trainer.cost.module_stats import ModuleStats
     from mimo.trainer.cost.parameter_names import Followers
@@ -51,6 +53,7 @@ def show_job(
     stats: Sequence[ModuleStats] = (),
     machine: int = 0,
     changes: Iterable[str] = (),
+    balance: Callable[[], Mapping[Balance, StepBalance]] | None = None,
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
 
@@ -63,6 +66,7 @@ def show_job(
         stats: parameters and operations of each part of the model.
         machine: ranks of a machine; 0 for all.
         changes: in what the order of samples differs from what the checkpoint has that it resumes.
+        balance: returns how evenly lanes share the first step; called last, likewise.
     """
     run = job.settings.run
     held = " (it holds a run)" if holds_run(job.directory) else ""
@@ -105,6 +109,21 @@ def show_job(
         console.print()
         console.print("rows that ranks send on edges in the first step, and their gradients on the way back")
         console.print(_traffic(edges))
+    if balance is not None and any(module.grid.dp > 1 for module in job.modules):
+        console.print()
+        console.print("time of the slowest lanes in the first step, over that of lanes that all have the same to do")
+        console.print(_balance(job, balance()))
+
+
+def _balance(job: Job, balance: Mapping[Balance, StepBalance]) -> Table:
+    """Return for each module how much its slowest lanes take, as samples are placed and as they could be."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("module")
+    for how in balance:
+        table.add_column(f"by {how}{' (here)' if how == job.balance else ''}", justify="right")
+    for module in job.modules:
+        table.add_row(module.name, *(f"{one.slowest(module.name):.2f}" for one in balance.values()))
+    return table
 
 
 def show_plan(plan: Plan) -> Iterator[str]:

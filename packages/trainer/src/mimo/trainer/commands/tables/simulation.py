@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mimo.hooks import ConfigError, PlanError
-from mimo.schedule import Plan, Simulation, check, simulate, write_page, write_trace
+from mimo.hooks import ConfigError, DataError, PlanError
+from mimo.schedule import Costs, Plan, Simulation, check, simulate, write_page, write_trace
 from mimo.topology import show_ranks
+from mimo.trainer.batch.balance import step_balance, with_loads
 from mimo.trainer.commands.tables.memory import show_bytes
+from mimo.trainer.config.settings import Balance
 from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job
 
@@ -32,12 +34,15 @@ class Simulated:
         simulation: what came of it.
         origin: where the costs come from, in words.
         files: what was written.
+        placed: seconds of the first step as its slowest lanes take it, by how its samples are placed; none where that
+            makes no difference, or they can't be read.
     """
 
     job: Job
     simulation: Simulation
     origin: str
     files: tuple[Path, ...]
+    placed: Mapping[Balance, float]
 
 
 def read_plan(job: Job, path: Path) -> Job:
@@ -68,7 +73,8 @@ def simulate_job(job: Job, folder: Path) -> Simulated:
         ConfigError: the folder cannot be written, or the costs cannot be read.
     """
     origin = origin_of(job)
-    simulation = simulate(job.plan, job.graph, job_costs(job))
+    costs = job_costs(job)
+    simulation = simulate(job.plan, job.graph, costs)
     timeline = attrs.evolve(simulation.timeline, name=f"{job.plan.schedule}, simulated {origin}")
     files = (folder / TRACE_FILE, folder / PAGE_FILE)
     try:
@@ -79,7 +85,23 @@ def simulate_job(job: Job, folder: Path) -> Simulated:
         raise ConfigError(
             "--out", expected="a folder that can be written", got=f"{str(folder)!r}: {error.strerror}"
         ) from error
-    return Simulated(job=job, simulation=simulation, origin=origin, files=files)
+    return Simulated(job=job, simulation=simulation, origin=origin, files=files, placed=placed_seconds(job, costs))
+
+
+def placed_seconds(job: Job, costs: Costs) -> Mapping[Balance, float]:
+    """Return how long the first step takes as its slowest lanes do, by how its samples are placed.
+
+    Nothing, where there is one place for them, or they can't be read: the step that needs them raises.
+    """
+    if job.train is None or (job.microbatches == 1 and all(module.grid.dp == 1 for module in job.modules)):
+        return {}
+    try:
+        found = step_balance(job, 1)
+    except DataError:
+        return {}
+    return {
+        how: simulate(job.plan, job.graph, with_loads(job, costs, balance)).seconds for how, balance in found.items()
+    }
 
 
 def origin_of(job: Job) -> str:
@@ -98,6 +120,9 @@ def show_simulated(console: Console, simulated: Simulated) -> None:
     )
     if not job.settings.schedule.profile:
         console.print("A formula tells how parts relate rather than how long they take: measure with `mimo profile`.")
+    if simulated.placed:
+        times = ", ".join(f"{show_seconds(one)} placed by {how}" for how, one in simulated.placed.items())
+        console.print(f"as the slowest lanes of the first step take it: {times} (here by {job.balance})")
     console.print()
     console.print("share of the step")
     console.print(_bubbles(job, simulation))

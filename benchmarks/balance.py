@@ -1,0 +1,113 @@
+"""How evenly lanes share the work of ragged samples, placed by count and by cost: computed, not run.
+
+Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
+pictures and clips (`_ragged`; each is fetched by apt, and left out without it). Steps are those of training, of 8
+microbatches of 4 samples a lane; of pictures with a caption, which are smaller, of 16 too, and of clips of 32: of 4,
+the largest one alone often takes longer than a lane has to do on average.
+
+Ratios are means over steps: the time of the slowest lanes over that of lanes that all have the same to do; and the
+simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
+milliseconds in which a rank places a microbatch on 1,024 ranks: 512 lanes of the encoder, 64 of 8 tensor ranks.
+``nox -s bench -- balance [--rounds N]`` prints them, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import attrs
+from _found import Found, report
+from _ragged import MICROBATCHES, Sizes, draw_ragged, make_job, read_clips, read_stamps, steps_of
+
+from mimo.data import place_by_cost
+from mimo.schedule import simulate
+from mimo.trainer.runtime import SampleCosts, balance_of, job_costs, with_loads
+
+SAMPLES = 20_000
+LANES = (8, 32, 64)
+PIPELINES = (1, 4)
+ENCODER, LANGUAGE, STEP = 1.10, 1.03, 1.10
+"""Aims by cost: slowest lane over mean of either module, or what the largest thing alone costs; and of the step."""
+MILLISECONDS = 1.0
+SOURCES: Mapping[str, Callable[[], Sizes]] = {
+    "drawn": partial(draw_ragged, SAMPLES),
+    "stamps": read_stamps,
+    "clips": read_clips,
+    "stamps, 4 a lane": lambda: attrs.evolve(read_stamps(), micro_batch=4),
+    "clips, 4 a lane": lambda: attrs.evolve(read_clips(), micro_batch=4),
+}
+
+
+def compare(name: str, sizes: Sizes) -> Iterator[Found]:
+    """Yield the ratios of a distribution for each number of lanes."""
+    for lanes in LANES:
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        aims: dict[str, tuple[str, float]] = {}
+        least: defaultdict[str, list[float]] = defaultdict(list)
+        jobs = {pp: make_job(sizes, lanes=lanes, pp=pp) for pp in PIPELINES}
+        job = jobs[PIPELINES[0]]
+        costs, whole = SampleCosts(job), {pp: job_costs(one) for pp, one in jobs.items()}
+        assert job.train is not None
+        for samples in steps_of(job):
+            layouts = [job.lay_out(job.train, sample) for sample in samples]
+            loads = costs.loads(layouts, microbatches=MICROBATCHES)
+            for module, own in (("language", loads[0]), ("encoder", loads[1][0])):
+                mean = own.costs.sum() / (lanes * MICROBATCHES)
+                least[module].append(float(own.costs.max() / mean))
+            balances = balance_of(job, layouts, costs)
+            for how, balance in balances.items():
+                for module in ("encoder", "language"):
+                    found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
+                for pp, one in jobs.items():
+                    bound = simulate(one.plan, one.graph, whole[pp]).seconds
+                    took = simulate(one.plan, one.graph, with_loads(one, whole[pp], balance)).seconds
+                    found[f"{name}, {lanes} lanes, step with pp {pp}, by {how}"].append(took / bound)
+        for module, aim in (("encoder", ENCODER), ("language", LANGUAGE)):
+            largest = statistics.mean(max(aim, one) for one in least[module])
+            aims[f"{name}, {lanes} lanes, {module}, by cost"] = ("<=", round(largest, 3))
+        aims |= {f"{name}, {lanes} lanes, step with pp {pp}, by cost": ("<=", STEP) for pp in PIPELINES}
+        yield Found(ratios={what: [statistics.mean(values)] for what, values in found.items()}, aims=aims)
+
+
+def time_placing(rounds: int) -> Found:
+    """Return CPU milliseconds a microbatch on 1,024 ranks."""
+    job = make_job(draw_ragged(SAMPLES), lanes=64, tp=8)
+    assert job.train is not None
+    assert job.world == 1024
+    costs = SampleCosts(job)
+    layouts = [job.lay_out(job.train, sample) for sample in next(steps_of(job))]
+    language, encoders = costs.loads(layouts, microbatches=MICROBATCHES)
+
+    def took() -> float:
+        start = time.process_time()
+        place_by_cost(language, encoders, microbatches=MICROBATCHES, micro_batch=job.settings.run.micro_batch)
+        return 1000 * (time.process_time() - start) / MICROBATCHES
+
+    took()
+    what = "CPU milliseconds a microbatch to place it on 1,024 ranks"
+    return Found(ratios={what: [took() for _ in range(rounds)]}, aims={what: ("<=", MILLISECONDS)})
+
+
+def main() -> int:
+    """Print what is found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often placing is timed")
+    options = parser.parse_args()
+    parts = [time_placing(options.rounds)]
+    for name, read in SOURCES.items():
+        try:
+            parts += compare(name, read())
+        except OSError as error:
+            parts.append(Found(absent={f"{name}, by cost": str(error)}))
+    report("balance", parts, rounds=options.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

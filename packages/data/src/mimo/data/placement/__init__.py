@@ -1,0 +1,16 @@
+"""Which microbatch and lane each sample of a step goes to, and each of its items: plain numbers, free of torch."""
+
+from mimo.data.placement.placement import lane_costs, lane_rows, place_by_cost, place_by_count, step_cost
+from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch, in_whole_numbers
+
+__all__ = [
+    "EncoderLoads",
+    "Loads",
+    "PlacedMicrobatch",
+    "in_whole_numbers",
+    "lane_costs",
+    "lane_rows",
+    "place_by_cost",
+    "place_by_count",
+    "step_cost",
+]

@@ -1,0 +1,187 @@
+"""Things put into bins so that the fullest is as low as can quickly be had.
+
+Longest processing time first: the costliest go first, each to the bin that has least (R. L. Graham, Bounds on
+multiprocessing timing anomalies, SIAM J. Appl. Math. 17, 1969). Here a whole round of as many things as there are bins
+goes at once, the costliest of it to the bin that has least, so that numpy does the work. Then fuller and emptier bins
+are paired, and each pair exchanges the two things, or moves the one, that leave it most even, again and again, as
+G. Finn and E. Horowitz do with the fullest and the emptiest (A linear time approximation algorithm for multiprocessor
+scheduling, BIT 19, 1979).
+
+All is in whole numbers, ties go to the lowest number: every platform finds the same. B bins, K things of a bin, N of
+all.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+Whole = NDArray[np.int64]
+_NONE = -1
+"""Stands for no thing in a bin; as the last of what costs have, it costs nothing."""
+_SPARE = 2
+"""Places that bins have free when exchanging begins."""
+_WIDTH = 24
+"""Of each bin, so many of its least costly things are exchanged."""
+_MISSES = 4
+"""After so many rounds in which no pair could do better exchanging ends."""
+_FINE = 9
+"""A difference of 2^-9 of what is in a bin isn't made smaller."""
+
+
+def partition(
+    costs: Whole, rows: Whole, bins: int, *, most_rows: int, rounds: int, spare: int = _SPARE
+) -> Whole | None:
+    """Return the bin ``[N]`` of each thing; None where no way was found that keeps within ``most_rows``.
+
+    Args:
+        costs: ``[N]``, from 0 on.
+        rows: ``[N]``.
+        bins: how many there are.
+        most_rows: that a bin may hold.
+        rounds: how often bins exchange at most.
+        spare: 0 where each bin gets equally many.
+    """
+    order = np.argsort(-costs, kind="stable")
+    deals = -(-len(costs) // bins)
+    slots = np.full((bins, deals + spare), _NONE, dtype=np.int64)
+    loads = np.zeros(bins, dtype=np.int64)
+    for deal in range(deals):
+        dealt = order[deal * bins : (deal + 1) * bins]
+        takers = np.argsort(loads, kind="stable")[: len(dealt)]
+        slots[takers, deal] = dealt
+        loads[takers] += costs[dealt]
+    _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds)
+    found = _bins_of(slots, len(costs))
+    if np.bincount(found, weights=rows, minlength=bins).max(initial=0) <= most_rows:
+        return found
+    found = np.zeros(len(costs), dtype=np.int64)
+    empty = np.zeros(bins, dtype=np.int64)
+    return found if spare and _fill(order, costs, rows, found, empty, empty, most_rows) else None
+
+
+def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_rows: int, rounds: int) -> Whole | None:
+    """Return the bin of each thing as `partition` does, most of them at home.
+
+    The costliest first, a bin keeps what is at home there as long as it has no more than bins have on average, or than
+    the costliest thing alone; the rest go to the bins that have least. Where that leaves the fullest bin more than a
+    64th above this, it is compared with `partition`, and the better one is taken.
+
+    Args:
+        costs: ``[N]``, from 0 on.
+        rows: ``[N]``.
+        homes: ``[N]`` the bin in which a thing is at home, -1 for none.
+        bins: how many there are.
+        most_rows: that a bin may hold.
+        rounds: see `partition`.
+    """
+    if not len(costs) or homes.max() < 0:
+        return partition(costs, rows, bins, most_rows=most_rows, rounds=rounds)
+    target = max(-(-int(costs.sum()) // bins), int(costs.max()))
+    order = np.lexsort((-costs, homes))
+    own = homes[order]
+    first = np.searchsorted(own, own)
+    stays = own >= 0
+    for values, limit in ((costs, target), (rows, most_rows)):
+        sums = np.cumsum(values[order])
+        stays &= sums - (sums - values[order])[first] <= limit
+    found = np.full(len(costs), _NONE, dtype=np.int64)
+    found[order[stays]] = own[stays]
+    kept, left = order[stays], np.sort(order[~stays])
+    left = left[np.argsort(-costs[left], kind="stable")]
+    loads, held = (
+        np.bincount(found[kept], weights=one[kept], minlength=bins).astype(np.int64) for one in (costs, rows)
+    )
+    near = None
+    if _fill(left, costs, rows, found, loads, held, most_rows):
+        slots = _slots_of(found, costs, bins)
+        _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds, enough=target + (target >> 6))
+        near = _bins_of(slots, len(costs))
+        if _fullest(near, costs, bins) <= target + (target >> 6):
+            return near
+    plain = partition(costs, rows, bins, most_rows=most_rows, rounds=rounds)
+    if near is None or (plain is not None and _fullest(plain, costs, bins) < _fullest(near, costs, bins)):
+        return plain
+    return near
+
+
+def _fullest(found: Whole, costs: Whole, bins: int) -> int:
+    return int(np.bincount(found, weights=costs, minlength=bins).max())
+
+
+def _fill(things: Whole, costs: Whole, rows: Whole, found: Whole, loads: Whole, held: Whole, most_rows: int) -> bool:
+    """Put things one by one into the bin that has least and room for its rows; return whether all had room."""
+    heap = list(zip(loads.tolist(), range(len(loads)), held.tolist(), strict=True))
+    heapq.heapify(heap)
+    chosen = []
+    for cost, size in zip(costs[things].tolist(), rows[things].tolist(), strict=True):
+        full = []
+        while heap and heap[0][2] + size > most_rows:
+            full.append(heapq.heappop(heap))
+        if not heap:
+            return False
+        load, index, filled = heap[0]
+        chosen.append(index)
+        heapq.heapreplace(heap, (load + cost, index, filled + size))
+        for one in full:
+            heapq.heappush(heap, one)
+    found[things] = chosen
+    return True
+
+
+def _slots_of(found: Whole, costs: Whole, bins: int) -> Whole:
+    """Return the things of each bin ``[B, K]``, the costliest first, and spare places."""
+    order = np.lexsort((-costs, found))
+    own = found[order]
+    place = np.arange(len(own)) - np.searchsorted(own, own)
+    slots = np.full((bins, int(place.max(initial=-1)) + 1 + _SPARE), _NONE, dtype=np.int64)
+    slots[own, place] = order
+    return slots
+
+
+def _bins_of(slots: Whole, count: int) -> Whole:
+    found = np.zeros(count, dtype=np.int64)
+    index, place = np.nonzero(slots != _NONE)
+    found[slots[index, place]] = index
+    return found
+
+
+def _exchange(slots: Whole, costs: Whole, rows: Whole, *, most_rows: int, rounds: int, enough: int = 0) -> None:
+    """Even bins out in pairs, up to ``rounds`` times, or until the fullest has no more than ``enough``; in place."""
+    costs, rows = np.append(costs, 0), np.append(rows, 0)
+    loads, held = costs[slots].sum(1), rows[slots].sum(1)
+    half, width, misses = len(slots) // 2, min(slots.shape[1], _WIDTH), 0
+    if not half:
+        return
+    fine = int(loads.sum()) // len(slots) >> _FINE
+    for turn in range(rounds):  # each with other pairs
+        order = np.argsort(loads, kind="stable")
+        high, low = order[::-1][:half], np.roll(order[:half], turn)
+        difference = loads[high] - loads[low]
+        wide = difference > fine
+        if not wide.any() or loads[high[0]] <= enough or misses >= min(half, _MISSES):
+            return
+        high, low, difference = high[wide], low[wide], difference[wide]
+        own, other = slots[high, -width:], slots[low, -width:]
+        shift = costs[own][:, :, None] - costs[other][:, None, :]  # [pairs, K, K] from the fuller to the emptier
+        more = rows[own][:, :, None] - rows[other][:, None, :]
+        fits = (held[low][:, None, None] + more <= most_rows) & (held[high][:, None, None] - more <= most_rows)
+        after = np.where(fits, np.abs(difference[:, None, None] - 2 * shift), difference[:, None, None]).reshape(
+            len(high), -1
+        )
+        best = after.argmin(1)
+        pair = np.flatnonzero(after[np.arange(len(high)), best] < difference)
+        if not len(pair):
+            misses += 1
+            continue
+        misses = 0
+        mine, theirs = np.divmod(best[pair], width)
+        change, size = shift[pair, mine, theirs], more[pair, mine, theirs]
+        high, low, first = high[pair], low[pair], slots.shape[1] - width
+        slots[high, first + mine], slots[low, first + theirs] = other[pair, theirs], own[pair, mine]
+        loads[high] -= change
+        loads[low] += change
+        held[high] -= size
+        held[low] += size

@@ -1,0 +1,90 @@
+"""What samples and items cost, and how evenly lanes share a step by that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from eye import Table, make_job, on, table
+
+from mimo.data import NO_LABEL, PlacedItem, SampleLayout
+from mimo.hooks import ItemInfo
+from mimo.schedule import Costs, simulate
+from mimo.trainer.batch.balance import balance_of, step_balance, with_loads
+from mimo.trainer.batch.sample_costs import SampleCosts, sample_costs
+from mimo.trainer.cost.operations import module_operations
+from mimo.trainer.cost.sample_stats import SampleStats
+
+
+def settings(**sections: Table) -> Table:
+    """Return those of two encoder lanes on the ranks of two language lanes."""
+    return table({"vision": on(0, 1), "language": on(0, 1)}, **sections)
+
+
+def layout(sample: int, length: int, items: int) -> SampleLayout:
+    """Return a sample of so many tokens, of which the first ones are items of one row."""
+    return SampleLayout(
+        sample=sample,
+        tokens=np.zeros(length, dtype=np.int64),
+        labels=np.full(length, NO_LABEL),
+        items=tuple(
+            PlacedItem(info=ItemInfo(sample=sample, index=index, modality="image", size=(1, 1)), start=index, rows=1)
+            for index in range(items)
+        ),
+        truncated=False,
+    )
+
+
+@pytest.mark.parametrize("length", [1, 17, 255, 256, 700, 4097, 60_000])
+def test_samples_cost_what_the_formula_says(length: int) -> None:
+    """Long ones by a line between two lengths, within a ten-thousandth; every label costs the same."""
+    job = make_job(settings())
+    labels = length // 3
+    done = module_operations(job, "language", SampleStats(lengths=(length,), labels=labels, sizes={}))
+    assert SampleCosts(job).sample(length, labels) == pytest.approx(done.forward + done.backward, rel=1e-4)
+    assert SampleCosts(job).sample(0, 0) == 0
+
+
+def test_items_without_a_formula_cost_by_rows() -> None:
+    """Each as much as a token of the language model; nothing is built to find out."""
+    job = make_job(settings())
+    assert job.module("vision").spec.flops is None
+    assert SampleCosts(job).item(job.module("vision"), (1, 1)) == SampleCosts(job).sample(1, 0) > 0
+
+
+def test_ranks_of_a_lane_share_its_cost() -> None:
+    """Tensor and context ranks divide a sample's operations."""
+    alone, shared = (make_job(table({"language": language})) for language in (on(0, 1), on(0, 7, dp=2, tp=2, cp=2)))
+    assert SampleCosts(shared).sample(100, 30) == pytest.approx(SampleCosts(alone).sample(100, 30) / 4)
+
+
+def test_one_place_needs_no_costs() -> None:
+    """A job with a single lane and microbatch, or by count, reads no sample before it has to."""
+    alone = table({"language": on(0, 0)}, run={"micro_batch": 24})
+    assert sample_costs(make_job(alone)) is None
+    assert sample_costs(make_job(settings(data={"balance": "count"}))) is None
+    assert sample_costs(make_job(settings())) is not None
+
+
+def test_balance_is_that_of_the_slowest_lanes() -> None:
+    """Of 3 microbatches of 4 samples for each of 2 lanes, in which one sample in four has all the items."""
+    job = make_job(settings())
+    layouts = [layout(sample, 8, 8 if sample % 8 == 0 else 0) for sample in range(24)]
+    found = balance_of(job, layouts, SampleCosts(job))
+    assert found["count"].slowest("vision") == pytest.approx(2.0)
+    assert found["cost"].slowest("vision") == pytest.approx(1.0)
+    assert found["count"].loads["language"] == found["cost"].loads["language"] == pytest.approx((1.0,) * 3)
+    assert step_balance(job, 1)["count"].slowest("vision") == pytest.approx(1.0)
+
+
+def test_a_step_is_simulated_as_its_slowest_lanes_take_it() -> None:
+    """Twice the time of what waits for lanes with twice as much to do; as without, where all have the same."""
+    job = make_job(settings())
+    layouts = [layout(sample, 8, 8 if sample % 8 == 0 else 0) for sample in range(24)]
+    found = balance_of(job, layouts, SampleCosts(job))
+    costs = Costs.even(job.graph)
+    even, slow, fast = (
+        simulate(job.plan, job.graph, each).seconds
+        for each in (costs, with_loads(job, costs, found["count"]), with_loads(job, costs, found["cost"]))
+    )
+    assert fast == pytest.approx(even)
+    assert slow == pytest.approx(1.5 * even)
