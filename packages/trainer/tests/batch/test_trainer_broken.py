@@ -75,7 +75,7 @@ def step_of(job: Any, numbers: list[int], broken: set[int]) -> StepData:
 
     for microbatch in microbatches:
         microbatch.prepare_ahead(MODULE, GRID.coordinates(0), submit)
-    return StepData(microbatches=microbatches, samples=len(numbers))
+    return StepData(samples=len(numbers), make=lambda: [(microbatches[0], (0, 1)), (microbatches[1], (2, 3))])
 
 
 def test_samples_that_any_rank_finds_broken_count_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,8 +81,8 @@ def _lay_out(data: Numbers, sample: int) -> SampleLayout:
     if -sample in data.broken:
         raise DataError(data.where(sample), expected="a sample", got="none")
     item = PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), start=0, rows=1)
-    layout: Any = SimpleNamespace(sample=sample, tokens=np.zeros(4, np.int64), weights=None, items=(item,))
-    found: SampleLayout = layout
+    none = np.zeros(4, np.int64)
+    found = SampleLayout(sample=sample, tokens=none, labels=none, items=(item,), truncated=False)
     return found
 
 
@@ -95,7 +95,7 @@ def loading(
 
     def cut(step: int) -> StepData:
         microbatches = tuple(Microbatch(job, data, [10 * step + n]) for n in range(2))  # type: ignore[arg-type]
-        return StepData(microbatches=microbatches, samples=2)
+        return StepData(samples=2, make=lambda: [(each, (place,)) for place, each in enumerate(microbatches)])
 
     loader = StepLoader(
         cut=cut,
