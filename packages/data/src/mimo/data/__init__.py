@@ -3,13 +3,19 @@
 from mimo.data import hookspecs
 from mimo.data.index import (
     IndexFileError,
+    ItemSize,
     Origin,
+    SampleSize,
+    SampleSizes,
     StoredArrays,
+    arrays_of,
     digest_of_file,
     digest_of_text,
     index_place,
     read_arrays,
+    sizes_of_arrays,
     write_arrays,
+    write_sizes,
 )
 from mimo.data.samples import (
     NO_LABEL,
@@ -80,6 +86,7 @@ __all__ = [
     "Dataset",
     "DatasetSpec",
     "IndexFileError",
+    "ItemSize",
     "LimitedTokenizer",
     "Origin",
     "Packed",
@@ -90,6 +97,8 @@ __all__ = [
     "Records",
     "Reference",
     "SampleLayout",
+    "SampleSize",
+    "SampleSizes",
     "SplitName",
     "StepSampler",
     "StoredArrays",
@@ -97,6 +106,7 @@ __all__ = [
     "SupportsWeights",
     "Tokenizer",
     "TokenizerSpec",
+    "arrays_of",
     "digest_of_file",
     "digest_of_text",
     "ends_of",
@@ -113,6 +123,8 @@ __all__ = [
     "path_inside",
     "read_arrays",
     "read_record",
+    "sizes_of_arrays",
     "weights_of",
     "write_arrays",
+    "write_sizes",
 ]

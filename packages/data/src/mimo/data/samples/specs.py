@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -105,12 +106,20 @@ class DatasetSpec:
 
     ``encodes_samples``: each `encode` is of one sample's text, of which no more than ``data.max_tokens`` is used; the
     tokenizer that is handed in then leaves out the rest of a long one.
+
+    ``index(config, split)``: writes what `open` needs to know of data that it doesn't read whole, and returns the path;
+    None without such a split.
+
+    ``build(samples, folder, max_bytes=…)``: writes samples, each its key and what its members hold by extension, bytes
+    or a file, as data that ``open`` reads, and returns the paths.
     """
 
     name: str
     config: type
     open: Callable[[Any, Tokenizer, SplitName], Dataset | None]
     encodes_samples: bool = False
+    index: Callable[[Any, SplitName], Path | None] | None = None
+    build: Callable[..., Sequence[Path]] | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -7,11 +7,13 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mimo.data.index import Origin
+import attrs
+
+from mimo.data.index import Origin, digest_of_text
 from mimo.data.samples import Tokenizer
 from mimo.data.sources.images import image_size, load_image
 from mimo.data.sources.record import Record, RecordError
-from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
+from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference, template_source
 from mimo.hooks import ConfigError, DataError, ItemInfo
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class RecordDataset:
     def __init__(self, records: Records, tokenizer: Tokenizer, chat: ChatSettings) -> None:
         self._records = records
         self._tokenizer = tokenizer
+        self._chat_settings = chat
         self._chat = cache(partial(Chat, chat, tokenizer))
         self._record = lru_cache(_CACHED_SAMPLES)(self._read)
         self._encoded = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
@@ -77,7 +80,7 @@ class RecordDataset:
 
     def origin(self) -> Origin:
         """Return where the samples come from."""
-        return self._records.origin()
+        return attrs.evolve(self._records.origin(), template=self._template)
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of the text and the end, or of a conversation, which its template ends."""
@@ -112,6 +115,11 @@ class RecordDataset:
             return load_image(item)
         except ValueError as error:
             raise self._unreadable(sample, reference, error) from error
+
+    def _template(self) -> str:
+        """Return a digest of what conversations are written by: settings, and the template in force, if any."""
+        settings = self._chat_settings
+        return digest_of_text([attrs.asdict(settings), template_source(settings, self._tokenizer)])
 
     def _encode(self, sample: int) -> ChatTokens:
         record = self._record(sample)
