@@ -122,6 +122,24 @@ class SampleSizes:
             size=np.array([number for item in items for number in item.size], dtype=np.int64),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[SampleSizes]) -> SampleSizes:
+        """Return the arrays of samples one part after another; at least one part."""
+        modalities = tuple(dict.fromkeys(name for part in parts for name in part.modalities))
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _KINDS if name not in _OFFSETS
+        }
+        arrays["modality"] = np.concatenate(
+            [
+                np.array([modalities.index(name) for name in part.modalities], dtype=np.uint8)[part.modality]
+                for part in parts
+            ]
+        )
+        for name in _OFFSETS:
+            steps = [np.diff(getattr(part, name)) for part in parts]
+            arrays[name] = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(steps))])
+        return cls(modalities=modalities, **arrays)
+
     def __getitem__(self, sample: int) -> SampleSize:
         """Return one sample.
 
@@ -131,7 +149,7 @@ class SampleSizes:
         begin, stop = self._span(self.first_item, sample, len(self.modality))
         values: dict[str, Any] = {name: getattr(self, name)[sample].item() for name in _SAMPLES}
         values |= {name: bool(values[name]) for name in ("cut", "broken")}
-        return SampleSize(**values, items=tuple(self._item(item) for item in range(begin, stop)))
+        return SampleSize(**values, items=tuple(self.item(item) for item in range(begin, stop)))
 
     def take(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes:
         """Return the sizes of some samples, in the order in which they are given.
@@ -151,7 +169,12 @@ class SampleSizes:
             size=np.asarray(self.size[sizes]),
         )
 
-    def _item(self, item: int) -> ItemSize:
+    def item(self, item: int) -> ItemSize:
+        """Return one item by its number among all.
+
+        Raises:
+            IndexFileError: the arrays contradict each other.
+        """
         begin, stop = self._span(self.first_size, item, len(self.size))
         modality = int(self.modality[item])
         if modality >= len(self.modalities):

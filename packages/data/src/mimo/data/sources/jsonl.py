@@ -4,7 +4,8 @@ A conversation is ``{"messages": [{"role": "user", "content": …}, …]}``; see
 
 Beside ``images`` there may be ``audio``, and ``items`` with the files of other modalities: ``{"sonar": ["a.bin", …]}``.
 These are read by whoever encodes them. ``weight`` is how much each token of the sample counts in the loss, 1 without
-it. Only the lines' offsets are held, or read from a file of them (`mimo data index`); a line is parsed, an image opened and its pixels decoded when they are asked for.
+it. Only the lines' offsets are held, or read from a file of them that `mimo data index` wrote; a line is parsed, an
+image opened and its pixels decoded when they are asked for.
 """
 
 from __future__ import annotations

@@ -92,6 +92,10 @@ class DataSettings:
         default=1024,
         validator=[at_least(1), at_most(MAX_TOKENS)],
     )
+    broken: Literal["refuse", "skip"] = setting(
+        "samples that `mimo data index` found broken: refuse to run, or skip them: each keeps its place, at weight 0",
+        default="refuse",
+    )
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 
