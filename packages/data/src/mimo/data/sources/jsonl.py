@@ -65,7 +65,15 @@ def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> R
 def index_jsonl(config: JsonlConfig, split: SplitName) -> Path | None:
     """Write the offsets of the lines of one split; see `DatasetSpec`."""
     found = _path(config, split)
-    return None if found is None else write_lines(found[1], config.index)
+    try:
+        return None if found is None else write_lines(found[1], config.index)
+    except OSError as error:
+        raise ConfigError(
+            "data.index",
+            expected="a folder in which the offsets of lines can be written",
+            got=str(error),
+            fix="Set data.index to a folder of yours; without it, that is where the data are.",
+        ) from error
 
 
 def _path(config: JsonlConfig, split: SplitName) -> tuple[str, Path] | None:

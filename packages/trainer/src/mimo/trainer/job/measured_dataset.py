@@ -95,9 +95,10 @@ class MeasuredDataset:
             where = f"{len(samples)} samples from {self.where(int(samples[0]))}"
             raise _damaged(where, error) from error
 
-    def is_indexed(self, sample: int) -> bool:
-        """Tell whether an index knows the sizes of a sample."""
-        return self._of_index(sample) is not None
+    @property
+    def known(self) -> JoinedSizes | None:
+        """What indexes say; None where there are none."""
+        return self._known
 
     def is_broken(self, sample: int) -> bool:
         """Tell whether an index knows a sample to be broken."""

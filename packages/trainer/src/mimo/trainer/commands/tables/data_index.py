@@ -11,8 +11,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mimo.data import Dataset, origin_of, sources_of
 from mimo.hooks import plain_text
 from mimo.trainer.commands.indexing.statistics import Distribution, Statistics
+from mimo.trainer.job.measured_dataset import MeasuredDataset
+from mimo.trainer.job.sample_index import index_path
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 _BINS = 12
@@ -48,6 +51,25 @@ def show_statistics(statistics: Statistics, max_tokens: int) -> Iterator[Rendera
         yield Text()
         yield Text(name)
         yield _histogram(each)
+
+
+def show_index(dataset: Dataset) -> Iterator[str]:
+    """Yield in a line what the index of each source of a dataset says, if it has one."""
+    known = dataset.known if isinstance(dataset, MeasuredDataset) else None
+    if known is None:
+        return
+    for (name, source), sizes in zip(sources_of(dataset), known.parts, strict=True):
+        if sizes is None:
+            yield f"{name}: none"
+            continue
+        found = Statistics.of(sizes)
+        items = "".join(f", {each.rows.count:,} {modality} items" for modality, each in found.items.items())
+        origin = origin_of(source)
+        place = "" if origin is None else f" ({index_path(origin)})"
+        yield (
+            f"{found.tokens.total:,} tokens, {found.targets:,} learnt{items}, {found.cut:,} samples cut, "
+            f"{found.broken:,} broken{place}"
+        )
 
 
 def show_broken(path: Path, count: int) -> Iterator[RenderableType]:
