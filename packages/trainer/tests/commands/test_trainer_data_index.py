@@ -255,7 +255,7 @@ BROKEN: list[tuple[dict[str, Any] | str, str]] = [
 
 
 def test_trainer_data_index_collects_all_that_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By file and line with the reason, in a file and on the terminal; a run refuses it, or keeps places at weight 0."""
+    """By file and line with the reason, in a file and printed; a run refuses it, or keeps places at weight 0."""
     (folder / "data" / "words.png").write_text("no picture")
     write(folder, [SAMPLES[0], *(sample for sample, _ in BROKEN), SAMPLES[1]])
     assert index(folder) == 3
