@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -101,7 +102,9 @@ def test_data_index_sizes_are_written_block_by_block(parts: list[list[SampleSize
 def damaged(change: dict[str, Sequence[int]]) -> SampleSizes:
     """Return sizes with some arrays replaced."""
     sizes = SampleSizes.of(MODALITIES, SOME)
-    arrays = {name: np.array(values, dtype=getattr(sizes, name).dtype) for name, values in change.items()}
+    arrays: dict[str, Any] = {
+        name: np.array(values, dtype=getattr(sizes, name).dtype) for name, values in change.items()
+    }
     return attrs.evolve(sizes, **arrays)
 
 

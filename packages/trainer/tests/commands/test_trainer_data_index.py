@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 
 
-def write(folder: Path, samples: list[dict[str, Any] | str]) -> None:
+def write(folder: Path, samples: Sequence[dict[str, Any] | str]) -> None:
     """Write samples to train on, some as they are."""
     lines = [sample if isinstance(sample, str) else json.dumps(sample) for sample in samples]
     (folder / "data" / "train.jsonl").write_text("".join(f"{line}\n" for line in lines))
