@@ -285,7 +285,7 @@ def test_trainer_data_index_collects_all_that_is_broken(folder: Path, capsys: py
     assert not (folder / "data" / "train.jsonl.broken").exists()
 
 
-def test_trainer_data_index_decodes_where_it_is_asked_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainer_data_index_can_decode_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Pixels that are damaged behind a sound header are found then alone, item by item."""
     whole = (folder / "data" / "wide.png").read_bytes()
     (folder / "data" / "half.png").write_bytes(whole[:45])
