@@ -170,7 +170,7 @@ def test_trainer_data_index_is_the_same_from_any_number_of_processes(
 
 def test_trainer_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it had read is not read again, and the file is that of a command that nothing disturbed."""
-    write(folder, SAMPLES * 2000)
+    write(folder, [SAMPLES[0], SAMPLES[-1]] * 8000)
     undisturbed = folder / "undisturbed"
     shutil.copytree(folder / "data", undisturbed / "data")
     assert index(folder, f"data.path={undisturbed}/data/train.jsonl") == 0
