@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mimo.data import ChatSettings, Dataset, ends_of, lay_out, weights_of
-from mimo.data.sources import jsonl
-from mimo.data.sources.jsonl import MAX_LINE, JsonlConfig, find_lines, open_jsonl
+from mimo.data.sources import lines as lines_module
+from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
+from mimo.data.sources.lines import MAX_LINE, find_lines
 from mimo.data.text import byte_tokenizer, word_tokenizer
 from mimo.hooks import ConfigError, DataError
 
@@ -124,14 +125,11 @@ def test_data_jsonl_skips_blank_lines(tmp_path: Path) -> None:
 def test_data_jsonl_finds_the_lines_that_python_finds(pieces: list[bytes], block: int) -> None:
     """Whatever the blocks that a file is read in: those that hold more than white space, with bytes and numbers."""
     raw = b"".join(pieces)
-    with tempfile.TemporaryDirectory() as folder, patch.object(jsonl, "BLOCK", block):
+    with tempfile.TemporaryDirectory() as folder, patch.object(lines_module, "BLOCK", block):
         path = Path(folder) / "train.jsonl"
         path.write_bytes(raw)
         lines = find_lines(path)
-        found = [
-            (number, raw[start:stop])
-            for start, stop, number in zip(lines.starts, lines.stops, lines.numbers, strict=True)
-        ]
+        found = [(lines.number(sample), raw[slice(*lines.span(sample))]) for sample in range(len(lines))]
     assert found == [(number, line) for number, line in enumerate(io.BytesIO(raw), start=1) if line.strip()]
 
 

@@ -82,8 +82,7 @@ def _lay_out(data: Numbers, sample: int) -> SampleLayout:
         raise DataError(data.where(sample), expected="a sample", got="none")
     item = PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), start=0, rows=1)
     none = np.zeros(4, np.int64)
-    found = SampleLayout(sample=sample, tokens=none, labels=none, items=(item,), truncated=False)
-    return found
+    return SampleLayout(sample=sample, tokens=none, labels=none, items=(item,), truncated=False)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def test_trainer_data_show_marks_what_is_learnt(file: str, capsys: pytest.Captur
     """With its weight; control characters of the data never reach the terminal."""
     first, _, *lines = shown(capsys, file)
     assert " ".join(first).startswith("sample 0 of 3, ")
-    assert " ".join(first).endswith("train.jsonl:1: 78 tokens, 22 learnt, 0 items in 0 rows")
+    assert " ".join(first).endswith("train.jsonl:1: 78 tokens, 22 learnt, 0 items in 0 rows; sizes from headers")
     assert lines[0] == ["0-54", "read", "<|im_start|>user"]
     (learnt,) = (line for line in lines if "learnt" in line)
     assert learnt == ["55-76", "learnt", "0.5", "Yes", "[1].\\x1b[2J<|im_end|>"]
@@ -57,9 +57,11 @@ def test_trainer_data_show_marks_what_is_learnt(file: str, capsys: pytest.Captur
 def test_trainer_data_show_of_a_text_and_its_ids(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All but the first token of a text is learnt; a conversation that is too long ends with a turn."""
     first, _, *lines = shown(capsys, file, "--sample", "1", "--count", "2", "--ids")
-    assert first[-9:] == ["6", "tokens,", "5", "learnt,", "0", "items", "in", "0", "rows"]
+    assert first[-12:-3] == ["6", "tokens,", "5", "learnt,", "0", "items", "in", "0", "rows;"]
     assert lines[:2] == [["0", "read", "h", "104"], ["1-5", "learnt", "1", "ello", "101", "108", "108", "111", "256"]]
-    assert " ".join(lines[2]).endswith("78 tokens, 22 learnt, 0 items in 0 rows, cut at data.max_tokens = 100")
+    assert " ".join(lines[2]).endswith(
+        "78 tokens, 22 learnt, 0 items in 0 rows, cut at data.max_tokens = 100; sizes from headers"
+    )
 
 
 def test_trainer_data_show_refuses_numbers_that_are_none(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,46 @@
 """What is known of data without reading it again: arrays in files beside it, and digests that show a stale one."""
 
 from mimo.data.index.digest import digest_of_file, digest_of_text
+from mimo.data.index.known import (
+    JoinedSizes,
+    SupportsOrigin,
+    SupportsSizes,
+    SupportsSources,
+    origin_of,
+    sizes_of,
+    sources_of,
+)
 from mimo.data.index.place import Origin, index_place
+from mimo.data.index.sizes import (
+    ItemSize,
+    SampleSize,
+    SampleSizes,
+    arrays_of,
+    sizes_of_arrays,
+    write_sizes,
+)
 from mimo.data.index.store import IndexFileError, StoredArrays, read_arrays, write_arrays
 
 __all__ = [
     "IndexFileError",
+    "ItemSize",
+    "JoinedSizes",
     "Origin",
+    "SampleSize",
+    "SampleSizes",
     "StoredArrays",
+    "SupportsOrigin",
+    "SupportsSizes",
+    "SupportsSources",
+    "arrays_of",
     "digest_of_file",
     "digest_of_text",
     "index_place",
+    "origin_of",
     "read_arrays",
+    "sizes_of",
+    "sizes_of_arrays",
+    "sources_of",
     "write_arrays",
+    "write_sizes",
 ]

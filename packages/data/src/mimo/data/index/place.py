@@ -18,11 +18,14 @@ class Origin:
         name: path or address of the data, for messages.
         index: of the files of its index the path without their last suffixes, ``.lines`` or ``.sizes``.
         digest: returns a text that changes when the data does; it may read for a few milliseconds a file.
+        template: likewise for what besides data and tokenizer decides which tokens a sample becomes, as the template
+            of conversations does; empty: nothing.
     """
 
     name: str
     index: Path
     digest: Callable[[], str]
+    template: Callable[[], str] = str
 
 
 def index_place(data: str, folder: str) -> Path:

@@ -6,9 +6,11 @@ is ever executed, and no more is allocated than the file is long.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +44,40 @@ class StoredArrays:
     arrays: Mapping[str, NDArray[Any]]
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str]) -> None:
+@attrs.frozen(kw_only=True, eq=False)
+class Pieces:
+    """An array that is written piece after piece, so that it is never in memory whole.
+
+    Args:
+        dtype: of its elements.
+        length: sum of the pieces' lengths.
+        pieces: arrays of one dim, read once.
+    """
+
+    dtype: np.dtype[Any]
+    length: int
+    pieces: Iterable[NDArray[Any]]
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | Pieces], about: Mapping[str, str]) -> None:
     """Write arrays of 8-bit, 32-bit and 64-bit numbers and texts about them; a reader sees all of the file or none.
 
     Raises:
         OSError: the file can't be written.
     """
-    from safetensors.numpy import save
-
-    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=dict(about))
+    # The widest first, so that each begins at a multiple of its elements' size.
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.write(_header({name: arrays[name] for name in names}, about))
+            for name in names:
+                array = arrays[name]
+                written = 0
+                for piece in array.pieces if isinstance(array, Pieces) else [array]:
+                    file.write(np.ascontiguousarray(piece, dtype=array.dtype).data)
+                    written += len(piece)
+                assert not isinstance(array, Pieces) or written == array.length, (name, written)
             file.flush()
             os.fsync(file.fileno())
         Path(partial).chmod(0o666 & ~_umask())
@@ -62,6 +85,21 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def _header(arrays: Mapping[str, NDArray[Any] | Pieces], about: Mapping[str, str]) -> bytes:
+    kinds = {kind: name for name, kind in _KINDS.items()}
+    header: dict[str, Any] = {_ABOUT: dict(about)}
+    begin = 0
+    for name, array in arrays.items():
+        shape = [array.length] if isinstance(array, Pieces) else list(array.shape)
+        stop = begin + array.dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": kinds[array.dtype.str], "shape": shape, "data_offsets": [begin, stop]}
+        begin = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _PREFIX)
+    assert len(text) <= _MAX_HEADER, len(text)
+    return len(text).to_bytes(_PREFIX, "little") + text
 
 
 def read_arrays(path: Path) -> StoredArrays:

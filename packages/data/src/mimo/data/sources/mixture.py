@@ -117,6 +117,10 @@ class MixtureDataset:
         """Return the sources with their weights."""
         return self._parts
 
+    def sources(self) -> Sequence[tuple[str, Dataset]]:
+        """Return the sources by name, as each may have an index of its own."""
+        return [(part.name, source.dataset) for part, source in zip(self._parts, self._sources, strict=True)]
+
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of a sample."""
         source = self._source(sample)

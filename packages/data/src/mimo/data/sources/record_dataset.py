@@ -7,13 +7,15 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mimo.data.index import Origin
+import attrs
+
+from mimo.data.index import Origin, digest_of_text
 from mimo.data.loading import is_read_failure, retried
 from mimo.data.samples import DataPart, Tokenizer
 from mimo.data.sources.bounded_cache import BoundedCache
 from mimo.data.sources.images import image_size, load_image
 from mimo.data.sources.record import Record, RecordError
-from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference
+from mimo.data.text import Chat, ChatError, ChatSettings, ChatTokens, Reference, template_source
 from mimo.hooks import ConfigError, DataError, ItemInfo, RunError, UserError
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class RecordDataset:
     def __init__(self, records: Records, tokenizer: Tokenizer, chat: ChatSettings) -> None:
         self._records = records
         self._tokenizer = tokenizer
+        self._chat_settings = chat
         self._chat = cache(partial(Chat, chat, tokenizer))
         self._records_read = BoundedCache(_CACHED_BYTES, _size_of)
         self._encoded = lru_cache(1)(self._encode)  # asked for its tokens, a sample is asked for its weights next
@@ -90,7 +93,7 @@ class RecordDataset:
 
     def origin(self) -> Origin:
         """Return where the samples come from."""
-        return self._records.origin()
+        return attrs.evolve(self._records.origin(), template=self._template)
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of the text and the end, or of a conversation, which its template ends."""
@@ -125,6 +128,11 @@ class RecordDataset:
             return load_image(item)
         except ValueError as error:
             raise self._unreadable(sample, reference, error) from error
+
+    def _template(self) -> str:
+        """Return a digest of what conversations are written by: settings, and the template in force, if any."""
+        settings = self._chat_settings
+        return digest_of_text([attrs.asdict(settings), template_source(settings, self._tokenizer)])
 
     def _encode(self, sample: int) -> ChatTokens:
         record = self._record(sample)

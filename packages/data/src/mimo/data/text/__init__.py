@@ -1,6 +1,6 @@
 """Tokenizers that come with this package, the limit on how much text one takes, and how conversations become tokens."""
 
-from mimo.data.text.chat import Chat, ChatError, ChatSettings, ChatTokenizer, ChatTokens
+from mimo.data.text.chat import Chat, ChatError, ChatSettings, ChatTokenizer, ChatTokens, template_source
 from mimo.data.text.chat_template import named_template, named_templates
 from mimo.data.text.conversation import Conversation, Reference, parse_conversation
 from mimo.data.text.limited import LimitedTokenizer
@@ -17,4 +17,5 @@ __all__ = [
     "named_template",
     "named_templates",
     "parse_conversation",
+    "template_source",
 ]

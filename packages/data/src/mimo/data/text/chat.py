@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -259,11 +259,21 @@ class Chat:
         return False
 
 
-def _template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate:
+def template_source(settings: ChatSettings, tokenizer: Tokenizer) -> tuple[str, Mapping[str, str]] | None:
+    """Return the template that conversations are written by, and what it is given; None if there is none."""
+    found = _find_template(settings, tokenizer)
+    return None if found is None else (found.source, found.variables)
+
+
+def _find_template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate | None:
     if settings.template != OWN:
         return named_template(settings.template)
     own = getattr(tokenizer, "chat_template", None)
-    found = cast("ChatTemplate | None", own()) if own is not None else None
+    return cast("ChatTemplate | None", own()) if own is not None else None
+
+
+def _template(settings: ChatSettings, tokenizer: Tokenizer) -> ChatTemplate:
+    found = _find_template(settings, tokenizer)
     if found is None:
         raise ConfigError(
             "data.chat.template",

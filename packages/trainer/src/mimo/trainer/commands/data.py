@@ -1,16 +1,19 @@
-"""``mimo data``: what the model sees of a dataset."""
+"""``mimo data``: what the model sees of a dataset, and an index of it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 
 def make_data_app() -> App:
     """Return ``mimo data`` with its subcommands."""
-    app = App(name="data", help="Look at the samples that a model is trained on.", help_format="plaintext")
+    app = App(name="data", help="Look at the samples of a model, and index them.", help_format="plaintext")
     app.command(show)
+    app.command(index)
     return app
 
 
@@ -49,3 +52,66 @@ def show(
     for number in range(sample, last + 1):
         for part in show_sample(job, dataset, number, ids=ids):
             console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def index(
+    file: Path,
+    /,
+    *overrides: str,
+    decode: Annotated[bool, Parameter(negative="")] = False,
+    jobs: int = 0,
+    evaluation: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Read texts and headers once, write the sizes of all samples beside the data, and report what is in them.
+
+    Runs then open the data sooner. A command that was ended resumes when it is started again. Ends with 0 where all
+    samples are sound, with 3 where some are broken.
+
+    Args:
+        file: settings in TOML.
+        overrides: settings that differ, as key=value.
+        decode: decode and prepare every item, too.
+        jobs: processes that read; 0: as many as there are cores.
+        evaluation: of the held-out samples instead of those to train on.
+    """
+    import numpy as np
+    from rich.progress import Progress
+
+    from mimo.hooks import ConfigError, DataError
+    from mimo.trainer.commands.indexing.index import index_sources
+    from mimo.trainer.commands.indexing.statistics import Statistics
+    from mimo.trainer.commands.tables.console import make_console
+    from mimo.trainer.commands.tables.data_index import show_broken, show_statistics
+    from mimo.trainer.config.toml import read_settings
+    from mimo.trainer.resolving.resolve import resolve
+
+    if jobs < 0:
+        raise ConfigError("--jobs", expected="0 or more", got=str(jobs))
+    job = resolve(read_settings(file, overrides), purpose="evaluate" if evaluation else "train", writes_index=True)
+    dataset = job.evaluation if evaluation else job.train
+    assert dataset is not None
+    console = make_console()
+    broken: dict[str, str] = {}
+    with Progress(console=console, transient=True, auto_refresh=False, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def on_progress(name: str, there: int, blocks: int, _broken: int) -> None:
+            progress.update(task, description=name, completed=there, total=blocks, refresh=True)
+
+        cores = len(os.sched_getaffinity(0))
+        for found in index_sources(job, dataset, jobs=jobs or cores, decodes=decode, on_progress=on_progress):
+            resumed = f" ({found.resumed} blocks were there from an earlier command)" if found.resumed else ""
+            console.print(f"{found.name}: {found.path} written{resumed}", markup=False, soft_wrap=True)
+            for part in show_statistics(Statistics.of(found.sizes), job.settings.data.max_tokens):
+                console.print(part)
+            if count := int(np.count_nonzero(found.sizes.broken)):
+                for part in show_broken(found.broken, count):
+                    console.print(part)
+                broken[found.name] = f"{count:,} of {len(found.sizes):,} that are broken"
+    if broken:
+        raise DataError(
+            ", ".join(broken),
+            expected="samples that can be read",
+            got=", ".join(broken.values()),
+            fix='Mend them and start the command again, or set data.broken = "skip" to train without them.',
+        )

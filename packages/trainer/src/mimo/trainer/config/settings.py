@@ -131,6 +131,10 @@ class DataSettings:
         "by what samples and items are spread over lanes: cost or count; auto: cost, or as in a run that is resumed",
         default="auto",
     )
+    broken: Literal["refuse", "skip"] = setting(
+        "samples that `mimo data index` found broken: refuse to run, or skip them: each keeps its place, at weight 0",
+        default="refuse",
+    )
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 

@@ -12,8 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from mimo.data import DataPart, Dataset, ends_of, load_image, open_image, parts_of, retried, weights_of
+from mimo.data import (
+    DataPart,
+    Dataset,
+    IndexFileError,
+    JoinedSizes,
+    Origin,
+    SampleSize,
+    SampleSizes,
+    ends_of,
+    load_image,
+    open_image,
+    origin_of,
+    parts_of,
+    retried,
+    sources_of,
+    weights_of,
+)
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 
@@ -25,16 +43,24 @@ _CACHED_SAMPLES = 256
 
 
 class MeasuredDataset:
-    """A dataset, with the sizes that it leaves to encoders.
+    """A dataset, with the sizes that it leaves to encoders, or those that an index knows.
+
+    A sample that the index knows to be broken keeps its number, and is one token, the end, of weight 0.
 
     Args:
         inner: the dataset.
         encoders: by modality.
+        known: what an index says.
+        end: id that closes samples, for those that are broken.
     """
 
-    def __init__(self, inner: Dataset, encoders: Mapping[str, EncoderSpec]) -> None:
+    def __init__(
+        self, inner: Dataset, encoders: Mapping[str, EncoderSpec], known: JoinedSizes | None = None, end: int = 0
+    ) -> None:
         self._inner = inner
         self._encoders = encoders
+        self._known = known
+        self._end = end
         self._infos = lru_cache(_CACHED_SAMPLES)(self._measured)
 
     def __len__(self) -> int:
@@ -42,7 +68,7 @@ class MeasuredDataset:
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of a sample."""
-        return self._inner.tokens(sample)
+        return [self._end] if self.is_broken(sample) else self._inner.tokens(sample)
 
     def parts(self) -> Sequence[DataPart]:
         """Return what the samples are taken from."""
@@ -50,11 +76,40 @@ class MeasuredDataset:
 
     def weights(self, sample: int) -> Sequence[float] | None:
         """Return the weights of a sample's tokens, None if it has none."""
-        return weights_of(self._inner, sample)
+        return [0.0] if self.is_broken(sample) else weights_of(self._inner, sample)
 
     def ends(self, sample: int) -> Sequence[int] | None:
         """Return where a sample may be cut, None if anywhere."""
-        return ends_of(self._inner, sample)
+        return None if self.is_broken(sample) else ends_of(self._inner, sample)
+
+    def origin(self) -> Origin | None:
+        """Return where the samples come from, None where the dataset doesn't say."""
+        return origin_of(self._inner)
+
+    def sources(self) -> Sequence[tuple[str, Any]]:
+        """Return what the dataset is made of, each with the sizes that it leaves to encoders."""
+        return [(name, MeasuredDataset(source, self._encoders)) for name, source in sources_of(self._inner)]
+
+    def sizes(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes | None:
+        """Return what an index says of some samples, in the order in which they are given; None without one.
+
+        Raises:
+            DataError: the index is damaged.
+        """
+        try:
+            return None if self._known is None else self._known.take(samples)
+        except IndexFileError as error:
+            where = f"{len(samples)} samples from {self.where(int(samples[0]))}"
+            raise _damaged(where, error) from error
+
+    @property
+    def known(self) -> JoinedSizes | None:
+        """What indexes say; None where there are none."""
+        return self._known
+
+    def is_broken(self, sample: int) -> bool:
+        """Tell whether an index knows a sample to be broken."""
+        return self._known is not None and self._known.is_broken(sample)
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items of a sample with their sizes; one of a modality that nobody reads may have none.
@@ -87,7 +142,18 @@ class MeasuredDataset:
         return self._inner.where(sample)
 
     def _measured(self, sample: int) -> tuple[ItemInfo, ...]:
-        return tuple(info if info.size else self._measure(info) for info in self._inner.infos(sample))
+        known = self._of_index(sample)
+        if known is None:
+            return tuple(info if info.size else self._measure(info) for info in self._inner.infos(sample))
+        return tuple(
+            ItemInfo(sample=sample, index=item.number, modality=item.modality, size=item.size) for item in known.items
+        )
+
+    def _of_index(self, sample: int) -> SampleSize | None:
+        try:
+            return None if self._known is None else self._known.of(sample)
+        except IndexFileError as error:
+            raise _damaged(self.where(sample), error) from error
 
     def _measure(self, info: ItemInfo) -> ItemInfo:
         encoder = self._encoders.get(info.modality)
@@ -109,9 +175,17 @@ class MeasuredDataset:
         )
 
 
-def measured(dataset: Dataset | None, encoders: Mapping[str, EncoderSpec]) -> Dataset | None:
-    """Return a dataset with all sizes; None stays None."""
-    return None if dataset is None else MeasuredDataset(dataset, encoders)
+def _damaged(where: str, error: IndexFileError) -> DataError:
+    return DataError(
+        where, expected="an index of these data", got=f"a damaged one: {error}", fix="Run `mimo data index` again."
+    )
+
+
+def measured(
+    dataset: Dataset | None, encoders: Mapping[str, EncoderSpec], known: JoinedSizes | None = None, end: int = 0
+) -> MeasuredDataset | None:
+    """Return a dataset with all sizes, see `MeasuredDataset`; None stays None."""
+    return None if dataset is None else MeasuredDataset(dataset, encoders, known, end)
 
 
 def decoded(encoder: EncoderSpec, raw: Any) -> Any:

@@ -44,6 +44,18 @@ class DatasetChoice:
             sources[path] = cls.of(source, keys, inner, find)
         return cls(spec=spec, config=config, where=where, sources=sources)
 
+    def write_index(self, split: SplitName) -> None:
+        """Have plugins write what they need to know of data that they don't read whole, before they open it.
+
+        Raises:
+            ConfigError: it can't be written, by the path of the setting.
+        """
+        for source in self.sources.values():
+            source.write_index(split)
+        with settings_under(self.where):
+            if self.spec.index is not None:
+                self.spec.index(self.config, split)
+
     def open(self, tokenizer: LimitedTokenizer, split: SplitName) -> Dataset | None:
         """Return a split, None where the data has none.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
-from mimo.data import DATASETS, TOKENIZERS, Dataset, LimitedTokenizer, Tokenizer
+from mimo.data import DATASETS, TOKENIZERS, Dataset, LimitedTokenizer, SplitName, Tokenizer
 from mimo.hooks import ConfigError, UserError
 from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
@@ -28,11 +28,12 @@ from mimo.trainer.config.settings import (
     Settings,
     TokenizerSettings,
 )
-from mimo.trainer.config.structure import structure
+from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job, JobModule, plain_settings
-from mimo.trainer.job.measured_dataset import measured
+from mimo.trainer.job.measured_dataset import MeasuredDataset, measured
 from mimo.trainer.job.precision import check_precision
+from mimo.trainer.job.sample_index import IndexRules, open_index
 from mimo.trainer.resolving.dataset import DatasetChoice
 from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_size
 from mimo.trainer.resolving.load import check_load
@@ -44,7 +45,12 @@ Purpose = Literal["train", "evaluate", "generate"]
 
 
 def resolve(
-    settings: Settings, *, purpose: Purpose = "train", find: Find = find_installed, needs_data: bool = True
+    settings: Settings,
+    *,
+    purpose: Purpose = "train",
+    find: Find = find_installed,
+    needs_data: bool = True,
+    writes_index: bool = False,
 ) -> Job:
     """Return the job that settings describe, its plans proved free of deadlock.
 
@@ -53,6 +59,8 @@ def resolve(
         purpose: what for; only training opens the training data, generation opens none.
         find: where plugins come from.
         needs_data: whether data that can't be opened are refused; otherwise the job has none.
+        writes_index: whether what plugins keep of data, to open them sooner, is written anew; no sizes are then taken
+            from an index, nor its broken samples.
 
     Raises:
         ConfigError: a setting is wrong by itself or beside another one.
@@ -81,7 +89,15 @@ def resolve(
         check_rerun(settings, model_graph, microbatches=microbatches, world=world)
     evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
     check_microbatches(settings, graph, train=microbatches, evaluation=evaluation_microbatches)
-    data_config, train, evaluation = _data(settings, modules, tokenizer, purpose, find, needs_data=needs_data)
+    rules = IndexRules.of(
+        modules,
+        tokenizer={"plugin": settings.tokenizer.plugin, **unstructure(tokenizer_config)},
+        max_tokens=settings.data.max_tokens,
+        end=tokenizer.end,
+    )
+    data_config, train, evaluation = _data(
+        settings, modules, tokenizer, purpose, find, None if writes_index else rules, needs_data=needs_data
+    )
     job = Job(
         settings=settings,
         modules=modules,
@@ -281,6 +297,7 @@ def _data(
     tokenizer: Tokenizer,
     purpose: Purpose,
     find: Find,
+    rules: IndexRules | None,
     *,
     needs_data: bool,
 ) -> tuple[Mapping[str, Any], Dataset | None, Dataset | None]:
@@ -292,9 +309,28 @@ def _data(
         modalities=tuple(module.modality for module in modules if module.name != LANGUAGE),
     )
     choice = DatasetChoice.of(spec, config, "data", find)
+    encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
+    for spec_of in encoders.values() if settings.data.max_broken else ():
+        if spec_of.blank is None:
+            raise ConfigError(
+                "data.max_broken",
+                expected=f"0, as encoder {spec_of.name!r} has no item to put in the place of a broken one",
+                got=repr(settings.data.max_broken),
+                fix="Leave it out, or have the plugin give `blank`.",
+            )
+
+    def opened(split: SplitName) -> MeasuredDataset | None:
+        if rules is None:
+            choice.write_index(split)
+        dataset = choice.open(limited, split)
+        if dataset is None or rules is None:
+            return measured(dataset, encoders)
+        known = open_index(dataset, rules, skips_broken=settings.data.broken == "skip")
+        return measured(dataset, encoders, known, rules.end)
+
     try:
-        train = choice.open(limited, "train") if purpose == "train" else None
-        evaluation = choice.open(limited, "evaluation") if purpose != "generate" else None
+        train = opened("train") if purpose == "train" else None
+        evaluation = opened("evaluation") if purpose != "generate" else None
     except (UserError, OSError):
         if needs_data:
             raise
@@ -308,16 +344,7 @@ def _data(
             got="none",
             fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
         )
-    encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
-    for spec_of in encoders.values() if settings.data.max_broken else ():
-        if spec_of.blank is None:
-            raise ConfigError(
-                "data.max_broken",
-                expected=f"0, as encoder {spec_of.name!r} has no item to put in the place of a broken one",
-                got=repr(settings.data.max_broken),
-                fix="Leave it out, or have the plugin give `blank`.",
-            )
-    return choice.plain(), measured(train, encoders), measured(evaluation, encoders)
+    return choice.plain(), train, evaluation
 
 
 def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:

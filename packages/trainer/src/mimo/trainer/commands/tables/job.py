@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mimo.schedule import Action, ActorPlan, Plan
 from mimo.topology import AXES, EXPERT_AXES, Module, show_ranks
+from mimo.trainer.commands.tables.data_index import show_index
 from mimo.trainer.commands.tables.memory import show_memory, show_on_device
 from mimo.trainer.commands.tables.module_stats import show_module_stats
 from mimo.trainer.job.job import Job, JobModule
@@ -80,6 +81,7 @@ def show_job(
         ("data", f"{job.settings.data.plugin}, {samples} samples to train on, {held_out} held out"),
         *(() if job.train is None else _sources(job)),
         *(("resumes with", change) for change in changes),
+        *(("index", line) for split in (job.train, job.evaluation) if split is not None for line in show_index(split)),
         ("tokenizer", f"{job.settings.tokenizer.plugin}, {job.tokenizer.vocabulary} ids"),
         ("schedule", job.plan.schedule),
     ]

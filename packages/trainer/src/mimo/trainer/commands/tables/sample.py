@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mimo.data import NO_LABEL, Dataset, SampleLayout
+from mimo.data import NO_LABEL, Dataset, SampleLayout, sizes_of
 from mimo.hooks import plain_text
 from mimo.trainer.job.job import Job
 
@@ -30,10 +30,14 @@ def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterat
     """
     layout = job.lay_out(dataset, sample)
     rows = sum(item.rows for item in layout.items)
+    known = sizes_of(dataset, [sample])
+    source = "headers" if known is None else "the index"
+    broken = ", broken and left out" if known is not None and known.broken[0] else ""
     cut = f", cut at data.max_tokens = {job.settings.data.max_tokens}" if layout.truncated else ""
     yield Text(
         f"sample {sample} of {len(dataset)}, {plain_text(dataset.where(sample))}: {len(layout.tokens)} tokens, "
-        f"{np.count_nonzero(layout.targets)} learnt, {len(layout.items)} items in {rows} rows{cut}"
+        f"{np.count_nonzero(layout.targets)} learnt, {len(layout.items)} items in {rows} rows{cut}{broken}; "
+        f"sizes from {source}"
     )
     table = Table("tokens", "", "weight", "text", *(["ids"] if ids else []), box=None, pad_edge=False)
     items = {item.start: item for item in layout.items if item.rows}

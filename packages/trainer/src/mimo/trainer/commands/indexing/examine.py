@@ -1,0 +1,115 @@
+"""One sample, looked at for the index: its sizes, or what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from mimo.data import Dataset, ItemSize, SampleSize
+from mimo.hooks import DataError, ItemInfo
+from mimo.model import EncoderSpec
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.sample_index import IndexRules, rows_of
+
+LEFT_OUT = SampleSize(tokens=1, ids=1, targets=0, weight=0.0, broken=True)
+"""A sample that is broken, as a run lays it out that skips it."""
+
+
+@attrs.frozen(kw_only=True)
+class Broken:
+    """Something that can't be read.
+
+    Args:
+        sample: its number.
+        where: its place: file or shard, and line or key.
+        item: its modality and number, empty where it is the sample itself, or a header.
+        reason: what is wrong.
+    """
+
+    sample: int
+    where: str
+    item: str
+    reason: str
+
+    @classmethod
+    def of(cls, sample: int, error: DataError, item: str = "") -> Broken:
+        """Return what an error says."""
+        return cls(sample=sample, where=error.where, item=item, reason=f"expected {error.expected}, got {error.got}")
+
+    def line(self) -> bytes:
+        """Return it as a line of JSON."""
+        return f"{json.dumps(attrs.asdict(self))}\n".encode()
+
+
+def examine(
+    job: Job, dataset: Dataset, sample: int, rules: IndexRules, *, decodes: bool
+) -> tuple[SampleSize, tuple[Broken, ...]]:
+    """Return the size of a sample, and what of it is broken.
+
+    Args:
+        job: whose encoders and limits hold.
+        dataset: of the sample, with sizes of all items.
+        sample: its number.
+        rules: of the job.
+        decodes: whether items are decoded and prepared, too.
+
+    Raises:
+        UserError: a setting is wrong, so that no sample can be read.
+    """
+    try:
+        layout = job.lay_out(dataset, sample)
+        infos = tuple(dataset.infos(sample))
+    except DataError as error:
+        return LEFT_OUT, (Broken.of(sample, error),)
+    if decodes and (broken := tuple(_undecodable(job, dataset, infos))):
+        return LEFT_OUT, broken
+    kept = {(item.info.modality, item.info.index): item.rows for item in layout.items}
+    targets = layout.targets
+    return (
+        SampleSize(
+            tokens=len(layout.tokens),
+            ids=len(dataset.tokens(sample)),
+            targets=int(np.count_nonzero(targets)),
+            weight=float(np.count_nonzero(targets) if layout.weights is None else layout.weights.sum(dtype=np.float64)),
+            cut=layout.truncated,
+            items=tuple(
+                ItemSize(
+                    modality=info.modality,
+                    number=info.index,
+                    size=tuple(info.size),
+                    rows=kept[key] if key in kept else rows_of(rules, info.modality, tuple(info.size)),
+                    kept=key in kept,
+                )
+                for info in infos
+                for key in [(info.modality, info.index)]
+            ),
+        ),
+        (),
+    )
+
+
+def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...]) -> Iterator[Broken]:
+    encoders = {module.modality: module for module in job.encoders}
+    for info in infos:
+        item = f"{info.modality} {info.index}"
+        try:
+            _prepare(dataset, info, encoders[info.modality])
+        except DataError as error:
+            yield Broken.of(info.sample, error, item)
+        except (ValueError, TypeError, OSError) as error:
+            yield Broken(sample=info.sample, where=dataset.where(info.sample), item=item, reason=str(error))
+
+
+def _prepare(dataset: Dataset, info: ItemInfo, module: JobModule) -> None:
+    from mimo.trainer.batch.finite_items import finite_item  # loads torch, which preparing needs and nothing else here
+
+    assert isinstance(module.spec, EncoderSpec)
+    raw = dataset.raw(info.sample, info.index)
+    size = tuple(module.spec.measure(raw))
+    if size != tuple(info.size):
+        msg = f"decoded, it is of size {size}, by its header of {tuple(info.size)}"
+        raise ValueError(msg)
+    finite_item(module.spec.prepare(module.config, raw))

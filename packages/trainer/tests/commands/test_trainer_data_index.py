@@ -1,0 +1,350 @@
+"""`mimo data index`: its file says what a run finds, survives being killed, and is refused where it is stale."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mimo.data import SampleSize, read_arrays, sizes_of, sizes_of_arrays
+from mimo.hooks import ConfigError, DataError
+from mimo.trainer import read_settings, resolve
+from mimo.trainer.commands.indexing import blocks as blocks_module
+from mimo.trainer.commands.main import run
+
+SETTINGS = """
+[run]
+name = "own"
+steps = 1
+global_batch = 2
+[data]
+plugin = "jsonl"
+path = "{folder}/data/train.jsonl"
+max_tokens = 60
+[data.chat]
+template = "chatml"
+[tokenizer]
+plugin = "word"
+file = "{folder}/words.txt"
+[modules.vision]
+plugin = "vit"
+ranks = [0]
+config = {{ patch = 4, channels = 3, width = 16, layers = 1, heads = 2, intermediate = 16 }}
+[modules.second]
+plugin = "vit"
+modality = "xray"
+ranks = [0]
+config = {{ patch = 8, channels = 3, width = 16, layers = 1, heads = 2, intermediate = 16 }}
+[modules.language]
+plugin = "decoder"
+ranks = [0]
+config = {{ hidden = 16, layers = 1, heads = 2, intermediate = 16 }}
+"""
+USER = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Sure?"}]}
+ANSWER = {"role": "assistant", "content": "Yes"}
+SAMPLES: list[dict[str, Any]] = [
+    {"text": "a b"},
+    {"images": ["wide.png"], "text": "<image> a b", "weight": 0.25},
+    {"images": ["wide.png", "tall.png", "wide.png"], "text": "<image> a <image> b <image> c d"},
+    {"images": ["tall.png"], "items": {"xray": ["wide.png", "tall.png"]}, "text": "<xray> a <image> <xray>"},
+    {"text": " ".join("abcd" * 40)},
+    {"images": ["tall.png"] * 9, "text": "<image> a " * 9, "weight": 0},
+    {"text": "d"},
+]
+
+
+def write(folder: Path, samples: Sequence[dict[str, Any] | str]) -> None:
+    """Write samples to train on, some as they are."""
+    lines = [sample if isinstance(sample, str) else json.dumps(sample) for sample in samples]
+    (folder / "data" / "train.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with settings and data in which everything is right."""
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (21, 6)).save(tmp_path / "data" / "wide.png")
+    Image.new("RGB", (9, 25)).save(tmp_path / "data" / "tall.png")
+    write(tmp_path, [*SAMPLES, *SAMPLES])
+    (tmp_path / "words.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "own.toml").write_text(SETTINGS.format(folder=tmp_path))
+    return tmp_path
+
+
+def index(folder: Path, *words: str, jobs: int = 1) -> int:
+    """Return how the command ends."""
+    return run(["data", "index", str(folder / "own.toml"), "--jobs", str(jobs), *words])
+
+
+def use_bytes(folder: Path) -> None:
+    """Have the tokenizer of bytes, which can take conversations."""
+    text = (folder / "own.toml").read_text().replace('"word"', '"byte"').replace(f'file = "{folder}/words.txt"\n', "")
+    (folder / "own.toml").write_text(text)
+
+
+def opened(folder: Path, *overrides: str) -> Any:
+    """Return the job."""
+    return resolve(read_settings(folder / "own.toml", overrides))
+
+
+def found(folder: Path) -> list[SampleSize]:
+    """Return what the index holds."""
+    sizes = sizes_of_arrays(read_arrays(folder / "data" / "train.jsonl.sizes"))
+    return [sizes[sample] for sample in range(len(sizes))]
+
+
+def test_trainer_data_index_says_what_is_laid_out(folder: Path) -> None:
+    """Of each sample, for several encoders, weights, texts and items that are cut; also of any asked for at once."""
+    job = opened(folder)
+    layouts = [job.lay_out(job.train, sample) for sample in range(len(job.train))]
+    infos = [tuple(job.train.infos(sample)) for sample in range(len(job.train))]
+    assert sizes_of(job.train, [0]) is None
+    assert index(folder) == 0
+    sizes = found(folder)
+    assert any(size.cut for size in sizes)
+    assert {item.modality for size in sizes for item in size.items} == {"image", "xray"}
+    assert {item.kept for size in sizes for item in size.items} == {True, False}
+    for size, layout, own in zip(sizes, layouts, infos, strict=True):
+        weights = layout.targets if layout.weights is None else layout.weights
+        assert (size.tokens, size.cut) == (len(layout.tokens), layout.truncated)
+        assert size.targets == np.count_nonzero(layout.targets)
+        assert size.weight == pytest.approx(weights.sum())
+        assert [(item.modality, item.number, item.size) for item in size.items] == [
+            (info.modality, info.index, tuple(info.size)) for info in own
+        ]
+        kept = [(item.info.modality, item.info.index, item.rows) for item in layout.items]
+        assert sorted((item.modality, item.number, item.rows) for item in size.items if item.kept) == sorted(kept)
+    # A run takes sizes from it: no header is opened, and it comes to the same layouts.
+    for picture in ("wide.png", "tall.png"):
+        (folder / "data" / picture).unlink()
+    job = opened(folder)
+    for sample, layout in enumerate(layouts):
+        again = job.lay_out(job.train, sample)
+        assert np.array_equal(again.tokens, layout.tokens)
+        assert again.items == layout.items
+    taken = sizes_of(job.train, [5, 1])
+    assert taken is not None
+    assert [taken[0], taken[1]] == [sizes[5], sizes[1]]
+
+
+def test_trainer_data_index_says_what_is_laid_out_of_conversations(folder: Path) -> None:
+    """Which lose whole turns where they are too long, and of which only answers are learnt."""
+    write(folder, [{"images": ["wide.png"] * n, "messages": [USER, ANSWER] * n} for n in (1, 2, 3)])
+    use_bytes(folder)
+    assert index(folder, "data.max_tokens=120") == 0
+    job = opened(folder, "data.max_tokens=120")
+    for sample, size in enumerate(found(folder)):
+        layout = job.lay_out(job.train, sample)
+        assert (size.tokens, size.targets) == (len(layout.tokens), int(np.count_nonzero(layout.targets)))
+        assert (size.cut, [item.kept for item in size.items]) == (
+            sample > 0,
+            [number < 1 for number in range(sample + 1)],
+        )
+
+
+def test_trainer_data_index_is_the_same_from_any_number_of_processes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with all that is broken in the same order; nothing else is left beside the data."""
+    write(folder, [*SAMPLES, "{", *SAMPLES, {"images": ["none.png"], "text": "<image>"}, *SAMPLES])
+    monkeypatch.setattr(blocks_module.Blocks.__init__, "__kwdefaults__", {"size": 2})
+    files = ("train.jsonl.sizes", "train.jsonl.broken")
+    made = []
+    for jobs in (1, 3):
+        assert index(folder, jobs=jobs) == 3
+        made.append([(folder / "data" / name).read_bytes() for name in files])
+        names = {each.name for each in (folder / "data").iterdir()}
+        assert names == {"train.jsonl", "train.jsonl.lines", *files, "wide.png", "tall.png"}
+    assert made[0] == made[1]
+
+
+def test_trainer_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it had read is not read again, and the file is that of a command that nothing disturbed."""
+    write(folder, [SAMPLES[0], SAMPLES[-1]] * 8000)
+    undisturbed = folder / "undisturbed"
+    shutil.copytree(folder / "data", undisturbed / "data")
+    assert index(folder, f"data.path={undisturbed}/data/train.jsonl") == 0
+    words = [sys.executable, "-m", "mimo.trainer", "data", "index", str(folder / "own.toml"), "--jobs", "1"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: S603  # our own program
+    partial = folder / "data" / "train.jsonl.sizes.partial"
+    while not list(partial.glob("*.block")):
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (folder / "data" / "train.jsonl.sizes").exists()
+    capsys.readouterr()
+    while (code := index(folder)) == 2:  # the process that read for it ends its block first
+        assert "no other `mimo data index`" in capsys.readouterr().err
+    assert code == 0
+    assert "blocks were there from an earlier command)" in capsys.readouterr().out
+    names = ("train.jsonl.sizes", "train.jsonl.lines")
+    for name in names:
+        assert (folder / "data" / name).read_bytes() == (undisturbed / "data" / name).read_bytes()
+
+
+def _words(folder: Path) -> None:
+    (folder / "words.txt").write_text("a\nb\nc\nd\ne\n")
+
+
+def _data(folder: Path) -> None:
+    path = folder / "data" / "train.jsonl"
+    path.write_text(path.read_text().replace('"a b"', '"b a"', 1))
+    (folder / "data" / "train.jsonl.lines").unlink()
+
+
+def _no_change(_folder: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "override", "named"),
+    [
+        (_data, (), "the data"),
+        (_words, (), "the tokenizer"),
+        (_no_change, ("data.chat.system=Be kind",), "the template of conversations or its settings"),
+        (_no_change, ("modules.second.config.patch=4",), "the encoders"),
+        (_no_change, ("data.max_tokens=61",), "data.max_tokens"),
+        (_words, ("data.max_tokens=61",), "the tokenizer, data.max_tokens"),
+    ],
+)
+def test_trainer_data_index_that_is_stale_is_refused(
+    change: Callable[[Path], None], override: tuple[str, ...], named: str, folder: Path
+) -> None:
+    """With what has changed and the command; made again, it holds."""
+    assert index(folder) == 0
+    opened(folder, "modules.second.config.layers=2", "run.global_batch=4")  # these change no rows
+    change(folder)
+    with pytest.raises(DataError) as refused:
+        opened(folder, *override)
+    assert f"got one from before a change of {named}. Run `mimo data index`" in str(refused.value)
+    assert index(folder, *override) == 0
+    opened(folder, *override)
+
+
+@pytest.mark.parametrize("bytes_", [0, 5, 200, -1])
+def test_trainer_data_index_that_is_damaged_is_refused(bytes_: int, folder: Path) -> None:
+    """As where it was not copied whole."""
+    assert index(folder) == 0
+    path = folder / "data" / "train.jsonl.sizes"
+    path.write_bytes(path.read_bytes()[:bytes_])
+    with pytest.raises(DataError, match=r"train\.jsonl\.sizes: expected an index of samples, got a damaged file"):
+        opened(folder)
+
+
+BROKEN: list[tuple[dict[str, Any] | str, str]] = [
+    ("{", "text that is not JSON"),
+    ({"txt": "a"}, "only the keys"),
+    ({"text": "e"}, "text that the tokenizer can encode"),
+    ({"images": ["none.png"], "text": "<image>"}, "'none.png': there is no such file"),
+    ({"images": ["words.png"], "text": "<image>"}, "'words.png': it is no image"),
+    ({"images": ["../words.txt"], "text": "<image>"}, "which leaves it"),
+    ({"images": ["wide.png"], "text": "a"}, "one placeholder <image>"),
+    ({"items": {"sonar": ["wide.png"]}, "text": "a"}, "an item of modality 'sonar'"),
+    ({"text": "a", "weight": -1}, "a number from 0"),
+]
+
+
+def test_trainer_data_index_collects_all_that_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By file and line with the reason, in a file and printed; a run refuses it, or keeps places at weight 0."""
+    (folder / "data" / "words.png").write_text("no picture")
+    write(folder, [SAMPLES[0], *(sample for sample, _ in BROKEN), SAMPLES[1]])
+    assert index(folder) == 3
+    out, err = capsys.readouterr()
+    listed = [json.loads(line) for line in (folder / "data" / "train.jsonl.broken").read_text().splitlines()]
+    assert [each["sample"] for each in listed] == list(range(1, len(BROKEN) + 1))
+    for number, (each, (_, reason)) in enumerate(zip(listed, BROKEN, strict=True), start=2):
+        assert each["where"].endswith(f"train.jsonl:{number}")
+        assert reason in each["reason"]
+    assert f"{len(BROKEN)} broken samples" in out
+    assert "text that is not JSON" in out
+    assert f"got {len(BROKEN)} of {len(BROKEN) + 2} that are broken" in err
+    with pytest.raises(DataError, match=rf"got {len(BROKEN)} of 11 that are broken, such as .*train.jsonl:2"):
+        opened(folder)
+    job = opened(folder, "data.broken=skip")
+    assert len(job.train) == len(BROKEN) + 2
+    for sample, size in enumerate(found(folder)):
+        layout = job.lay_out(job.train, sample)
+        assert size.tokens == len(layout.tokens)
+        assert size.broken == (0 < sample <= len(BROKEN))
+        assert bool(layout.targets.any()) is not size.broken
+    capsys.readouterr()
+    assert run(["data", "show", str(folder / "own.toml"), "data.broken=skip", "--sample", "1"]) == 0
+    assert "0 items in 0 rows, broken and left out; sizes from the index" in capsys.readouterr().out
+    write(folder, [SAMPLES[0], SAMPLES[1]])
+    assert index(folder) == 0
+    assert not (folder / "data" / "train.jsonl.broken").exists()
+
+
+def test_trainer_data_index_can_decode_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pixels that are damaged behind a sound header are found then alone, item by item."""
+    whole = (folder / "data" / "wide.png").read_bytes()
+    (folder / "data" / "half.png").write_bytes(whole[:45])
+    write(folder, [SAMPLES[1], {"images": ["half.png", "wide.png", "half.png"], "text": "<image> <image> <image>"}])
+    assert index(folder) == 0
+    assert index(folder, "--decode") == 3
+    listed = [json.loads(line) for line in (folder / "data" / "train.jsonl.broken").read_text().splitlines()]
+    assert [(each["sample"], each["item"]) for each in listed] == [(1, "image 0"), (1, "image 2")]
+    assert all("half.png" in each["reason"] for each in listed)
+
+
+def test_trainer_data_index_is_written_where_it_can_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else it is refused with the setting that helps; a folder of its own serves runs with the same setting."""
+    (folder / "file").write_text("")
+    assert index(folder, f"data.index={folder}/file/index") == 2
+    assert "Set data.index to a folder of yours" in capsys.readouterr().err
+    assert index(folder, f"data.index={folder}/index") == 0
+    assert not list((folder / "data").glob("train.jsonl.*"))
+    assert sizes_of(opened(folder, f"data.index={folder}/index").train, [0]) is not None
+    assert sizes_of(opened(folder).train, [0]) is None
+
+
+def test_trainer_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts, percentiles and histograms; `mimo check` then prints the counts."""
+    assert index(folder) == 0
+    out = capsys.readouterr().out
+    sizes = found(folder)
+    tokens, targets = sum(size.tokens for size in sizes), sum(size.targets for size in sizes)
+    weight = sum(size.weight for size in sizes)
+    pictures = [item for size in sizes for item in size.items if item.modality == "image"]
+    assert f"tokens   {tokens:,}, {targets:,} learnt, of weight {weight:,.6g}" in out
+    rows, cut = (sum(item.rows for item in pictures if item.kept), sum(not item.kept for item in pictures))
+    assert f"image    {len(pictures)} items, {rows:,} rows, {cut} items cut off" in out
+    ordered = sorted(size.tokens for size in sizes)
+    (line,) = (line.split() for line in out.splitlines() if line.startswith("tokens of a sample  "))
+    assert (line[4], line[7], line[-1]) == (str(ordered[0]), str(ordered[6]), str(ordered[-1]))
+    assert "█" in out
+    assert run(["check", str(folder / "own.toml")]) == 0
+    counts = f"index      {tokens:,} tokens, {targets:,} learnt, {len(pictures)} image items, "
+    assert counts in capsys.readouterr().out
+
+
+def test_trainer_data_index_refuses_data_without_a_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of samples that are drawn; and numbers of processes that are none."""
+    text = (folder / "own.toml").read_text()
+    begin, end = text.index("[data]"), text.index("[tokenizer]")
+    (folder / "own.toml").write_text(f'{text[:begin]}[data]\nplugin = "mock"\n{text[end:]}')
+    assert index(folder) == 2
+    message = "data.plugin: expected a dataset that says where its samples come from, got 'mock'"
+    assert message in capsys.readouterr().err
+    assert index(folder, jobs=-1) == 2
+    assert "--jobs: expected 0 or more, got -1" in capsys.readouterr().err
+
+
+def test_trainer_data_index_ends_with_what_ended_a_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting that is wrong for all samples is no broken sample."""
+    write(folder, [{"messages": [ANSWER]}])
+    use_bytes(folder)
+    assert index(folder, "data.chat.template=own") == 2
+    assert "data.chat.template: expected the name of a template" in capsys.readouterr().err
+    with pytest.raises(ConfigError):
+        opened(folder, "data.chat.template=own").train.tokens(0)
