@@ -122,15 +122,10 @@ def test_settings_with_all_defaults_read_back_from_toml(tmp_path: Path) -> None:
     settings = make_settings(TABLE, ["modules.language.ranks=0,2,5-7", "modules.language.frozen=true"])
     plain = unstructure(settings)
     assert plain["modules"]["language"]["ranks"] == "0,2,5-7"
-    loading = {"workers": 2, "ahead": 2, "ahead_bytes": 1 << 30, "hand_on": 1 << 16, "max_broken": 0.0}
-    assert plain["data"] == {
-        "plugin": "jsonl",
-        "max_tokens": 1024,
-        "order": 0,
-        "balance": "auto",
-        "path": "x.jsonl",
-        **loading,
-    }
+    loading = {"workers": 2, "ahead": 2, "ahead_bytes": 1 << 30, "hand_on": 1 << 16}
+    broken = {"broken": "refuse", "max_broken": 0.0}
+    order = {"order": 0, "balance": "auto"}
+    assert plain["data"] == {"plugin": "jsonl", "max_tokens": 1024, "path": "x.jsonl", **order, **loading, **broken}
     write_config(plain, tmp_path / "config.toml")
     assert read_settings(tmp_path / "config.toml") == settings
 
