@@ -122,7 +122,7 @@ def test_settings_with_all_defaults_read_back_from_toml(tmp_path: Path) -> None:
     settings = make_settings(TABLE, ["modules.language.ranks=0,2,5-7", "modules.language.frozen=true"])
     plain = unstructure(settings)
     assert plain["modules"]["language"]["ranks"] == "0,2,5-7"
-    assert plain["data"] == {"plugin": "jsonl", "max_tokens": 1024, "path": "x.jsonl"}
+    assert plain["data"] == {"plugin": "jsonl", "max_tokens": 1024, "broken": "refuse", "path": "x.jsonl"}
     write_config(plain, tmp_path / "config.toml")
     assert read_settings(tmp_path / "config.toml") == settings
 
