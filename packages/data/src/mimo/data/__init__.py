@@ -71,6 +71,7 @@ from mimo.data.sources import (
     parse_object,
     parse_record,
     path_inside,
+    read_members,
     read_record,
     settings_under,
 )
@@ -175,6 +176,7 @@ __all__ = [
     "place_by_cost",
     "place_by_count",
     "read_arrays",
+    "read_members",
     "read_record",
     "retried",
     "settings_under",

@@ -86,6 +86,15 @@ class Lines:
 
     def read(self, sample: int) -> Record:
         """Return the record of a line."""
+        return parse_record(self.bytes_of(sample), self.where(sample))
+
+    def bytes_of(self, sample: int) -> bytes:
+        """Return a line as it is.
+
+        Raises:
+            RecordError: it lies beyond the file, or is too long.
+            OSError: it can't be read.
+        """
         # Opened each time: a handle shared by forked processes would share its position. Not mapped either: a file
         # cut short while it is mapped ends the process by a signal, where reading it gives an error.
         start, stop = self.span(sample)
@@ -96,7 +105,7 @@ class Lines:
             raise RecordError(expected=f"a line of at most {MAX_LINE:,} bytes", got=f"one of {stop - start:,}")
         with Path(self.path).open("rb", buffering=0) as file:
             file.seek(start)
-            return parse_record(file.read(stop - start), self.where(sample))
+            return file.read(stop - start)
 
     def item(self, sample: int, reference: str) -> Path:
         """Return the path of an item inside the file's folder."""

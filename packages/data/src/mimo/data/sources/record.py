@@ -17,11 +17,11 @@ from mimo.data.samples import MAX_WEIGHT
 from mimo.data.text import Conversation, Reference, parse_conversation
 from mimo.hooks import DataError, JsonNode, JsonSource, parse_json
 
-_LISTS = {"images": "image", "audio": "audio"}
+LISTS = {"images": "image", "audio": "audio"}
 """Keys of lists of paths, and the modality of each."""
 _MAX_PATH = 4096
 """Letters of a path, as Linux has it."""
-_KEYS = (*_LISTS, "items", "messages", "text", "tools", "weight")
+_KEYS = (*LISTS, "items", "messages", "text", "tools", "weight")
 
 
 class RecordError(ValueError):
@@ -127,14 +127,14 @@ def _text(record: dict[str, Any]) -> str:
 
 
 def _items(record: dict[str, Any]) -> Iterator[tuple[str, Reference]]:
-    for key, modality in _LISTS.items():
+    for key, modality in LISTS.items():
         for path in _paths(record.get(key, []), key):
             yield modality, path
     others = record.get("items", {})
     if not isinstance(others, dict):
         raise RecordError(expected="an object of modalities in 'items'", got=_kind(others))
     for modality, paths in others.items():
-        for key, own in _LISTS.items():
+        for key, own in LISTS.items():
             if modality == own:
                 raise RecordError(expected=f"items of modality {own!r} in {key!r}", got="some in 'items'")
         for path in _paths(paths, f"items.{modality}"):

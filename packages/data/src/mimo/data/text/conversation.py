@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -128,6 +128,36 @@ def parse_conversation(messages: JsonNode, tools: JsonNode | None = None) -> Con
     if not found:
         raise messages.fail("at least one message")
     return Conversation(messages=found, tools=() if tools is None else tuple(node.value for node in tools.list()))
+
+
+def rename_items(messages: JsonNode, rename: Callable[[str], str]) -> list[Any]:
+    """Return messages as they are written, with other paths of their items; data URLs stay.
+
+    Args:
+        messages: see `parse_conversation`.
+        rename: of a path returns the other one.
+
+    Raises:
+        UserError: of the node's class; a part of a message is none.
+    """
+    found = []
+    for message in messages.list():
+        content = dict(message.items()).get("content")
+        if content is None or not isinstance(content.value, list):
+            found.append(message.value)
+        else:
+            found.append({**message.value, "content": [_renamed(part, rename) for part in content.list()]})
+    return found
+
+
+def _renamed(part: JsonNode, rename: Callable[[str], str]) -> Any:
+    found = _part(part)
+    if not isinstance(found, ItemPart) or not isinstance(found.reference, str):
+        return part.value
+    _, keys = _REFERENCES.get(part["type"].text(), (found.modality, (found.modality, "path", "url")))
+    key = next(key for key in keys if key in part.value)
+    name, given = rename(found.reference), part.value[key]
+    return {**part.value, key: {**given, "url": name} if isinstance(given, dict) else name}
 
 
 def _message(node: JsonNode) -> Message:

@@ -1,4 +1,4 @@
-"""``mimo data``: what the model sees of a dataset, and an index of it."""
+"""``mimo data``: what the model sees of a dataset, an index of it, and shards of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from cyclopts import App, Parameter
 
 def make_data_app() -> App:
     """Return ``mimo data`` with its subcommands."""
-    app = App(name="data", help="Look at the samples of a model, and index them.", help_format="plaintext")
+    app = App(
+        name="data",
+        help="Look at samples, index them, and build shards of them.",
+        help_format="plaintext",
+    )
     app.command(show)
     app.command(index)
+    app.command(build)
     return app
 
 
@@ -115,3 +120,37 @@ def index(
             got=", ".join(broken.values()),
             fix='Mend them and start the command again, or set data.broken = "skip" to train without them.',
         )
+
+
+def build(
+    source: Path,
+    out: Path,
+    /,
+    *,
+    form: Annotated[str, Parameter(name="--format")] = "webdataset",
+    shard_bytes: int = 1 << 28,
+) -> None:
+    """Write samples as shards: a jsonl file with its items, or a folder of items with a text beside each.
+
+    Items are copied unchanged, the same samples give the same files, and a command that was ended resumes when it is
+    started again. In a folder, files with one name up to the first dot are a sample: cat.png and cat.txt, or cat.json
+    with a record as a line of jsonl has it.
+
+    Args:
+        source: the file or the folder.
+        out: folder of the shards, made if need be.
+        form: dataset plugin that reads them again.
+        shard_bytes: of a shard at most, but for one with a single larger sample.
+    """
+    from mimo.data import DATASETS, read_members
+    from mimo.hooks import ConfigError, discover
+
+    spec = discover(DATASETS).find(form, where="--format")
+    if spec.build is None:
+        raise ConfigError(
+            "--format", expected="a dataset plugin that writes shards, such as webdataset", got=repr(form)
+        )
+    if shard_bytes < 1:
+        raise ConfigError("--shard-bytes", expected="1 or more", got=str(shard_bytes))
+    paths = spec.build(read_members(source), out, max_bytes=shard_bytes)
+    print(f"{out}: {len(paths)} shards of {sum(path.stat().st_size for path in paths):,} bytes, for {form}")
