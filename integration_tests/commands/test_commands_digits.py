@@ -9,9 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commands import SCRIPT, TORCHRUN, here, losses, mimo, read_metrics, succeed
+from commands import SCRIPT, TORCHRUN, here, losses, mimo, read_metrics, succeed, write_lines
 from house import ROOT
 from PIL import Image
+from tokenizers import Tokenizer, models
 
 from mimo.data import SplitName
 from mimo.schedule import Plan
@@ -271,9 +272,19 @@ def test_the_written_settings_and_the_example_can_be_run(tmp_path: Path) -> None
         (tmp_path / split).mkdir()
         sizes = {clip.file: (18_000, 22_050) for clip in clips_of(split)}
         (tmp_path / split / "index.json").write_text(json.dumps(sizes))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens(["<|im_end|>", "<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_lines(tmp_path / "lines.jsonl", [{"text": "as if emoji had been drawn"}])
+    made = {
+        "digits-see-and-hear": (f"data.folder={tmp_path}",),
+        "emoji": (
+            f"tokenizer.path={tmp_path / 'tokenizer.json'}",
+            *(f"data.{key}={tmp_path / 'lines.jsonl'}" for key in ("path", "evaluation_path")),
+        ),
+    }
     for file in (ROOT / "examples").glob("*.toml"):
-        spoken = (f"data.folder={tmp_path}",) if "spoken-digits" in file.read_text(encoding="utf-8") else ()
-        assert ": F0" in here("check", file.relative_to(ROOT), *spoken).printed
+        assert ": F0" in here("check", file.relative_to(ROOT), *made.get(file.stem, ())).printed
 
 
 def test_all_plugins_are_listed() -> None:

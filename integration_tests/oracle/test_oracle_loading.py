@@ -85,7 +85,7 @@ BROKEN = [4, 13, 25, 26, 51, 68, 77, 90]
 def with_broken(layout: str, how: str) -> Table:
     """Return settings under which the pictures of eight of 96 samples can't be decoded."""
     settings = loaded(layout, how)
-    settings["data"] |= {"broken": BROKEN, "max_broken": 0.1}
+    settings["data"] |= {"damaged": BROKEN, "max_broken": 0.1}
     return settings
 
 

@@ -87,7 +87,7 @@ def run_plain(
     assert job.train is not None
     order = job.sample_order()
     losses, norms, gradients = [], [], {}
-    broken = {sample for sample in settings["data"].get("broken", ()) if job.train.infos(sample)}
+    broken = {sample for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
     for step in range(1, STEPS + 1):
         samples = order.samples(step)

@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 
 from mimo.data import ChatSettings, DatasetSpec, RecordDataset, SplitName, Tokenizer, index_place
-from mimo.hooks import ConfigError, at_least, hookimpl
+from mimo.hooks import ConfigError, at_least, at_most, hookimpl
 from mimo_dataset_parquet._arrow import open_arrow
 from mimo_dataset_parquet._cells import TableError
 from mimo_dataset_parquet._columns import ColumnSettings, check_column, find_columns
@@ -36,7 +36,9 @@ class TableConfig:
     prefix: str = ""
     index: str = ""
     chat: ChatSettings = attrs.field(factory=ChatSettings)
-    cache_bytes: int = attrs.field(default=_CACHE, validator=at_least(0, where="data"))
+    cache_bytes: int = attrs.field(
+        default=_CACHE, validator=[at_least(0, where="data"), at_most(1 << 50, where="data")]
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from mimo.data import ChatSettings, DatasetSpec, RecordDataset, SplitName, Tokenizer
-from mimo.hooks import ConfigError, above_zero, at_least, hookimpl
+from mimo.hooks import ConfigError, above_zero, at_least, at_most, hookimpl
 from mimo_dataset_webdataset._cache import ShardCache
 from mimo_dataset_webdataset._known import write_index
 from mimo_dataset_webdataset._opening import open_known, read_headers
@@ -42,7 +42,9 @@ class WebdatasetConfig:
     evaluation_path: str | None = None
     index: str = ""
     cache: str = ""
-    cache_bytes: int = attrs.field(default=1 << 35, validator=at_least(1, where="data"))
+    cache_bytes: int = attrs.field(
+        default=1 << 35, validator=[at_least(1, where="data"), at_most(1 << 50, where="data")]
+    )
     timeout: float = attrs.field(default=60.0, validator=above_zero(where="data"))
     members: Mapping[str, str] = attrs.field(factory=dict)
     chat: ChatSettings = attrs.field(factory=ChatSettings)

@@ -13,7 +13,6 @@ from mimo.trainer.lazy_names import lazy_names
 if TYPE_CHECKING:
     from mimo.trainer.batch.balance import StepBalance, balance_of, with_loads
     from mimo.trainer.batch.route_cache import RouteCache
-    from mimo.trainer.batch.sample_costs import SampleCosts
     from mimo.trainer.batch.step_data import Microbatch, StepData
     from mimo.trainer.batch.step_loader import StepLoader
     from mimo.trainer.commands.plugin_checks.check import check_plugin
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from mimo.trainer.convert.published_parts import Reader, installed_readers
     from mimo.trainer.cost.memory import RankMemory, estimate_memory
     from mimo.trainer.cost.parameter_names import check_patterns_of
+    from mimo.trainer.cost.sample_costs import SampleCosts
     from mimo.trainer.cost.step_cost import job_costs
     from mimo.trainer.decoding.prompt import prepared_item
     from mimo.trainer.job.job import JobModule
@@ -74,7 +74,7 @@ else:  # a test compares the two
             "RerunSettings": "config.rerun_settings",
             "RerunStateMachine": "rerun.machine",
             "RouteCache": "batch.route_cache",
-            "SampleCosts": "batch.sample_costs",
+            "SampleCosts": "cost.sample_costs",
             "Saving": "resume.save",
             "Source": "resume.resume_point",
             "StepBalance": "batch.balance",

@@ -8,8 +8,8 @@ import attrs
 
 from mimo.data import SampleLayout, lane_costs
 from mimo.schedule import Costs
-from mimo.trainer.batch.sample_costs import SampleCosts
 from mimo.trainer.config.settings import Balance
+from mimo.trainer.cost.sample_costs import SampleCosts
 from mimo.trainer.job.job import Job
 
 BALANCES: Sequence[Balance] = ("count", "cost")

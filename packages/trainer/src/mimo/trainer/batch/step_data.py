@@ -24,9 +24,9 @@ from mimo.trainer.batch.finite_items import finite_item
 from mimo.trainer.batch.handed_on import decoder_of, is_handed_on
 from mimo.trainer.batch.route_cache import RouteCache, Routes
 from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
-from mimo.trainer.batch.sample_costs import SampleCosts
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.token_shards import TokenCut
+from mimo.trainer.cost.sample_costs import SampleCosts
 from mimo.trainer.job.job import Job, JobModule
 
 Prepare: TypeAlias = Callable[[], Mapping[str, Tensor]]

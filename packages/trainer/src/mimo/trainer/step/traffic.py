@@ -11,8 +11,8 @@ from torch import Tensor
 from mimo.hooks import EdgeTraffic
 from mimo.schedule import Route, Traffic
 from mimo.topology import Edge
-from mimo.trainer.batch.sample_costs import sample_costs
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import NUMBER_BYTES
 

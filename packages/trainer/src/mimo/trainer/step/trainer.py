@@ -22,10 +22,10 @@ from mimo.trainer.batch.broken import BrokenSamples, broken_sums
 from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
-from mimo.trainer.batch.sample_costs import sample_costs
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
+from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.encoder_program import places_of

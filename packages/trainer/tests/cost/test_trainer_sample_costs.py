@@ -10,8 +10,8 @@ from mimo.data import NO_LABEL, PlacedItem, SampleLayout
 from mimo.hooks import ItemInfo
 from mimo.schedule import Costs, simulate
 from mimo.trainer.batch.balance import balance_of, step_balance, with_loads
-from mimo.trainer.batch.sample_costs import SampleCosts, sample_costs
 from mimo.trainer.cost.operations import module_operations
+from mimo.trainer.cost.sample_costs import SampleCosts, sample_costs
 from mimo.trainer.cost.sample_stats import SampleStats
 
 
