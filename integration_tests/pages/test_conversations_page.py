@@ -48,10 +48,10 @@ def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     assert (ended.code, ended.err) == (0, ""), ended
     # Without --message the text says it all.
     prompt = "<|im_start|>user\n<image>What is it?<|im_end|>\n<|im_start|>assistant\n"
-    words = ("generate", "runs/chat", "--image", "zebra.png", "--max-tokens", "3")
-    assert mimo(*words, "--text", prompt, cwd=folder).printed == ended.out
-    assert here(*words, "--text", "a", "--message", "b", cwd=folder).refused(
+    asked = ("generate", "runs/chat", "--image", "zebra.png", "--max-tokens", "3")
+    assert mimo(*asked, "--text", prompt, cwd=folder).printed == ended.out
+    assert here(*asked, "--text", "a", "--message", "b", cwd=folder).refused(
         "--message: expected either --text or --message, got both"
     )
-    refused = here(*words, "--message", "a", "b", cwd=folder)
+    refused = here(*asked, "--message", "a", "b", cwd=folder)
     assert "--message: expected turns that the chat template takes, got 2 turns, of which the user" in refused.err

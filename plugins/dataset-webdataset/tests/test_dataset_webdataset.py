@@ -289,7 +289,7 @@ def test_dataset_webdataset_has_splits(tmp_path: Path) -> None:
 def test_dataset_webdataset_knows_the_samples_of_each_shard(tmp_path: Path) -> None:
     """The number of samples of each shard is there for an order that reads one after the other."""
     dataset = opened(tmp_path, [(str(number), {"txt": b"a"}) for number in range(5)])
-    assert list(dataset._records.shards) == [2, 2, 1]  # type: ignore[attr-defined]
+    assert list(dataset._records.shards) == [2, 2, 1]
     assert [dataset.where(sample) for sample in (1, 2, 4)] == [
         "train-000000.tar:1",
         "train-000001.tar:2",

@@ -172,7 +172,7 @@ def test_closing_waits_for_a_task_that_runs() -> None:
 
     ticket = prefetcher.submit(run, order=(0,), size=lambda _: 0)
     begun.wait()
-    threading.Thread(target=lambda: (wait_until(lambda: True), gate.set())).start()
+    threading.Thread(target=gate.set).start()
     prefetcher.close()
     wait_until(lambda: not threads())
     assert ticket.take()
@@ -206,3 +206,31 @@ def test_each_thread_is_prepared_before_its_first_task() -> None:
     ticket = prefetcher.submit(lambda: threading.get_ident() in known, order=(0,), size=lambda _: 0)
     wait_until(lambda: ticket.is_done)
     assert ticket.take()
+
+
+def test_results_that_nobody_can_take_any_more_make_room() -> None:
+    """A ticket that is dropped counts no bytes, whether its task waits, runs or is done."""
+    prefetcher, gate, begun = make(workers=1, max_bytes=10), threading.Event(), threading.Event()
+
+    def run() -> int:
+        begun.set()
+        gate.wait()
+        return 7
+
+    tickets = [prefetcher.submit(partial(give, 10), order=(0,), size=give)]
+    wait_until(lambda: tickets[0].is_done)
+    assert prefetcher.held_bytes == 10
+    tickets.clear()
+    gc.collect()
+    assert prefetcher.held_bytes == 0
+    tickets.append(prefetcher.submit(run, order=(1,), size=give))
+    begun.wait()
+    prefetcher.submit(partial(pytest.fail, "nobody wants it"), order=(2,), size=lambda _: 0)
+    tickets.clear()
+    gc.collect()
+    gate.set()
+    last = prefetcher.submit(partial(give, 3), order=(3,), size=give)
+    wait_until(lambda: last.is_done)
+    assert prefetcher.held_bytes == 3
+    assert last.take() == 3
+    prefetcher.close()

@@ -121,6 +121,17 @@ def test_one_sample_more_than_the_share_ends_the_run() -> None:
     )
 
 
+def test_a_run_that_resumes_counts_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was left out before counts against the share, and is not reported again; the new one is named."""
+    job = make_job(0.05)
+    broken, data = BrokenSamples(job, [(MODULE, GRID.coordinates(0))]), step_of(job, [7, 9, 8, 9], {7, 9})
+    broken.known.update([7])
+    fault = broken.mark(5, data, broken.find(5, data))
+    assert str(fault).startswith("train.jsonl:10: expected items that can be decoded, in all but 1 of 20 samples")
+    assert "got the second sample without" in str(fault)
+    assert capsys.readouterr().err == ""
+
+
 def test_nothing_is_sent_or_waited_for_where_the_first_broken_item_ends_the_run() -> None:
     """As it is by default."""
     job = make_job(0.0)

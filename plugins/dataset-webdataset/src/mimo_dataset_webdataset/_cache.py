@@ -6,6 +6,7 @@ fetched lies under another name in its full length, so that it counts. Nobody wh
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -50,9 +51,10 @@ class ShardCache:
         """
         key = digest_of_text([shard.identity, facts.size, facts.mark])[:32]
         path = self.folder / f"{key}.tar"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(path.with_suffix(".lock"), fcntl.LOCK_SH) as lock:
+        with contextlib.ExitStack() as held:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(_locked(path.with_suffix(".lock"), fcntl.LOCK_SH))
                 # Again, as another may remove it between the two locks.
                 while not path.exists():
                     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -61,14 +63,16 @@ class ShardCache:
                     fcntl.flock(lock, fcntl.LOCK_SH)
                 now = time.time_ns()  # the kernel's own time of a change is coarse, so that two uses look simultaneous
                 os.utime(path, ns=(now, now))
-                with path.open("rb") as file:
-                    if os.fstat(file.fileno()).st_size != facts.size:
-                        raise _damaged(shard, path)
-                    yield file
-        except OSError as error:
-            raise ConfigError(
-                "data.cache", expected="a folder that can be read and written", got=f"{str(self.folder)!r} ({error})"
-            ) from error
+                file = held.enter_context(path.open("rb"))
+                if os.fstat(file.fileno()).st_size != facts.size:
+                    raise _damaged(shard, path)
+            except OSError as error:
+                raise ConfigError(
+                    "data.cache",
+                    expected="a folder that can be read and written",
+                    got=f"{str(self.folder)!r} ({error})",
+                ) from error
+            yield file
 
     def _fetch(self, shard: Shard, facts: Facts, path: Path) -> None:
         now = self.remote.facts(shard)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import attrs
 
-from mimo.hooks import ConfigError, DataError
+from mimo.hooks import ConfigError, DataError, RunError
 from mimo_dataset_webdataset._known import Facts
 from mimo_dataset_webdataset._shards import Shard
 
@@ -43,6 +43,7 @@ class Remote:
         Raises:
             ConfigError: what opens such addresses isn't installed.
             DataError: it can't be found.
+            RunError: it can't be reached.
         """
 
         def ask() -> Facts:
@@ -60,7 +61,8 @@ class Remote:
 
         Raises:
             ConfigError: as `facts`.
-            DataError: it can't be read, or isn't of that size.
+            DataError: it can't be found.
+            RunError: it can't be read, or isn't of that size.
         """
         self._retried(lambda: self._copy(shard, size, file), shard)
 
@@ -116,7 +118,9 @@ class Remote:
                 raise
             except Exception as error:  # each file system has errors of its own
                 if wait is None or isinstance(error, PermissionError):
-                    raise DataError(
+                    # What is missing or forbidden is wrong with the data; all else with the way to it.
+                    is_data = isinstance(error, FileNotFoundError | PermissionError)
+                    raise (DataError if is_data else RunError)(
                         shard.identity,
                         expected="a shard that can be read",
                         got=f"{str(error) or type(error).__name__} ({len(self.waits) + 1} attempts)",

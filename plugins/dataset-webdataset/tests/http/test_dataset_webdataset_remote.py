@@ -20,7 +20,7 @@ import attrs
 import pytest
 
 from mimo.data import DATASETS, TOKENIZERS, RecordDataset, Tokenizer
-from mimo.hooks import ConfigError, DataError, discover
+from mimo.hooks import ConfigError, DataError, RunError, discover
 from mimo_dataset_webdataset import WebdatasetConfig, _cache, index_shards
 from mimo_dataset_webdataset._cache import ShardCache
 from mimo_dataset_webdataset._known import Facts
@@ -246,7 +246,7 @@ def test_dataset_webdataset_remote_reads_are_retried(server: Server, tmp_path: P
     assert server.wanted["GET", "/s0.tar"] == 3
     server.first = failing(99)
     with pytest.raises(
-        DataError, match=r"http://127.*/s1\.tar: expected a shard that can be read, got .*503.*4 attempts"
+        RunError, match=r"http://127.*/s1\.tar: expected a shard that can be read, got .*503.*4 attempts"
     ):
         read(cache(tmp_path), server.shard(1))
     assert server.wanted["GET", "/s1.tar"] == 4
@@ -265,7 +265,7 @@ def test_dataset_webdataset_remote_lengths_must_be_true(server: Server, tmp_path
         return True
 
     server.first = first
-    with pytest.raises(DataError, match=r"s0\.tar: expected a shard that can be read, got .*4 attempts"):
+    with pytest.raises(RunError, match=r"s0\.tar: expected a shard that can be read, got .*4 attempts"):
         read(cache(tmp_path), server.shard())
     assert not list((tmp_path / "cache").glob("*.[tp]ar*"))
 
@@ -282,7 +282,7 @@ def test_dataset_webdataset_remote_servers_that_hang_are_given_up(server: Server
         return server.closing.wait()
 
     server.first = first
-    with pytest.raises(DataError, match=r"s0\.tar: expected a shard that can be read, got .*\(2 attempts\)"):
+    with pytest.raises(RunError, match=r"s0\.tar: expected a shard that can be read, got .*\(2 attempts\)"):
         read(cache(tmp_path, timeout=0.1, waits=(0.0,)), server.shard())
 
 
@@ -295,7 +295,7 @@ def test_dataset_webdataset_remote_servers_that_drip_are_given_up(monkeypatch: p
     clock = itertools.count(0, 1000)
     monkeypatch.setattr("mimo_dataset_webdataset._remote.time.monotonic", lambda: next(clock))
     shard = Shard(address="memory://slow/s0.tar", is_local=False)
-    with pytest.raises(DataError, match=r"slow/s0\.tar: expected a shard .*, got 10,240 of 10,240 bytes in 31 seconds"):
+    with pytest.raises(RunError, match=r"slow/s0\.tar: expected a shard .*, got 10,240 of 10,240 bytes in 31 seconds"):
         Remote(timeout=30, waits=()).download(shard, SIZE, io.BytesIO())
 
 

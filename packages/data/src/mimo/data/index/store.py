@@ -96,7 +96,7 @@ def _header(arrays: Mapping[str, NDArray[Any] | Pieces], about: Mapping[str, str
         stop = begin + array.dtype.itemsize * math.prod(shape)
         header[name] = {"dtype": kinds[array.dtype.str], "shape": shape, "data_offsets": [begin, stop]}
         begin = stop
-    text = json.dumps(header).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _PREFIX)
     assert len(text) <= _MAX_HEADER, len(text)
     return len(text).to_bytes(_PREFIX, "little") + text

@@ -46,7 +46,9 @@ class Prefetcher:
             size: of the result returns its bytes.
         """
         ticket: Ticket[T] = Ticket(queue=self._queue, task=_Task(run=run, size=size))
-        self._queue.add(order, ticket._task)  # noqa: SLF001 - one module's
+        task = ticket._task  # noqa: SLF001 - one module's
+        self._queue.add(order, task)
+        weakref.finalize(ticket, self._queue.drop, task).atexit = False
         return ticket
 
     @property
@@ -67,6 +69,8 @@ class _Task:
     result: Any = None
     error: BaseException | None = None
     bytes: int = 0
+    is_dropped: bool = False
+    """Whether nobody is left who could take the result."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -148,6 +152,8 @@ class _Queue:
         with self._changed:
             task.run = task.size = _nothing
             task.state = "done"
+            if task.is_dropped:
+                task.result, task.bytes = None, 0
             self.held += task.bytes
             self._largest = max(self._largest, task.bytes)
             self._changed.notify_all()
@@ -163,6 +169,15 @@ class _Queue:
             self.held -= task.bytes
             task.bytes = 0
             self._hire()
+
+    def drop(self, task: _Task) -> None:
+        """Let go of a task whose ticket nobody has any more: it is not begun, or its result counts as taken."""
+        with self._changed:
+            task.is_dropped = True
+            if task.state == "waits":
+                task.state, task.run, task.size = "done", _nothing, _nothing
+            elif task.state == "done":
+                self.release(task)
 
     def close(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -180,7 +180,7 @@ class RecordDataset:
             return reference
         try:
             return retried(partial(self._records.item, sample, reference))
-        except DataError:
+        except UserError:
             raise
         except (OSError, RuntimeError, ValueError) as error:
             raise self._unreadable(sample, reference, error) from error

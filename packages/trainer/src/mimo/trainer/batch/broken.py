@@ -7,6 +7,7 @@ the digest of all samples does, so that all ranks give weight 0 to the same ones
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +19,8 @@ from mimo.topology import Coordinates
 from mimo.trainer.batch.step_data import BrokenItem, StepData
 from mimo.trainer.job.job import Job, JobModule
 
+_ROUNDING = 1e-9
+"""Of a share times a number of samples."""
 BROKEN = "data.broken"
 """Name of the broken samples in the step's message: for each place in the step, how many ranks have found it broken."""
 
@@ -28,7 +31,7 @@ def broken_sums(job: Job) -> Mapping[str, int]:
 
 
 class BrokenSamples:
-    """The broken samples that this run has met; equal on all ranks, but for what each has found itself.
+    """The broken samples that a run has met; equal on all ranks, but for what each has found itself.
 
     Args:
         job: the same on every rank.
@@ -43,7 +46,8 @@ class BrokenSamples:
         self.extra_sums = broken_sums(job)
         """What ranks sum for it."""
         self._batch = self.extra_sums.get(BROKEN, 0)
-        self._known: set[int] = set()
+        self.known: set[int] = set()
+        """Numbers of the broken samples, those of the run before it was resumed among them."""
         self._own: dict[int, Mapping[int, BrokenItem]] = {}
 
     def find(self, step: int, data: StepData) -> Mapping[str, Tensor]:
@@ -70,22 +74,23 @@ class BrokenSamples:
         if not broken:
             return None
         data.mark_broken(broken)
-        numbers = data.numbers
-        for place in broken:
-            if place in own and own[place].is_first and numbers[place] not in self._known:
-                _report(f"step {step} goes on without a sample. {own[place].error}")
-        self._known |= {numbers[place] for place in broken}
+        places = {data.numbers[place]: place for place in reversed(broken)}
+        new = [number for number in reversed(places) if number not in self.known]
+        self.known |= set(new)
         assert self._dataset is not None
-        allowed = int(self._share * len(self._dataset))
-        if len(self._known) <= allowed:
-            return None
-        return DataError(
-            self._dataset.where(numbers[broken[0]]),
-            expected=f"items that can be decoded, in all but {allowed} of {len(self._dataset)} samples, as "
-            f"data.max_broken = {self._share:g} says",
-            got=f"the {_ordinal(len(self._known))} sample without",
-            fix="Mend or remove the items, or raise data.max_broken.",
-        )
+        allowed = math.floor(self._share * len(self._dataset) + _ROUNDING)
+        if new and len(self.known) > allowed:
+            return DataError(
+                self._dataset.where(new[0]),
+                expected=f"items that can be decoded, in all but {allowed} of {len(self._dataset)} samples, as "
+                f"data.max_broken = {self._share:g} says",
+                got=f"the {_ordinal(len(self.known))} sample without",
+                fix="Mend or remove the items, or raise data.max_broken.",
+            )
+        for number in new:
+            if places[number] in own and own[places[number]].is_first:
+                _report(f"step {step} goes on without a sample. {own[places[number]].error}")
+        return None
 
 
 def _ordinal(number: int) -> str:

@@ -16,7 +16,7 @@ import attrs
 from torch import Tensor
 
 from mimo.data import Dataset, Packed, PlacedItem, PlacedMicrobatch, SampleLayout, is_read_failure, pack, retried
-from mimo.hooks import DataError, ItemInfo, RunError
+from mimo.hooks import DataError, ItemInfo, RunError, UserError
 from mimo.model import EncoderSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
 from mimo.topology import Coordinates, Edge, Ownership, StageId
@@ -174,6 +174,8 @@ class Microbatch:
             numbers, is_shared = self.own_items(module, place)
             for number in numbers:
                 error = self._ahead[module.name, place.dp, number].wait()
+                if error is not None and not isinstance(error, Exception):
+                    raise error  # an interrupt, which is for now
                 if isinstance(error, DataError):
                     is_first = is_shared or place.cp == place.tp == 0
                     found.setdefault(positions[number], BrokenItem(error=error, is_first=is_first))
@@ -212,7 +214,7 @@ class Microbatch:
             size, prepared = retried(partial(self._read_item, module, info))
             if prepared is not None:
                 return finite_item(prepared)
-        except (DataError, RunError):
+        except UserError:
             raise  # the dataset's own, with its place
         except (ValueError, TypeError, OSError) as error:
             if is_read_failure(error):  # no fault of the item

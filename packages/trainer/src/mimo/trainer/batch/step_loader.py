@@ -55,7 +55,9 @@ class StepLoader:
         self._progress = progress
         self._begun: dict[int, tuple[StepData, Ticket[int]]] = {}
         self._seconds = 0.0
-        # Torch's own threads would be as many again for each of ours. It stays so for this thread alone.
+        # Torch's own threads would be as many again for each of ours. Said for this thread first, as what a thread says
+        # holds for all that have not yet said or used anything.
+        torch.set_num_threads(torch.get_num_threads())
         self._prefetcher = Prefetcher(
             workers=settings.workers,
             max_bytes=settings.ahead_bytes,

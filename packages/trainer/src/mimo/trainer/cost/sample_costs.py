@@ -47,6 +47,11 @@ class SampleCosts:
         self._label = self._operations(job.language, SampleStats(lengths=(1,), labels=1, sizes={}))
         self._label -= self._operations(job.language, SampleStats(lengths=(1,), labels=0, sizes={}))
 
+    @property
+    def scales_text(self) -> str:
+        """What of the costs follows neither from the job's settings nor from sizes, but from a profile."""
+        return repr(sorted(self._scales.items()))
+
     def sample(self, length: int, labels: int) -> float:
         """Return what a sample of so many tokens, of which so many are learned from, costs the language model."""
         if not length:

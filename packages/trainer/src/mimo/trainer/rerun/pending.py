@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from mimo.trainer.config.settings import DataSettings
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import plain_computation, read_computation
 from mimo.trainer.step.probe import Computation
@@ -88,4 +89,7 @@ def layout_of(job: Job) -> str:
         found.update(f"{module.name} {module.grid} {module.sequence_parallel};".encode())
     run = job.settings.run
     found.update(f"{job.world} {run.global_batch} {run.micro_batch} {run.precision}".encode())
+    hand_on = job.settings.data.hand_on
+    if job.balance != "count" or hand_on != attrs.fields(DataSettings).hand_on.default:  # others as they always were
+        found.update(f" {job.balance} {hand_on}".encode())
     return found.hexdigest()

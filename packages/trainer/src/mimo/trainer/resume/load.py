@@ -99,7 +99,8 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
         left_out=find_chain(trainer.parts.constants(), links, trainer.job.settings, group=trainer.objects),
     )
     order = resumed_order(trainer.job, source)
-    trainer.begin_at(data_begun=state.data_begun, schedule_begun=state.schedule_begun, order=order)
+    broken = source.broken if source.take.data and not source.finetunes else ()
+    trainer.begin_at(data_begun=state.data_begun, schedule_begun=state.schedule_begun, order=order, broken=broken)
     new = [*found.new, *_begun_anew(source, parts)]
     summary = "; ".join(
         [

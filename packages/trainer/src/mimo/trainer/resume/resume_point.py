@@ -10,7 +10,7 @@ import attrs
 import torch.distributed as dist
 
 from mimo.checkpoint import Manifest, latest, read_manifest
-from mimo.hooks import CheckpointError
+from mimo.hooks import CheckpointError, JsonNode, JsonSource
 from mimo.model import EncoderSpec, LanguageModelSpec, is_frozen
 from mimo.topology.collectives import broadcast_json
 from mimo.trainer.config.names import CHECKPOINTS, IMPORTED
@@ -83,6 +83,17 @@ class Source:
         return frozenset(
             name for name, table in modules.items() if not self._is_frozen(name, table, found.get(table.get("plugin")))
         )
+
+    @property
+    def broken(self) -> tuple[int, ...]:
+        """Numbers of the samples that the run has left out, as their items can't be decoded.
+
+        Raises:
+            CheckpointError: the checkpoint holds something else there.
+        """
+        key = "progress.broken"
+        where = JsonSource(where=f"{self.folder}: {key}", error=CheckpointError, fix="Load another checkpoint.")
+        return JsonNode(self.manifest.common.get(key, []), where).sizes()
 
     @property
     def imported(self) -> Mapping[str, Any]:

@@ -56,6 +56,7 @@ def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], st
         "data_begun": state.data_begun,
         "schedule_begun": state.schedule_begun,
         "order": order_state(trainer.order),
+        **({"broken": sorted(trainer.broken)} if trainer.broken else {}),
     }
     others: dict[str, StateTree] = {
         PROGRESS: {key: Common(value) for key, value in progress.items()},

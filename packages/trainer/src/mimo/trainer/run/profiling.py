@@ -22,6 +22,7 @@ from mimo.launch import ProcessInfo
 from mimo.schedule import Action, ActionKind, ActorPlan, Plan
 from mimo.schedule.runtime import Moment, Record
 from mimo.topology import Edge, StageId
+from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.cost.profile import (
     VERSION,
@@ -97,11 +98,14 @@ def samples(job: Job, size: int) -> StepData:
     assert job.train is not None, "a profile is of training"
     run = attrs.evolve(job.settings.run, micro_batch=size)
     total = size * job.language.grid.dp * job.microbatches
+    numbers = job.sample_order(global_batch=total).samples(1)
+    kept = KeptSamples(numbers=numbers, base=job.train)  # decoded once, as training does that beside the step
     return StepData.cut(
         attrs.evolve(job, settings=attrs.evolve(job.settings, run=run)),
-        job.train,
-        job.sample_order(global_batch=total).samples(1),
+        kept,
+        numbers,
         microbatches=job.microbatches,
+        kept=kept,
     )  # by count: measured is how time grows with the samples of a lane
 
 

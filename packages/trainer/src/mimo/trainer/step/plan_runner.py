@@ -177,12 +177,13 @@ class PlanRunner:
         return sum((program.share() for program in self.programs), LocalStats(seconds=seconds, extra_sums=sent))
 
 
-def check_plans(plans: Iterable[Plan], *, device: torch.device) -> None:
+def check_plans(plans: Iterable[Plan], *, device: torch.device, costs: str = "") -> None:
     """Refuse plans that differ between ranks, which would wait for each other. Call it on every rank of the world.
 
     Args:
         plans: those that this rank will run, in the same order everywhere.
         device: where the process group works.
+        costs: what samples are placed by, beside their sizes.
 
     Raises:
         PlanError: two ranks are named that have different plans.
@@ -190,6 +191,7 @@ def check_plans(plans: Iterable[Plan], *, device: torch.device) -> None:
     found = hashlib.blake2b(digest_size=_BYTES)
     for plan in plans:
         found.update(plan.to_json().encode())
+    found.update(costs.encode())
     mine = torch.tensor([int.from_bytes(found.digest(), "big", signed=True)], device=device)
     everybody = mine.new_empty(dist.get_world_size())
     all_gather_single(everybody, mine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 import attrs
@@ -99,7 +99,9 @@ class Trainer:
         self.job, self.rank, self.device, self.objects = job, rank, device, objects
         self._progress = progress or Heartbeat()
         self.heartbeat = self._progress.resume
-        check_plans((job.plan, job.evaluation_plan), device=device)
+        self._costs = sample_costs(job)
+        placed_by = "" if self._costs is None else self._costs.scales_text
+        check_plans((job.plan, job.evaluation_plan), device=device, costs=placed_by)
         traffic = TrafficReport(job, rank=rank, device=device)
         self._report = StepReport(job, traffic=traffic, device=device)
         self._tracer = Tracer(job, rank=rank, device=device, objects=objects)
@@ -115,7 +117,6 @@ class Trainer:
         self._order = None if job.train is None else job.sample_order()
         self._data_begun = 0
         self._routes = RouteCache()
-        self._costs = sample_costs(job)
         self._broken = BrokenSamples(job, places_of(self.programs))
         reach = 1 + self._runner.prefetches
         self._loader = self._make_loader(self._cut, reach=reach, last=job.settings.run.steps)
@@ -239,9 +240,17 @@ class Trainer:
         """Return the parameters and persistent buffers by module and path."""
         return self.parts.model_state()
 
-    def begin_at(self, *, data_begun: int, schedule_begun: int, order: SampleOrder) -> None:
+    def begin_at(
+        self, *, data_begun: int, schedule_begun: int, order: SampleOrder, broken: Collection[int] = ()
+    ) -> None:
         """Resume a run: of its steps, so many were done before its data began, and before its schedules of rates."""
+        self._broken.known.update(broken)
         self._data_begun, self.optimizer.schedule_begun, self._order = data_begun, schedule_begun, order
+
+    @property
+    def broken(self) -> Collection[int]:
+        """Numbers of the samples that the run has left out, as their items can't be decoded."""
+        return self._broken.known
 
     @property
     def order(self) -> SampleOrder:

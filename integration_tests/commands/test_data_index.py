@@ -19,7 +19,6 @@ from PIL import Image
 from mimo.data import SampleSize, read_arrays, sizes_of, sizes_of_arrays
 from mimo.hooks import ConfigError, DataError
 from mimo.trainer import read_settings, resolve
-from mimo.trainer.commands.indexing import blocks as blocks_module
 from mimo.trainer.commands.main import run
 
 SETTINGS = """
@@ -103,7 +102,7 @@ def found(folder: Path) -> list[SampleSize]:
     return [sizes[sample] for sample in range(len(sizes))]
 
 
-def test_trainer_data_index_says_what_is_laid_out(folder: Path) -> None:
+def test_data_index_says_what_is_laid_out(folder: Path) -> None:
     """Of each sample, for several encoders, weights, texts and items that are cut; also of any asked for at once."""
     job = opened(folder)
     layouts = [job.lay_out(job.train, sample) for sample in range(len(job.train))]
@@ -137,7 +136,7 @@ def test_trainer_data_index_says_what_is_laid_out(folder: Path) -> None:
     assert [taken[0], taken[1]] == [sizes[5], sizes[1]]
 
 
-def test_trainer_data_index_says_what_is_laid_out_of_conversations(folder: Path) -> None:
+def test_data_index_says_what_is_laid_out_of_conversations(folder: Path) -> None:
     """Which lose whole turns where they are too long, and of which only answers are learnt."""
     write(folder, [{"images": ["wide.png"] * n, "messages": [USER, ANSWER] * n} for n in (1, 2, 3)])
     use_bytes(folder)
@@ -152,12 +151,10 @@ def test_trainer_data_index_says_what_is_laid_out_of_conversations(folder: Path)
         )
 
 
-def test_trainer_data_index_is_the_same_from_any_number_of_processes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_index_is_the_same_from_any_number_of_processes(folder: Path) -> None:
     """Bit for bit, with all that is broken in the same order; nothing else is left beside the data."""
-    write(folder, [*SAMPLES, "{", *SAMPLES, {"images": ["none.png"], "text": "<image>"}, *SAMPLES])
-    monkeypatch.setattr(blocks_module.Blocks.__init__, "__kwdefaults__", {"size": 2})
+    texts = [{"text": "a b"}] * 4000  # some blocks of samples
+    write(folder, [*SAMPLES, "{", *texts, *SAMPLES, {"images": ["none.png"], "text": "<image>"}, *texts, *SAMPLES])
     files = ("train.jsonl.sizes", "train.jsonl.broken")
     made = []
     for jobs in (1, 3):
@@ -168,14 +165,14 @@ def test_trainer_data_index_is_the_same_from_any_number_of_processes(
     assert made[0] == made[1]
 
 
-def test_trainer_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it had read is not read again, and the file is that of a command that nothing disturbed."""
     write(folder, [SAMPLES[0], SAMPLES[-1]] * 8000)
     undisturbed = folder / "undisturbed"
     shutil.copytree(folder / "data", undisturbed / "data")
     assert index(folder, f"data.path={undisturbed}/data/train.jsonl") == 0
     words = [sys.executable, "-m", "mimo.trainer", "data", "index", str(folder / "own.toml"), "--jobs", "1"]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: S603  # our own program
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # our own program
     partial = folder / "data" / "train.jsonl.sizes.partial"
     while not list(partial.glob("*.block")):
         assert process.poll() is None
@@ -217,7 +214,7 @@ def _no_change(_folder: Path) -> None:
         (_words, ("data.max_tokens=61",), "the tokenizer, data.max_tokens"),
     ],
 )
-def test_trainer_data_index_that_is_stale_is_refused(
+def test_data_index_that_is_stale_is_refused(
     change: Callable[[Path], None], override: tuple[str, ...], named: str, folder: Path
 ) -> None:
     """With what has changed and the command; made again, it holds."""
@@ -232,7 +229,7 @@ def test_trainer_data_index_that_is_stale_is_refused(
 
 
 @pytest.mark.parametrize("bytes_", [0, 5, 200, -1])
-def test_trainer_data_index_that_is_damaged_is_refused(bytes_: int, folder: Path) -> None:
+def test_data_index_that_is_damaged_is_refused(bytes_: int, folder: Path) -> None:
     """As where it was not copied whole."""
     assert index(folder) == 0
     path = folder / "data" / "train.jsonl.sizes"
@@ -254,7 +251,7 @@ BROKEN: list[tuple[dict[str, Any] | str, str]] = [
 ]
 
 
-def test_trainer_data_index_collects_all_that_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_collects_all_that_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By file and line with the reason, in a file and printed; a run refuses it, or keeps places at weight 0."""
     (folder / "data" / "words.png").write_text("no picture")
     write(folder, [SAMPLES[0], *(sample for sample, _ in BROKEN), SAMPLES[1]])
@@ -285,7 +282,7 @@ def test_trainer_data_index_collects_all_that_is_broken(folder: Path, capsys: py
     assert not (folder / "data" / "train.jsonl.broken").exists()
 
 
-def test_trainer_data_index_can_decode_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_can_decode_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Pixels that are damaged behind a sound header are found then alone, item by item."""
     whole = (folder / "data" / "wide.png").read_bytes()
     (folder / "data" / "half.png").write_bytes(whole[:45])
@@ -297,7 +294,7 @@ def test_trainer_data_index_can_decode_all(folder: Path, capsys: pytest.CaptureF
     assert all("half.png" in each["reason"] for each in listed)
 
 
-def test_trainer_data_index_is_written_where_it_can_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_is_written_where_it_can_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else it is refused with the setting that helps; a folder of its own serves runs with the same setting."""
     (folder / "file").write_text("")
     assert index(folder, f"data.index={folder}/file/index") == 2
@@ -308,7 +305,7 @@ def test_trainer_data_index_is_written_where_it_can_be(folder: Path, capsys: pyt
     assert sizes_of(opened(folder).train, [0]) is None
 
 
-def test_trainer_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts, percentiles and histograms; `mimo check` then prints the counts."""
     assert index(folder) == 0
     out = capsys.readouterr().out
@@ -328,7 +325,7 @@ def test_trainer_data_index_reports_what_is_in_the_data(folder: Path, capsys: py
     assert counts in capsys.readouterr().out
 
 
-def test_trainer_data_index_refuses_data_without_a_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_refuses_data_without_a_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As of samples that are drawn; and numbers of processes that are none."""
     text = (folder / "own.toml").read_text()
     begin, end = text.index("[data]"), text.index("[tokenizer]")
@@ -340,7 +337,7 @@ def test_trainer_data_index_refuses_data_without_a_place(folder: Path, capsys: p
     assert "--jobs: expected 0 or more, got -1" in capsys.readouterr().err
 
 
-def test_trainer_data_index_ends_with_what_ended_a_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_index_ends_with_what_ended_a_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A setting that is wrong for all samples is no broken sample."""
     write(folder, [{"messages": [ANSWER]}])
     use_bytes(folder)
