@@ -49,6 +49,7 @@ plugin = "decoder"
 ranks = [0]
 config = {{ hidden = 16, layers = 1, heads = 2, intermediate = 16 }}
 """
+READING = "the template of conversations or settings by which samples are read"
 USER = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Sure?"}]}
 ANSWER = {"role": "assistant", "content": "Yes"}
 SAMPLES: list[dict[str, Any]] = [
@@ -208,7 +209,11 @@ def _no_change(_folder: Path) -> None:
     [
         (_data, (), "the data"),
         (_words, (), "the tokenizer"),
-        (_no_change, ("data.chat.system=Be kind",), "the template of conversations or its settings"),
+        (
+            _no_change,
+            ("data.chat.system=Be kind",),
+            "the template of conversations or settings by which samples are read",
+        ),
         (_no_change, ("modules.second.config.patch=4",), "the encoders"),
         (_no_change, ("data.max_tokens=61",), "data.max_tokens"),
         (_words, ("data.max_tokens=61",), "the tokenizer, data.max_tokens"),

@@ -117,12 +117,34 @@ def test_a_mixture_is_indexed_source_by_source(folder: Path) -> None:
     assert "data.sources.lines.path: expected beside it, offsets of its own lines" in stale.err
 
 
+def test_a_mixture_of_one_file_read_in_two_ways_has_an_index_for_each(folder: Path) -> None:
+    """Or is refused; and a source without a place of its own is left out."""
+    text = SETTINGS.replace(SETTINGS[SETTINGS.index("[data]") : SETTINGS.index("[modules.vision]")], MIXTURE)
+    text = text.replace('plugin = "webdataset"\npath = "shards"', 'plugin = "jsonl"\npath = "train.jsonl"')
+    mock = '[data.sources.noise]\nplugin = "mock"\nheight = 16\nwidth = 16\ntext = 8\nweight = 1\n'
+    (folder / "sources.toml").write_text(text.replace("[modules.vision]", f"{mock}[modules.vision]"), encoding="utf-8")
+    assert here("data", "index", "sources.toml", cwd=folder).err.startswith(
+        "mimo: data.sources.shards.index: expected a folder of its own, as another source reads the same data with "
+    )
+    words = ("sources.toml", "data.sources.shards.index=other")
+    assert here("data", "index", *words, cwd=folder).code == 0
+    assert here("check", *words, cwd=folder).code == 0
+
+
 def test_shards_are_built_once_and_refused_where_others_are(folder: Path) -> None:
     """The same command again changes nothing; of other samples it is refused, as are formats that build nothing."""
     before = {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
     again = here("data", "build", "train.jsonl", "shards", "--shard-bytes", "4000", cwd=folder)
     assert again.printed.startswith(f"shards: {len(before)} shards of ")
     assert {path.name: path.read_bytes() for path in (folder / "shards").iterdir()} == before
+    Image.new("RGB", (24, 24), "red").save(folder / "pictures" / "0.png")  # of which no sample is made
+    assert here("data", "build", "train.jsonl", "shards", "--shard-bytes", "4000", cwd=folder).code == 0
+    other = json.loads((folder / "train.jsonl").read_text().splitlines()[0].replace("What is 0?", "What is 9?"))
+    lines = (folder / "train.jsonl").read_text().splitlines()[1:]
+    write_lines(folder / "same-sizes.jsonl", [other, *map(json.loads, lines)])
+    assert here("data", "build", "same-sizes.jsonl", "shards", "--shard-bytes", "4000", cwd=folder).refused(
+        "shards/train-000000.tar: expected the same samples as before, got other ones."
+    )
     write_lines(folder / "others.jsonl", [{"text": "another"}])
     assert here("data", "build", "others.jsonl", "shards", cwd=folder).refused("shards", "expected the same samples")
     assert here("data", "build", "train.jsonl", "out", "--format", "mock", cwd=folder).refused(

@@ -52,6 +52,7 @@ def test_data_members_of_lines_name_items_as_members(tmp_path: Path) -> None:
     assert (key, last) == ("000000001", "000000003")
     assert first.keys() == {"json", "0.png", "1.jpg", "2.bin"}
     assert json.loads(bytes(first["json"])) == {
+        "audio": [],  # so that no member is taken for a clip
         "images": ["0.png", "1.jpg"],
         "items": {"sonar": ["2.bin"]},
         "text": "<image><image><sonar>",
@@ -90,6 +91,7 @@ def test_data_members_of_a_folder_are_files_of_one_name(tmp_path: Path) -> None:
         ({"text": "a", "image": []}, "expected only the keys"),
         ({"images": ["../x.png"], "text": "<image>"}, "expected paths relative to the file"),
         ({"images": ["a\0b"], "text": "<image>"}, "expected items that can be read, got embedded null byte"),
+        ({"images": ["none.png"], "text": "<image>"}, "got 'none.png': there is no such file"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "http://a/b.png"}]}]},
             "nothing is fetched",
@@ -103,6 +105,16 @@ def test_data_members_of_lines_are_refused_by_line(tmp_path: Path, record: Any, 
         list(read_members(path))
 
 
+def test_data_members_have_suffixes_that_are_read_again(tmp_path: Path) -> None:
+    """An item whose suffix means a text, or what is never read, is one all the same to its encoder."""
+    for name in ("a.txt", "b.npy", "c.JSON"):
+        (tmp_path / name).write_bytes(b"an item")
+    path = lines(tmp_path, {"items": {"sonar": ["a.txt", "b.npy", "c.JSON"]}, "text": "<sonar><sonar><sonar>"})
+    ((_, members),) = read_members(path)
+    assert members.keys() == {"json", "0.bin", "1.bin", "2.bin"}
+    assert json.loads(bytes(members["json"]))["items"] == {"sonar": ["0.bin", "1.bin", "2.bin"]}
+
+
 def test_data_members_of_folders_are_refused_by_name(tmp_path: Path) -> None:
     """An item without a text, a link that leads out, an empty folder, and what isn't there."""
     folder, empty = tmp_path / "data", tmp_path / "empty"
@@ -113,6 +125,11 @@ def test_data_members_of_folders_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "out.txt").write_text("a cat")
     (folder / "cat.txt").symlink_to(tmp_path / "out.txt")
     with pytest.raises(DataError, match=r"data/cat: expected paths relative to the folder .*, got 'cat\.txt'"):
+        list(read_members(folder))
+    (folder / "cat.txt").unlink()
+    (folder / "cat.txt").write_text("a cat")
+    picture(folder / "cat.PNG")
+    with pytest.raises(DataError, match=r"data/cat: expected each extension once, got two files \.png\. Rename one"):
         list(read_members(folder))
     with pytest.raises(ConfigError, match=r"SOURCE: expected a folder with files, got '.*empty'"):
         list(read_members(empty))

@@ -72,7 +72,7 @@ class TableRecords:
 
     def origin(self) -> Origin:
         """Return the files."""
-        return Origin(name=self.name, index=self.index, digest=self._digest)
+        return Origin(name=self.name, index=self.index, digest=self._digest, template=self._reading)
 
     def read(self, sample: int) -> Record:
         """Return the record of a row."""
@@ -101,6 +101,9 @@ class TableRecords:
         number = int(np.searchsorted(self._firsts, flat, side="right")) - 1
         begin = int(self._stops[flat - 1]) if flat else 0
         return number, flat - int(self._firsts[number]), sample - begin
+
+    def _reading(self) -> str:
+        return digest_of_text([attrs.asdict(self.columns), self.prefix])
 
     def _digest(self) -> str:
         return digest_of_text([[str(table.path.name), digest_of_file(table.path)] for table in self.tables])

@@ -55,7 +55,8 @@ class Known:
 
     def digest(self, shards: Sequence[Shard]) -> str:
         """Return a text that changes when a shard does."""
-        return digest_of_text([[shard.name, self.facts(number).mark] for number, shard in enumerate(shards)])
+        facts = map(self.facts, range(len(shards)))
+        return digest_of_text([[shard.name, each.mark, each.size] for shard, each in zip(shards, facts, strict=True)])
 
 
 def local_facts(shard: Shard) -> Facts:

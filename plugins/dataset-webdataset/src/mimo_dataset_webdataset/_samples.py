@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import attrs
 
-from mimo.data import Origin, Record, RecordError, parse_object, read_record
+from mimo.data import Origin, Record, RecordError, digest_of_text, parse_object, read_record
 from mimo_dataset_webdataset._known import REINDEX, Known
 from mimo_dataset_webdataset._opening import Opener
 from mimo_dataset_webdataset._shards import Shards
@@ -74,6 +74,7 @@ class ShardRecords:
             name=self.source.expression,
             index=self.source.index,
             digest=lambda: self.known.digest(self.source.shards),
+            template=lambda: digest_of_text(dict(self.kinds)),
         )
 
     def read(self, sample: int) -> Record:

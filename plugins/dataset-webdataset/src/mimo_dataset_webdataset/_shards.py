@@ -129,8 +129,14 @@ def _remote(expression: str, names: list[str], index: str, setting: str) -> Shar
         )
     shards = tuple(Shard(address=name, is_local=False) for name in names)
     identity = Shard(address=expression, is_local=False).identity
+    if len({shard.identity for shard in shards}) < len(set(names)):
+        raise ConfigError(
+            setting,
+            expected="shards with addresses that differ before any question mark, by which they are told apart",
+            got=repr(identity),
+        )
     place = Path(index) / f"{_slug(identity)}-{digest_of_text(identity)[:12]}"
-    return Shards(setting=setting, expression=expression, shards=shards, index=place)
+    return Shards(setting=setting, expression=identity, shards=shards, index=place)
 
 
 def _path_of(address: str, setting: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +38,7 @@ def write_shards(
 ) -> list[Path]:
     """Write samples as shards and return the paths of these; started again with the same samples, it resumes.
 
-    Of a shard that is there whole, names and sizes are compared with those of the samples instead of writing it again.
+    A shard that is there whole is compared with the samples instead of writing it again.
 
     Args:
         samples: the key of each and, by extension, what its members hold: bytes, or a file that is copied unchanged.
@@ -124,6 +126,10 @@ def _entries(key: str, members: Mapping[str, bytes | Path]) -> list[_Entry]:
         name = f"{key}.{extension}"
         if not _EXTENSION.fullmatch(extension) or extension != extension.lower() or is_never_read(extension):
             raise DataError(key, expected="an extension in small letters that can be read again", got=repr(extension))
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(repr(key), expected="names in UTF-8", got=repr(name), fix="Rename the file.") from None
         if len(name.encode()) > MAX_NAME:
             raise DataError(key, expected=f"names of at most {MAX_NAME:,} bytes", got=f"{len(name.encode()):,}")
         try:
@@ -183,13 +189,27 @@ def _copy(entry: _Entry, file: BinaryIO) -> None:
 
 
 def _compare(path: Path, entries: Iterable[_Entry]) -> None:
-    wanted = [(entry.name, entry.size) for entry in entries]
     try:
         with path.open("rb") as file:
-            found = [(member.name, member.size) for member in read_members(file, path.stat().st_size)]
+            members = list(read_members(file, path.stat().st_size))
+            is_same = all(
+                entry and member and _is_same(file, member, entry) for entry, member in zip_longest(entries, members)
+            )
     except TarError as error:
         raise ConfigError(
             str(path), expected="a shard that was written here", got=str(error), fix=_FOLDER_FIX
         ) from None
-    if found != wanted:
+    if not is_same:
         raise ConfigError(str(path), expected="the same samples as before", got="other ones", fix=_FOLDER_FIX)
+
+
+def _is_same(file: BinaryIO, member: Member, entry: _Entry) -> bool:
+    """Return whether a shard's member has the name and all bytes of an entry."""
+    if (member.name, member.size) != (entry.name, entry.size):
+        return False
+    with io.BytesIO(entry.content) if isinstance(entry.content, bytes) else entry.content.open("rb") as source:
+        for place in range(0, member.size, _COPY):
+            file.seek(member.start + place)
+            if file.read(min(_COPY, member.size - place)) != source.read(_COPY):
+                return False
+    return True

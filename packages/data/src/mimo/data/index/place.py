@@ -36,6 +36,7 @@ def index_place(data: str, folder: str) -> Path:
         folder: as set; empty: beside the data.
     """
     if not folder:
-        return Path(data.rstrip("/"))
-    name = data.rstrip("/").rpartition("/")[2]
-    return Path(folder) / f"{name}-{digest_of_text(data)[:12]}"
+        path = Path(data)
+        return path if path.name not in ("", "..") else path.resolve()
+    path = Path(data).absolute()  # two projects may have one folder of indexes
+    return Path(folder) / f"{path.name}-{digest_of_text(str(path))[:12]}"

@@ -14,6 +14,8 @@ from mimo.data.sources.record_dataset import path_inside
 from mimo.data.text import rename_items
 from mimo.hooks import ConfigError, DataError, JsonNode, JsonSource
 
+_NOT_ITEMS = ("", ".", ".txt", ".json", ".npy", ".npz", ".pt", ".pth", ".pkl", ".pickle", ".ten", ".pyd")
+"""Suffixes by which members are texts, or are never read; what is within is the encoder's to say."""
 _TEXTS = ("txt", "json")
 """Extensions of what a sample of a folder must have one of."""
 
@@ -44,9 +46,12 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, Mapping[str, bytes | Path]]]
     root = folder.resolve()
     for key, group in groupby(shown, key=lambda pair: pair[0]):
         where = f"{folder}/{key}"
-        members = {
-            name[len(key) + 1 :].lower(): path_inside(root, name, where=where, holder="folder") for _, name in group
-        }
+        members: dict[str, Path] = {}
+        for _, name in group:
+            extension = name[len(key) + 1 :].lower()
+            if extension in members:
+                raise DataError(where, expected="each extension once", got=f"two files .{extension}", fix="Rename one.")
+            members[extension] = path_inside(root, name, where=where, holder="folder")
         if not any(extension in members for extension in _TEXTS):
             raise DataError(
                 where,
@@ -78,7 +83,11 @@ def _of_line(lines: Lines, sample: int) -> Mapping[str, bytes | Path]:
 
     def rename(reference: str) -> str:
         file = lines.item(sample, reference)
-        name = f"{len(files)}{file.suffix.lower() or '.bin'}"
+        if not file.is_file():  # a named pipe would wait forever
+            msg = f"{reference!r}: there is no such file"
+            raise ValueError(msg)
+        suffix = file.suffix.lower()
+        name = f"{len(files)}{'.bin' if suffix in _NOT_ITEMS else suffix}"
         files[name] = file
         return name
 
@@ -97,7 +106,8 @@ def _of_line(lines: Lines, sample: int) -> Mapping[str, bytes | Path]:
 
 def _renamed(record: Mapping[str, Any], rename: Callable[[str], str], where: str) -> Mapping[str, Any]:
     """Return a record with other names of its items."""
-    found = {**record, **{key: list(map(rename, record[key])) for key in LISTS if key in record}}
+    # Also lists of none, or members would be taken for items because of their suffixes.
+    found = {**record, **{key: list(map(rename, record.get(key, []))) for key in LISTS}}
     if "items" in record:
         found["items"] = {modality: list(map(rename, paths)) for modality, paths in record["items"].items()}
     if "messages" in record:

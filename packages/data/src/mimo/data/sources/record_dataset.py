@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -93,7 +93,8 @@ class RecordDataset:
 
     def origin(self) -> Origin:
         """Return where the samples come from."""
-        return attrs.evolve(self._records.origin(), template=self._template)
+        origin = self._records.origin()
+        return attrs.evolve(origin, template=partial(self._template, origin.template))
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of the text and the end, or of a conversation, which its template ends."""
@@ -129,10 +130,10 @@ class RecordDataset:
         except ValueError as error:
             raise self._unreadable(sample, reference, error) from error
 
-    def _template(self) -> str:
-        """Return a digest of what conversations are written by: settings, and the template in force, if any."""
+    def _template(self, reading: Callable[[], str]) -> str:
+        """Return a digest of what makes samples of records: the source's settings, the chat's, its template, if any."""
         settings = self._chat_settings
-        return digest_of_text([attrs.asdict(settings), template_source(settings, self._tokenizer)])
+        return digest_of_text([reading(), attrs.asdict(settings), template_source(settings, self._tokenizer)])
 
     def _encode(self, sample: int) -> ChatTokens:
         record = self._record(sample)

@@ -80,6 +80,7 @@ def index(
         evaluation: of the held-out samples instead of those to train on.
     """
     import numpy as np
+    from rich.markup import escape
     from rich.progress import Progress
 
     from mimo.hooks import ConfigError, DataError
@@ -101,7 +102,7 @@ def index(
         task = progress.add_task("", total=None)
 
         def on_progress(name: str, there: int, blocks: int, _broken: int) -> None:
-            progress.update(task, description=name, completed=there, total=blocks, refresh=True)
+            progress.update(task, description=escape(name), completed=there, total=blocks, refresh=True)
 
         cores = len(os.sched_getaffinity(0))
         for found in index_sources(job, dataset, jobs=jobs or cores, decodes=decode, on_progress=on_progress):

@@ -30,19 +30,22 @@ from mimo.data import (
 )
 from mimo.hooks import DataError
 from mimo.model import EncoderSpec
+from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import JobModule
 
 SIZES, BROKEN = ".sizes", ".broken"
 """Suffixes of the files of an index: its arrays, and lines of JSON on what is broken."""
-COMMAND = "Run `mimo data index` with these settings"
+COMMAND = "Run `mimo data index` with these settings (for held-out samples with --evaluation)"
 EXTREMES = "extremes"
 """Text in the file: numbers of the items with the fewest and the most rows."""
 BROKEN_SAMPLES = "broken_samples"
 """Text in the file: number of broken samples, and those of the first of them."""
+ENCODING = "encoding"
+"""Text in the file: digest of all settings of encoders."""
 _CHANGED: Mapping[str, str] = {
     "data": "the data",
     "tokenizer": "the tokenizer",
-    "template": "the template of conversations or its settings",
+    "template": "the template of conversations or settings by which samples are read",
     "encoders": "the encoders",
     "max_tokens": "data.max_tokens",
 }
@@ -57,6 +60,7 @@ class IndexRules:
     Args:
         tokenizer: digest of its plugin, settings and files.
         encoders: plugin of each modality.
+        encoding: digest of all their settings.
         rows: of each modality, the rows of an item by its size.
         max_tokens: rows of a sample at most.
         end: id of the tokenizer's end.
@@ -64,6 +68,7 @@ class IndexRules:
 
     tokenizer: str
     encoders: Mapping[str, str]
+    encoding: str
     rows: Mapping[str, Callable[[tuple[int, ...]], int]]
     max_tokens: int
     end: int
@@ -75,6 +80,7 @@ class IndexRules:
         return cls(
             tokenizer=digest_of_text(_with_files(tokenizer)),
             encoders={modality: encoder.spec.name for modality, encoder in encoders.items()},
+            encoding=digest_of_text({modality: unstructure(each.config) for modality, each in encoders.items()}),
             rows={
                 modality: partial(encoder.spec.rows, encoder.config)
                 for modality, encoder in encoders.items()
@@ -138,6 +144,8 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
         raise DataError(
             str(path), expected="an index of samples", got=f"a damaged file: {error}", fix=f"{COMMAND} again."
         ) from error
+    if broken and not changed and stored.about.get(ENCODING) != rules.encoding:
+        changed = [_CHANGED["encoders"]]  # which may read what they refused before
     if changed:
         raise DataError(
             str(path),

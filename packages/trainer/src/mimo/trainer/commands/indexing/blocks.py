@@ -24,6 +24,7 @@ from mimo.data import (
     Origin,
     SampleSizes,
     arrays_of,
+    digest_of_text,
     read_arrays,
     sizes_of_arrays,
     write_arrays,
@@ -33,7 +34,7 @@ from mimo.data.index.sizes import FORMAT
 from mimo.hooks import ConfigError
 from mimo.trainer.commands.indexing.examine import examine
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.sample_index import BROKEN, BROKEN_SAMPLES, EXTREMES, SIZES, IndexRules, index_path
+from mimo.trainer.job.sample_index import BROKEN, BROKEN_SAMPLES, ENCODING, EXTREMES, SIZES, IndexRules, index_path
 
 BLOCK = 4096
 """Samples of a block."""
@@ -138,7 +139,12 @@ class Blocks:
         numbers = range(len(self))
         try:
             broken = self._write_broken(numbers)
-            about = {**self.about, EXTREMES: json.dumps(self._extremes(numbers)), BROKEN_SAMPLES: json.dumps(broken)}
+            about = {
+                **self.about,
+                ENCODING: self.rules.encoding,
+                EXTREMES: json.dumps(self._extremes(numbers)),
+                BROKEN_SAMPLES: json.dumps(broken),
+            }
             path = index_path(self.origin)
             write_sizes(path, numbers, self.read, about)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -182,8 +188,12 @@ class Blocks:
 
     def _about(self, block: int, sizes: SampleSizes) -> dict[str, str]:
         modalities = json.dumps(sizes.modalities)
-        own = {"block": str(block), "size": str(self.size), "decodes": str(self.decodes)}
-        return {**self.about, **own, "format": FORMAT, "modalities": modalities}
+        return {**self._made, "block": str(block), "format": FORMAT, "modalities": modalities}
+
+    @property
+    def _made(self) -> dict[str, str]:
+        """What blocks are made with: here all settings of encoders count, as sizes can't be compared one by one."""
+        return {**self.about, ENCODING: self.rules.encoding, "size": str(self.size), "decodes": str(self.decodes)}
 
     def _is_there(self, block: int) -> bool:
         try:
@@ -194,7 +204,8 @@ class Blocks:
         return stored.about == self._about(block, sizes) and len(sizes) == len(self.samples(block))
 
     def _path(self, block: int) -> Path:
-        return self.folder / f"{block:08}.block"
+        # Named by what they are made with: a process that outlives a command that was killed writes none of another's.
+        return self.folder / f"{block:08}-{digest_of_text(self._made)[:12]}.block"
 
 
 def unwritable(origin: Origin, error: OSError) -> ConfigError:

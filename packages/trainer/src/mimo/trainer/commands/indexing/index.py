@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -54,8 +54,11 @@ def index_sources(
         DataError: the data were changed meanwhile.
     """
     rules = rules_of(job)
-    for name, source in sources_of(dataset):
-        origin = origin_of(source)
+    sources = [(name, source, origin_of(source)) for name, source in sources_of(dataset)]
+    made: dict[Path, Mapping[str, str]] = {}
+    for name, source, origin in sources:
+        if origin is None and any(other is not None for _, _, other in sources):
+            continue  # its sizes are found as its samples are read
         if origin is None:
             raise ConfigError(
                 f"data.sources.{name}.plugin" if name else "data.plugin",
@@ -64,6 +67,13 @@ def index_sources(
                 fix="It needs no index, or its author gives it a method origin().",
             )
         blocks = Blocks(job=job, dataset=source, origin=origin, rules=rules, about=rules.about(origin), decodes=decodes)
+        if made.setdefault(blocks.folder, blocks.about) != blocks.about:
+            raise ConfigError(
+                f"data.sources.{name}.index",
+                expected="a folder of its own, as another source reads the same data with other settings",
+                got="the same place for both indexes",
+                fix=f'Set data.sources.{name}.index = "index-{name}".',
+            )
         with blocks.held() as lock:
             missing = blocks.missing()
             there = resumed = len(blocks) - len(missing)

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import mimo.hooks
 from mimo.hooks import RunError, UserError
-from mimo.trainer.commands.indexing.blocks import Blocks
+from mimo.trainer.commands.indexing.blocks import Blocks, unwritable
 
 _ERROR = "error-{}.json"
 """What ended a process, in the folder of blocks: it may be longer than what a pipe takes at once."""
@@ -111,6 +111,10 @@ def _work(blocks: Blocks, share: Sequence[int], closed: Sequence[int], writes: i
     except UserError as error:
         parts = {name: getattr(error, name) for name in ("where", "expected", "got", "fix")}
         _report_error(blocks.folder, writes, {"kind": type(error).__name__, **parts})
+    except OSError as error:  # its own files; what can't be read of data is a sample that is broken
+        refusal = unwritable(blocks.origin, error)
+        parts = {name: getattr(refusal, name) for name in ("where", "expected", "got", "fix")}
+        _report_error(blocks.folder, writes, {"kind": "ConfigError", **parts})
     except Exception:  # noqa: BLE001 -- a bug of a plugin, which the parent shows
         parts = {"where": "mimo data index", "expected": "plugins that read samples", "got": traceback.format_exc()}
         _report_error(blocks.folder, writes, {"kind": "RunError", **parts, "fix": ""})

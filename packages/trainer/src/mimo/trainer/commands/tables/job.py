@@ -87,7 +87,7 @@ def show_job(
     ]
     summary = Table(box=None, show_header=False, pad_edge=False)
     for row in rows:
-        summary.add_row(*row)
+        summary.add_row(*map(Text, row))
     console.print(summary)
     console.print()
     console.print(_modules(job))
