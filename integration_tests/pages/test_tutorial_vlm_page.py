@@ -58,7 +58,7 @@ def check(folder: Path, ended: dict[str, Ended]) -> None:
     answers = dict(line.split(" ", 1) for line in ended["python answer.py"].out.splitlines())
     assert answers.keys() == set(map(str, HELD_OUT))
     first = next(line for line in COMMANDS if "generate" in line)
-    assert ended[first].out.strip() == answers["48"].strip()
+    assert ended[first].out.strip().startswith(answers["48"].strip())  # which ends after twelve tokens
 
 
 def test_the_tutorial_of_pictures_works_as_it_stands(tmp_path: Path) -> None:
