@@ -132,7 +132,7 @@ def _remote(expression: str, names: list[str], index: str, setting: str) -> Shar
     if len({shard.identity for shard in shards}) < len(set(names)):
         raise ConfigError(
             setting,
-            expected="shards with addresses that differ before any question mark, by which they are told apart",
+            expected="shards whose addresses differ before any question mark, as these are their names",
             got=repr(identity),
         )
     place = Path(index) / f"{_slug(identity)}-{digest_of_text(identity)[:12]}"
