@@ -66,10 +66,10 @@ def start(
 ) -> Iterator[Started]:
     """Start a program that launches ``body`` in each rank, in a fresh interpreter if asked or if the ranks are."""
     program = tmp_path / "program.py"
-    program.write_text(
-        f"DIRECTORY = {str(tmp_path)!r}\n{HEAD}{body}"
-        + TAIL.format(world=world, method=method, timeout=timeout, stops=stops)
-    )
+    text = f"DIRECTORY = {str(tmp_path)!r}\n{HEAD}{body}"
+    text += TAIL.format(world=world, method=method, timeout=timeout, stops=stops)
+    if not program.exists() or program.read_text() != text:  # ranks that share it may read it now
+        program.write_text(text)
     if fresh or method == "spawn":
         with processes.start(program=(sys.executable, program), environ=environ) as started:
             yield started
