@@ -125,7 +125,7 @@ def test_all_ranks_count_the_same_broken_samples_and_stop_beyond_the_share(layou
 
 
 def run_waiting(rank: int, settings: Table) -> list[float]:
-    """Return the seconds that steps have waited for data, as this rank is told."""
+    """Return the seconds that steps have waited for data, as this rank has them of the agreement."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     return [trainer.train(step).data_seconds for step in (1, 2)]
 

@@ -42,7 +42,7 @@ class Source:
         return [ItemInfo(sample=sample, index=0, modality="image", size=(1, 1))]
 
     def raw(self, sample: int, index: int) -> Any:
-        """Return what tells images from each other."""
+        """Return an image that no other sample has."""
         if sample == 2:
             raise DataError(self.where(sample), expected="an image", got="none")
         return self.name, sample, index

@@ -94,7 +94,7 @@ def test_samples_that_any_rank_finds_broken_count_for_nothing(capsys: pytest.Cap
     ]
     assert [[item.is_broken for item in layout.items] for layout in layouts] == [[False], [True], [True], [False]]
     said = capsys.readouterr().err
-    assert said == ("mimo: step 1 goes on without a sample. train.jsonl:10: expected a picture, got half of one.\n")
+    assert said == ("mimo: step 1 leaves out a sample. train.jsonl:10: expected a picture, got half of one.\n")
 
 
 def test_a_sample_is_reported_and_counted_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 A footer may say anything, so sizes are those of the headers of the pages themselves, which decoders obey too. A few
 bytes can stand for much in three ways: a page that is compressed, an entry of a dictionary that many values share, and
-values that share their beginnings.
+values that share prefixes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChunkSize:
     """What the pages of a chunk say.
 
     Args:
-        bytes: of all pages, no longer compressed; of values that share beginnings, written in full.
+        bytes: of all pages, no longer compressed; of values that share prefixes, written in full.
         values: how many there are, nulls included.
         largest: bytes of the dictionary, so that no value of it is larger; 0 without one.
     """

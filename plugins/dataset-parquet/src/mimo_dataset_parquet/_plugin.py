@@ -100,7 +100,7 @@ def open_hugging_face_split(config: HuggingFaceConfig, tokenizer: Tokenizer, spl
 def read_tables(
     files: list[Path], config: TableConfig, *, setting: str, name: str, index: str, folder: Path
 ) -> TableRecords:
-    """Return the rows of some files, of which footers or beginnings of batches are read.
+    """Return the rows of some files, of which footers, or headers of batches, are read.
 
     Args:
         files: in order.

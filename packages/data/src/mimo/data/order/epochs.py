@@ -24,7 +24,7 @@ class PartStream:
 
     Args:
         shards: number of samples of each; samples are numbered shard after shard.
-        key: tells this stream from all others: seed and number of the part.
+        key: of this stream alone: seed and number of the part.
     """
 
     def __init__(self, shards: Sequence[int], key: tuple[int, int]) -> None:

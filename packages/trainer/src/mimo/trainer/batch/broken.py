@@ -74,7 +74,8 @@ class BrokenSamples:
         if not broken:
             return None
         data.mark_broken(broken)
-        places = {data.numbers[place]: place for place in reversed(broken)}
+        numbers = data.numbers
+        places = {numbers[place]: place for place in reversed(broken)}
         new = [number for number in reversed(places) if number not in self.known]
         self.known |= set(new)
         assert self._dataset is not None
@@ -89,7 +90,7 @@ class BrokenSamples:
             )
         for number in new:
             if places[number] in own and own[places[number]].is_first:
-                _report(f"step {step} goes on without a sample. {own[places[number]].error}")
+                _report(f"step {step} leaves out a sample. {own[places[number]].error}")
         return None
 
 

@@ -103,7 +103,7 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
 
 
 def _find(job: Job, process: ProcessInfo) -> tuple[Job, Source | None]:
-    """Return what a run begins with, as rank 0 sees it, and the job as it goes on with that."""
+    """Return what a run begins with, as rank 0 sees it, and the job that resumes it."""
     last = last_attempt(job.directory, os.environ)
     source = share_source(find_source(job.settings, last=last) if process.rank == 0 else None, process.objects)
     return with_balance(job, source), source
