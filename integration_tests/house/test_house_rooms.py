@@ -81,16 +81,17 @@ TRAINER: Mapping[str, str] = {
     "job": "config",
     "cost": "config job",
     "resolving": "config job cost",
-    "batch": "config job cost",
-    "step": "config job cost batch",
+    "items": "config job",
+    "batch": "config job cost items",
+    "step": "config job cost items batch",
     "rerun": "config job cost batch step",
     "resume": "config job step",
     "convert": "config job resolving resume",
-    "decoding": "config job resolving batch step resume",
+    "decoding": "config job resolving items batch step resume",
     "report": "config job step",
     "run": "config job cost resolving batch step rerun resume convert decoding report",
     "api": "config job resolving resume step run",
-    "commands": "config job cost resolving batch step rerun resume convert decoding report run",
+    "commands": "config job cost resolving items batch step rerun resume convert decoding report run",
 }
 """The rooms of mimo.trainer, lowest first, and which rooms each may import. Their `__init__` name nothing yet."""
 

@@ -14,7 +14,8 @@ from mimo.data import PlacedItem, SampleLayout
 from mimo.hooks import DataError, ItemInfo
 from mimo.topology import Grid
 from mimo.trainer.batch.broken import BROKEN, BrokenSamples, broken_sums
-from mimo.trainer.batch.step_data import Microbatch, StepData
+from mimo.trainer.batch.microbatch import Microbatch
+from mimo.trainer.batch.step_data import StepData
 
 SAMPLES = 20
 GRID = Grid(name="vision", ranks=(0,))

@@ -19,7 +19,7 @@ from torch import Tensor
 from mimo.data import DATASETS, TOKENIZERS, Dataset, SampleLayout, lay_out
 from mimo.hooks import ConfigError, DataError, RunError
 from mimo.model import EncoderSpec
-from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.config.plugin_kinds import find_installed
 
 

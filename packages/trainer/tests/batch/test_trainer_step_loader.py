@@ -19,7 +19,8 @@ from mimo.hooks import DataError, ItemInfo
 from mimo.launch import Heartbeat, Status
 from mimo.model import EncoderSpec
 from mimo.topology import Grid
-from mimo.trainer.batch.step_data import Microbatch, StepData
+from mimo.trainer.batch.microbatch import Microbatch
+from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.config.settings import DataSettings
 
@@ -142,8 +143,9 @@ def test_as_many_steps_are_read_ahead_as_is_set(reach: int, further: int) -> Non
     """Where the samples that are asked for are themselves ahead of the step that runs, fewer beyond them."""
     data = Numbers()
     with loading(data, workers=1, ahead=2, reach=reach) as loader:
-        loader.load(1)
+        first = loader.load(1)  # what nobody holds isn't read
         wait_until(lambda: len(data.read) == 4 * (further + 1))
+    assert first.samples == 2
     assert {sample // 10 for _, sample in data.read} == set(range(1, further + 2))
 
 

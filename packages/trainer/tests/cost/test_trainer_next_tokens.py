@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mimo.model import OpCost
-from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.module_stats import module_stats
 from mimo.trainer.cost.sample_stats import SampleStats

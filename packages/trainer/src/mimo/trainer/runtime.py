@@ -12,8 +12,9 @@ from mimo.trainer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from mimo.trainer.batch.balance import StepBalance, balance_of, with_loads
+    from mimo.trainer.batch.microbatch import Microbatch
     from mimo.trainer.batch.route_cache import RouteCache
-    from mimo.trainer.batch.step_data import Microbatch, StepData
+    from mimo.trainer.batch.step_data import StepData
     from mimo.trainer.batch.step_loader import StepLoader
     from mimo.trainer.commands.plugin_checks.check import check_plugin
     from mimo.trainer.config.fields import own_keys
@@ -65,7 +66,7 @@ else:  # a test compares the two
             "JobModule": "job.job",
             "KINDS": "config.plugin_kinds",
             "LoadSettings": "config.settings",
-            "Microbatch": "batch.step_data",
+            "Microbatch": "batch.microbatch",
             "ModuleSettings": "config.settings",
             "Program": "step.program",
             "RERUN_FILE": "config.names",

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mimo.hooks import DataError, plain_text
 from mimo.topology import Coordinates
-from mimo.trainer.batch.step_data import BrokenItem, StepData
+from mimo.trainer.batch.microbatch import BrokenItem
+from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job, JobModule
 
 _ROUNDING = 1e-9

@@ -21,8 +21,9 @@ from mimo.data import Prefetcher, SampleLayout, Ticket
 from mimo.hooks import UserError
 from mimo.launch import Heartbeat
 from mimo.topology import Coordinates
-from mimo.trainer.batch.step_data import Prepare, StepData
+from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.settings import DataSettings
+from mimo.trainer.items.prepared import Prepare
 from mimo.trainer.job.job import JobModule
 
 
@@ -119,7 +120,7 @@ class StepLoader:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LoadedItem:
-    """An item that a thread prepares; see `mimo.trainer.batch.step_data.ItemAhead`."""
+    """An item that a thread prepares; see `mimo.trainer.items.prepared.ItemAhead`."""
 
     ticket: Ticket[Mapping[str, Tensor]]
     waiting: Callable[[], AbstractContextManager[None]]

@@ -10,8 +10,8 @@ import attrs
 from mimo.data import Chat, ChatError, ChatSettings, SampleLayout, Tokenizer
 from mimo.hooks import ConfigError, DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
-from mimo.trainer.batch.finite_items import finite_item
 from mimo.trainer.config.structure import structure
+from mimo.trainer.items.finite_items import finite_item
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.measured_dataset import decoded
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
 from mimo.topology import Coordinates, Edge
-from mimo.trainer.batch.handed_on import Item, hand_on
+from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.row_layout import held_rows
-from mimo.trainer.batch.step_data import Microbatch, StepData
+from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.items.handed_on import hand_on
+from mimo.trainer.items.prepared import Item
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.program import Program

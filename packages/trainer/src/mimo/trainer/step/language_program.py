@@ -15,7 +15,7 @@ from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis
 from mimo.schedule.runtime import LOSS
-from mimo.trainer.batch.step_data import Microbatch
+from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.predictions import gather_ids, predictions_of
 from mimo.trainer.step.program import Program

@@ -104,7 +104,7 @@ def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...]) -> Ite
 
 
 def _prepare(dataset: Dataset, info: ItemInfo, module: JobModule) -> None:
-    from mimo.trainer.batch.finite_items import finite_item  # loads torch, which preparing needs and nothing else here
+    from mimo.trainer.items.finite_items import finite_item  # loads torch, which preparing needs and nothing else here
 
     assert isinstance(module.spec, EncoderSpec)
     raw = dataset.raw(info.sample, info.index)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mimo.data import PlacedItem
 from mimo.hooks import DataError, ItemInfo
-from mimo.trainer.batch.handed_on import decoder_of, hand_on, is_handed_on
+from mimo.trainer.items.handed_on import decoder_of, hand_on, is_handed_on
 
 CPU = torch.device("cpu")
 WORLD = 4

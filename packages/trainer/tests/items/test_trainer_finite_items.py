@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mimo.trainer.batch.finite_items import finite_item
+from mimo.trainer.items.finite_items import finite_item
 
 
 def test_what_is_finite_is_given_as_it_is() -> None:

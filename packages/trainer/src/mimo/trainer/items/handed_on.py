@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,8 @@ from torch import Tensor
 from mimo.data import PlacedItem
 from mimo.hooks import DataError, ItemInfo, UserError
 from mimo.topology.collectives import all_gather_json, all_gather_single
+from mimo.trainer.items.prepared import Item
 
-Item: TypeAlias = Mapping[str, Tensor]
-"""What an encoder plugin prepares of an item: tensors by name."""
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _ALIGNED = 16
 """Bytes at whose multiples tensors begin in a message: any of their elements can be read where they lie."""

@@ -1,0 +1,300 @@
+"""One microbatch: where its tokens, rows and items lie, and the routes that follow.
+
+Everything here is computed from token ids and headers, the same on every rank; items are decoded by encoder ranks only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+
+import attrs
+
+from mimo.data import Dataset, Packed, PlacedItem, PlacedMicrobatch, SampleLayout, pack
+from mimo.hooks import DataError
+from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
+from mimo.topology import Coordinates, Edge, Ownership, StageId
+from mimo.trainer.batch.route_cache import RouteCache, Routes
+from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
+from mimo.trainer.batch.saved_samples import KeptSamples
+from mimo.trainer.batch.token_shards import TokenCut
+from mimo.trainer.items.handed_on import decoder_of, is_handed_on
+from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
+from mimo.trainer.job.job import Job, JobModule
+
+
+@attrs.frozen(kw_only=True)
+class BrokenItem:
+    """Why an item can't be decoded, and whether this rank is the first of those that decode it for its encoder."""
+
+    error: DataError
+    is_first: bool
+
+
+class Microbatch:
+    """One microbatch of a job: the layouts of its samples, and who owns them.
+
+    Args:
+        job: the whole.
+        dataset: has the samples.
+        samples: their numbers.
+        routes: remembers the routes of microbatches of the same layout, of this job's alone.
+        kept: has what encoders are given, or keeps it.
+        placed: which lanes own its samples and items; None: by count, in order.
+        layouts: of the samples, where they are known.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        samples: Sequence[int],
+        routes: RouteCache | None = None,
+        kept: KeptSamples | None = None,
+        placed: PlacedMicrobatch | None = None,
+        layouts: tuple[SampleLayout, ...] | None = None,
+    ) -> None:
+        self._job = job
+        self._kept = kept
+        self._dataset = dataset
+        self._samples = tuple(samples)
+        self._cache = RouteCache(1) if routes is None else routes
+        self._packed: dict[tuple[int, int], Packed] = {}
+        self._placed = placed
+        self._layouts = layouts
+        self._owners: dict[str, Ownership] = {}
+        self._token_cuts: dict[int, TokenCut] = {}
+        self._passes: dict[str, tuple[Microbatch, ...]] = {}
+        self._known: dict[str, Routes] = {}
+        self._ahead: dict[tuple[str, int, int], ItemAhead] = {}
+
+    def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
+        """Return which microbatches, this among them, one pass of a module serves; by default this one alone."""
+        self._passes[module] = microbatches
+
+    @cached_property
+    def layouts(self) -> tuple[SampleLayout, ...]:
+        """The layout of every sample, in order."""
+        if self._layouts is not None:
+            return self._layouts
+        return tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
+
+    @cached_property
+    def owners(self) -> Ownership:
+        """Which language lane owns which sample."""
+        if self._placed is not None:
+            return self._placed.owners
+        return Ownership.even(len(self._samples), self._job.language.grid.dp)
+
+    def lane_layouts(self, lane: int) -> list[SampleLayout]:
+        """Return the layouts of the samples of a language lane, in order."""
+        return [self.layouts[position] for position in self.owners.span(lane)]
+
+    def item_owners(self, module: JobModule) -> Ownership:
+        """Return which lane of an encoder owns which of its items, numbered sample by sample."""
+        if module.name not in self._owners:
+            if self._placed is None:
+                counts = [len(layout.items_of(module.modality)) for layout in self.layouts]
+                self._owners[module.name] = Ownership.even(len(counts), module.grid.dp).scaled(counts)
+            else:
+                names = [encoder.name for encoder in self._job.encoders]
+                self._owners[module.name] = self._placed.items[names.index(module.name)]
+        return self._owners[module.name]
+
+    def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
+        """Return the items that a lane of an encoder reads, in order."""
+        items = self._items[module.modality]
+        return tuple(items[number] for number in self.item_owners(module).span(lane))
+
+    def prepare(self, module: JobModule, lane: int) -> list[Item]:
+        """Decode the items that a lane of an encoder reads.
+
+        Raises:
+            DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
+        """
+        return [self.prepare_one(module, lane, number) for number in range(len(self.items(module, lane)))]
+
+    def prepare_one(self, module: JobModule, lane: int, number: int) -> Item:
+        """Decode one of the items that a lane of an encoder reads, as `prepare` does."""
+        item = self.items(module, lane)[number]
+        ahead = self._ahead.pop((module.name, lane, number), None)
+        prepare = partial(blank_item, module, item.info) if item.is_broken else self._preparing(module, item)
+        if self._kept is None:
+            return prepare() if ahead is None else ahead.take()
+        return self._kept.item((module.name, item.info.sample, item.info.index), prepare)
+
+    def own_items(self, module: JobModule, place: Coordinates) -> tuple[range | list[int], bool]:
+        """Return the numbers of the items of a lane that one of its ranks decodes, and whether others do the rest."""
+        items, ranks = self.items(module, place.dp), module.grid.cp * module.grid.tp
+        if ranks == 1 or not is_handed_on(items, self._job.settings.data.hand_on):
+            return range(len(items)), False
+        rank = place.cp * module.grid.tp + place.tp
+        return [number for number, item in enumerate(items) if decoder_of(item.info, ranks) == rank], True
+
+    def prepare_ahead(self, module: JobModule, place: Coordinates, submit: Callable[[Prepare], ItemAhead]) -> None:
+        """Have the items that a rank is to decode decoded before: once each, as what is prepared is handed over.
+
+        Args:
+            module: the encoder.
+            place: where the rank stands in its grid.
+            submit: has an item prepared, and returns what waits for it.
+        """
+        items = self.items(module, place.dp)
+        for number in self.own_items(module, place)[0]:
+            self._ahead[module.name, place.dp, number] = submit(self._preparing(module, items[number]))
+
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
+        """Return by position for which samples this rank can't decode an item, when all have been prepared ahead."""
+        found: dict[int, BrokenItem] = {}
+        for module, place in places:
+            holders = [
+                position for position, layout in enumerate(self.layouts) for _ in layout.items_of(module.modality)
+            ]
+            positions = [holders[item] for item in self.item_owners(module).span(place.dp)]
+            numbers, is_shared = self.own_items(module, place)
+            for number in numbers:
+                error = self._ahead[module.name, place.dp, number].wait()
+                if error is not None and not isinstance(error, Exception):
+                    raise error  # an interrupt, which is for now
+                if isinstance(error, DataError):
+                    is_first = is_shared or place.cp == place.tp == 0
+                    found.setdefault(positions[number], BrokenItem(error=error, is_first=is_first))
+        return found
+
+    def mark_broken(self, positions: Sequence[int]) -> None:
+        """Have samples count for nothing, whose items can't be decoded here or elsewhere."""
+        gone = set(positions)
+        self.layouts = tuple(
+            layout.broken() if position in gone else layout for position, layout in enumerate(self.layouts)
+        )
+        self.__dict__.pop("_items", None)  # those of the layouts before
+        for module in self._job.encoders:
+            for lane in range(module.grid.dp):
+                for number, item in enumerate(self.items(module, lane)):
+                    if item.is_broken and (ahead := self._ahead.pop((module.name, lane, number), None)) is not None:
+                        with contextlib.suppress(Exception):  # it is known, and whatever was prepared is let go
+                            ahead.take()
+
+    def _preparing(self, module: JobModule, item: PlacedItem) -> Prepare:
+        return partial(prepare_item, self._dataset, module, item.info)
+
+    def packed(self, lane: int, context_rank: int = 0) -> Packed:
+        """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""
+        if (lane, context_rank) not in self._packed:
+            language = self._job.language
+            self._packed[lane, context_rank] = pack(
+                self.lane_layouts(lane),
+                multiple=language.grid.tp if language.sequence_parallel else 1,
+                context_size=language.grid.cp,
+                context_rank=context_rank,
+                next_tokens=self._job.next_tokens,
+            )
+        return self._packed[lane, context_rank]
+
+    def route(self, edge: Edge, rank: int) -> Route:
+        """Return what ``rank`` sends and receives on ``edge``."""
+        if edge.name not in self._known:
+            self._known[edge.name] = self._cache.of(self._key(self._job.module(edge.source.module)))
+        routes, key = self._known[edge.name], (edge.name, rank)
+        if key not in routes:
+            routes[key] = self._pipeline(edge, rank) if self._job.is_inside(edge) else self._boundary(edge, rank)
+        return routes[key]
+
+    def _key(self, source: JobModule) -> Hashable:
+        """Return what the routes from a module follow from: for slices of a pass, that is all its microbatches."""
+        if not is_sliced(source):
+            return self._shape
+        whole, index = self._pass(source)
+        return self._shape if len(whole) == 1 else (index, *(microbatch._shape for microbatch in whole))  # noqa: SLF001 - its own class's
+
+    @cached_property
+    def _shape(self) -> Hashable:
+        """What routes depend on: lengths, sizes and places alone, not what the samples say; and the placement."""
+        placed = None if self._placed is None else (self._placed.owners, self._placed.items)
+        return placed, tuple(
+            (
+                len(layout.tokens),
+                *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
+            )
+            for layout in self.layouts
+        )
+
+    def _pass(self, module: JobModule) -> tuple[tuple[Microbatch, ...], int]:
+        """Return the microbatches of the pass that serves this one, and which of them it is."""
+        whole = self._passes.get(module.name, (self,))
+        return whole, whole.index(self)
+
+    @cached_property
+    def _items(self) -> defaultdict[str, list[PlacedItem]]:
+        """All items, sample by sample, by modality."""
+        found: defaultdict[str, list[PlacedItem]] = defaultdict(list)
+        for layout in self.layouts:
+            for item in layout.items:
+                found[item.info.modality].append(item)
+        return found
+
+    def _pipeline(self, edge: Edge, rank: int) -> Route:
+        module = self._job.module(edge.source.module)
+        place = module.grid.coordinates(rank)
+        if module is self._job.language:
+            tokens = len(self.packed(place.dp, place.cp).tokens)
+            rows = tokens // (module.grid.tp if module.sequence_parallel else 1)
+        else:
+            whole, index = self._pass(module)
+            count = partial(self._job.message_rows, edge)
+            counts = [sum(count(item.info.size) for item in one.items(module, place.dp)) for one in whole]
+            rows = held_part(module, place, counts, index)
+        source, target = (self._pipeline_rank(stage) for stage in (edge.source, edge.target))
+        return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
+
+    def _boundary(self, edge: Edge, rank: int) -> Route:
+        modality = self._job.module(edge.source.module).modality
+        source, target = (self._end(end, modality) for end in (edge.source, edge.target))
+        return boundary_route(
+            rank=rank, source=source, target=target, rows=[item.rows for item in self._items[modality]]
+        )
+
+    def _end(self, stage: StageId, modality: str) -> End:
+        """Return where the rows of each item of a modality lie in a stage."""
+        module = self._job.module(stage.module)
+        grid = module.grid
+        if module is self._job.language:
+            owners = self.owners.scaled([len(layout.items_of(modality)) for layout in self.layouts])
+        else:
+            owners = self.item_owners(module)
+
+        def cut(lane: int) -> Cut:
+            if module is self._job.language:
+                return self._token_cut(lane).rows(self.lane_layouts(lane), modality)
+            whole, index = self._pass(module)
+            return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
+
+        return End(
+            grid=grid,
+            stage=self._pipeline_rank(stage),
+            owners=owners,
+            sequence_parallel=module.sequence_parallel,
+            cut=cut if grid.cp > 1 or module.sequence_parallel else None,
+        )
+
+    def _pipeline_rank(self, stage: StageId) -> int:
+        """Return the place of a stage along its module's grid."""
+        built = self._job.built(stage)
+        return self._job.model_graph.by_name[built.module].pipeline_rank(built.stage)
+
+    def _lane_rows(self, module: JobModule, lane: int) -> int:
+        """Return how many rows a lane of an encoder makes."""
+        return sum(item.rows for item in self.items(module, lane))
+
+    def _token_cut(self, lane: int) -> TokenCut:
+        """Return how the tokens of a language lane lie in its ranks."""
+        if lane not in self._token_cuts:
+            language = self._job.language
+            self._token_cuts[lane] = TokenCut.of(
+                [len(layout.tokens) for layout in self.lane_layouts(lane)],
+                context=language.grid.cp,
+                slices=language.grid.tp if language.sequence_parallel else 1,
+            )
+        return self._token_cuts[lane]

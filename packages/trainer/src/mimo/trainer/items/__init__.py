@@ -1,0 +1,1 @@
+"""Items that encoders read: decoded, checked, handed on between the ranks of a lane."""

@@ -1,0 +1,80 @@
+"""Items as encoders are given them: decoded and prepared, of the size that their rows were counted by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from mimo.data import Dataset, is_read_failure, retried
+from mimo.hooks import DataError, ItemInfo, RunError, UserError
+from mimo.model import EncoderSpec
+from mimo.trainer.items.finite_items import finite_item
+from mimo.trainer.job.job import JobModule
+
+Item: TypeAlias = Mapping[str, Tensor]
+"""What an encoder plugin prepares of an item: tensors by name."""
+Prepare: TypeAlias = Callable[[], Item]
+"""Returns what an encoder is given of an item."""
+
+
+class ItemAhead(Protocol):
+    """An item that is prepared before it is needed."""
+
+    def take(self) -> Item:
+        """Return what an encoder is given of it."""
+
+    def wait(self) -> BaseException | None:
+        """Return why it can't be prepared, None if it is."""
+
+
+def prepare_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> Item:
+    """Decode an item of a dataset, and return what an encoder is given of it.
+
+    Raises:
+        DataError: it can't be decoded, or has another size than it had; its file and line are named.
+        RunError: the file system can't be read.
+    """
+    assert isinstance(module.spec, EncoderSpec)
+    try:
+        size, prepared = retried(partial(_read_item, dataset, module, info))
+        if prepared is not None:
+            return finite_item(prepared)
+    except UserError:
+        raise  # the dataset's own, with its place
+    except (ValueError, TypeError, OSError) as error:
+        if is_read_failure(error):  # no fault of the item
+            raise RunError(
+                dataset.where(info.sample),
+                expected="a file system that can be read",
+                got=f"{info.modality} {info.index}: {error}",
+            ) from error
+        raise DataError(
+            dataset.where(info.sample),
+            expected=f"an item that the {module.spec.name} encoder can read",
+            got=f"{info.modality} {info.index} of size {info.size}: {error}",
+        ) from error
+    raise DataError(
+        dataset.where(info.sample),
+        expected=f"{info.modality} {info.index} of size {info.size}, as it was when its rows were counted",
+        got=f"one of size {size}",
+        fix="Leave files as they are while a run reads them; if nobody changed it, let the dataset's infos() "
+        "tell what the encoder's measure() does.",
+    )
+
+
+def blank_item(module: JobModule, info: ItemInfo) -> Item:
+    """Return what stands in the place of an item that can't be decoded, until zeros take that of its rows."""
+    assert isinstance(module.spec, EncoderSpec)
+    assert module.spec.blank is not None
+    return finite_item(module.spec.prepare(module.config, module.spec.blank(info.size)))
+
+
+def _read_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> tuple[tuple[int, ...], Item | None]:
+    """Return the size of an item, and what an encoder is given of it if that is what it was."""
+    assert isinstance(module.spec, EncoderSpec)
+    raw = dataset.raw(info.sample, info.index)
+    size = tuple(module.spec.measure(raw))
+    return size, module.spec.prepare(module.config, raw) if size == tuple(info.size) else None
