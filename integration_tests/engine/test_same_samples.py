@@ -95,7 +95,7 @@ def swapped(rank: int, *, step: int, wrong: int = 1) -> Trainer:
     """Return this rank's trainer; that of rank ``wrong`` takes sample 95 as the third of ``step``."""
     trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
     if rank == wrong:
-        trainer._order = Swapped(trainer._order, step=step, at=2, other=95)  # type: ignore[assignment]
+        trainer.samples.order = Swapped(trainer.samples.order, step=step, at=2, other=95)  # type: ignore[assignment]
     return trainer
 
 
@@ -112,7 +112,7 @@ def run_steps(rank: int) -> list[str]:
     found.append(str(raised.value))
     for other in (Longer, Heavier):
         trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
-        sample = trainer._order.samples(1)[5]  # type: ignore[union-attr]
+        sample = trainer.samples.numbers(1)[5]
         if rank == 1:
             assert trainer.job.train is not None
             trainer.job = attrs.evolve(trainer.job, train=other(trainer.job.train, sample))
@@ -146,7 +146,7 @@ def run_unreadable(rank: int) -> None:
         trainer = Trainer(make_job(table(MODULES, microbatches=4)), rank=rank, device=CPU)
         if rank in ranks:
             assert trainer.job.train is not None
-            sample = trainer._order.samples(2)[0]  # type: ignore[union-attr]
+            sample = trainer.samples.numbers(2)[0]
             trainer.job = attrs.evolve(trainer.job, train=Unreadable(trainer.job.train, sample))
         assert math.isfinite(trainer.train(1).loss)
         if rank in ranks:

@@ -57,8 +57,7 @@ def test_ragged_samples_are_placed_anywhere(layout: str) -> None:
     assert job.balance == "cost"
     samples = range(SAMPLES)
     even, placed = (
-        StepData.cut(job, job.train, samples, microbatches=job.microbatches, costs=costs)
-        for costs in (None, SampleCosts(job))
+        StepData.of_step(job, job.train, lambda: samples, costs=costs) for costs in (None, SampleCosts(job))
     )
     order = [layout.sample for one in placed.microbatches for layout in one.layouts]
     assert sorted(order) == list(samples) != order

@@ -145,7 +145,7 @@ def run_torn(rank: int, settings: Table, step: int, *, everywhere: bool = True) 
     """
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     assert trainer.job.train is not None
-    samples = trainer._order.samples(step)  # type: ignore[union-attr]
+    samples = trainer.samples.numbers(step)
     torn = next(sample for sample in samples if trainer.job.train.infos(sample))
     if everywhere or rank == 0:
         trainer.job = attrs.evolve(trainer.job, train=Torn(trainer.job.train, torn))
@@ -189,10 +189,10 @@ def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)
     assert trainer.job.train is not None
     if how == "unreadable":
-        sample = trainer._order.samples(step)[0]  # type: ignore[union-attr]
+        sample = trainer.samples.numbers(step)[0]
         trainer.job = attrs.evolve(trainer.job, train=Unreadable(trainer.job.train, sample))
     elif rank == 1:
-        trainer._order = Swapped(trainer._order, step=step, at=2, other=95)  # type: ignore[assignment]
+        trainer.samples.order = Swapped(trainer.samples.order, step=step, at=2, other=95)  # type: ignore[assignment]
     for before in range(1, step):
         assert math.isfinite(trainer.train(before).loss)
     with pytest.raises(DataError) as raised:

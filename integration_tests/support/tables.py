@@ -100,6 +100,16 @@ def table(
     }
 
 
+def by_tokens(settings: Table, *, batch_tokens: int, micro_tokens: int, longer: str = "cut") -> Table:
+    """Return settings whose steps and microbatches have so many tokens at most, and what becomes of longer samples."""
+    found = copy.deepcopy(settings)
+    del found["run"]["global_batch"], found["run"]["micro_batch"]
+    found["run"] |= {"batch_tokens": batch_tokens, "micro_tokens": micro_tokens}
+    longest = min(found["data"].get("max_tokens", 1024), micro_tokens)
+    found["data"] |= {"max_tokens": longest, "longer": longer}
+    return found
+
+
 def scheduled(settings: Table, schedule: str) -> Table:
     """Return settings with one of `SCHEDULES`, and what it needs: chunks, layers for them, microbatches enough.
 
@@ -155,7 +165,10 @@ def lanes_of(keys: Mapping[str, Any]) -> int:
 def alone(settings: Table) -> Table:
     """Return the same model and data on one rank, in one microbatch."""
     found = copy.deepcopy(settings)
-    found["run"]["micro_batch"] = SAMPLES
+    if "batch_tokens" in found["run"]:
+        found["run"]["micro_tokens"] = found["run"]["batch_tokens"]
+    else:
+        found["run"]["micro_batch"] = SAMPLES
     found.pop("schedule", None)
     for keys in found["modules"].values():
         for axis in AXES_KEYS:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tables import STEPS, Table
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from mimo.data import Dataset, weights_of
+from mimo.data import Dataset, SampleOrder, weights_of
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part, local
 from mimo.topology.meshes import Meshes
@@ -89,9 +91,10 @@ def run_plain(
     losses, norms, gradients = [], [], {}
     broken = {sample for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
+    steps = samples_by_hand(job, order)
     for step in range(1, STEPS + 1):
-        samples = order.samples(step)
-        (batch,) = StepData.cut(job, job.train, samples, microbatches=1).microbatches
+        samples = next(steps)
+        (batch,) = StepData.of_step(job, job.train, partial(tuple, samples), costs=None).microbatches
         rows = {}
         for module in job.encoders:
             made = rows_of(batch, module, parts[module.name], broken, device=device, dtype=dtype)
@@ -130,6 +133,27 @@ def run_plain(
         weights={name: _plain(value) for name, value in weights.items()},
         gap=min(gaps, default=math.inf),
     )
+
+
+def samples_by_hand(job: Job, order: SampleOrder) -> Iterator[list[int]]:
+    """Yield the samples of each step: as many as settings say, or as long as their tokens don't exceed a limit."""
+    run, data = job.settings.run, job.train
+    assert data is not None
+    if not run.batch_tokens:
+        for step in count(1):
+            yield list(order.samples(step))
+    found: list[int] = []
+    tokens = 0
+    for position in count():
+        (sample,) = order.read(position, 1).tolist()
+        layout = job.lay_out(data, sample)
+        if layout.truncated and job.settings.data.longer == "drop":
+            continue
+        if tokens + len(layout.tokens) > run.batch_tokens:
+            yield found
+            found, tokens = [], 0
+        found.append(sample)
+        tokens += len(layout.tokens)
 
 
 def rows_of(

@@ -60,7 +60,7 @@ class Lines:
 def make_job(share: float) -> Any:
     """Return what of a job matters here."""
     data = SimpleNamespace(max_broken=share, hand_on=1)
-    settings = SimpleNamespace(data=data, run=SimpleNamespace(global_batch=4))
+    settings = SimpleNamespace(data=data, most_samples=4)
     return SimpleNamespace(settings=settings, train=Lines(), lay_out=lay_out, encoders=(MODULE,), language=MODULE)
 
 
@@ -76,7 +76,7 @@ def step_of(job: Any, numbers: list[int], broken: set[int]) -> StepData:
 
     for microbatch in microbatches:
         microbatch.prepare_ahead(MODULE, GRID.coordinates(0), submit)
-    return StepData(samples=len(numbers), make=lambda: [(microbatches[0], (0, 1)), (microbatches[1], (2, 3))])
+    return StepData(make=lambda: [(microbatches[0], (0, 1)), (microbatches[1], (2, 3))])
 
 
 def test_samples_that_any_rank_finds_broken_count_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def loading(
 
     def cut(step: int) -> StepData:
         microbatches = tuple(Microbatch(job, data, [10 * step + n]) for n in range(2))  # type: ignore[arg-type]
-        return StepData(samples=2, make=lambda: [(each, (place,)) for place, each in enumerate(microbatches)])
+        return StepData(make=lambda: [(each, (place,)) for place, each in enumerate(microbatches)])
 
     loader = StepLoader(
         cut=cut,
@@ -145,7 +145,7 @@ def test_as_many_steps_are_read_ahead_as_is_set(reach: int, further: int) -> Non
     with loading(data, workers=1, ahead=2, reach=reach) as loader:
         first = loader.load(1)  # what nobody holds isn't read
         wait_until(lambda: len(data.read) == 4 * (further + 1))
-    assert first.samples == 2
+    assert len(first.microbatches) == 2
     assert {sample // 10 for _, sample in data.read} == set(range(1, further + 2))
 
 

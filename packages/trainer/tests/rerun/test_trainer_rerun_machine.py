@@ -174,7 +174,7 @@ class Scripted:
         self.results = list(results)
         self.optimizer = SimpleNamespace(propose=lambda _stats: self.results.pop(0), loss_scale=1.0)
         self.holds_modules, self.objects = False, None
-        self.data = StepData(samples=0, make=tuple)
+        self.data = StepData(make=tuple)
 
     def decide(self, _step: int, _record: object) -> StepDecision:
         """Run the first time."""

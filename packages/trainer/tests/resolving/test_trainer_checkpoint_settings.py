@@ -33,7 +33,7 @@ def test_every_module_is_whole_on_rank_0() -> None:
     """What is no matter of layout stays."""
     settings = make_settings(on_one_process(CONFIG, "evaluate"))
     assert settings.run.world == 0
-    assert settings.evaluation_batch == 8
+    assert settings.evaluation_batch(1) == 8
     assert settings.checkpoint.load == "none"
     for module in settings.modules.values():
         assert (module.ranks, module.pp, module.dp, module.tp, module.sequence_parallel) == ((0,), 1, 0, 1, False)
@@ -46,7 +46,7 @@ def test_every_module_is_whole_on_rank_0() -> None:
 def test_generation_has_batches_of_one() -> None:
     """There is one prompt."""
     settings = make_settings(on_one_process(CONFIG, "generate"))
-    assert (settings.run.global_batch, settings.run.micro_batch, settings.evaluation_batch) == (1, 1, 1)
+    assert (settings.run.global_batch, settings.run.micro_batch, settings.evaluation_batch(1)) == (1, 1, 1)
 
 
 def test_overrides_can_lay_it_out_again() -> None:

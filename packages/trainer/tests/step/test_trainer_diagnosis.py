@@ -54,7 +54,7 @@ def test_the_reading_of_samples_is_reported_where_it_happens() -> None:
         raise DataError("train.jsonl:1", expected="text", got="none")
 
     lookahead = BatchLookahead(
-        cut=lambda _step: StepData(samples=0, make=tuple),
+        cut=lambda _step: StepData(make=tuple),
         digest=digest,
         broken=cast("BrokenSamples", None),
         agree=lambda _stats: pytest.fail("nothing is compared"),

@@ -25,16 +25,29 @@ from mimo.data.index import (
     write_sizes,
 )
 from mimo.data.loading import Prefetcher, Ticket, is_read_failure, retried
-from mimo.data.order import FIRST_ORDER, NEWEST_ORDER, SampleOrder, WeightChange, weights_of_parts
+from mimo.data.order import (
+    FIRST_ORDER,
+    MAX_BATCH_SAMPLES,
+    NEWEST_ORDER,
+    SampleOrder,
+    TokenBatch,
+    WeightChange,
+    token_batch,
+    weights_of_parts,
+)
 from mimo.data.placement import (
     EncoderLoads,
     Loads,
     PlacedMicrobatch,
+    fill,
+    improved,
     in_whole_numbers,
     lane_costs,
     lane_rows,
+    microbatch_numbers,
     place_by_cost,
     place_by_count,
+    place_filled,
     step_cost,
 )
 from mimo.data.samples import (
@@ -104,6 +117,7 @@ TOKENIZERS = Kind(
 __all__ = [
     "DATASETS",
     "FIRST_ORDER",
+    "MAX_BATCH_SAMPLES",
     "NEWEST_ORDER",
     "NO_LABEL",
     "TOKENIZERS",
@@ -148,6 +162,7 @@ __all__ = [
     "SupportsSources",
     "SupportsWeights",
     "Ticket",
+    "TokenBatch",
     "Tokenizer",
     "TokenizerSpec",
     "WeightChange",
@@ -155,7 +170,9 @@ __all__ = [
     "digest_of_file",
     "digest_of_text",
     "ends_of",
+    "fill",
     "image_size",
+    "improved",
     "in_whole_numbers",
     "index_place",
     "is_read_failure",
@@ -163,6 +180,7 @@ __all__ = [
     "lane_rows",
     "lay_out",
     "load_image",
+    "microbatch_numbers",
     "named_template",
     "named_templates",
     "open_image",
@@ -175,6 +193,7 @@ __all__ = [
     "path_inside",
     "place_by_cost",
     "place_by_count",
+    "place_filled",
     "read_arrays",
     "read_members",
     "read_record",
@@ -184,6 +203,7 @@ __all__ = [
     "sizes_of_arrays",
     "sources_of",
     "step_cost",
+    "token_batch",
     "weights_of",
     "weights_of_parts",
     "write_arrays",

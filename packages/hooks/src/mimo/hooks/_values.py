@@ -103,7 +103,8 @@ class StepInfo:
     ``seconds`` is the wall time of the step on this rank; ``module_seconds`` are those of each module's computations,
     waiting for their rows included, as a mean over its ranks (what is encoded ahead counts where it is done);
     ``data_seconds`` are those in which a rank waited for samples and items, the longest of all ranks; ``broken`` counts
-    samples with items that can't be decoded, which count for nothing, see ``data.max_broken``.
+    samples with items that can't be decoded, which count for nothing, see ``data.max_broken``. ``samples`` counts those
+    of the step, ``dropped`` those that it has left out as they are too long, see ``data.longer``.
     ``losses`` are further losses that are trained on beside ``loss``, per label token like it; ``counts`` is what else
     the model counts, such as the rows that each expert took. ``edges`` is what was sent on each edge, where
     ``logging.edges`` asks for it. ``loss_scale`` is what fp16 multiplied the loss by in this step; None in other
@@ -136,6 +137,8 @@ class StepInfo:
     flops: Mapping[str, Flops] = attrs.field(factory=dict)
     data_seconds: float = 0.0
     broken: int = 0
+    samples: int = 0
+    dropped: int = 0
 
     @label_weight.default
     def _of_label_tokens(self) -> float:

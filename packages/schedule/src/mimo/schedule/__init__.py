@@ -22,6 +22,8 @@ from mimo.schedule.plan import (
     Timeline,
     Transfer,
     assemble,
+    plans_from_json,
+    plans_to_json,
     stages_to_sink,
     tied_edge,
 )
@@ -64,6 +66,8 @@ __all__ = [
     "in_flight",
     "peak_activations",
     "pipeline_route",
+    "plans_from_json",
+    "plans_to_json",
     "simulate",
     "stages_to_sink",
     "tied_edge",

@@ -80,6 +80,7 @@ else:  # a test compares the two
             "Source": "resume.resume_point",
             "StepBalance": "batch.balance",
             "StepData": "batch.step_data",
+            "StepSamples": "batch.step_samples",
             "balance_of": "batch.balance",
             "check_patterns_of": "cost.parameter_names",
             "check_plugin": "commands.plugin_checks.check",

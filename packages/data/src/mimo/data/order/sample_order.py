@@ -33,10 +33,12 @@ class WeightChange:
     Args:
         step: from 1 on.
         weights: of all parts, by name, each finite and above 0.
+        position: at which that step begins; None where it follows from the samples of a step.
     """
 
     step: int
     weights: Mapping[str, float]
+    position: int | None = None
 
 
 class _Stream(Protocol):
@@ -53,7 +55,8 @@ class SampleOrder:
             in a memory that doesn't grow with the samples.
         parts: of the dataset.
         changes: weights of the parts, the first from step 1 on, others from later ones; empty in version 1.
-        global_batch: samples of one step, over all lanes and microbatches; may be more than there are.
+        global_batch: samples of one step, over all lanes and microbatches; may be more than there are. 0: steps have
+            numbers of samples of their own, and weights that change do so at positions.
         seed: 0 or more.
     """
 
@@ -66,7 +69,7 @@ class SampleOrder:
 
     @_stream.default
     def _make_stream(self) -> _Stream:
-        for name, value, least in (("global_batch", self.global_batch, 1), ("seed", self.seed, 0)):
+        for name, value, least in (("global_batch", self.global_batch, 0), ("seed", self.seed, 0)):
             if value < least:
                 msg = f"{name}: expected at least {least}, got {value}"
                 raise ValueError(msg)
@@ -74,7 +77,7 @@ class SampleOrder:
             _refuse_weights(self.parts)
             return FirstOrder(sum(part.samples for part in self.parts), self.seed)
         if self.version == NEWEST_ORDER:
-            _check_changes(self.changes, self.parts)
+            _check_changes(self.changes, self.parts, self.global_batch)
             return _StreamOfParts(self.parts, self.changes, global_batch=self.global_batch, seed=self.seed)
         msg = f"version: expected {FIRST_ORDER} or {NEWEST_ORDER}, got {self.version}"
         raise ValueError(msg)
@@ -93,7 +96,7 @@ class SampleOrder:
 
         Args:
             dataset: of at least one sample.
-            global_batch: samples of a step.
+            global_batch: samples of a step; 0: each has a number of its own.
             seed: of the run.
             version: of the order.
             changes: weights that hold instead of the dataset's own.
@@ -107,18 +110,25 @@ class SampleOrder:
             msg = "samples: expected at least 1, got 0"
             raise ValueError(msg)
         parts = parts_of(dataset)
-        own = () if version == FIRST_ORDER else (WeightChange(step=1, weights=weights_of_parts(parts)),)
+        begin = None if global_batch else 0
+        own = () if version == FIRST_ORDER else (WeightChange(step=1, weights=weights_of_parts(parts), position=begin),)
         changes = tuple(changes) or own
         return cls(version=version, parts=parts, changes=changes, global_batch=global_batch, seed=seed)
 
-    def with_weights(self, step: int, weights: Mapping[str, float]) -> SampleOrder:
-        """Return the order with other weights from a step on; as it is where as many samples are taken of each part."""
+    def with_weights(self, step: int, weights: Mapping[str, float], *, position: int | None = None) -> SampleOrder:
+        """Return the order with other weights from a step on; as it is where as many samples are taken of each part.
+
+        Args:
+            step: from 1 on.
+            weights: of all parts, by name.
+            position: at which that step begins, where steps have numbers of samples of their own.
+        """
         names = [part.name for part in self.parts]
         before = self.changes[-1].weights
         if Shares.of({name: before[name] for name in names}) == Shares.of({name: weights[name] for name in names}):
             return self
         earlier = (change for change in self.changes if change.step < step)
-        return attrs.evolve(self, changes=(*earlier, WeightChange(step=step, weights=weights)))
+        return attrs.evolve(self, changes=(*earlier, WeightChange(step=step, weights=weights, position=position)))
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -128,14 +138,15 @@ class SampleOrder:
         return {part.name: weights[part.name] / total for part in self.parts}
 
     def samples(self, step: int) -> tuple[int, ...]:
-        """Return the samples of ``step`` (counted from 1), in order.
+        """Return the samples of ``step`` (counted from 1), in order, where all steps have equally many.
 
         Raises:
-            ValueError: ``step`` is less than 1.
+            ValueError: ``step`` is less than 1, or they have not.
         """
-        if step < 1:
-            msg = f"step: expected at least 1, got {step}"
-            raise ValueError(msg)
+        for name, value in (("step", step), ("global_batch", self.global_batch)):
+            if value < 1:
+                msg = f"{name}: expected at least 1, got {value}"
+                raise ValueError(msg)
         return tuple(self.read((step - 1) * self.global_batch, self.global_batch).tolist())
 
     def read(self, first: int, count: int) -> NDArray[np.int64]:
@@ -161,8 +172,10 @@ class _StreamOfParts:
         ]
         self._firsts = np.cumsum([0, *(part.samples for part in parts)])[:-1].tolist()
         names = [part.name for part in parts]
-        in_order = [(change.step, {name: change.weights[name] for name in names}) for change in changes]
-        shares = [((step - 1) * global_batch, Shares.of(weights)) for step, weights in in_order]
+        in_order = [
+            (_begin(change, global_batch), {name: change.weights[name] for name in names}) for change in changes
+        ]
+        shares = [(begin, Shares.of(weights)) for begin, weights in in_order]
         self._mixture = Mixture(shares, seed) if len(parts) > 1 else None
 
     def read(self, first: int, count: int) -> NDArray[np.int64]:
@@ -177,6 +190,14 @@ class _StreamOfParts:
         return found
 
 
+def _begin(change: WeightChange, global_batch: int) -> int:
+    """Return the position from which weights hold."""
+    if global_batch:
+        return (change.step - 1) * global_batch
+    assert change.position is not None, change
+    return change.position
+
+
 def _refuse_weights(parts: Sequence[DataPart]) -> None:
     if any(part.weight is not None or part.epochs is not None for part in parts):
         raise ConfigError(
@@ -187,12 +208,17 @@ def _refuse_weights(parts: Sequence[DataPart]) -> None:
         )
 
 
-def _check_changes(changes: Sequence[WeightChange], parts: Sequence[DataPart]) -> None:
+def _check_changes(changes: Sequence[WeightChange], parts: Sequence[DataPart], global_batch: int) -> None:
     names = {part.name for part in parts}
     steps = [change.step for change in changes]
     if steps[0] != 1 or any(later <= step for step, later in pairwise(steps)):
         msg = f"changes: expected steps that ascend from 1, got {steps}"
         raise ValueError(msg)
+    if not global_batch:
+        begins = [_begin(change, 0) for change in changes]
+        if begins[0] != 0 or any(later <= begin for begin, later in pairwise(begins)):
+            msg = f"changes: expected positions that ascend from 0, got {begins}"
+            raise ValueError(msg)
     for change in changes:
         if change.weights.keys() != names:
             msg = f"changes: expected weights of {sorted(names)}, got those of {sorted(change.weights)}"

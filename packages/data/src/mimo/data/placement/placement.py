@@ -61,8 +61,23 @@ def place_by_cost(
         microbatches: of the step.
         micro_batch: samples of a microbatch for each language lane, by count.
     """
-    even = place_by_count(language, encoders, microbatches=microbatches, micro_batch=micro_batch)
-    choices = (even, *_by_cost(language, encoders, even))
+    return improved(
+        language, encoders, place_by_count(language, encoders, microbatches=microbatches, micro_batch=micro_batch)
+    )
+
+
+def improved(
+    language: Loads, encoders: Sequence[EncoderLoads], placed: Sequence[PlacedMicrobatch], *, most_rows: int = 0
+) -> tuple[PlacedMicrobatch, ...]:
+    """Return a placement by cost of what another has placed, in as many microbatches; the other where it is no better.
+
+    Args:
+        language: what samples cost the language model.
+        encoders: what items cost each encoder.
+        placed: the other one.
+        most_rows: of a language lane in a microbatch; 0: as many as the fullest one has.
+    """
+    choices = (tuple(placed), *_by_cost(language, encoders, placed, most_rows))
     return min(choices, key=partial(step_cost, language, encoders))  # of equal ones the first
 
 
@@ -123,11 +138,11 @@ def _items_of(encoder: EncoderLoads, samples: Whole) -> Whole:
 
 
 def _by_cost(
-    language: Loads, encoders: Sequence[EncoderLoads], even: Sequence[PlacedMicrobatch]
+    language: Loads, encoders: Sequence[EncoderLoads], even: Sequence[PlacedMicrobatch], most_rows: int
 ) -> Iterator[tuple[PlacedMicrobatch, ...]]:
     """Yield placements by cost that keep the bounds, if there are any."""
     lanes, microbatches = language.lanes, len(even)
-    most = max(map(max, lane_rows(language, encoders, even)), default=0)
+    most = most_rows or max(map(max, lane_rows(language, encoders, even)), default=0)
     bins = partition(language.costs, language.rows, lanes * microbatches, most_rows=most, rounds=_ROUNDS)
     if bins is None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast, get_args
 
 import attrs
@@ -92,12 +92,27 @@ class Plan:
         Raises:
             PlanError: the text is no JSON, or a value is missing, unknown or of another type; it says where.
         """
-        fields = _fields(JsonSource(where="plan", error=PlanError).parse(text), cls)
-        return cls(
-            schedule=fields["schedule"].text(),
-            microbatches=fields["microbatches"].integer(),
-            actors=tuple(map(_read_actor, fields["actors"].list())),
-        )
+        return _read_plan(JsonSource(where="plan", error=PlanError).parse(text))
+
+
+def plans_to_json(plans: Sequence[Plan]) -> str:
+    """Return the plans of a job as JSON text: of several an array, of one itself, as `Plan.to_json` does."""
+    return plans[0].to_json() if len(plans) == 1 else json.dumps([attrs.asdict(plan) for plan in plans], indent=1)
+
+
+def plans_from_json(text: str) -> tuple[Plan, ...]:
+    """Return the plans that `plans_to_json` wrote; `PlanError` as from `Plan.from_json`."""
+    node = JsonSource(where="plan", error=PlanError).parse(text)
+    return tuple(map(_read_plan, node.list() if isinstance(node.value, list) else [node]))
+
+
+def _read_plan(node: JsonNode) -> Plan:
+    fields = _fields(node, Plan)
+    return Plan(
+        schedule=fields["schedule"].text(),
+        microbatches=fields["microbatches"].integer(),
+        actors=tuple(map(_read_actor, fields["actors"].list())),
+    )
 
 
 def _fields(node: JsonNode, cls: type[attrs.AttrsInstance]) -> Mapping[str, JsonNode]:

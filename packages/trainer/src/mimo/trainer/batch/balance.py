@@ -8,6 +8,7 @@ import attrs
 
 from mimo.data import SampleLayout, lane_costs
 from mimo.schedule import Costs
+from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.config.settings import Balance
 from mimo.trainer.cost.sample_costs import SampleCosts
 from mimo.trainer.job.job import Job
@@ -39,7 +40,8 @@ def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
         DataError: a sample of the step cannot be laid out.
     """
     assert job.train is not None, "this job was resolved without training data"
-    layouts = [job.lay_out(job.train, sample) for sample in job.sample_order().samples(step)]
+    samples = StepSamples(job, job.sample_order()).numbers(step)
+    layouts = [job.lay_out(job.train, sample) for sample in samples]
     return balance_of(job, layouts, SampleCosts(job))
 
 
@@ -51,22 +53,22 @@ def balance_of(job: Job, layouts: Sequence[SampleLayout], costs: SampleCosts) ->
         layouts: of a step's samples, in order.
         costs: of this job.
     """
-    language, encoders = costs.loads(layouts, microbatches=job.microbatches)
     found: dict[Balance, StepBalance] = {}
     for balance in BALANCES:
-        placed = costs.place(layouts, microbatches=job.microbatches, balanced=balance == "cost")
+        placed = costs.place(layouts, balanced=balance == "cost")
+        language, encoders = costs.loads(layouts, microbatches=len(placed))
         loads = {}
         for module in job.modules:
             number = -1 if module is job.language else job.encoders.index(module)
             own = language if number < 0 else encoders[number]
-            mean = int(own.costs.sum()) / (own.lanes * job.microbatches)
+            mean = int(own.costs.sum()) / (own.lanes * len(placed))
             lanes = lane_costs(language, encoders, placed, number)
             shares = {
                 index: max(sums) / len(served) / mean if mean else 1.0
                 for served, sums in zip(own.passes, lanes, strict=True)
                 for index in served
             }
-            loads[module.name] = tuple(shares[index] for index in range(job.microbatches))
+            loads[module.name] = tuple(shares[index] for index in range(len(placed)))
         found[balance] = StepBalance(loads=loads)
     return found
 

@@ -28,7 +28,7 @@ BROKEN = "data.broken"
 
 def broken_sums(job: Job) -> Mapping[str, int]:
     """Return what ranks sum for it, by name its length; nothing where the first broken sample ends the run."""
-    return {BROKEN: job.settings.run.global_batch} if job.settings.data.max_broken else {}
+    return {BROKEN: job.settings.most_samples} if job.settings.data.max_broken else {}
 
 
 class BrokenSamples:

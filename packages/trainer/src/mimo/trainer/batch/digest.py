@@ -44,9 +44,7 @@ def check_length(length: int, *, where: str, device: torch.device) -> None:
     Raises:
         DataError: ranks do not hold equally many; two of them are named.
     """
-    everybody = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
-    all_gather_single(everybody, torch.tensor([length], device=device))
-    found = everybody.tolist()
+    found = _counts(length, device)
     for rank, other in enumerate(found):
         if other != found[0]:
             raise DataError(
@@ -66,9 +64,10 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
         where: names the step.
         device: where the process group works.
     """
-    mine = torch.full((data.samples, _COLUMNS), -1, dtype=torch.long, device=device)
-    if dist.get_rank() in job.graph.ranks:
-        mine = torch.from_numpy(np.stack([_row(layout) for layout in data.layouts])).to(device)
+    layouts = data.layouts if dist.get_rank() in job.graph.ranks else []
+    mine = torch.full((max(_counts(len(layouts), device)), _COLUMNS), -1, dtype=torch.long, device=device)
+    if layouts:
+        mine[: len(layouts)] = torch.from_numpy(np.stack([_row(layout) for layout in layouts])).to(device)
     everybody = mine.new_empty(dist.get_world_size() * len(mine), _COLUMNS)
     all_gather_single(everybody, mine)
     found = everybody.view(-1, *mine.shape).cpu().numpy()
@@ -82,6 +81,14 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
         got=f"{_describe(pair[0], found[pair[0].rank][at])}, and {_describe(pair[1], found[pair[1].rank][at])}",
         fix=_FIX,
     )
+
+
+def _counts(mine: int, device: torch.device) -> list[int]:
+    """Return the numbers of all ranks. Collective."""
+    everybody = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
+    all_gather_single(everybody, torch.tensor([mine], device=device))
+    found: list[int] = everybody.tolist()
+    return found
 
 
 @attrs.frozen
@@ -109,6 +116,8 @@ def _first_difference(job: Job, found: NDArray[np.int64]) -> tuple[_End, _End] |
 
 def _describe(end: _End, row: NDArray[np.int64]) -> str:
     sample, tokens, rows, _ = row.tolist()
+    if sample < 0:
+        return f"none on rank {end.rank} of {end.module}"
     return f"sample {sample} ({tokens} tokens, {rows} of them rows of encoders) on rank {end.rank} of {end.module}"
 
 

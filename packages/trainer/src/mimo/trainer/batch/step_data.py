@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
+from typing import TypeAlias
 
 import attrs
 
-from mimo.data import Dataset, SampleLayout
+from mimo.data import Dataset, PlacedMicrobatch, SampleLayout
 from mimo.topology import Coordinates
 from mimo.trainer.batch.microbatch import BrokenItem, Microbatch
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
-from mimo.trainer.cost.sample_costs import SampleCosts
+from mimo.trainer.cost.sample_costs import SampleCosts, filled
 from mimo.trainer.job.job import Job, JobModule
+
+Made: TypeAlias = Sequence[tuple[Microbatch, Sequence[int]]]
+"""Microbatches, and where each of their samples stands in the step."""
+
+
+def _unknown(_sample: int) -> None:
+    return None
 
 
 @attrs.frozen(kw_only=True)
@@ -22,12 +30,10 @@ class StepData:
     """The microbatches of one step or of one evaluation batch, made when they are first needed.
 
     Args:
-        samples: number of samples.
         make: makes the microbatches, and says where each of their samples stands in the step.
     """
 
-    samples: int
-    make: Callable[[], Sequence[tuple[Microbatch, Sequence[int]]]]
+    make: Callable[[], Made]
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -66,55 +72,54 @@ class StepData:
         microbatches: int,
         routes: RouteCache | None = None,
         kept: KeptSamples | None = None,
-        costs: SampleCosts | None = None,
     ) -> StepData:
-        """Cut ``samples`` into ``microbatches`` of what the language lanes take at once.
+        """Cut samples in order into microbatches of what the language lanes take at once; the last may be short.
 
         Args:
             job: the whole.
             dataset: has the samples.
             samples: their numbers.
             microbatches: how many.
+            routes: remembers routes, for these samples and later ones.
+            kept: has what encoders are given, or keeps it.
+        """
+        parts = _Parts(job=job, dataset=dataset, routes=routes, kept=kept)
+        return cls(make=lambda: parts.by_count(samples, microbatches))
+
+    @classmethod
+    def of_step(
+        cls,
+        job: Job,
+        dataset: Dataset,
+        samples: Callable[[], Sequence[int]],
+        *,
+        costs: SampleCosts | None,
+        routes: RouteCache | None = None,
+        kept: KeptSamples | None = None,
+        known: Callable[[int], SampleLayout | None] = _unknown,
+    ) -> StepData:
+        """Cut the samples of a step of training into microbatches, and place them and their items on lanes.
+
+        Args:
+            job: the whole; its settings say how many microbatches there are, or how many tokens each has.
+            dataset: has the samples.
+            samples: returns their numbers.
+            costs: by which samples and items are placed, from all headers of the step. None: in order, by count.
             routes: remembers routes, for this step and later ones.
             kept: has what encoders are given, or keeps it.
-            costs: by which samples and items are placed, from all headers of the step. None: they are cut in order,
-                by count, and the last microbatches may be short.
+            known: returns layouts of samples that have been laid out before.
         """
-        each = job.settings.run.micro_batch * job.language.grid.dp
-        assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
+        parts = _Parts(job=job, dataset=dataset, routes=routes, kept=kept, known=known)
 
-        def by_count() -> Sequence[tuple[Microbatch, Sequence[int]]]:
-            spans = [range(len(samples))[index * each : (index + 1) * each] for index in range(microbatches)]
-            return [(Microbatch(job, dataset, samples[span.start : span.stop], routes, kept), span) for span in spans]
+        def make() -> Made:
+            numbers = samples()
+            if costs is None and not job.settings.run.batch_tokens:
+                return parts.by_count(numbers, job.microbatches)  # before any of them is read
+            layouts = parts.layouts(numbers)
+            placed = filled(job, layouts, in_order=True) if costs is None else costs.place(layouts)
+            return parts.placed(numbers, layouts, placed)
 
-        def by_cost(costs: SampleCosts) -> Sequence[tuple[Microbatch, Sequence[int]]]:
-            layouts = [job.lay_out(dataset, sample) for sample in samples]
-            return [
-                (
-                    Microbatch(
-                        job,
-                        dataset,
-                        [samples[position] for position in placed.samples],
-                        routes,
-                        kept,
-                        placed,
-                        tuple(layouts[position] for position in placed.samples),
-                    ),
-                    placed.samples,
-                )
-                for placed in costs.place(layouts, microbatches=microbatches)
-            ]
-
-        def make() -> Sequence[tuple[Microbatch, Sequence[int]]]:
-            found = by_count() if costs is None else by_cost(costs)
-            for module in job.model_graph.modules:
-                for served in module.passes(microbatches):
-                    whole = tuple(found[index][0] for index in served)
-                    for microbatch in whole[1:] and whole:
-                        microbatch.pass_with(module.name, whole)
-            return found
-
-        return cls(samples=len(samples), make=make)
+        return cls(make=make)
 
     @cached_property
     def microbatches(self) -> tuple[Microbatch, ...]:
@@ -134,5 +139,63 @@ class StepData:
         return [layout for _, layout in sorted(found, key=itemgetter(0))]
 
     @cached_property
-    def _made(self) -> Sequence[tuple[Microbatch, Sequence[int]]]:
+    def _made(self) -> Made:
         return self.make()
+
+
+@attrs.frozen(kw_only=True)
+class _Parts:
+    """Makes microbatches of samples."""
+
+    job: Job
+    dataset: Dataset
+    routes: RouteCache | None = None
+    kept: KeptSamples | None = None
+    known: Callable[[int], SampleLayout | None] = _unknown
+
+    def by_count(self, samples: Sequence[int], microbatches: int) -> Made:
+        """Cut samples in order into so many microbatches."""
+        each = self.job.settings.run.micro_batch * self.job.language.grid.dp
+        assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
+        spans = [range(len(samples))[index * each : (index + 1) * each] for index in range(microbatches)]
+        return self._joined(
+            [
+                (Microbatch(self.job, self.dataset, samples[span.start : span.stop], self.routes, self.kept), span)
+                for span in spans
+            ]
+        )
+
+    def layouts(self, samples: Sequence[int]) -> list[SampleLayout]:
+        """Return the layouts of samples."""
+        return [self.known(sample) or self.job.lay_out(self.dataset, sample) for sample in samples]
+
+    def placed(
+        self, samples: Sequence[int], layouts: Sequence[SampleLayout], placed: Sequence[PlacedMicrobatch]
+    ) -> Made:
+        """Return microbatches of samples that are placed."""
+        return self._joined(
+            [
+                (
+                    Microbatch(
+                        self.job,
+                        self.dataset,
+                        [samples[position] for position in one.samples],
+                        self.routes,
+                        self.kept,
+                        one,
+                        tuple(layouts[position] for position in one.samples),
+                    ),
+                    one.samples,
+                )
+                for one in placed
+            ]
+        )
+
+    def _joined(self, made: Made) -> Made:
+        """Have microbatches know with which others they share a pass of a module."""
+        for module in self.job.model_graph.modules:
+            for served in module.passes(len(made)):
+                whole = tuple(made[index][0] for index in served)
+                for microbatch in whole[1:] and whole:
+                    microbatch.pass_with(module.name, whole)
+        return made

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from mimo.data import NEWEST_ORDER
+from mimo.data import MAX_BATCH_SAMPLES, NEWEST_ORDER
 from mimo.hooks import ConfigError, at_least, at_most, from_zero
 from mimo.model import MAX_LAYERS, Lora
 from mimo.optimizer import Precision
@@ -33,6 +33,8 @@ MAX_PLACED = 1 << 16
 """Of samples of a step that are placed by cost."""
 MAX_TOKENS = 1 << 24
 """Of a sample."""
+MAX_STEP_TOKENS = 1 << 32
+"""Of a step."""
 MAX_MODULES = 64
 MAX_WORKERS = 256
 MAX_AHEAD = 1 << 10
@@ -40,6 +42,32 @@ MAX_TIMEOUT = 10**9
 """Seconds, some thirty years: what no clock of a system overflows by."""
 LANGUAGE = "language"
 """Name of the module that every model has."""
+
+
+def _instead(instance: RunSettings, attribute: attrs.Attribute[int], value: int) -> None:
+    """Have a step's samples be limited by a number of them or by tokens, and its microbatches likewise."""
+    if not value and not instance.global_batch:
+        raise ConfigError("global_batch", expected="1 or more", got="0", fix="Set it, or run.batch_tokens.")
+    if value and instance.global_batch:
+        raise ConfigError(
+            attribute.name,
+            expected="0 beside global_batch, as a step takes so many samples or so many tokens",
+            got=repr(value),
+            fix="Leave one of them out.",
+        )
+
+
+def _beside_batch_tokens(instance: RunSettings, attribute: attrs.Attribute[int], value: int) -> None:
+    if value and not instance.batch_tokens:
+        raise ConfigError(
+            attribute.name, expected="0 where batch_tokens is", got=repr(value), fix="Set micro_batch instead."
+        )
+    if instance.batch_tokens and not 0 < value <= instance.batch_tokens:
+        raise ConfigError(
+            attribute.name,
+            expected=f"from 1 to batch_tokens = {instance.batch_tokens}, tokens that a language lane takes at once",
+            got=repr(value),
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -51,9 +79,25 @@ class RunSettings:
         "initial weights and the order of samples follow from it alone", default=0, validator=[at_least(0)]
     )
     steps: int = setting("updates of the weights", validator=[at_least(1), at_most(MAX_STEPS)])
-    global_batch: int = setting("samples a step, over all lanes", validator=[at_least(1), at_most(MAX_BATCH)])
+    global_batch: int = setting(
+        "samples a step, over all lanes; 0: as batch_tokens says",
+        default=0,
+        validator=[at_least(0), at_most(MAX_BATCH)],
+    )
     micro_batch: int = setting(
-        "samples of a microbatch for each language lane", default=1, validator=[at_least(1), at_most(MAX_BATCH)]
+        "samples of a microbatch for each language lane; with batch_tokens, of an evaluation",
+        default=1,
+        validator=[at_least(1), at_most(MAX_BATCH)],
+    )
+    batch_tokens: int = setting(
+        "tokens a step at most, over all lanes, instead of global_batch",
+        default=0,
+        validator=[at_least(0), at_most(MAX_STEP_TOKENS), _instead],
+    )
+    micro_tokens: int = setting(
+        "tokens of a microbatch for each language lane at most, with batch_tokens",
+        default=0,
+        validator=[at_least(0), _beside_batch_tokens],
     )
     precision: Precision = setting(  # noqa: RUF009 -- declares a field, as all do
         "what layers compute in: fp32, bf16 or fp16; weights stay fp32", default="fp32"
@@ -82,7 +126,9 @@ class RunSettings:
         validator=[at_least(1), at_most(MAX_TIMEOUT)],
     )
     evaluation_batch: int = setting(
-        "samples of one evaluation batch; 0: global_batch", default=0, validator=[at_least(0), at_most(MAX_BATCH)]
+        "samples of one evaluation batch; 0: global_batch, or one microbatch",
+        default=0,
+        validator=[at_least(0), at_most(MAX_BATCH)],
     )
     evaluation_interval: int = setting(
         "steps between evaluations; 0: only at the end", default=0, validator=[at_least(0)]
@@ -95,9 +141,12 @@ class DataSettings:
 
     plugin: str = setting("dataset plugin; its own keys stand in this table too", validator=[not_empty])
     max_tokens: int = setting(
-        "longer samples are cut, never inside an item's rows",
+        "most tokens of a sample; longer ones are cut, never inside an item's rows, or as longer says",
         default=1024,
         validator=[at_least(1), at_most(MAX_TOKENS)],
+    )
+    longer: Literal["cut", "drop", "refuse"] = setting(
+        "longer samples are cut, or dropped, with run.batch_tokens, or end the run", default="cut"
     )
     order: int = setting(
         "version of the order of samples, 1 or 2; 0: the newest, and of a resumed run its own",
@@ -318,9 +367,13 @@ class Settings:
         return self.run.directory or f"runs/{self.run.name}"
 
     @property
-    def evaluation_batch(self) -> int:
-        """Samples of one evaluation batch."""
-        return self.run.evaluation_batch or self.run.global_batch
+    def most_samples(self) -> int:
+        """How many samples a step may have."""
+        return self.run.global_batch or min(self.run.batch_tokens, MAX_BATCH_SAMPLES)
+
+    def evaluation_batch(self, lanes: int) -> int:
+        """Return the samples of one evaluation batch with so many language lanes."""
+        return self.run.evaluation_batch or self.run.global_batch or self.run.micro_batch * lanes
 
 
 GLOBAL_ONLY = frozenset({"clip", "clip_by", "clip_groups"})

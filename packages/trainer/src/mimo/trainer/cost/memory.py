@@ -80,7 +80,7 @@ def _made_ahead(job: Job) -> Mapping[int, int]:
     found: dict[int, int] = {}
     if not any(module.prefetch for module in job.graph.modules):
         return found
-    samples, saved = SampleStats.of(job), in_flight(job.plan)
+    samples, saved = SampleStats.of(job), in_flight(job.plans[-1])
     for stage in job.graph.stages:
         if each := rows_ahead(job, stage, samples):
             for rank in job.graph.stage_ranks(stage):
@@ -102,7 +102,7 @@ def _of_rank(job: Job, rank: int, shapes: _Shapes) -> RankMemory:
         for stage in frozenset[int]().union(*module)
     ]  # one stage at a time
     # Of a backward in two parts, what the first has added waits for the second, and other stages compute meanwhile.
-    splits = any(action.kind == "input-gradient" for action in job.plan.actions_of(rank))
+    splits = any(action.kind == "input-gradient" for plan in job.plans for action in plan.actions_of(rank))
     gathered = max((sum(one.gathered_inside for one in some) for some in computing), default=0)
     at_once = [laid] if splits else computing
     gradients = max((sum(one.gradients_inside for one in some) for some in at_once), default=0)

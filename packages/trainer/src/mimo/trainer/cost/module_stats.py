@@ -9,7 +9,7 @@ import attrs
 from mimo.trainer.cost.from_shapes import part_of
 from mimo.trainer.cost.operations import stage_operations
 from mimo.trainer.cost.parameter_names import names_of
-from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.sample_stats import SampleStats, step_samples
 from mimo.trainer.job.job import Job, JobModule
 
 
@@ -50,7 +50,7 @@ class ModuleStats:
 
 def module_stats(job: Job, samples: SampleStats) -> Iterator[ModuleStats]:
     """Yield the parameters of each part of each module, and its operations in a step of samples like these."""
-    share = job.settings.run.global_batch / len(samples.lengths)
+    share = step_samples(job, samples) / len(samples.lengths)
     for module in job.modules:
         stats = _parameters(module, job.hidden)
         for stage in job.stages_of(module.name):

@@ -21,6 +21,7 @@ from mimo.hooks import ConfigError, must_be, parse_json
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import AXES, StageId, show_ranks
 from mimo.trainer.config.structure import structure, unstructure
+from mimo.trainer.cost.sample_stats import lane_samples
 from mimo.trainer.job.job import Job
 
 VERSION = 1
@@ -193,7 +194,7 @@ def read_profile(path: Path, job: Job) -> Costs:
         )
     profile = structure(table, Profile, _WHERE)
     _check(profile, job, path)
-    return profile.costs(job.settings.run.micro_batch)
+    return profile.costs(lane_samples(job))
 
 
 def layout_of(job: Job) -> Mapping[str, Mapping[str, Any]]:

@@ -15,9 +15,12 @@ from mimo.data import (
     Loads,
     PlacedMicrobatch,
     SampleLayout,
+    fill,
+    improved,
     in_whole_numbers,
     place_by_cost,
     place_by_count,
+    place_filled,
 )
 from mimo.model import EncoderSpec
 from mimo.schedule import Costs
@@ -111,13 +114,19 @@ class SampleCosts:
             ),
         )
 
-    def place(
-        self, layouts: Sequence[SampleLayout], *, microbatches: int, balanced: bool = True
-    ) -> tuple[PlacedMicrobatch, ...]:
+    def place(self, layouts: Sequence[SampleLayout], *, balanced: bool = True) -> tuple[PlacedMicrobatch, ...]:
         """Place a step's samples by cost, or by count where ``balanced`` is false."""
+        run = self._job.settings.run
+        if run.batch_tokens:
+            found = filled(self._job, layouts, in_order=not balanced)
+            if not balanced:
+                return found
+            language, encoders = self.loads(layouts, microbatches=len(found))
+            return improved(language, encoders, found, most_rows=run.micro_tokens)
+        microbatches = self._job.microbatches
         language, encoders = self.loads(layouts, microbatches=microbatches)
         place = place_by_cost if balanced else place_by_count
-        return place(language, encoders, microbatches=microbatches, micro_batch=self._job.settings.run.micro_batch)
+        return place(language, encoders, microbatches=microbatches, micro_batch=run.micro_batch)
 
     def _length(self, length: int) -> float:
         if length not in self._lengths:
@@ -143,6 +152,28 @@ class SampleCosts:
         return total * self._scales[module.name] / (grid.cp * grid.tp)
 
 
+def filled(job: Job, layouts: Sequence[SampleLayout], *, in_order: bool) -> tuple[PlacedMicrobatch, ...]:
+    """Fill microbatches with the samples of a step up to ``run.micro_tokens`` of a lane; the last ones may be empty.
+
+    There are as many as the first of the job's plans has that suffices.
+
+    Args:
+        job: whose steps are by tokens.
+        layouts: of a step's samples, in order.
+        in_order: whether each lane has neighbours; otherwise there are as few microbatches as can quickly be had.
+    """
+    lanes = job.language.grid.dp
+    rows = [len(layout.tokens) for layout in layouts]
+    bins = fill(rows, most_rows=job.settings.run.micro_tokens, in_order=in_order)
+    needed = -(-(int(bins.max(initial=-1)) + 1) // lanes)
+    return place_filled(
+        bins,
+        [(module.grid.dp, [len(layout.items_of(module.modality)) for layout in layouts]) for module in job.encoders],
+        lanes=lanes,
+        microbatches=next(plan.microbatches for plan in job.plans if plan.microbatches >= needed),
+    )
+
+
 def sample_costs(job: Job) -> SampleCosts | None:
     """Return by what a job's training samples are placed; None where that is by count, or nothing is to be placed."""
     return SampleCosts(job) if job.balance == "cost" and _can_differ(job) else None
@@ -150,7 +181,7 @@ def sample_costs(job: Job) -> SampleCosts | None:
 
 def _can_differ(job: Job) -> bool:
     """Tell whether there is more than one place for a sample or an item."""
-    return job.microbatches > 1 or any(module.grid.dp > 1 for module in job.modules)
+    return job.plans[-1].microbatches > 1 or any(module.grid.dp > 1 for module in job.modules)
 
 
 def _homes(job: Job, module: JobModule) -> tuple[tuple[int, ...], ...]:

@@ -32,8 +32,8 @@ class SampleStats:
     def of(cls, job: Job) -> SampleStats:
         """Return statistics of the first samples of the first step, or of held-out samples without training data.
 
-        A sample that can't be read is skipped: the step that needs it raises. Where none is left, one sample of text
-        of the largest length is assumed.
+        A sample that can't be read, or is dropped, is skipped: the step that needs it raises. Where none is left, one
+        sample of text of the largest length is assumed.
         """
         layouts = [layout for layout in _layouts(job) if layout is not None]
         if not layouts:
@@ -55,9 +55,34 @@ class SampleStats:
         )
 
 
+def step_samples(job: Job, stats: SampleStats) -> float:
+    """Return how many samples a step has, by tokens about, if all are like those of which there are statistics."""
+    run = job.settings.run
+    return run.global_batch or run.batch_tokens * len(stats.lengths) / max(sum(stats.lengths), 1)
+
+
+def microbatch_samples(job: Job, stats: SampleStats) -> float:
+    """Return how many samples all language lanes have in a microbatch, likewise."""
+    run = job.settings.run
+    if run.global_batch:
+        return run.micro_batch * job.language.grid.dp
+    return step_samples(job, stats) / job.microbatches
+
+
+def lane_samples(job: Job) -> int:
+    """Return how many samples a language lane has in a microbatch, by tokens about."""
+    run = job.settings.run
+    return (
+        run.micro_batch
+        if run.global_batch
+        else max(round(microbatch_samples(job, SampleStats.of(job)) / job.language.grid.dp), 1)
+    )
+
+
 def _layouts(job: Job) -> list[SampleLayout | None]:
     if job.train is not None:
-        return [_layout(job, job.train, sample) for sample in job.sample_order().samples(1)[:_SAMPLES]]
+        first = job.sample_order().read(0, min(_SAMPLES, job.settings.most_samples)).tolist()
+        return [_layout(job, job.train, sample) for sample in first]
     if job.evaluation is None:
         return []
     return [_layout(job, job.evaluation, sample) for sample in range(min(_SAMPLES, len(job.evaluation)))]
@@ -65,6 +90,7 @@ def _layouts(job: Job) -> list[SampleLayout | None]:
 
 def _layout(job: Job, dataset: Dataset, sample: int) -> SampleLayout | None:
     try:
-        return job.lay_out(dataset, sample)
+        found = job.lay_out(dataset, sample)
     except DataError:
         return None
+    return None if found.truncated and job.settings.data.longer == "drop" else found

@@ -20,7 +20,7 @@ from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
 from mimo.trainer.cost.profile import read_profile
-from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.sample_stats import SampleStats, microbatch_samples
 from mimo.trainer.job.job import Job, JobModule, PartShare
 from mimo.trainer.job.precision import NUMBER_BYTES
 
@@ -205,8 +205,7 @@ def _from_shapes(job: Job, module: JobModule, stage: Stage, rows: int) -> Mappin
 
 def _share(job: Job, module: JobModule, stats: SampleStats) -> float:
     """Return the fraction of the cost of all the samples that one lane has, on average, in a microbatch."""
-    samples = job.settings.run.micro_batch * job.language.grid.dp
-    return samples / module.grid.dp / len(stats.lengths)
+    return microbatch_samples(job, stats) / module.grid.dp / len(stats.lengths)
 
 
 def rows_ahead(job: Job, stage: StageId, stats: SampleStats) -> float:
@@ -229,7 +228,7 @@ def _message_bytes(job: Job, edge: Edge, stats: SampleStats) -> int:
     lanes = max(end.grid.dp for end in ends)
     # Tensor ranks share the sending where they all hold the rows, and so do those that receive.
     cuts = _cuts(source) if source is target else max(end.grid.cp * end.grid.tp for end in ends)
-    samples = job.settings.run.micro_batch * job.language.grid.dp / len(stats.lengths)
+    samples = microbatch_samples(job, stats) / len(stats.lengths)
     rows = _rows(job, edge, source, stats) * samples / lanes / cuts
     return round(rows * job.width(edge) * NUMBER_BYTES[job.settings.run.precision])
 

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from mimo.data import NEWEST_ORDER, Dataset, SampleLayout, SampleOrder, Tokenizer, WeightChange, lay_out
+from mimo.hooks import DataError
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
 from mimo.schedule import Plan
@@ -110,8 +111,7 @@ class Job:
         modules: in the order of the file.
         model_graph: the modules' grids, edges, and what trains, as the model is built.
         graph: the same as plans are made for it, where an encoder with a seam may be two: see `ModuleGraph.divided`.
-        microbatches: of a step.
-        plan: of a step.
+        plans: of a step, one for each number of microbatches that one may have, ascending.
         evaluation_graph, evaluation_microbatches, evaluation_plan: the same of an evaluation, where nothing trains.
         tokenizer: with a placeholder for each modality.
         train: samples to train on; None where no data is asked for.
@@ -124,8 +124,7 @@ class Job:
     modules: tuple[JobModule, ...]
     model_graph: ModuleGraph
     graph: ModuleGraph
-    microbatches: int
-    plan: Plan
+    plans: tuple[Plan, ...]
     evaluation_graph: ModuleGraph
     evaluation_microbatches: int
     evaluation_plan: Plan
@@ -141,6 +140,25 @@ class Job:
         """Return the job with its samples placed so."""
         plain = {**self.plain, "data": {**self.plain["data"], "balance": balance}}
         return attrs.evolve(self, balance=balance, plain=plain)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a step; where steps have several numbers of microbatches, of one with the fewest."""
+        return self.plans[0]
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step, likewise."""
+        return self.plan.microbatches
+
+    def plan_of(self, microbatches: int) -> Plan:
+        """Return the plan of a step of so many microbatches."""
+        return next(plan for plan in self.plans if plan.microbatches == microbatches)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples of one evaluation batch."""
+        return self.settings.evaluation_batch(self.language.grid.dp)
 
     @property
     def directory(self) -> Path:
@@ -213,32 +231,33 @@ class Job:
         assert source.spec.stages is not None
         return source.spec.stages.message_rows(source.config, size)
 
-    def sample_order(
-        self, *, version: int = 0, changes: Sequence[WeightChange] = (), global_batch: int = 0
-    ) -> SampleOrder:
+    def sample_order(self, *, version: int = 0, changes: Sequence[WeightChange] = ()) -> SampleOrder:
         """Return the order in which a run reads the samples to train on, of a new run unless the arguments say more.
 
         Args:
             version: of the order; 0: what settings say.
             changes: weights of a mixture that hold instead of those of the settings.
-            global_batch: samples of a step; 0: what settings say.
         """
         assert self.train is not None, "this job was resolved without training data"
         run = self.settings.run
         return SampleOrder.of(
             self.train,
-            global_batch=global_batch or run.global_batch,
+            global_batch=run.global_batch,
             seed=run.seed,
             version=version or self.settings.data.order or NEWEST_ORDER,
             changes=changes,
         )
 
     def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
-        """Return where every token and item of a sample lies; see `mimo.data.lay_out`."""
+        """Return where every token and item of a sample lies; see `mimo.data.lay_out`.
+
+        Raises:
+            DataError: it can't be laid out, or is longer than settings allow.
+        """
         specs = [
             (each.modality, each.spec, each.config) for each in self.encoders if isinstance(each.spec, EncoderSpec)
         ]
-        return lay_out(
+        found = lay_out(
             dataset,
             sample,
             tokenizer=self.tokenizer,
@@ -246,6 +265,14 @@ class Job:
             max_tokens=self.settings.data.max_tokens,
             grids={modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
         )
+        if found.truncated and self.settings.data.longer == "refuse":
+            raise DataError(
+                dataset.where(sample),
+                expected=f"at most data.max_tokens = {self.settings.data.max_tokens} tokens, those of items included",
+                got="more",
+                fix='Shorten it, or set data.max_tokens higher, or data.longer = "cut".',
+            )
+        return found
 
     def edge_ranks(self, edge: Edge) -> tuple[int, ...]:
         """Return the ranks at either end of an edge, ascending."""

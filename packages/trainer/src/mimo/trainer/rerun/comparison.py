@@ -110,7 +110,7 @@ class Order:
     @cached_property
     def _starts(self) -> Mapping[tuple[bool, str, int, tuple[int, ...]], float]:
         """By whether it is a backward, module, stage and microbatches; what is made ahead is before everything."""
-        plan = self.job.plan
+        plan = self.job.plans[-1]  # which has the computations of all others
         played = simulate(plan, self.job.graph, Costs.even(self.job.graph))
         found = {}
         for bar in played.timeline.bars:

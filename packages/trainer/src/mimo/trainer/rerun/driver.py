@@ -185,7 +185,7 @@ class RerunDriver:
         """
         trainer = self._trainer
         assert trainer.job.train is not None
-        kept = KeptSamples(numbers=trainer.samples(step), broken=trainer.data.broken, base=trainer.job.train)
+        kept = KeptSamples(numbers=trainer.samples.numbers(step), broken=trainer.data.broken, base=trainer.job.train)
         data = trainer.cut(kept)
         if trainer.holds_modules and digest_of(data) != digest_of(trainer.data):
             raise DataError(

@@ -58,7 +58,8 @@ class RerunStateMachine:
         self.device = device_identity(process, self.settings.device)
         self.injector = Injector(self.settings.inject, rank=process.rank, device=self.device)
         is_disabled = self.settings.mode == "disabled"
-        self.recorder = None if is_disabled else NormRecorder(microbatches=job.microbatches, injector=self.injector)
+        most = job.plans[-1].microbatches  # as many as each step has where some of the next one is made in it
+        self.recorder = None if is_disabled else NormRecorder(microbatches=most, injector=self.injector)
         self.waiting: PendingStep | None = None
         self.save: Callable[[int], object] = _cannot_save
         self.layout = layout_of(job)

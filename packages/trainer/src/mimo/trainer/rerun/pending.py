@@ -84,7 +84,8 @@ class PendingStep:
 def layout_of(job: Job) -> str:
     """Return what stands for how a job is laid out: who computes what of which samples."""
     found = hashlib.blake2b(digest_size=8)
-    found.update(job.plan.to_json().encode())
+    for plan in job.plans:
+        found.update(plan.to_json().encode())
     for module in job.modules:
         found.update(f"{module.name} {module.grid} {module.sequence_parallel};".encode())
     run = job.settings.run
@@ -92,4 +93,6 @@ def layout_of(job: Job) -> str:
     hand_on = job.settings.data.hand_on
     if job.balance != "count" or hand_on != attrs.fields(DataSettings).hand_on.default:  # others as they always were
         found.update(f" {job.balance} {hand_on}".encode())
+    if run.batch_tokens:
+        found.update(f" {run.batch_tokens} {run.micro_tokens}".encode())
     return found.hexdigest()

@@ -81,7 +81,7 @@ class NormRecorder:
     """A `StepProbe` that records the norms of what this rank computes while it trains.
 
     Args:
-        microbatches: of a step; those that a module makes ahead count on from there.
+        microbatches: of a step at most; those that a module makes ahead count on from there.
         injector: corrupts what is recorded where settings say so.
     """
 

@@ -56,7 +56,8 @@ def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, A
     """
     run = {**table["run"], "world": 0}
     if purpose == "generate":
-        run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1}
+        run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1, "batch_tokens": 0, "micro_tokens": 0}
+        table = {**table, "data": {**table["data"], "longer": "cut"}}
     modules = {
         name: {**{key: value for key, value in module.items() if key not in _LAYOUT}, "ranks": "0"}
         for name, module in table["modules"].items()

@@ -9,30 +9,33 @@ from mimo.data import Tokenizer
 from mimo.hooks import ConfigError
 from mimo.model import MAX_VOCABULARY
 from mimo.topology import ModuleGraph
-from mimo.trainer.config.settings import Settings
+from mimo.trainer.config.settings import MAX_STEP_TOKENS, Settings
 
 MAX_MICROBATCHES = 1 << 14
 MAX_ACTIONS = 1 << 19
 """Of all actors together in a step; ten thousand ranks in 16 stages of 4 chunks and 1,024 microbatches need as many."""
-MAX_STEP_TOKENS = 1 << 32
 
 
-def check_microbatches(settings: Settings, graph: ModuleGraph, *, train: int, evaluation: int) -> None:
+def check_microbatches(
+    settings: Settings, graph: ModuleGraph, *, train: int, evaluation: int, evaluation_batch: int
+) -> None:
     """Refuse a step whose plan would take minutes to make and check.
 
     Args:
         settings: the whole file.
         graph: modules and their stages.
-        train: microbatches of a step.
+        train: microbatches of a step at most.
         evaluation: of a batch of evaluation.
+        evaluation_batch: samples of that.
 
     Raises:
-        ConfigError: naming ``run.global_batch`` or ``run.evaluation_batch``.
+        ConfigError: naming ``run.global_batch``, ``run.batch_tokens`` or ``run.evaluation_batch``.
     """
-    for key, microbatches in (("global_batch", train), ("evaluation_batch", evaluation)):
-        _check_plan(f"run.{key}", graph, microbatches)
     run = settings.run
-    for key, batch in (("global_batch", run.global_batch), ("evaluation_batch", settings.evaluation_batch)):
+    by_tokens = run.batch_tokens > 0
+    _check_plan("run.batch_tokens" if by_tokens else "run.global_batch", graph, train, by_tokens=by_tokens)
+    _check_plan("run.evaluation_batch", graph, evaluation, by_tokens=False)
+    for key, batch in (("global_batch", run.global_batch), ("evaluation_batch", evaluation_batch)):
         if batch * settings.data.max_tokens > MAX_STEP_TOKENS:
             raise ConfigError(
                 f"run.{key}",
@@ -58,13 +61,14 @@ def check_tokenizer_size(tokenizer: Tokenizer) -> None:
         )
 
 
-def _check_plan(where: str, graph: ModuleGraph, microbatches: int) -> None:
+def _check_plan(where: str, graph: ModuleGraph, microbatches: int, *, by_tokens: bool) -> None:
+    size = "run.micro_tokens" if by_tokens else "run.micro_batch"
     if microbatches > MAX_MICROBATCHES:
         raise ConfigError(
             where,
             expected=f"at most {MAX_MICROBATCHES} microbatches",
             got=f"{microbatches}",
-            fix="Set run.micro_batch higher, or take more language lanes.",
+            fix=f"Set {size} higher, or take more language lanes.",
         )
     actions = count_actions(graph, microbatches)
     if actions > MAX_ACTIONS:
@@ -72,7 +76,7 @@ def _check_plan(where: str, graph: ModuleGraph, microbatches: int) -> None:
             where,
             expected=f"a plan of at most {MAX_ACTIONS} actions",
             got=f"about {actions}, for {microbatches} microbatches through {len(graph.stages)} stages",
-            fix="Set run.micro_batch higher, or chunks or pp lower.",
+            fix=f"Set {size} higher, or chunks or pp lower.",
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import attrs
@@ -37,6 +38,7 @@ from mimo.trainer.job.sample_index import IndexRules, open_index
 from mimo.trainer.resolving.dataset import DatasetChoice
 from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_size
 from mimo.trainer.resolving.load import check_load
+from mimo.trainer.resolving.microbatches import plans_of_steps, step_microbatches
 from mimo.trainer.resolving.modules import resolve_module, with_training
 from mimo.trainer.resolving.optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer.resolving.rerun import check_rerun
@@ -82,13 +84,18 @@ def resolve(
     model_graph = _graph(modules, purpose, schedule.placement(schedule_config))
     graph = model_graph.divided()
     world = _world(settings, model_graph)
-    microbatches = count_microbatches(
-        global_batch=settings.run.global_batch, micro_batch=settings.run.micro_batch, lanes=_lanes(graph)
-    )
+    lanes = _lanes(graph)
+    numbers = step_microbatches(settings, graph)
     if purpose == "train":
-        check_rerun(settings, model_graph, microbatches=microbatches, world=world)
-    evaluation_microbatches = _evaluation_microbatches(settings, _lanes(graph))
-    check_microbatches(settings, graph, train=microbatches, evaluation=evaluation_microbatches)
+        check_rerun(settings, model_graph, microbatches=numbers[-1], world=world)
+    evaluation_microbatches = _evaluation_microbatches(settings, lanes)
+    check_microbatches(
+        settings,
+        graph,
+        train=numbers[-1],
+        evaluation=evaluation_microbatches,
+        evaluation_batch=settings.evaluation_batch(lanes),
+    )
     rules = IndexRules.of(
         modules,
         tokenizer={"plugin": settings.tokenizer.plugin, **unstructure(tokenizer_config)},
@@ -103,8 +110,7 @@ def resolve(
         modules=modules,
         model_graph=model_graph,
         graph=graph,
-        microbatches=microbatches,
-        plan=_no_plan(schedule, microbatches),
+        plans=tuple(_no_plan(schedule, number) for number in numbers),
         evaluation_graph=graph.without_training(),
         evaluation_microbatches=evaluation_microbatches,
         evaluation_plan=_no_plan(schedule, evaluation_microbatches),
@@ -130,9 +136,9 @@ def resolve(
     evaluation_costs = costs.trained(job.evaluation_graph)
     return attrs.evolve(
         job,
-        plan=_plan(schedule, graph, microbatches, schedule_config, costs),
+        plans=plans_of_steps(numbers, partial(_plan, schedule, graph, config=schedule_config, costs=costs)),
         evaluation_plan=_plan(
-            schedule, job.evaluation_graph, evaluation_microbatches, schedule_config, evaluation_costs
+            schedule, job.evaluation_graph, evaluation_microbatches, config=schedule_config, costs=evaluation_costs
         ),
     )
 
@@ -143,7 +149,7 @@ def _balance(settings: Settings) -> Balance:
     Raises:
         ConfigError: there are too many, and settings say that it be by cost.
     """
-    asked, batch = settings.data.balance, settings.run.global_batch
+    asked, batch = settings.data.balance, settings.most_samples
     if asked == "cost" and batch > MAX_PLACED:
         raise ConfigError(
             "data.balance",
@@ -284,7 +290,7 @@ def _lanes(graph: ModuleGraph) -> int:
 
 
 def _evaluation_microbatches(settings: Settings, lanes: int) -> int:
-    batch = settings.evaluation_batch
+    batch = settings.evaluation_batch(lanes)
     try:
         return count_microbatches(global_batch=batch, micro_batch=settings.run.micro_batch, lanes=lanes)
     except ConfigError as error:
@@ -352,7 +358,7 @@ def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:
     return Plan(schedule=spec.name, microbatches=microbatches, actors=())
 
 
-def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, config: Any, costs: Costs) -> Plan:
+def _plan(spec: ScheduleSpec, graph: ModuleGraph, microbatches: int, *, config: Any, costs: Costs) -> Plan:
     plan = spec.generate(graph, microbatches, config, costs)
     check(plan, graph)
     return plan

@@ -10,6 +10,7 @@ import attrs
 
 from mimo.data import FIRST_ORDER, NEWEST_ORDER, DataPart, SampleOrder, WeightChange, parts_of, weights_of_parts
 from mimo.hooks import CheckpointError, ConfigError, JsonNode, JsonSource
+from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.config.names import PROGRESS
 from mimo.trainer.job.job import Job
 from mimo.trainer.resume.resume_point import Source
@@ -27,11 +28,13 @@ class SavedOrder:
         sizes: for each part its number of samples and a digest of its shards, by name; empty where none are saved, as
             in version 1 and earlier.
         changes: weights of parts, and the steps of the data from which they hold.
+        position: at which the next step begins, of a run whose steps are by tokens.
     """
 
     version: int = FIRST_ORDER
     sizes: Mapping[str, tuple[int, str]] = attrs.field(factory=dict)
     changes: tuple[WeightChange, ...] = ()
+    position: int | None = None
 
     @classmethod
     def of(cls, source: Source) -> SavedOrder:
@@ -43,7 +46,9 @@ class SavedOrder:
         if _ORDER not in source.manifest.common:
             return cls()
         where = JsonSource(where=f"{source.folder}: {_ORDER}", error=CheckpointError, fix="Load another checkpoint.")
-        keys = JsonNode(source.manifest.common[_ORDER], where).fields(("version", "parts", "changes"))
+        by_tokens = not source.progress("global_batch")
+        position = ("position",) if by_tokens else ()
+        keys = JsonNode(source.manifest.common[_ORDER], where).fields(("version", "parts", "changes", *position))
         version = keys["version"].integer()
         if not FIRST_ORDER <= version <= NEWEST_ORDER:
             raise keys["version"].fail(f"a version from {FIRST_ORDER} to {NEWEST_ORDER}")
@@ -51,19 +56,33 @@ class SavedOrder:
         for name, node in keys["parts"].items():
             part = node.fields(("samples", "shards"))
             sizes[name] = part["samples"].size(), part["shards"].text()
-        changes = tuple(_change(node, sizes.keys()) for node in keys["changes"].list())
+        changes = tuple(_change(node, sizes.keys(), position) for node in keys["changes"].list())
         steps = [change.step for change in changes]
         if version > FIRST_ORDER and (steps[:1] != [1] or steps != sorted(set(steps))):
             raise keys["changes"].fail("weights from step 1 on, and others from later steps")
-        return cls(version=version, sizes=sizes, changes=changes)
+        return cls(
+            version=version,
+            sizes=sizes,
+            changes=changes,
+            position=keys["position"].size() if by_tokens else None,
+        )
 
 
-def order_state(order: SampleOrder) -> Mapping[str, Any]:
-    """Return what a checkpoint holds of an order, as plain data."""
+def order_state(order: SampleOrder, position: int | None = None) -> Mapping[str, Any]:
+    """Return what a checkpoint holds of an order, as plain data.
+
+    Args:
+        order: of the run.
+        position: at which its next step begins; None where that follows from the number of the step.
+    """
     return {
         "version": order.version,
         "parts": {name: {"samples": samples, "shards": shards} for name, (samples, shards) in _sizes(order.parts)},
-        "changes": [{"step": change.step, "weights": dict(change.weights)} for change in order.changes],
+        "changes": [
+            {"step": change.step, "weights": dict(change.weights), **_known("position", change.position)}
+            for change in order.changes
+        ],
+        **_known("position", position),
     }
 
 
@@ -78,7 +97,20 @@ def resumed_order(job: Job, source: Source) -> SampleOrder:
     order = job.sample_order(version=saved.version, changes=saved.changes)
     if saved.version == FIRST_ORDER:
         return order
-    return order.with_weights(source.first_step - source.data_begun, weights_of_parts(order.parts))
+    step = source.first_step - source.data_begun
+    return order.with_weights(step, weights_of_parts(order.parts), position=saved.position)
+
+
+def resumed_samples(job: Job, source: Source) -> StepSamples:
+    """Return the samples of the steps of a run that begins with a checkpoint, likewise."""
+    resumes = source.take.data and not source.finetunes
+    return StepSamples(
+        job,
+        resumed_order(job, source),
+        begun=source.data_begun,
+        step=source.first_step,
+        position=SavedOrder.of(source).position or 0 if resumes else 0,
+    )
 
 
 def check_order(job: Job, source: Source) -> Iterator[ConfigError]:
@@ -141,8 +173,12 @@ def _names(sizes: Mapping[str, Any]) -> str:
     return f"the sources {', '.join(sorted(sizes))}" if any(sizes) else "one dataset without sources"
 
 
-def _change(node: JsonNode, names: Any) -> WeightChange:
-    keys = node.fields(("step", "weights"))
+def _known(name: str, value: int | None) -> Mapping[str, int]:
+    return {} if value is None else {name: value}
+
+
+def _change(node: JsonNode, names: Any, position: tuple[str, ...]) -> WeightChange:
+    keys = node.fields(("step", "weights", *position))
     weights = {}
     for name, weight in keys["weights"].items():
         if type(weight.value) not in {int, float} or not 0 < weight.value < float("inf"):
@@ -150,4 +186,5 @@ def _change(node: JsonNode, names: Any) -> WeightChange:
         weights[name] = float(weight.value)
     if weights.keys() != set(names):
         raise keys["weights"].fail(f"weights of {', '.join(sorted(names))}")
-    return WeightChange(step=keys["step"].integer(), weights=weights)
+    begin = keys["position"].size() if position else None
+    return WeightChange(step=keys["step"].integer(), weights=weights, position=begin)

@@ -12,7 +12,7 @@ from mimo.topology.collectives import all_gather_json
 from mimo.trainer.config.names import BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
 from mimo.trainer.resume.chain import all_names, find_chain, links_of, load_links, mark_chain
 from mimo.trainer.resume.compatibility import differences, refuse
-from mimo.trainer.resume.data_order import order_changes, resumed_order
+from mimo.trainer.resume.data_order import order_changes, resumed_samples
 from mimo.trainer.resume.match_keys import fit
 from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
@@ -98,9 +98,9 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
         imported=dict(_imported(trainer, source)),
         left_out=find_chain(trainer.parts.constants(), links, trainer.job.settings, group=trainer.objects),
     )
-    order = resumed_order(trainer.job, source)
     broken = source.broken if source.take.data and not source.finetunes else ()
-    trainer.begin_at(data_begun=state.data_begun, schedule_begun=state.schedule_begun, order=order, broken=broken)
+    samples = resumed_samples(trainer.job, source)
+    trainer.begin_at(samples, schedule_begun=state.schedule_begun, broken=broken)
     new = [*found.new, *_begun_anew(source, parts)]
     summary = "; ".join(
         [

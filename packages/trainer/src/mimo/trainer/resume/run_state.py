@@ -55,7 +55,7 @@ def other_state(trainer: Trainer, state: RunState, parts: Iterable[Stateful], st
         "samples": len(job.train),
         "data_begun": state.data_begun,
         "schedule_begun": state.schedule_begun,
-        "order": order_state(trainer.order),
+        "order": order_state(trainer.samples.order, trainer.samples.position(step + 1)),
         **({"broken": sorted(trainer.broken)} if trainer.broken else {}),
     }
     others: dict[str, StateTree] = {

@@ -35,6 +35,7 @@ from mimo.trainer.cost.profile import (
     layout_of,
     machine,
 )
+from mimo.trainer.cost.sample_stats import lane_samples
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import NUMBER_BYTES
 from mimo.trainer.run.saved_bytes import SavedBytes, SavedBytesMode
@@ -67,7 +68,7 @@ def measure_job(job: Job, process: ProcessInfo) -> Profile:
     for plan in (split,) if split == job.plan else (job.plan, split):
         # A trainer of its own: where no weight gradients are deferred, layers are spared all that it takes.
         trainer = Trainer(
-            attrs.evolve(job, plan=plan),
+            attrs.evolve(job, plans=(plan,)),
             rank=process.rank,
             device=torch.device(process.device),
             progress=process.heartbeat,
@@ -75,12 +76,12 @@ def measure_job(job: Job, process: ProcessInfo) -> Profile:
         )
         parts.append({size: _measure(trainer, plan, samples(job, size)) for size in sizes(job)})
     seconds = {size: {key: took for part in reversed(parts) for key, took in part[size].items()} for size in sizes(job)}
-    saved = _saved_bytes(trainer, split, samples(job, job.settings.run.micro_batch))
+    saved = _saved_bytes(trainer, split, samples(job, lane_samples(job)))
     return Profile(
         version=VERSION,
         machine=machine(process.device.partition(":")[0], torch.__version__),
         settings=digest(job),
-        micro_batch=job.settings.run.micro_batch,
+        micro_batch=lane_samples(job),
         modules=layout_of(job),
         stages=tuple(_stage(job, stage, seconds, saved[stage]) for stage in job.graph.stages),
         edges=tuple(edge_times(job, edge, process) for edge in job.graph.edges),
@@ -89,7 +90,7 @@ def measure_job(job: Job, process: ProcessInfo) -> Profile:
 
 def sizes(job: Job) -> tuple[int, ...]:
     """Return the samples of a microbatch that are measured: 1, 2, 4 and so on up to the job's, at least two sizes."""
-    configured = job.settings.run.micro_batch
+    configured = lane_samples(job)
     return tuple(sorted({*(2**power for power in range(configured.bit_length())), configured, 2}))
 
 
@@ -98,7 +99,7 @@ def samples(job: Job, size: int) -> StepData:
     assert job.train is not None, "a profile is of training"
     run = attrs.evolve(job.settings.run, micro_batch=size)
     total = size * job.language.grid.dp * job.microbatches
-    numbers = job.sample_order(global_batch=total).samples(1)
+    numbers = job.sample_order().read(0, total).tolist()
     kept = KeptSamples(numbers=numbers, base=job.train)  # decoded once, as training does that beside the step
     return StepData.cut(
         attrs.evolve(job, settings=attrs.evolve(job.settings, run=run)),
@@ -228,7 +229,8 @@ def _round_trip(message: torch.Tensor, peer: int, *, first: bool) -> float:
 
 def _sent_bytes(job: Job, edge: Edge) -> float:
     """Return the bytes that a sample of a language lane sends between the two ranks that exchange most."""
-    data = samples(job, job.settings.run.micro_batch)
+    micro = lane_samples(job)
+    data = samples(job, micro)
     most = [
         max(
             (
@@ -242,12 +244,12 @@ def _sent_bytes(job: Job, edge: Edge) -> float:
         for batch in data.microbatches
     ]
     row_bytes = job.width(edge) * NUMBER_BYTES[job.settings.run.precision]
-    return statistics.mean(most) * row_bytes / job.settings.run.micro_batch
+    return statistics.mean(most) * row_bytes / micro
 
 
 def _stage(job: Job, stage: StageId, seconds: Mapping[int, Mapping[Key, float]], saved: SavedBytes) -> StageTimes:
     kinds: tuple[ActionKind, ...] = ("forward", "backward", "input-gradient", "weight-gradient")
-    micro = job.settings.run.micro_batch
+    micro = lane_samples(job)
     largest = micro * max(len(passed) for passed in job.graph.by_name[stage.module].passes(job.microbatches))
     points = {kind: _points(stage, kind, seconds) for kind in kinds}
     lines = {kind: fit(found, at=largest) if found else None for kind, found in points.items()}

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from mimo.hooks import EvaluationInfo, RunError, RunInfo, Stateful, StepInfo, lifecycle
 from mimo.launch import ProcessInfo
+from mimo.schedule import plans_to_json
 from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.toml import write_config
 from mimo.trainer.job.job import Job
@@ -127,7 +128,7 @@ def _note_begin(job: Job) -> None:
         job.directory.mkdir(parents=True, exist_ok=True)
         note_begin(job.directory, os.environ)
         write_config(job.plain, job.directory / CONFIG_FILE)
-        (job.directory / PLAN_FILE).write_text(job.plan.to_json(), encoding="utf-8")
+        (job.directory / PLAN_FILE).write_text(plans_to_json(job.plans), encoding="utf-8")
     except OSError as error:
         raise RunError(
             str(job.directory), expected="settings and plan of the run to be written", got=str(error), fix="Make room."

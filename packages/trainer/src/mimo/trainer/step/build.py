@@ -78,7 +78,7 @@ class RankParts:
         }
 
     def _model(self) -> MimoModel:
-        actions = self.job.plan.actions_of(self.rank)
+        actions = (action for plan in self.job.plans for action in plan.actions_of(self.rank))
         split = {action.stage_id for action in actions if action.kind == "input-gradient"}
         parts: dict[StageId, Part] = {}
         for stage in self._role.stages:

@@ -85,7 +85,7 @@ class Evaluator:
         if not len(job.evaluation):
             return None
         share, predictions = LocalStats(), list[Prediction]()
-        batches = [*_batches(job.evaluation, job.settings.evaluation_batch)]
+        batches = [*_batches(job.evaluation, job.evaluation_batch)]
         loader = self.make_loader(partial(self._cut, job.evaluation, batches), reach=1, last=len(batches) - 1)
         with contextlib.closing(loader):
             for number, samples in enumerate(batches):

@@ -29,6 +29,7 @@ from mimo.trainer.step.program import Program
 from mimo.trainer.step.traffic import TrafficReport
 
 _BYTES = 8
+_WHOLE: PlanPhase = "both"
 _WORDS = {"input-gradient": "backward", "weight-gradient": "weight gradients", "reduce": "sum of gradients"}
 
 
@@ -44,7 +45,8 @@ class PlanRunner:
         progress: where this rank reports what it does.
 
     Attributes:
-        phase: what of the plan the last step ran: rows made ahead for it have been computed before.
+        plan: of the last step.
+        phase: what of it the step ran: rows made ahead for it have been computed before.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class PlanRunner:
         probe: StepProbe | None,
         progress: PlanProgress,
     ) -> None:
-        self.phase: PlanPhase = "both"
+        self.plan, self.phase = job.plan, _WHOLE
         self.prefetches = any(module.prefetch for module in job.graph.modules)
         self.programs: tuple[Program, ...] = tuple(parts.programs.values())
         self._job = job
@@ -92,12 +94,13 @@ class PlanRunner:
             if (fault := self.fault) is not None:
                 raise fault
         ahead = following if following is not None and following.is_sound else None
-        self._made_ahead, self.phase = None, "this" if self.prefetches and ahead is None else "both"
+        self._made_ahead, self.phase = None, "this" if self.prefetches and ahead is None else _WHOLE
+        self.plan = self._job.plan_of(len(batch.data.microbatches))
         if self._probe is not None:
             self._probe.begin(batch.step, None if ahead is None else ahead.step)
         share = self._run(
             self._training,
-            self._job.plan,
+            self.plan,
             batch.data,
             record=record,
             following=None if ahead is None else ahead.data,
@@ -140,7 +143,8 @@ class PlanRunner:
         self._made_ahead = None
         if self._probe is not None:
             self._probe.begin(None, batch.step)
-        share = self._run(self._training, self._job.plan, batch.data, following=batch.data, phase="next")
+        plan = self._job.plan_of(len(batch.data.microbatches))
+        share = self._run(self._training, plan, batch.data, following=batch.data, phase="next")
         self._made_ahead = batch.step
         return LocalStats(seconds=share.seconds, extra_sums=share.extra_sums)
 
@@ -159,7 +163,7 @@ class PlanRunner:
         scores: bool = False,
         record: Record | None = None,
         following: StepData | None = None,
-        phase: PlanPhase = "both",
+        phase: PlanPhase = _WHOLE,
     ) -> LocalStats:
         for program in self.programs:
             program.begin(data, scores=scores, following=following)

@@ -64,6 +64,7 @@ class StepReport:
         result: StepResult,
         data: StepData,
         *,
+        dropped: int,
         seconds: float,
         optimizer_bytes: Mapping[str, OptimizerBytes],
     ) -> StepInfo:
@@ -73,6 +74,7 @@ class StepReport:
             step: its number.
             result: of the update.
             data: its samples.
+            dropped: samples that it has left out.
             seconds: that it took.
             optimizer_bytes: of `add_up_memory`.
         """
@@ -93,6 +95,8 @@ class StepReport:
             module_seconds={module.name: sums.seconds[module.name] / len(module.grid.ranks) for module in job.modules},
             tokens_per_second=sums.rows[job.language.name] / seconds,
             truncated=sums.counts["truncated"],
+            samples=len(samples.lengths),
+            dropped=dropped,
             skipped=result.skipped,
             losses={name: float(sums.extra_sums[name]) / sums.divisor for name in self._announced.losses},
             counts={name: sums.extra_sums[name].long().tolist() for name in self._announced.counts},

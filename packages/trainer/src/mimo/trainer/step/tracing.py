@@ -17,7 +17,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.schedule import Bar, Costs, Plan, PlanPhase, Seconds, StageCost, Timeline
+from mimo.schedule import Bar, Costs, Plan, Seconds, StageCost, Timeline
 from mimo.schedule.runtime import Moment, Record, measured
 from mimo.topology import ModuleGraph, StageId
 from mimo.trainer.config.names import TRACES
@@ -57,11 +57,10 @@ class Tracer:
         self._clock = time.perf_counter()
         return Record()
 
-    def end(self, step: int, record: Record | None, phase: PlanPhase = "both") -> None:
-        """Gather what the ranks took down of a traced step, which did ``phase`` of the plan, and write it on rank 0."""
+    def end(self, step: int, record: Record | None, plan: Plan) -> None:
+        """Gather what the ranks took down of a traced step, which ran ``plan``, and write it on rank 0."""
         if record is None:
             return
-        plan = self._job.plan.phase(phase)
         longest = max(len(actor.actions) for actor in plan.actors)
         mine = torch.zeros(1 + longest, _TIMES, dtype=torch.float64)  # the first row is about the clock
         mine[0] = torch.tensor([_machine(), self._clock, 0.0], dtype=torch.float64)
@@ -84,7 +83,7 @@ class Tracer:
 
         job, costs = self._job, self._costs
         assert costs is not None, "traces are written on rank 0 alone"
-        name = f"{job.plan.schedule}, measured in step {step}"
+        name = f"{plan.schedule}, measured in step {step}"
         done = measured(name, job.graph, range(job.world), moments)
         if job.settings.schedule.profile:
             how = f"by the profile {job.settings.schedule.profile}"

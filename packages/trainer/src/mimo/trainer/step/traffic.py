@@ -12,6 +12,7 @@ from mimo.hooks import EdgeTraffic
 from mimo.schedule import Route, Traffic
 from mimo.topology import Edge
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import NUMBER_BYTES
@@ -41,8 +42,8 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
     """
     assert job.train is not None, "this job was resolved without training data"
     run = job.settings.run
-    samples = job.sample_order().samples(step)
-    data = StepData.cut(job, job.train, samples, microbatches=job.microbatches, costs=sample_costs(job))
+    samples = StepSamples(job, job.sample_order())
+    data = StepData.of_step(job, job.train, lambda: samples.numbers(step), costs=sample_costs(job))
     for edge in job.graph.edges:
         routes = [(rank, batch.route(edge, rank)) for rank in job.edge_ranks(edge) for batch in data.microbatches]
         by_rank = [Traffic() for _ in range(job.world)]

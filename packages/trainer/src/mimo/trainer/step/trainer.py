@@ -10,7 +10,6 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.data import SampleOrder
 from mimo.hooks import ConfigError, EvaluationInfo, StateTree, StepInfo
 from mimo.launch import Heartbeat
 from mimo.launch.runtime import join_alone
@@ -25,6 +24,7 @@ from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
+from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
@@ -101,7 +101,7 @@ class Trainer:
         self.heartbeat = self._progress.resume
         self._costs = sample_costs(job)
         placed_by = "" if self._costs is None else self._costs.scales_text
-        check_plans((job.plan, job.evaluation_plan), device=device, costs=placed_by)
+        check_plans((*job.plans, job.evaluation_plan), device=device, costs=placed_by)
         traffic = TrafficReport(job, rank=rank, device=device)
         self._report = StepReport(job, traffic=traffic, device=device)
         self._tracer = Tracer(job, rank=rank, device=device, objects=objects)
@@ -114,8 +114,7 @@ class Trainer:
         self._runner = PlanRunner(job, self.parts, rank=rank, traffic=traffic, probe=probe, progress=on_plan)
         self.programs = self._runner.programs
         self.holds_modules = bool(job.graph.role(rank).places)
-        self._order = None if job.train is None else job.sample_order()
-        self._data_begun = 0
+        self._samples = None if job.train is None else StepSamples(job, job.sample_order())
         self._routes = RouteCache()
         self._broken = BrokenSamples(job, places_of(self.programs))
         reach = 1 + self._runner.prefetches
@@ -142,8 +141,15 @@ class Trainer:
         start = time.perf_counter()
         result = self.apply(step, decide(step, record))
         seconds = time.perf_counter() - start
-        self._tracer.end(step, record, self._runner.phase)
-        info = self._report.of(step, result, self.data, seconds=seconds, optimizer_bytes=self._optimizer_bytes)
+        self._tracer.end(step, record, self._runner.plan.phase(self._runner.phase))
+        info = self._report.of(
+            step,
+            result,
+            self.data,
+            dropped=self.samples.dropped(step),
+            seconds=seconds,
+            optimizer_bytes=self._optimizer_bytes,
+        )
         return StepOutcome(info=info, stops=result.agreed.stops > 0)
 
     def decide(self, step: int, record: Record | None = None) -> StepDecision:
@@ -240,12 +246,16 @@ class Trainer:
         """Return the parameters and persistent buffers by module and path."""
         return self.parts.model_state()
 
-    def begin_at(
-        self, *, data_begun: int, schedule_begun: int, order: SampleOrder, broken: Collection[int] = ()
-    ) -> None:
-        """Resume a run: of its steps, so many were done before its data began, and before its schedules of rates."""
+    def begin_at(self, samples: StepSamples, *, schedule_begun: int, broken: Collection[int] = ()) -> None:
+        """Resume a run.
+
+        Args:
+            samples: of its steps.
+            schedule_begun: steps that were done before its schedules of rates began.
+            broken: numbers of the samples that it has left out.
+        """
         self._broken.known.update(broken)
-        self._data_begun, self.optimizer.schedule_begun, self._order = data_begun, schedule_begun, order
+        self._samples, self.optimizer.schedule_begun = samples, schedule_begun
 
     @property
     def broken(self) -> Collection[int]:
@@ -253,10 +263,10 @@ class Trainer:
         return self._broken.known
 
     @property
-    def order(self) -> SampleOrder:
-        """In which samples are read, by steps since the data began."""
-        assert self._order is not None, "this job was resolved without training data"
-        return self._order
+    def samples(self) -> StepSamples:
+        """Which samples each step reads."""
+        assert self._samples is not None, "this job was resolved without training data"
+        return self._samples
 
     @property
     def data(self) -> StepData:
@@ -264,21 +274,10 @@ class Trainer:
         assert self._last is not None
         return self._last[0].data
 
-    def samples(self, step: int) -> tuple[int, ...]:
-        """Return the numbers of the samples of a step."""
-        return self.order.samples(step - self._data_begun)
-
     def cut(self, saved: KeptSamples) -> StepData:
         """Return saved samples, cut as those of any step are; what is read of them from now on is saved too."""
-        microbatches = self.job.microbatches
-        data = StepData.cut(
-            self.job,
-            saved,
-            saved.numbers,
-            microbatches=microbatches,
-            routes=self._routes,
-            kept=saved,
-            costs=self._costs,
+        data = StepData.of_step(
+            self.job, saved, lambda: saved.numbers, costs=self._costs, routes=self._routes, kept=saved
         )
         if saved.broken:
             data.mark_broken(saved.broken)
@@ -311,13 +310,14 @@ class Trainer:
     def _cut(self, step: int) -> StepData:
         job = self.job
         assert job.train is not None, "this job was resolved without training data"
-        return StepData.cut(
+        samples = self.samples
+        return StepData.of_step(
             job,
             job.train,
-            self.samples(step),
-            microbatches=job.microbatches,
-            routes=self._routes,
+            lambda: samples.numbers(step),
             costs=self._costs,
+            routes=self._routes,
+            known=samples.take_layout,
         )
 
     def _digest(self, data: StepData) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ from mimo.topology import AXES, EXPERT_AXES, Module, show_ranks
 from mimo.trainer.commands.tables.data_index import show_index
 from mimo.trainer.commands.tables.memory import show_memory, show_on_device
 from mimo.trainer.commands.tables.module_stats import show_module_stats
+from mimo.trainer.cost.sample_stats import SampleStats, step_samples
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.directory import holds_run
 
@@ -73,11 +74,10 @@ def show_job(
     held = " (it holds a run)" if holds_run(job.directory) else ""
     samples = "none" if job.train is None else f"{len(job.train)}"
     held_out = "none" if job.evaluation is None else f"{len(job.evaluation)}"
-    lanes = job.language.grid.dp
     rows = [
         ("run", f"{run.name}, {run.steps} steps, seed {run.seed}, {run.precision}, in {job.directory}{held}"),
         ("processes", str(job.world)),
-        ("batch", f"{run.global_batch} samples = {job.microbatches} microbatches x {run.micro_batch} x {lanes} lanes"),
+        ("batch", _batch(job)),
         ("data", f"{job.settings.data.plugin}, {samples} samples to train on, {held_out} held out"),
         *(() if job.train is None else _sources(job)),
         *(("resumes with", change) for change in changes),
@@ -93,7 +93,8 @@ def show_job(
     console.print(_modules(job))
     console.print()
     if stats:
-        console.print(f"parameters, and 10^12 operations of a step of {run.global_batch} samples like the first ones")
+        size = f"{run.global_batch} samples" if run.global_batch else f"{run.batch_tokens} tokens, of samples"
+        console.print(f"parameters, and 10^12 operations of a step of {size} like the first ones")
         console.print(show_module_stats(stats))
         console.print()
     if followers:
@@ -104,7 +105,8 @@ def show_job(
     for part in show_memory(memory, job.world, machine or job.world):
         console.print(part)
         console.print()
-    console.print(f"plan of a step ({LEGEND})", markup=False)
+    filled = "" if len(job.plans) == 1 else f" of {job.microbatches} microbatches"
+    console.print(f"plan of a step{filled} ({LEGEND})", markup=False)
     for line in show_plan(job.plan):
         console.print(Text(line, overflow="fold"))
     if edges := list(traffic):
@@ -134,16 +136,26 @@ def show_plan(plan: Plan) -> Iterator[str]:
         yield f"ranks {show_ranks(actor.ranks)}: {' '.join(_words(actor))}"
 
 
+def _batch(job: Job) -> str:
+    """Return what a step is made of."""
+    run, lanes = job.settings.run, job.language.grid.dp
+    if run.global_batch:
+        return f"{run.global_batch} samples = {job.microbatches} microbatches x {run.micro_batch} x {lanes} lanes"
+    numbers = ", ".join(str(plan.microbatches) for plan in job.plans)
+    return f"{run.batch_tokens} tokens in {numbers} microbatches x {run.micro_tokens} tokens x {lanes} lanes"
+
+
 def _sources(job: Job) -> Iterator[tuple[str, str]]:
     """Yield what the data are made of, how much of the run's samples it is, and how often each of its own comes up."""
     order = job.sample_order()
-    total = job.settings.run.steps * job.settings.run.global_batch
+    about = "" if job.settings.run.global_batch else "about "
+    total = job.settings.run.steps * step_samples(job, SampleStats.of(job)) if len(order.parts) > 1 else 0
     for part in order.parts if len(order.parts) > 1 else ():
         share = order.shares[part.name]
         epochs = total * share / part.samples
         yield (
             f"  {part.name}",
-            f"{part.samples} samples, {100 * share:.3g}% of those that are read, {epochs:.3g} epochs",
+            f"{part.samples} samples, {100 * share:.3g}% of those that are read, {about}{epochs:.3g} epochs",
         )
 
 

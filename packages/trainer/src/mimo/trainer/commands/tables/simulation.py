@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mimo.hooks import ConfigError, DataError, PlanError
-from mimo.schedule import Costs, Plan, Simulation, check, simulate, write_page, write_trace
+from mimo.schedule import Costs, Simulation, check, plans_from_json, simulate, write_page, write_trace
 from mimo.topology import show_ranks
 from mimo.trainer.batch.balance import step_balance, with_loads
 from mimo.trainer.commands.tables.memory import show_bytes
-from mimo.trainer.config.settings import Balance
+from mimo.trainer.config.settings import LANGUAGE, Balance
 from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job
 
@@ -53,17 +53,20 @@ def read_plan(job: Job, path: Path) -> Job:
         PlanError: it holds no plan, or one that does not fit the job or could deadlock.
     """
     try:
-        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+        plans = plans_from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--plan", expected="a plan that can be read", got=f"{str(path)!r}: {error}") from error
-    if plan.microbatches != job.microbatches:
+    numbers = [[plan.microbatches for plan in one] for one in (plans, job.plans)]
+    if numbers[0] != numbers[1]:
+        got, expected = (", ".join(map(str, one)) for one in numbers)
         raise PlanError(
             str(path),
-            expected=f"a plan of {job.microbatches} microbatches, as these settings have in a step",
-            got=str(plan.microbatches),
+            expected=f"a plan of {expected} microbatches, as these settings have in a step",
+            got=got,
         )
-    check(plan, job.graph)
-    return attrs.evolve(job, plan=plan)
+    for plan in plans:
+        check(plan, job.graph)
+    return attrs.evolve(job, plans=plans)
 
 
 def simulate_job(job: Job, folder: Path) -> Simulated:
@@ -93,14 +96,15 @@ def placed_seconds(job: Job, costs: Costs) -> Mapping[Balance, float]:
 
     Nothing, where there is one place for them, or they can't be read: the step that needs them raises.
     """
-    if job.train is None or (job.microbatches == 1 and all(module.grid.dp == 1 for module in job.modules)):
+    if job.train is None or (job.plans[-1].microbatches == 1 and all(module.grid.dp == 1 for module in job.modules)):
         return {}
     try:
         found = step_balance(job, 1)
     except DataError:
         return {}
     return {
-        how: simulate(job.plan, job.graph, with_loads(job, costs, balance)).seconds for how, balance in found.items()
+        how: simulate(job.plan_of(len(balance.loads[LANGUAGE])), job.graph, with_loads(job, costs, balance)).seconds
+        for how, balance in found.items()
     }
 
 
@@ -118,6 +122,9 @@ def show_simulated(console: Console, simulated: Simulated) -> None:
         f"simulated {simulated.origin}",
         markup=False,
     )
+    if len(job.plans) > 1:
+        others = ", ".join(str(plan.microbatches) for plan in job.plans[1:])
+        console.print(f"That is a step that is filled to the last token; others have {others} microbatches.")
     if not job.settings.schedule.profile:
         console.print("A formula tells how parts relate rather than how long they take: measure with `mimo profile`.")
     if simulated.placed:
