@@ -1,0 +1,189 @@
+"""Steps by tokens: they follow from order and lengths alone, are resumed where they were, and have plans on file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from jobs import make_job
+from numpy.typing import NDArray
+from resuming import begin
+from tables import Table
+
+from mimo.data import SampleSize, SampleSizes
+from mimo.hooks import ConfigError, DataError
+from mimo.schedule import plans_from_json, plans_to_json
+from mimo.testing import Pool
+from mimo.trainer import Job
+from mimo.trainer.runtime import StepSamples, save_step
+
+STEPS = 6
+SIZES = {"short": 14, "long": 9}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Table:
+    """Return the settings of a run over two sources, one of which has longer texts."""
+    for name, samples in SIZES.items():
+        words = 1 if name == "short" else 6
+        lines = (json.dumps({"text": f"{name} {number}" * words}) for number in range(samples))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    sources = {name: {"plugin": "jsonl", "path": str(tmp_path / f"{name}.jsonl"), "weight": 1.0} for name in SIZES}
+    config = {"hidden": 8, "layers": 2, "heads": 1, "intermediate": 8}
+    return {
+        "run": {
+            "name": "tokens",
+            "directory": str(tmp_path / "run"),
+            "steps": STEPS,
+            "seed": 3,
+            "batch_tokens": 200,
+            "micro_tokens": 64,
+        },
+        "data": {"plugin": "mixture", "max_tokens": 64, "sources": sources},
+        "modules": {"language": {"plugin": "decoder", "ranks": [0], "config": config}},
+    }
+
+
+def on(settings: Table, lanes: int, **more: Any) -> Table:
+    """Return settings with so many language lanes, and other keys of ``[run]``."""
+    language = {**settings["modules"]["language"], "ranks": list(range(lanes))}
+    return {**settings, "run": {**settings["run"], **more}, "modules": {"language": language}}
+
+
+def weighted(settings: Table, weight: float) -> Table:
+    """Return settings with another weight of the long texts."""
+    sources = settings["data"]["sources"]
+    sources = {**sources, "long": {**sources["long"], "weight": weight}}
+    return {**settings, "data": {**settings["data"], "sources": sources}}
+
+
+def run(rank: int, settings: Table, first: int, last: int) -> list[tuple[int, tuple[int, ...], float]]:
+    """Train some steps, and return of each its microbatches, samples and loss; the last one is saved."""
+    trainer, _, state = begin(rank, settings, settings["run"]["directory"] if first > 1 else "")
+    found = []
+    for step in range(first, last + 1):
+        info = trainer.train(step)
+        numbers = trainer.samples.numbers(step)
+        assert info.samples == len(numbers)
+        found.append((len(trainer.data.microbatches), numbers, info.loss))
+    save_step(trainer, state, [], last)
+    return found
+
+
+def test_a_run_resumes_at_its_cursor_on_other_lanes_and_with_other_microbatches(settings: Table, pool: Pool) -> None:
+    """It reads what a run without a break reads, up to where the weights of its sources change, and learns the same."""
+    (whole,) = pool.run(1, run, settings, 1, STEPS)
+    parts = [
+        (on(settings, 3), 1, 2),
+        (on(settings, 1, micro_tokens=100), 3, 3),
+        (weighted(on(settings, 2, micro_tokens=80), 3.0), 4, 5),
+        (weighted(on(settings, 1), 3.0), 6, 6),
+    ]
+    found = []
+    for table, first, last in parts:
+        found += pool.run(len(table["modules"]["language"]["ranks"]), run, table, first, last)[0]
+    assert [numbers for _, numbers, _ in found[:3]] == [numbers for _, numbers, _ in whole[:3]]
+    assert [loss for _, _, loss in found[:3]] == pytest.approx([loss for _, _, loss in whole[:3]], rel=1e-5)
+    order = make_job(settings).sample_order()
+    changed = order.with_weights(4, {"short": 1.0, "long": 3.0}, position=sum(len(it) for _, it, _ in found[:3]))
+    stream = [sample for _, numbers, _ in found for sample in numbers]
+    assert stream == changed.read(0, len(stream)).tolist()
+    assert len({len(numbers) for _, numbers, _ in whole}) > 1
+    assert len({microbatches for microbatches, _, _ in found}) > 1
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Indexed:
+    """A dataset of which lengths are known, and nothing is read."""
+
+    job: Job
+
+    def __len__(self) -> int:
+        assert self.job.train is not None
+        return len(self.job.train)
+
+    def sizes(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes:
+        """Return what an index says."""
+        assert self.job.train is not None
+        layouts = [self.job.lay_out(self.job.train, int(sample)) for sample in samples]
+        return SampleSizes.of(
+            (), [SampleSize(tokens=len(it.tokens), ids=0, targets=0, weight=0, cut=it.truncated) for it in layouts]
+        )
+
+
+@pytest.mark.parametrize("longer", ["cut", "drop"])
+def test_steps_follow_from_an_index_without_reading(settings: Table, longer: str) -> None:
+    """They are the same as without one; a step that was passed is found again."""
+    settings["data"] |= {"longer": longer, "max_tokens": 30}
+    job = make_job(settings)
+    read = StepSamples(job, job.sample_order())
+    known = StepSamples(attrs.evolve(job, train=Indexed(job=job)), job.sample_order())
+    steps = range(1, 100)
+    assert [known.numbers(step) for step in steps] == [read.numbers(step) for step in steps]
+    assert [known.dropped(step) for step in (1, 2, 3)] == [read.dropped(step) for step in (1, 2, 3)]
+    assert any(map(read.dropped, steps)) == (longer == "drop")
+    assert read.position(100) == sum(len(read.numbers(step)) + read.dropped(step) for step in steps)
+
+
+def test_all_plans_stand_in_one_file(settings: Table) -> None:
+    """One for each number of microbatches."""
+    job = make_job(on(settings, 2))
+    assert [plan.microbatches for plan in job.plans] == [2, 3, 4]
+    assert plans_from_json(plans_to_json(job.plans)) == job.plans
+    assert plans_from_json(plans_to_json(job.plans[:1])) == job.plans[:1]
+    assert plans_to_json(job.plans[:1]) == job.plan.to_json()
+
+
+def test_a_schedule_gets_numbers_of_microbatches_that_it_has_plans_for(settings: Table) -> None:
+    """The next ones, where it has none."""
+    table = on(settings, 2)
+    table["modules"]["language"] |= {"pp": 2, "chunks": 2, "config": {"hidden": 8, "layers": 4, "heads": 1}}
+    job = make_job({**table, "schedule": {"plugin": "interleaved"}})
+    assert [plan.microbatches for plan in job.plans] == [4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("run_keys", "data_keys", "text"),
+    [
+        ({"batch_tokens": 0, "micro_tokens": 0}, {}, "run.global_batch: expected 1 or more, got 0"),
+        ({"global_batch": 4}, {}, "run.batch_tokens: expected 0 beside global_batch, as a step takes so many samples"),
+        ({"micro_tokens": 0}, {}, r"run.micro_tokens: expected from 1 to batch_tokens = 200, .*, got 0"),
+        ({"micro_tokens": 300}, {}, r"run.micro_tokens: expected from 1 to batch_tokens = 200, .*, got 300"),
+        (
+            {"global_batch": 4, "batch_tokens": 0},
+            {},
+            "run.micro_tokens: expected 0 where batch_tokens is, got 64. Set micro_batch instead.",
+        ),
+        ({"micro_tokens": 63}, {}, "data.max_tokens: expected at most run.micro_tokens = 63, as a sample lies in one"),
+        (
+            {"global_batch": 4, "batch_tokens": 0, "micro_tokens": 0},
+            {"longer": "drop"},
+            "data.longer: expected 'cut' or 'refuse' with run.global_batch, by which each step has as many samples",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    settings: Table, run_keys: Table, data_keys: Table, text: str
+) -> None:
+    """Before anything is started."""
+    settings["run"] |= run_keys
+    settings["data"] |= data_keys
+    with pytest.raises(ConfigError, match=f"^{text}"):
+        make_job(settings)
+
+
+def test_samples_that_are_too_long_end_the_run_where_that_is_set(settings: Table) -> None:
+    """With their place; and so do data of which nothing is short enough."""
+    settings["data"] |= {"longer": "refuse", "max_tokens": 20}
+    job = make_job(settings)
+    with pytest.raises(DataError, match=r"long.jsonl:\d+: expected at most data.max_tokens = 20 tokens, .* got more"):
+        StepSamples(job, job.sample_order()).numbers(1)
+    settings["data"] |= {"longer": "drop", "max_tokens": 2}
+    job = make_job(settings)
+    with pytest.raises(DataError, match=r"data.longer: expected samples of at most data.max_tokens = 2 tokens"):
+        StepSamples(job, job.sample_order()).numbers(1)
