@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from jobs import make_job
-from tables import CHUNKED, EVEN_EPS, SAMPLES, SCHEDULES, Table, lanes_of, scheduled, table
+from tables import CHUNKED, EVEN_EPS, SAMPLES, SCHEDULES, Table, by_tokens, lanes_of, scheduled, table
 from test_oracle import FAMILIES as DECODERS
 from test_oracle_audio import CONFIGS as WHISPER
 from test_oracle_mamba import CONFIG as HYBRID
@@ -63,6 +63,12 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     settings = _draw_optimizer(rng, settings)
     settings["data"]["weights"] = rng.choice(("none", "none", "mixed", "first"))
     settings["data"]["balance"] = rng.choice(("cost", "cost", "count"))
+    if rng.random() < 0.3:
+        micro = rng.choice((40, 60, 90))
+        longer = rng.choice(("cut", "cut", "drop"))
+        settings = by_tokens(
+            settings, batch_tokens=rng.choice((1, 2, 4)) * micro + 40, micro_tokens=micro, longer=longer
+        )
     return settings
 
 

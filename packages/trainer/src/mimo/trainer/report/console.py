@@ -30,6 +30,7 @@ class Progress:
         self._step = 0
         self._pending = False
         self._told_of_cuts = False
+        self._told_of_drops = False
 
     @hookimpl
     def mimo_run_begin(self, run: RunInfo) -> None:
@@ -49,6 +50,9 @@ class Progress:
         if info.truncated and not self._told_of_cuts:
             self._told_of_cuts = True
             self._line(f"{run.name}: data.max_tokens cuts samples, {info.truncated} in step {info.step}")
+        if info.dropped and not self._told_of_drops:
+            self._told_of_drops = True
+            self._line(f"{run.name}: data.longer drops samples, {info.dropped} in step {info.step}")
         due = info.step % run.config["logging"]["interval"] == 0 or info.step == run.steps
         text = self._describe(run, info)
         if due:

@@ -44,18 +44,19 @@ def step_microbatches(settings: Settings, graph: ModuleGraph) -> tuple[int, ...]
     return numbers[-1:] if any(module.prefetch for module in graph.modules) else numbers
 
 
-def plans_of_steps(numbers: Sequence[int], plan: Callable[[int], Plan]) -> tuple[Plan, ...]:
+def plans_of_steps(numbers: Sequence[int], plan: Callable[[int], Plan], *, exactly: bool) -> tuple[Plan, ...]:
     """Return the plans of steps of these numbers of microbatches, or of the next ones that a schedule has plans for.
 
     Args:
-        numbers: ascending; a single one must have a plan.
+        numbers: ascending.
         plan: makes and checks that of a number.
+        exactly: whether there must be plans for these.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are none.
     """
-    if len(numbers) == 1:
-        return (plan(numbers[0]),)
+    if exactly:
+        return tuple(map(plan, numbers))
     found: list[Plan] = []
     for number in numbers:
         if not found or found[-1].microbatches < number:

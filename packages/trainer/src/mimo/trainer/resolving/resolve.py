@@ -136,7 +136,11 @@ def resolve(
     evaluation_costs = costs.trained(job.evaluation_graph)
     return attrs.evolve(
         job,
-        plans=plans_of_steps(numbers, partial(_plan, schedule, graph, config=schedule_config, costs=costs)),
+        plans=plans_of_steps(
+            numbers,
+            partial(_plan, schedule, graph, config=schedule_config, costs=costs),
+            exactly=not settings.run.batch_tokens,
+        ),
         evaluation_plan=_plan(
             schedule, job.evaluation_graph, evaluation_microbatches, config=schedule_config, costs=evaluation_costs
         ),
