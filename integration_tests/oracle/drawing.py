@@ -64,11 +64,9 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     settings["data"]["weights"] = rng.choice(("none", "none", "mixed", "first"))
     settings["data"]["balance"] = rng.choice(("cost", "cost", "count"))
     if rng.random() < 0.3:
-        micro = rng.choice((40, 60, 90))
+        micro, times = rng.choice((40, 60, 90)), rng.choice((1, 2, 4))
         longer = rng.choice(("cut", "cut", "drop"))
-        settings = by_tokens(
-            settings, batch_tokens=rng.choice((1, 2, 4)) * micro + 40, micro_tokens=micro, longer=longer
-        )
+        settings = by_tokens(settings, batch_tokens=times * micro + 40, micro_tokens=micro, longer=longer)
     return settings
 
 

@@ -51,7 +51,8 @@ def describe(settings: Table) -> str:
     language = settings["modules"]["language"]["config"]
     further = ("tied", "kv_heads", "experts", "pattern", "next_tokens", "next_tokens_pattern")
     parts.append(", ".join(f"{key} {language[key]}" for key in further if language.get(key)))
-    parts.append(f"{' '.join(settings['schedule'].values())}, micro_batch {settings['run']['micro_batch']}")
+    sizes = [f"{key} {settings['run'][key]}" for key in ("micro_batch", "batch_tokens") if key in settings["run"]]
+    parts.append(f"{' '.join(settings['schedule'].values())}, {', '.join(sizes)}")
     data = settings["data"]
     parts.append(
         f"seed {settings['run']['seed']}, pictures {data['pictures']}, weights {data['weights']}, "

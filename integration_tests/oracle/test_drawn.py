@@ -26,6 +26,8 @@ WANTED = {
     *(f"pictures {how}" for how in ("mixed", "many", "first", "digits", "none")),
     *(f"weights {how}" for how in ("none", "mixed", "first")),
     *(f"balance {how}" for how in ("cost", "count")),
+    *(f"longer ones: {how}" for how in ("cut", "drop")),
+    "steps by tokens",
     *(f"spread {shard}" for shard in ("optimizer", "gradients", "full")),
     *(f"stepped by {plugin}" for plugin in ("adamw", "distributed", "cpu-offload")),
     *(str(rates) for rates in CLIPS),
@@ -79,7 +81,8 @@ def features(settings: Table) -> set[str]:
     ranks = {rank for keys in modules.values() for rank in keys["ranks"]}
     has = {
         "a rank without a module": len(ranks) <= max(ranks),
-        "several microbatches": settings["run"]["micro_batch"] * lanes_of(language) < SAMPLES,
+        "several microbatches": settings["run"].get("micro_batch", SAMPLES) * lanes_of(language) < SAMPLES,
+        "steps by tokens": "batch_tokens" in settings["run"],
         "texts are cut": settings["data"]["max_tokens"] < SAMPLES + 1,
         "pictures of their own sizes": "native" in str(modules),
     }
@@ -92,6 +95,7 @@ def features(settings: Table) -> set[str]:
         f"pictures {settings['data']['pictures']}",
         f"weights {settings['data']['weights']}",
         f"balance {settings['data']['balance']}",
+        f"longer ones: {settings['data'].get('longer')}",
         f"spread {optimizer.get('shard')}",
         f"stepped by {optimizer.get('plugin', 'adamw')}",
         *(str(rates) for rates in CLIPS if all(optimizer.get(key) == value for key, value in rates.items())),
