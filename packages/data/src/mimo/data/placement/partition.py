@@ -18,6 +18,8 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from mimo.data.placement.ordering import ascending
+
 Whole = NDArray[np.int64]
 _NONE = -1
 """Stands for no thing in a bin; as the last of what costs have, it costs nothing."""
@@ -44,13 +46,13 @@ def partition(
         rounds: how often bins exchange at most.
         spare: 0 where each bin gets equally many.
     """
-    order = np.argsort(-costs, kind="stable")
+    order = ascending(-costs)
     deals = -(-len(costs) // bins)
     slots = np.full((bins, deals + spare), _NONE, dtype=np.int64)
     loads = np.zeros(bins, dtype=np.int64)
     for deal in range(deals):
         dealt = order[deal * bins : (deal + 1) * bins]
-        takers = np.argsort(loads, kind="stable")[: len(dealt)]
+        takers = ascending(loads)[: len(dealt)]
         slots[takers, deal] = dealt
         loads[takers] += costs[dealt]
     _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds)
@@ -90,7 +92,7 @@ def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_r
     found = np.full(len(costs), _NONE, dtype=np.int64)
     found[order[stays]] = own[stays]
     kept, left = order[stays], np.sort(order[~stays])
-    left = left[np.argsort(-costs[left], kind="stable")]
+    left = left[ascending(-costs[left])]
     loads, held = (
         np.bincount(found[kept], weights=one[kept], minlength=bins).astype(np.int64) for one in (costs, rows)
     )
@@ -155,32 +157,38 @@ def _exchange(slots: Whole, costs: Whole, rows: Whole, *, most_rows: int, rounds
     half, width, misses = len(slots) // 2, min(slots.shape[1], _WIDTH), 0
     if not half:
         return
+    first, largest = slots.shape[1] - width, int(rows.max())
     fine = int(loads.sum()) // len(slots) >> _FINE
     for turn in range(rounds):  # each with other pairs
-        order = np.argsort(loads, kind="stable")
-        high, low = order[::-1][:half], np.roll(order[:half], turn)
+        order = ascending(loads)
+        again = -turn % half
+        high, low = order[: -half - 1 : -1], np.concatenate((order[again:half], order[:again]))
         difference = loads[high] - loads[low]
         wide = difference > fine
-        if not wide.any() or loads[high[0]] <= enough or misses >= min(half, _MISSES):
+        count = np.count_nonzero(wide)
+        if not count or loads[high[0]] <= enough or misses >= min(half, _MISSES):
             return
-        high, low, difference = high[wide], low[wide], difference[wide]
-        own, other = slots[high, -width:], slots[low, -width:]
-        shift = costs[own][:, :, None] - costs[other][:, None, :]  # [pairs, K, K] from the fuller to the emptier
-        more = rows[own][:, :, None] - rows[other][:, None, :]
-        fits = (held[low][:, None, None] + more <= most_rows) & (held[high][:, None, None] - more <= most_rows)
-        after = np.where(fits, np.abs(difference[:, None, None] - 2 * shift), difference[:, None, None]).reshape(
-            len(high), -1
-        )
-        best = after.argmin(1)
-        pair = np.flatnonzero(after[np.arange(len(high)), best] < difference)
+        if count < half:
+            high, low, difference = high[wide], low[wide], difference[wide]
+        own, other = slots[high, first:], slots[low, first:]
+        # What lies between two bins when the fuller gives one thing for another, or for none: [pairs, K, K]
+        after = (difference[:, None] - 2 * costs[own])[:, :, None] + 2 * costs[other][:, None, :]
+        np.abs(after, out=after)
+        if int(held.max()) + largest > most_rows:
+            more = rows[own][:, :, None] - rows[other][:, None, :]
+            fits = (more <= (most_rows - held[low])[:, None, None]) & (more >= (held[high] - most_rows)[:, None, None])
+            np.copyto(after, difference[:, None, None], where=~fits)
+        flat = after.reshape(count, -1)
+        best = flat.argmin(1)
+        pair = np.flatnonzero(flat[np.arange(count), best] < difference)
         if not len(pair):
             misses += 1
             continue
         misses = 0
         mine, theirs = np.divmod(best[pair], width)
-        change, size = shift[pair, mine, theirs], more[pair, mine, theirs]
-        high, low, first = high[pair], low[pair], slots.shape[1] - width
-        slots[high, first + mine], slots[low, first + theirs] = other[pair, theirs], own[pair, mine]
+        high, low, given, taken = high[pair], low[pair], own[pair, mine], other[pair, theirs]
+        slots[high, first + mine], slots[low, first + theirs] = taken, given
+        change, size = costs[given] - costs[taken], rows[given] - rows[taken]
         loads[high] -= change
         loads[low] += change
         held[high] -= size
