@@ -7,7 +7,8 @@ the largest one alone often takes longer than a lane has to do on average.
 
 Ratios are means over steps: the time of the slowest lanes over that of lanes that all have the same to do; and the
 simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
-milliseconds in which a rank places a microbatch on 1,024 ranks: 512 lanes of the encoder, 64 of 8 tensor ranks.
+milliseconds in which a rank places a microbatch on 1,024 ranks, from the sizes of an index to who owns what: 512 lanes
+of the encoder; 64 of the language model, of 8 tensor ranks, or 512.
 ``nox -s bench -- balance [--rounds N]`` prints them, and as its last line one JSON object.
 """
 
@@ -18,16 +19,17 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import attrs
 from _found import Found, report
 from _ragged import MICROBATCHES, Sizes, draw_ragged, make_job, read_clips, read_stamps, steps_of
 
-from mimo.data import place_by_cost
+from mimo.data import ItemSize, SampleSize, SampleSizes
 from mimo.schedule import simulate
-from mimo.trainer.runtime import SampleCosts, balance_of, job_costs, with_loads
+from mimo.trainer import Job
+from mimo.trainer.runtime import SampleCosts, StepSizes, balance_of, job_costs, with_loads
 
 SAMPLES = 20_000
 LANES = (8, 32, 64)
@@ -55,12 +57,12 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
         costs, whole = SampleCosts(job), {pp: job_costs(one) for pp, one in jobs.items()}
         assert job.train is not None
         for samples in steps_of(job):
-            layouts = [job.lay_out(job.train, sample) for sample in samples]
-            loads = costs.loads(layouts, microbatches=MICROBATCHES)
+            step = StepSizes.of(job, job.train, samples)
+            loads = costs.loads(step, microbatches=MICROBATCHES)
             for module, own in (("language", loads[0]), ("encoder", loads[1][0])):
                 mean = own.costs.sum() / (lanes * MICROBATCHES)
                 least[module].append(float(own.costs.max() / mean))
-            balances = balance_of(job, layouts, costs)
+            balances = balance_of(job, step, costs)
             for how, balance in balances.items():
                 for module in ("encoder", "language"):
                     found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
@@ -75,23 +77,40 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
         yield Found(ratios={what: [statistics.mean(values)] for what, values in found.items()}, aims=aims)
 
 
-def time_placing(rounds: int) -> Found:
-    """Return CPU milliseconds a microbatch on 1,024 ranks."""
-    job = make_job(draw_ragged(SAMPLES), lanes=64, tp=8)
+def time_placing(rounds: int) -> Iterator[Found]:
+    """Yield CPU milliseconds a microbatch on 1,024 ranks, all from what an index says to who owns what."""
+    for lanes, tp in ((64, 8), (512, 1)):
+        job = make_job(draw_ragged(SAMPLES), lanes=lanes, tp=tp)
+        assert job.train is not None
+        assert job.world == 1024
+        costs, samples = SampleCosts(job), next(steps_of(job))
+        known = _index(job, samples)
+
+        def took(job: Job = job, costs: SampleCosts = costs, known: SampleSizes = known) -> float:
+            start = time.process_time()
+            sizes = StepSizes.of_index(job, known.take(range(len(known.tokens))))
+            costs.place(sizes, microbatches=MICROBATCHES)
+            return 1000 * (time.process_time() - start) / MICROBATCHES
+
+        took()
+        each = len(samples) // MICROBATCHES
+        what = f"CPU milliseconds a microbatch to place {each:,} samples on {lanes} lanes, their items on 512"
+        aims = {what: ("<=", MILLISECONDS)} if lanes == LANES[-1] else {}
+        yield Found(ratios={what: [took() for _ in range(rounds)]}, aims=aims)
+
+
+def _index(job: Job, samples: Sequence[int]) -> SampleSizes:
+    """Return what an index would say of these samples."""
     assert job.train is not None
-    assert job.world == 1024
-    costs = SampleCosts(job)
-    layouts = [job.lay_out(job.train, sample) for sample in next(steps_of(job))]
-    language, encoders = costs.loads(layouts, microbatches=MICROBATCHES)
-
-    def took() -> float:
-        start = time.process_time()
-        place_by_cost(language, encoders, microbatches=MICROBATCHES, micro_batch=job.settings.run.micro_batch)
-        return 1000 * (time.process_time() - start) / MICROBATCHES
-
-    took()
-    what = "CPU milliseconds a microbatch to place it on 1,024 ranks"
-    return Found(ratios={what: [took() for _ in range(rounds)]}, aims={what: ("<=", MILLISECONDS)})
+    found = []
+    for layout in (job.lay_out(job.train, sample) for sample in samples):
+        items = [
+            ItemSize(modality=item.info.modality, number=item.info.index, size=item.info.size, rows=item.rows)
+            for item in layout.items
+        ]
+        size, targets = len(layout.tokens), int(layout.targets.sum())
+        found.append(SampleSize(tokens=size, ids=size, targets=targets, weight=targets, items=tuple(items)))
+    return SampleSizes.of([encoder.modality for encoder in job.encoders], found)
 
 
 def main() -> int:
@@ -99,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often placing is timed")
     options = parser.parse_args()
-    parts = [time_placing(options.rounds)]
+    parts = [*time_placing(options.rounds)]
     for name, read in SOURCES.items():
         try:
             parts += compare(name, read())

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mimo.trainer.cost.parameter_names import check_patterns_of
     from mimo.trainer.cost.sample_costs import SampleCosts
     from mimo.trainer.cost.step_cost import job_costs
+    from mimo.trainer.cost.step_sizes import StepSizes
     from mimo.trainer.decoding.prompt import prepared_item
     from mimo.trainer.job.job import JobModule
     from mimo.trainer.rerun.driver import RerunDriver
@@ -61,6 +62,7 @@ else:  # a test compares the two
             "RunState": "resume.run_state",
             "StepLoader": "batch.step_loader",
             "StepOutcome": "step.trainer",
+            "StepSizes": "cost.step_sizes",
             "EXAMPLE": "config.template",
             "InjectSettings": "config.rerun_settings",
             "JobModule": "job.job",
@@ -137,6 +139,7 @@ __all__ = [
     "StepData",
     "StepLoader",
     "StepOutcome",
+    "StepSizes",
     "balance_of",
     "check_patterns_of",
     "check_plugin",

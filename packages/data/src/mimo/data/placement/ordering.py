@@ -20,7 +20,7 @@ def ascending(values: NDArray[np.int64]) -> NDArray[np.int64]:
         bits = len(values).bit_length()
         least = values.min()
         if int(values.max()) - int(least) < 1 << (_BITS - bits):
-            joined = (values - least << bits) | np.arange(len(values))
+            joined: NDArray[np.int64] = (values - least << bits) | np.arange(len(values))
             joined.sort()
             joined &= (1 << bits) - 1
             return joined

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mimo.data import SampleLayout, lane_costs
+from mimo.data import lane_costs
 from mimo.schedule import Costs
 from mimo.trainer.config.settings import Balance
 from mimo.trainer.cost.sample_costs import SampleCosts
+from mimo.trainer.cost.step_sizes import StepSizes
 from mimo.trainer.job.job import Job
 
 BALANCES: Sequence[Balance] = ("count", "cost")
@@ -39,22 +40,21 @@ def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
         DataError: a sample of the step cannot be laid out.
     """
     assert job.train is not None, "this job was resolved without training data"
-    layouts = [job.lay_out(job.train, sample) for sample in job.sample_order().samples(step)]
-    return balance_of(job, layouts, SampleCosts(job))
+    return balance_of(job, StepSizes.of(job, job.train, job.sample_order().samples(step)), SampleCosts(job))
 
 
-def balance_of(job: Job, layouts: Sequence[SampleLayout], costs: SampleCosts) -> Mapping[Balance, StepBalance]:
+def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balance, StepBalance]:
     """Return the same of a step of these samples.
 
     Args:
         job: the whole.
-        layouts: of a step's samples, in order.
+        sizes: of a step's samples, in order.
         costs: of this job.
     """
-    language, encoders = costs.loads(layouts, microbatches=job.microbatches)
+    language, encoders = costs.loads(sizes, microbatches=job.microbatches)
     found: dict[Balance, StepBalance] = {}
     for balance in BALANCES:
-        placed = costs.place(layouts, microbatches=job.microbatches, balanced=balance == "cost")
+        placed = costs.place(sizes, microbatches=job.microbatches, balanced=balance == "cost")
         loads = {}
         for module in job.modules:
             number = -1 if module is job.language else job.encoders.index(module)

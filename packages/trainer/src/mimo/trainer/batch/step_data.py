@@ -8,12 +8,13 @@ from operator import itemgetter
 
 import attrs
 
-from mimo.data import Dataset, SampleLayout
+from mimo.data import Dataset, SampleLayout, sizes_of
 from mimo.topology import Coordinates
 from mimo.trainer.batch.microbatch import BrokenItem, Microbatch
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.cost.sample_costs import SampleCosts
+from mimo.trainer.cost.step_sizes import StepSizes
 from mimo.trainer.job.job import Job, JobModule
 
 
@@ -77,8 +78,8 @@ class StepData:
             microbatches: how many.
             routes: remembers routes, for this step and later ones.
             kept: has what encoders are given, or keeps it.
-            costs: by which samples and items are placed, from all headers of the step. None: they are cut in order,
-                by count, and the last microbatches may be short.
+            costs: by which samples and items are placed, from the sizes of the step: those of an index, or else of all
+                headers. None: they are cut in order, by count, and the last microbatches may be short.
         """
         each = job.settings.run.micro_batch * job.language.grid.dp
         assert len(samples) <= each * microbatches, (len(samples), each, microbatches)
@@ -88,22 +89,19 @@ class StepData:
             return [(Microbatch(job, dataset, samples[span.start : span.stop], routes, kept), span) for span in spans]
 
         def by_cost(costs: SampleCosts) -> Sequence[tuple[Microbatch, Sequence[int]]]:
-            layouts = [job.lay_out(dataset, sample) for sample in samples]
-            return [
-                (
-                    Microbatch(
-                        job,
-                        dataset,
-                        [samples[position] for position in placed.samples],
-                        routes,
-                        kept,
-                        placed,
-                        tuple(layouts[position] for position in placed.samples),
-                    ),
-                    placed.samples,
-                )
-                for placed in costs.place(layouts, microbatches=microbatches)
-            ]
+            layouts: list[SampleLayout] | None = None
+            known = sizes_of(dataset, samples)
+            if known is None:
+                layouts = [job.lay_out(dataset, sample) for sample in samples]
+                sizes = StepSizes.of_layouts(job, layouts)
+            else:
+                sizes = StepSizes.of_index(job, known)
+            found = []
+            for placed in costs.place(sizes, microbatches=microbatches):
+                numbers = [samples[position] for position in placed.samples]
+                own = None if layouts is None else tuple(layouts[position] for position in placed.samples)
+                found.append((Microbatch(job, dataset, numbers, routes, kept, placed, own), placed.samples))
+            return found
 
         def make() -> Sequence[tuple[Microbatch, Sequence[int]]]:
             found = by_count() if costs is None else by_cost(costs)
