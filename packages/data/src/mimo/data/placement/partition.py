@@ -14,6 +14,7 @@ all.
 from __future__ import annotations
 
 import heapq
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,24 @@ def partition(
     found = np.zeros(len(costs), dtype=np.int64)
     empty = np.zeros(bins, dtype=np.int64)
     return found if spare and _fill(order, costs, rows, found, empty, empty, most_rows) else None
+
+
+def partition_uneven(costs: Whole, rows: Whole, before: Whole, *, most_rows: int, rounds: int) -> Whole | None:
+    """Return the bin of each thing as `partition` does, where bins have something before and may have any number.
+
+    Args:
+        costs: ``[N]``, from 0 on.
+        rows: ``[N]``.
+        before: ``[B]`` what each bin has already.
+        most_rows: that a bin may hold.
+        rounds: see `partition`.
+    """
+    found, bins = np.zeros(len(costs), dtype=np.int64), len(before)
+    if not _fill(ascending(-costs), costs, rows, found, before, np.zeros(bins, dtype=np.int64), most_rows):
+        return None
+    slots = _slots_of(found, costs, bins)
+    _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds, before=before)
+    return _bins_of(slots, len(costs))
 
 
 def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_rows: int, rounds: int) -> Whole | None:
@@ -150,10 +169,19 @@ def _bins_of(slots: Whole, count: int) -> Whole:
     return found
 
 
-def _exchange(slots: Whole, costs: Whole, rows: Whole, *, most_rows: int, rounds: int, enough: int = 0) -> None:
+def _exchange(
+    slots: Whole,
+    costs: Whole,
+    rows: Whole,
+    *,
+    most_rows: int,
+    rounds: int,
+    enough: int = 0,
+    before: Whole | Literal[0] = 0,
+) -> None:
     """Even bins out in pairs, up to ``rounds`` times, or until the fullest has no more than ``enough``; in place."""
     costs, rows = np.append(costs, 0), np.append(rows, 0)
-    loads, held = costs[slots].sum(1), rows[slots].sum(1)
+    loads, held = costs[slots].sum(1) + before, rows[slots].sum(1)
     half, width, misses = len(slots) // 2, min(slots.shape[1], _WIDTH), 0
     if not half:
         return

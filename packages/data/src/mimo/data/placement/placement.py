@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from mimo.data.placement.ordering import ascending, ranks_of
-from mimo.data.placement.partition import partition, partition_near
+from mimo.data.placement.partition import partition, partition_near, partition_uneven
 from mimo.data.placement.places import Places, Whole, even_lanes, lane_sums
 from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch
 
@@ -111,23 +111,54 @@ def _by_cost(language: Loads, encoders: Sequence[EncoderLoads], even: Places) ->
     bins = partition(language.costs, language.rows, lanes * microbatches, most_rows=most, rounds=_ROUNDS)
     if bins is None:
         return
-    groups = [_grouped(bins, encoders, lanes, microbatches)]
+    choices = [(bins, _grouped(bins, encoders, lanes, microbatches))]
     loads = np.bincount(bins, weights=language.costs, minlength=lanes * microbatches).astype(np.int64)
     if not encoders or int(loads.max()) * len(loads) > int(loads.sum()) * _UNEVEN // 100:
         # Bins that wait for one another have about the same to do, where all can't have.
-        groups.append(ranks_of(-loads) // lanes)
+        order = _in_turn(microbatches, max(one.stages for one in (language, *encoders)))
+        choices.append((bins, order[ranks_of(-loads) // lanes]))
+        levels = _levels(language.costs, lanes, microbatches)
+        if levels[0] > levels[-1]:
+            before = np.repeat(levels[0] - levels, lanes)
+            filled = partition_uneven(language.costs, language.rows, before, most_rows=most, rounds=_ROUNDS)
+            choices += [] if filled is None else [(filled, np.repeat(order, lanes))]
     limits = [_most_rows(one, even, number) for number, one in enumerate(encoders)]
-    for group in groups:
+    for own, group in choices:
         number = ranks_of(group) % lanes  # of each bin in its microbatch
-        of_sample, own = group[bins], number[bins]
+        of_sample, on_lane = group[own], number[own]
         items: list[Whole] = []
         for one, limit in zip(encoders, limits, strict=True):
-            found = _place_items(one, of_sample, own, limit)
+            found = _place_items(one, of_sample, on_lane, limit)
             if found is None:
                 break
             items.append(found)
         else:
-            yield Places(microbatches=microbatches, of_sample=of_sample, lanes=own, items=tuple(items))
+            yield Places(microbatches=microbatches, of_sample=of_sample, lanes=on_lane, items=tuple(items))
+
+
+def _levels(costs: Whole, lanes: int, microbatches: int) -> Whole:
+    """Return how full the lanes of each microbatch are to be, descending, so that none waits for a large sample.
+
+    The microbatch with the largest samples, one a lane, takes as long as the largest one; so its other lanes may have
+    as much. The same of the next one, as long as samples are larger than what lanes then have on average.
+    """
+    largest = np.sort(costs)[::-1][::lanes].tolist()
+    left, found = int(costs.sum()), list[int]()
+    for index in range(microbatches):
+        mean = -(-left // (lanes * (microbatches - index)))
+        found.append(max(mean, largest[index] if index < len(largest) else 0))
+        left = max(left - found[-1] * lanes, 0)
+    return np.array(found, dtype=np.int64)
+
+
+def _in_turn(microbatches: int, stages: int) -> Whole:
+    """Return when each microbatch comes, the longest first: in the middle of shorter ones, where there are pipelines.
+
+    A pipeline fills and drains in the time of its first and last microbatches. So these are the shortest, and the
+    longest one comes when the pipeline has just been filled.
+    """
+    places = np.arange(microbatches)
+    return np.lexsort((places, np.abs(places - min(stages - 1, microbatches - 1))))
 
 
 def _most_rows(loads: Loads, even: Places, encoder: int) -> int:
