@@ -3,7 +3,8 @@
 Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
 pictures and clips (`_ragged`; each is fetched by apt, and left out without it). Steps are those of training, of 8
 microbatches of 4 samples a lane; of pictures with a caption, which are smaller, of 16 too, and of clips of 32: of 4,
-the largest one alone often takes longer than a lane has to do on average.
+the largest one alone often takes longer than a lane has to do on average. What it takes alone is then the aim: of a
+lane, its share; of a step, its way through the encoder and all pipeline ranks and back.
 
 Ratios are means over steps: the time of the slowest lanes over that of lanes that all have the same to do; and the
 simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
@@ -21,21 +22,26 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import attrs
+import numpy as np
 from _found import Found, report
 from _ragged import MICROBATCHES, Sizes, draw_ragged, make_job, read_clips, read_stamps, steps_of
+from numpy.typing import NDArray
 
 from mimo.data import ItemSize, SampleSize, SampleSizes
-from mimo.schedule import simulate
+from mimo.schedule import Costs, simulate
 from mimo.trainer import Job
 from mimo.trainer.runtime import SampleCosts, StepSizes, balance_of, job_costs, with_loads
 
+Shares: TypeAlias = NDArray[np.float64]
+"""What samples or items cost, over what a lane has to do in a microbatch on average."""
 SAMPLES = 20_000
 LANES = (8, 32, 64)
 PIPELINES = (1, 4)
-ENCODER, LANGUAGE, STEP = 1.10, 1.03, 1.10
-"""Aims by cost: slowest lane over mean of either module, or what the largest thing alone costs; and of the step."""
+AIMS, STEP = {"encoder": 1.10, "language": 1.03}, 1.10
+"""Aims by cost: slowest lane over mean of either module, and of the step; or what the largest sample alone takes."""
 MILLISECONDS = 1.0
 SOURCES: Mapping[str, Callable[[], Sizes]] = {
     "drawn": partial(draw_ragged, SAMPLES),
@@ -52,29 +58,44 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
         found: defaultdict[str, list[float]] = defaultdict(list)
         aims: dict[str, tuple[str, float]] = {}
         least: defaultdict[str, list[float]] = defaultdict(list)
-        jobs = {pp: make_job(sizes, lanes=lanes, pp=pp) for pp in PIPELINES}
-        job = jobs[PIPELINES[0]]
-        costs, whole = SampleCosts(job), {pp: job_costs(one) for pp, one in jobs.items()}
-        assert job.train is not None
-        for samples in steps_of(job):
-            step = StepSizes.of(job, job.train, samples)
-            loads = costs.loads(step, microbatches=MICROBATCHES)
-            for module, own in (("language", loads[0]), ("encoder", loads[1][0])):
-                mean = own.costs.sum() / (lanes * MICROBATCHES)
-                least[module].append(float(own.costs.max() / mean))
-            balances = balance_of(job, step, costs)
-            for how, balance in balances.items():
-                for module in ("encoder", "language"):
-                    found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
-                for pp, one in jobs.items():
-                    bound = simulate(one.plan, one.graph, whole[pp]).seconds
-                    took = simulate(one.plan, one.graph, with_loads(one, whole[pp], balance)).seconds
+        for pp in PIPELINES:
+            job = make_job(sizes, lanes=lanes, pp=pp)
+            costs, whole = SampleCosts(job), job_costs(job)
+            bound = simulate(job.plan, job.graph, whole).seconds
+            assert job.train is not None
+            for samples in steps_of(job):
+                step = StepSizes.of(job, job.train, samples)
+                language, (encoder,) = costs.loads(step, microbatches=MICROBATCHES)
+                shares = {
+                    module: own.costs / (own.costs.sum() / (lanes * MICROBATCHES))
+                    for module, own in (("language", language), ("encoder", encoder))
+                }
+                alone = _alone(job, whole, shares["language"], shares["encoder"], encoder.samples)
+                least[f"step with pp {pp}"].append(alone / bound)
+                for how, balance in balance_of(job, step, costs).items():
+                    took = simulate(job.plan, job.graph, with_loads(job, whole, balance)).seconds
                     found[f"{name}, {lanes} lanes, step with pp {pp}, by {how}"].append(took / bound)
-        for module, aim in (("encoder", ENCODER), ("language", LANGUAGE)):
-            largest = statistics.mean(max(aim, one) for one in least[module])
-            aims[f"{name}, {lanes} lanes, {module}, by cost"] = ("<=", round(largest, 3))
-        aims |= {f"{name}, {lanes} lanes, step with pp {pp}, by cost": ("<=", STEP) for pp in PIPELINES}
-        yield Found(ratios={what: [statistics.mean(values)] for what, values in found.items()}, aims=aims)
+                    for module in shares if pp == 1 else ():
+                        least[module].append(float(shares[module].max()))
+                        found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
+        for what, values in least.items():
+            largest = statistics.mean(max(AIMS.get(what, STEP), one) for one in values)
+            aims[f"{name}, {lanes} lanes, {what}, by cost"] = ("<=", round(largest, 3))
+        yield Found(ratios={what: [statistics.mean(each)] for what, each in found.items()}, aims=aims)
+
+
+def _alone(job: Job, costs: Costs, language: Shares, encoder: Shares, samples: NDArray[np.int64]) -> float:
+    """Return for how many seconds one sample alone is under way, the longest: no step can be shorter.
+
+    It passes through the encoder, its items beside each other, and all pipeline ranks, and back again.
+    """
+
+    def seconds(module: str) -> float:
+        return sum(costs.seconds(way, stage, 1) for stage in job.stages_of(module) for way in ("forward", "backward"))
+
+    largest = np.zeros(len(language))
+    np.maximum.at(largest, samples, encoder)
+    return float((language * seconds("language") + largest * seconds("encoder")).max())
 
 
 def time_placing(rounds: int) -> Iterator[Found]:
