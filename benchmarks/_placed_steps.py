@@ -45,14 +45,18 @@ GAIN, SHORTER = 0.9, 1.5
 """Aims: measured over computed gain of two that compute; step by count over by cost of eight that sleep."""
 STEPS = 2
 """Different steps that are run."""
+SECONDS = 0.2
+"""What the language model's forward of a microbatch is stretched to where ranks sleep."""
 _SIDE = 56
-_WORDS = 160
-_VIT = {"patch": 14, "width": 128, "layers": 4, "heads": 4, "intermediate": 512}
+_WORDS: Mapping[Ran, int] = {"compute": 160, "sleep": 512}
+_PATCH: Mapping[Ran, int] = {"compute": 14, "sleep": 4}
+"""Of 56 pixels a side: 16 rows of a picture, 196 where they cost nothing."""
+_VIT = {"width": 128, "layers": 4, "heads": 4, "intermediate": 512}
 _DECODER = {"hidden": 128, "layers": 2, "heads": 4, "intermediate": 384}
 
 
-def _job(lanes: int) -> Job:
-    sizes = draw_ragged(2000, _SIDE, _WORDS, config=_VIT)
+def _job(ran: Ran, lanes: int) -> Job:
+    sizes = draw_ragged(2000, _SIDE, _WORDS[ran], config={**_VIT, "patch": _PATCH[ran]})
     return make_job(sizes, lanes=lanes, decoder=_DECODER, beside=False)
 
 
@@ -86,9 +90,9 @@ class _Took:
 
 def _profile(rank: int, _rounds: int) -> Costs:
     """Return what things cost with one lane, on one process."""
-    job = _job(1)
+    job = _job("sleep", 1)
     process = ProcessInfo(rank=rank, world=1, local_rank=rank, device="cpu")
-    return stretched(measure_job(job, process).costs(job.settings.run.micro_batch).trained(job.graph))
+    return stretched(measure_job(job, process).costs(job.settings.run.micro_batch).trained(job.graph), SECONDS)
 
 
 def measure(ran: Ran, whole: Costs, rank: int, rounds: int) -> list[_Took]:
@@ -100,7 +104,7 @@ def measure(ran: Ran, whole: Costs, rank: int, rounds: int) -> list[_Took]:
         rank: this process.
         rounds: of each step.
     """
-    job = _job(WORLD[ran])
+    job = _job(ran, WORLD[ran])
     assert job.train is not None
     if ran == "sleep":
         trainer = Trainer(job, rank=rank, device=torch.device("cpu"), parts=sleeping(whole, _LaneSleeper))
@@ -194,7 +198,7 @@ def run_steps(rounds: int) -> list[Found]:
     """Return ratios of all rounds, for two processes that compute and eight that sleep."""
     parts = []
     for ran in WORLD:
-        whole = in_ranks(_profile, world=1, rounds=1) if ran == "sleep" else job_costs(_job(WORLD[ran]))
+        whole = in_ranks(_profile, world=1, rounds=1) if ran == "sleep" else job_costs(_job(ran, WORLD[ran]))
         found = in_ranks(partial(measure, ran, whole), world=WORLD[ran], rounds=rounds)
         what = {"compute": "2 processes that compute", "sleep": "8 processes that sleep"}[ran]
         gain, over = f"{what}: measured over computed gain", f"{what}: step by count over by cost"

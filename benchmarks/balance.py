@@ -1,4 +1,4 @@
-"""How evenly lanes share the work of ragged samples, placed by count and by cost: computed, not run.
+"""How evenly lanes share the work of ragged samples, placed by count and by cost: computed, and run.
 
 Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
 pictures and clips (`_ragged`; each is fetched by apt, and left out without it). Steps are those of training, of 8
@@ -10,6 +10,8 @@ Ratios are means over steps: the time of the slowest lanes over that of lanes th
 simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
 milliseconds in which a rank places a microbatch on 1,024 ranks, from the sizes of an index to who owns what: 512 lanes
 of the encoder; 64 of the language model, of 8 tensor ranks, or 512.
+Last, steps are run (`_placed_steps`): by count over by cost, and the usual way over ours, of two processes that compute
+and eight that sleep.
 ``nox -s bench -- balance [--rounds N]`` prints them, and as its last line one JSON object.
 """
 
@@ -27,6 +29,7 @@ from typing import TypeAlias
 import attrs
 import numpy as np
 from _found import Found, report
+from _placed_steps import run_steps
 from _ragged import MICROBATCHES, Sizes, draw_ragged, make_job, read_clips, read_stamps, steps_of
 from numpy.typing import NDArray
 
@@ -137,7 +140,9 @@ def _index(job: Job, samples: Sequence[int]) -> SampleSizes:
 def main() -> int:
     """Print what is found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often placing is timed")
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="how often placing is timed, and each step run"
+    )
     options = parser.parse_args()
     parts = [*time_placing(options.rounds)]
     for name, read in SOURCES.items():
@@ -145,6 +150,7 @@ def main() -> int:
             parts += compare(name, read())
         except OSError as error:
             parts.append(Found(absent={f"{name}, by cost": str(error)}))
+    parts += run_steps(options.rounds)
     report("balance", parts, rounds=options.rounds)
     return 0
 

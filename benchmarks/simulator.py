@@ -259,10 +259,10 @@ def sleeping(costs: Costs, sleeper: type[Sleeper] = Sleeper) -> type[RankParts]:
     return Sleeping
 
 
-def stretched(costs: Costs) -> Costs:
-    """Return costs whose language model's forwards take `MEAN_SECONDS` on average, all else in proportion."""
+def stretched(costs: Costs, mean: float = MEAN_SECONDS) -> Costs:
+    """Return costs whose language model's forwards take ``mean`` seconds on average, all else in proportion."""
     language = [cost for stage, cost in costs.stages.items() if stage.module == "language"]
-    factor = MEAN_SECONDS / statistics.mean(cost.forward.of(1) for cost in language)
+    factor = mean / statistics.mean(cost.forward.of(1) for cost in language)
 
     def of(seconds: Seconds) -> Seconds:
         return Seconds(seconds.fixed * factor, seconds.each * factor)
