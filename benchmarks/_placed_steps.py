@@ -51,13 +51,16 @@ _SIDE = 56
 _WORDS: Mapping[Ran, int] = {"compute": 160, "sleep": 512}
 _PATCH: Mapping[Ran, int] = {"compute": 14, "sleep": 4}
 """Of 56 pixels a side: 16 rows of a picture, 196 where they cost nothing."""
-_VIT = {"width": 128, "layers": 4, "heads": 4, "intermediate": 512}
-_DECODER = {"hidden": 128, "layers": 2, "heads": 4, "intermediate": 384}
+_LAYERS: Mapping[Ran, tuple[int, int]] = {"compute": (4, 2), "sleep": (1, 1)}
+"""Of the encoder and of the language model; what sleeps needs few, whose times are stretched."""
+_VIT = {"width": 128, "heads": 4, "intermediate": 512}
+_DECODER = {"hidden": 128, "heads": 4, "intermediate": 384}
 
 
 def _job(ran: Ran, lanes: int) -> Job:
-    sizes = draw_ragged(2000, _SIDE, _WORDS[ran], config={**_VIT, "patch": _PATCH[ran]})
-    return make_job(sizes, lanes=lanes, decoder=_DECODER, beside=False)
+    encoder, language = _LAYERS[ran]
+    sizes = draw_ragged(2000, _SIDE, _WORDS[ran], config={**_VIT, "patch": _PATCH[ran], "layers": encoder})
+    return make_job(sizes, lanes=lanes, decoder={**_DECODER, "layers": language}, beside=False)
 
 
 class _LaneSleeper(Sleeper):

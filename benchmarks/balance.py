@@ -3,8 +3,8 @@
 Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
 pictures and clips (`_ragged`; each is fetched by apt, and left out without it). Steps are those of training, of 8
 microbatches of 4 samples a lane; of pictures with a caption, which are smaller, of 16 too, and of clips of 32: of 4,
-the largest one alone often takes longer than a lane has to do on average. What it takes alone is then the aim: of a
-lane, its share; of a step, its way through the encoder and all pipeline ranks and back.
+the largest one alone often takes longer than a lane has to do on average. What it takes alone is then the aim of a
+lane. For a step the bound is then that of lanes which wait for nothing but the largest samples (`_allowed`).
 
 Ratios are means over steps: the time of the slowest lanes over that of lanes that all have the same to do; and the
 simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from mimo.data import ItemSize, SampleSize, SampleSizes
 from mimo.schedule import Costs, simulate
 from mimo.trainer import Job
-from mimo.trainer.runtime import SampleCosts, StepSizes, balance_of, job_costs, with_loads
+from mimo.trainer.runtime import SampleCosts, StepBalance, StepSizes, balance_of, job_costs, with_loads
 
 Shares: TypeAlias = NDArray[np.float64]
 """What samples or items cost, over what a lane has to do in a microbatch on average."""
@@ -44,7 +44,7 @@ SAMPLES = 20_000
 LANES = (8, 32, 64)
 PIPELINES = (1, 4)
 AIMS, STEP = {"encoder": 1.10, "language": 1.03}, 1.10
-"""Aims by cost: slowest lane over mean of either module, and of the step; or what the largest sample alone takes."""
+"""Aims by cost: slowest lane over mean of either module, and of the step; more where the largest sample alone is."""
 MILLISECONDS = 1.0
 SOURCES: Mapping[str, Callable[[], Sizes]] = {
     "drawn": partial(draw_ragged, SAMPLES),
@@ -73,8 +73,7 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
                     module: own.costs / (own.costs.sum() / (lanes * MICROBATCHES))
                     for module, own in (("language", language), ("encoder", encoder))
                 }
-                alone = _alone(job, whole, shares["language"], shares["encoder"], encoder.samples)
-                least[f"step with pp {pp}"].append(alone / bound)
+                least[f"step with pp {pp}"].append(STEP * _allowed(job, whole, shares) / bound)
                 for how, balance in balance_of(job, step, costs).items():
                     took = simulate(job.plan, job.graph, with_loads(job, whole, balance)).seconds
                     found[f"{name}, {lanes} lanes, step with pp {pp}, by {how}"].append(took / bound)
@@ -87,18 +86,29 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
         yield Found(ratios={what: [statistics.mean(each)] for what, each in found.items()}, aims=aims)
 
 
-def _alone(job: Job, costs: Costs, language: Shares, encoder: Shares, samples: NDArray[np.int64]) -> float:
-    """Return for how many seconds one sample alone is under way, the longest: no step can be shorter.
+def _allowed(job: Job, costs: Costs, shares: Mapping[str, Shares]) -> float:
+    """Return seconds of a step whose lanes wait for nothing but its largest samples, wherever the longest pass comes.
 
-    It passes through the encoder, its items beside each other, and all pipeline ranks, and back again.
+    Each pass is as long as the largest thing that must be in one, as lanes take one of the largest each; what then is
+    left is spread evenly.
     """
+    if all(share.max() <= 1 for share in shares.values()):
+        return 0.0
+    levels = {module: _levels(share, job.module(module).grid.dp) for module, share in shares.items()}
+    found = []
+    for peak in range(MICROBATCHES):
+        turn = np.argsort(np.argsort(np.abs(np.arange(MICROBATCHES) - peak), kind="stable"))
+        balance = StepBalance(loads={module: tuple(own[turn].tolist()) for module, own in levels.items()})
+        found.append(simulate(job.plan, job.graph, with_loads(job, costs, balance)).seconds)
+    return min(found)
 
-    def seconds(module: str) -> float:
-        return sum(costs.seconds(way, stage, 1) for stage in job.stages_of(module) for way in ("forward", "backward"))
 
-    largest = np.zeros(len(language))
-    np.maximum.at(largest, samples, encoder)
-    return float((language * seconds("language") + largest * seconds("encoder")).max())
+def _levels(share: Shares, lanes: int) -> Shares:
+    largest, left, found = np.sort(share)[::-1][::lanes], float(MICROBATCHES), list[float]()
+    for index in range(MICROBATCHES):
+        found.append(max(left / (MICROBATCHES - index), float(largest[index]) if index < len(largest) else 0.0))
+        left = max(left - found[-1], 0.0)
+    return np.array(found)
 
 
 def time_placing(rounds: int) -> Iterator[Found]:
