@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from PIL import Image
 
 from mimo.data import DATASETS, DatasetSpec, SplitName, Tokenizer
 from mimo.hooks import ItemInfo, Kind
@@ -52,15 +53,15 @@ class Sizes:
     micro_batch: int = 4
 
 
-def draw_ragged(count: int) -> Sizes:
-    """Return samples of which 35 of 100 are text alone, and the others have 1 to 10 pictures of 224 x 224 pixels."""
+def draw_ragged(count: int, side: int = 224, words: int = 512, **keys: Any) -> Sizes:
+    """Return samples of which 35 of 100 are text alone, and the others have 1 to 10 pictures of ``side`` pixels."""
     rng = random.Random(0)
 
     def sample() -> tuple[int, Sequence[tuple[int, int]]]:
         items = 0 if rng.random() < 0.35 else rng.randint(1, 10)
-        return rng.randint(16, 512), ((224, 224),) * items
+        return rng.randint(16, words), ((side, side),) * items
 
-    return Sizes(samples=[sample() for _ in range(count)])
+    return Sizes(samples=[sample() for _ in range(count)], **keys)
 
 
 def read_stamps() -> Sizes:
@@ -144,22 +145,26 @@ class _Dataset:
             for index, size in enumerate(self.sizes.samples[sample][1])
         ]
 
-    def raw(self, _sample: int, _index: int) -> Any:
-        msg = "nothing is decoded here"
-        raise AssertionError(msg)
+    def raw(self, sample: int, index: int) -> Image.Image:
+        height, width = self.sizes.samples[sample][1][index]
+        return Image.new("RGB", (width, height), (sample % 256, index, 0))
 
     def where(self, sample: int) -> str:
         return f"sizes:{sample}"
 
 
-def make_job(sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1) -> Job:
-    """Resolve a job of an encoder and a language model on ranks of their own.
+def make_job(
+    sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1, decoder: Mapping[str, Any] = _DECODER, beside: bool = True
+) -> Job:
+    """Resolve a job of an encoder and a language model.
 
     Args:
         sizes: of the samples.
         lanes: of the language model.
         pp: its pipeline ranks.
         tp: its tensor ranks; the encoder has so many lanes for each of its lanes.
+        decoder: settings of the language model.
+        beside: whether each has ranks of its own; otherwise both share them, and take their costs from this machine.
     """
 
     def find(kind: Kind[Any], name: str, where: str) -> Any:
@@ -170,12 +175,14 @@ def make_job(sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1) -> Job:
     def open_(_config: _Config, tokenizer: Tokenizer, _split: SplitName) -> _Dataset:
         return _Dataset(sizes, tokenizer)
 
+    first = lanes * tp if beside else 0
     settings = {
         "run": {
             "name": "balance",
             "steps": 1,
             "global_batch": sizes.micro_batch * MICROBATCHES * lanes,
             "micro_batch": sizes.micro_batch,
+            **({} if beside else {"device": "cpu"}),
         },
         "data": {"plugin": "sizes", "max_tokens": 1 << 14},
         "tokenizer": {"plugin": "word", "words": ["word"]},
@@ -189,8 +196,8 @@ def make_job(sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1) -> Job:
             },
             "language": {
                 "plugin": "decoder",
-                "config": _DECODER,
-                "ranks": f"{lanes * tp}-{lanes * tp * (1 + pp) - 1}",
+                "config": dict(decoder),
+                "ranks": f"{first}-{first + lanes * tp * pp - 1}",
                 "dp": lanes,
                 "pp": pp,
                 "tp": tp,

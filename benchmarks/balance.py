@@ -1,13 +1,17 @@
-"""How evenly lanes share the work of ragged samples, placed by count and by cost: computed, not run.
+"""How evenly lanes share the work of ragged samples, placed by count and by cost: computed, and run.
 
 Samples are drawn, 35 of 100 text alone and the others with 1 to 10 pictures, or have the sizes and lengths of published
 pictures and clips (`_ragged`; each is fetched by apt, and left out without it). Steps are those of training, of 8
 microbatches of 4 samples a lane; of pictures with a caption, which are smaller, of 16 too, and of clips of 32: of 4,
-the largest one alone often takes longer than a lane has to do on average.
+the largest one alone often takes longer than a lane has to do on average. What it takes alone is then the aim of a
+lane. For a step the bound is then that of lanes which wait for nothing but the largest samples (`_allowed`).
 
 Ratios are means over steps: the time of the slowest lanes over that of lanes that all have the same to do; and the
 simulated time of a step with these over one with those, which is the bound that no placement can pass. Beside them, CPU
-milliseconds in which a rank places a microbatch on 1,024 ranks: 512 lanes of the encoder, 64 of 8 tensor ranks.
+milliseconds in which a rank places a microbatch on 1,024 ranks, from the sizes of an index to who owns what: 512 lanes
+of the encoder; 64 of the language model, of 8 tensor ranks, or 512.
+Last, steps are run (`_placed_steps`): by count over by cost, and the usual way over ours, of two processes that compute
+and eight that sleep.
 ``nox -s bench -- balance [--rounds N]`` prints them, and as its last line one JSON object.
 """
 
@@ -18,22 +22,29 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import attrs
+import numpy as np
 from _found import Found, report
+from _placed_steps import run_steps
 from _ragged import MICROBATCHES, Sizes, draw_ragged, make_job, read_clips, read_stamps, steps_of
+from numpy.typing import NDArray
 
-from mimo.data import place_by_cost
-from mimo.schedule import simulate
-from mimo.trainer.runtime import SampleCosts, balance_of, job_costs, with_loads
+from mimo.data import ItemSize, SampleSize, SampleSizes
+from mimo.schedule import Costs, simulate
+from mimo.trainer import Job
+from mimo.trainer.runtime import SampleCosts, StepBalance, StepSizes, balance_of, job_costs, with_loads
 
+Shares: TypeAlias = NDArray[np.float64]
+"""What samples or items cost, over what a lane has to do in a microbatch on average."""
 SAMPLES = 20_000
 LANES = (8, 32, 64)
 PIPELINES = (1, 4)
-ENCODER, LANGUAGE, STEP = 1.10, 1.03, 1.10
-"""Aims by cost: slowest lane over mean of either module, or what the largest thing alone costs; and of the step."""
+AIMS, STEP = {"encoder": 1.10, "language": 1.03}, 1.10
+"""Aims by cost: slowest lane over mean of either module, and of the step; more where the largest sample alone is."""
 MILLISECONDS = 1.0
 SOURCES: Mapping[str, Callable[[], Sizes]] = {
     "drawn": partial(draw_ragged, SAMPLES),
@@ -50,61 +61,106 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
         found: defaultdict[str, list[float]] = defaultdict(list)
         aims: dict[str, tuple[str, float]] = {}
         least: defaultdict[str, list[float]] = defaultdict(list)
-        jobs = {pp: make_job(sizes, lanes=lanes, pp=pp) for pp in PIPELINES}
-        job = jobs[PIPELINES[0]]
-        costs, whole = SampleCosts(job), {pp: job_costs(one) for pp, one in jobs.items()}
-        assert job.train is not None
-        for samples in steps_of(job):
-            layouts = [job.lay_out(job.train, sample) for sample in samples]
-            loads = costs.loads(layouts, microbatches=MICROBATCHES)
-            for module, own in (("language", loads[0]), ("encoder", loads[1][0])):
-                mean = own.costs.sum() / (lanes * MICROBATCHES)
-                least[module].append(float(own.costs.max() / mean))
-            balances = balance_of(job, layouts, costs)
-            for how, balance in balances.items():
-                for module in ("encoder", "language"):
-                    found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
-                for pp, one in jobs.items():
-                    bound = simulate(one.plan, one.graph, whole[pp]).seconds
-                    took = simulate(one.plan, one.graph, with_loads(one, whole[pp], balance)).seconds
+        for pp in PIPELINES:
+            job = make_job(sizes, lanes=lanes, pp=pp)
+            costs, whole = SampleCosts(job), job_costs(job)
+            bound = simulate(job.plan, job.graph, whole).seconds
+            assert job.train is not None
+            for samples in steps_of(job):
+                step = StepSizes.of(job, job.train, samples)
+                language, (encoder,) = costs.loads(step, microbatches=MICROBATCHES)
+                shares = {
+                    module: own.costs / (own.costs.sum() / (lanes * MICROBATCHES))
+                    for module, own in (("language", language), ("encoder", encoder))
+                }
+                least[f"step with pp {pp}"].append(STEP * _allowed(job, whole, shares) / bound)
+                for how, balance in balance_of(job, step, costs).items():
+                    took = simulate(job.plan, job.graph, with_loads(job, whole, balance)).seconds
                     found[f"{name}, {lanes} lanes, step with pp {pp}, by {how}"].append(took / bound)
-        for module, aim in (("encoder", ENCODER), ("language", LANGUAGE)):
-            largest = statistics.mean(max(aim, one) for one in least[module])
-            aims[f"{name}, {lanes} lanes, {module}, by cost"] = ("<=", round(largest, 3))
-        aims |= {f"{name}, {lanes} lanes, step with pp {pp}, by cost": ("<=", STEP) for pp in PIPELINES}
-        yield Found(ratios={what: [statistics.mean(values)] for what, values in found.items()}, aims=aims)
+                    for module in shares if pp == 1 else ():
+                        least[module].append(float(shares[module].max()))
+                        found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
+        for what, values in least.items():
+            largest = statistics.mean(max(AIMS.get(what, STEP), one) for one in values)
+            aims[f"{name}, {lanes} lanes, {what}, by cost"] = ("<=", round(largest, 3))
+        yield Found(ratios={what: [statistics.mean(each)] for what, each in found.items()}, aims=aims)
 
 
-def time_placing(rounds: int) -> Found:
-    """Return CPU milliseconds a microbatch on 1,024 ranks."""
-    job = make_job(draw_ragged(SAMPLES), lanes=64, tp=8)
+def _allowed(job: Job, costs: Costs, shares: Mapping[str, Shares]) -> float:
+    """Return seconds of a step whose lanes wait for nothing but its largest samples, wherever the longest pass comes.
+
+    Each pass is as long as the largest thing that must be in one, as lanes take one of the largest each; what then is
+    left is spread evenly.
+    """
+    if all(share.max() <= 1 for share in shares.values()):
+        return 0.0
+    levels = {module: _levels(share, job.module(module).grid.dp) for module, share in shares.items()}
+    found = []
+    for peak in range(MICROBATCHES):
+        turn = np.argsort(np.argsort(np.abs(np.arange(MICROBATCHES) - peak), kind="stable"))
+        balance = StepBalance(loads={module: tuple(own[turn].tolist()) for module, own in levels.items()})
+        found.append(simulate(job.plan, job.graph, with_loads(job, costs, balance)).seconds)
+    return min(found)
+
+
+def _levels(share: Shares, lanes: int) -> Shares:
+    largest, left, found = np.sort(share)[::-1][::lanes], float(MICROBATCHES), list[float]()
+    for index in range(MICROBATCHES):
+        found.append(max(left / (MICROBATCHES - index), float(largest[index]) if index < len(largest) else 0.0))
+        left = max(left - found[-1], 0.0)
+    return np.array(found)
+
+
+def time_placing(rounds: int) -> Iterator[Found]:
+    """Yield CPU milliseconds a microbatch on 1,024 ranks, all from what an index says to who owns what."""
+    for lanes, tp in ((64, 8), (512, 1)):
+        job = make_job(draw_ragged(SAMPLES), lanes=lanes, tp=tp)
+        assert job.train is not None
+        assert job.world == 1024
+        costs, samples = SampleCosts(job), next(steps_of(job))
+        known = _index(job, samples)
+
+        def took(job: Job = job, costs: SampleCosts = costs, known: SampleSizes = known) -> float:
+            start = time.process_time()
+            sizes = StepSizes.of_index(job, known.take(range(len(known.tokens))))
+            costs.place(sizes)
+            return 1000 * (time.process_time() - start) / MICROBATCHES
+
+        took()
+        each = len(samples) // MICROBATCHES
+        what = f"CPU milliseconds a microbatch to place {each:,} samples on {lanes} lanes, their items on 512"
+        aims = {what: ("<=", MILLISECONDS)} if lanes == LANES[-1] else {}
+        yield Found(ratios={what: [took() for _ in range(rounds)]}, aims=aims)
+
+
+def _index(job: Job, samples: Sequence[int]) -> SampleSizes:
+    """Return what an index would say of these samples."""
     assert job.train is not None
-    assert job.world == 1024
-    costs = SampleCosts(job)
-    layouts = [job.lay_out(job.train, sample) for sample in next(steps_of(job))]
-    language, encoders = costs.loads(layouts, microbatches=MICROBATCHES)
-
-    def took() -> float:
-        start = time.process_time()
-        place_by_cost(language, encoders, microbatches=MICROBATCHES, micro_batch=job.settings.run.micro_batch)
-        return 1000 * (time.process_time() - start) / MICROBATCHES
-
-    took()
-    what = "CPU milliseconds a microbatch to place it on 1,024 ranks"
-    return Found(ratios={what: [took() for _ in range(rounds)]}, aims={what: ("<=", MILLISECONDS)})
+    found = []
+    for layout in (job.lay_out(job.train, sample) for sample in samples):
+        items = [
+            ItemSize(modality=item.info.modality, number=item.info.index, size=item.info.size, rows=item.rows)
+            for item in layout.items
+        ]
+        size, targets = len(layout.tokens), int(layout.targets.sum())
+        found.append(SampleSize(tokens=size, ids=size, targets=targets, weight=targets, items=tuple(items)))
+    return SampleSizes.of([encoder.modality for encoder in job.encoders], found)
 
 
 def main() -> int:
     """Print what is found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often placing is timed")
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="how often placing is timed, and each step run"
+    )
     options = parser.parse_args()
-    parts = [time_placing(options.rounds)]
+    parts = [*time_placing(options.rounds)]
     for name, read in SOURCES.items():
         try:
             parts += compare(name, read())
         except OSError as error:
             parts.append(Found(absent={f"{name}, by cost": str(error)}))
+    parts += run_steps(options.rounds)
     report("balance", parts, rounds=options.rounds)
     return 0
 

@@ -172,7 +172,7 @@ class _Sleep(torch.autograd.Function):
     """Rows out of nothing: both ways take their time."""
 
     @staticmethod
-    def forward(ctx: Any, sleeper: Sleeper, microbatches: int, rows: int, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, sleeper: Sleeper, microbatches: float, rows: int, *inputs: Tensor) -> Tensor:
         ctx.sleeper, ctx.microbatches, ctx.inputs = sleeper, microbatches, [value.shape for value in inputs]
         time.sleep(sleeper.cost.forward.of(microbatches))
         return inputs[0].new_zeros(rows, sleeper.width)
@@ -211,10 +211,14 @@ class Sleeper(Program):
         """Return nothing."""
         return LocalStats()
 
+    def load(self, microbatches: tuple[int, ...]) -> float:
+        """Return how many microbatches a pass over some costs as much as."""
+        return len(microbatches)
+
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Sleep, and return as many rows as the routes send."""
         ends = [self.anchor, *inputs.values()]
-        count = len(microbatches)
+        count = self.load(microbatches)
         if not self._outputs_of:
             return {LOSS: _Sleep.apply(self, count, 1, *ends).sum()}  # type: ignore[no-untyped-call]  # PyTorch's
         (edge,) = self._outputs_of
@@ -244,21 +248,21 @@ class Sleeper(Program):
         time.sleep(self.cost.reduce_tied)
 
 
-def sleeping(costs: Costs) -> type[RankParts]:
+def sleeping(costs: Costs, sleeper: type[Sleeper] = Sleeper) -> type[RankParts]:
     """Return what is like any other rank's parts, but that its stages sleep as long as they cost."""
 
     class Sleeping(RankParts):
         @override
         def program(self, stage: StageId) -> Program:
-            return Sleeper(self, stage, costs.stages[stage])
+            return sleeper(self, stage, costs.stages[stage])
 
     return Sleeping
 
 
-def stretched(costs: Costs) -> Costs:
-    """Return costs whose language model's forwards take `MEAN_SECONDS` on average, all else in proportion."""
+def stretched(costs: Costs, mean: float = MEAN_SECONDS) -> Costs:
+    """Return costs whose language model's forwards take ``mean`` seconds on average, all else in proportion."""
     language = [cost for stage, cost in costs.stages.items() if stage.module == "language"]
-    factor = MEAN_SECONDS / statistics.mean(cost.forward.of(1) for cost in language)
+    factor = mean / statistics.mean(cost.forward.of(1) for cost in language)
 
     def of(seconds: Seconds) -> Seconds:
         return Seconds(seconds.fixed * factor, seconds.each * factor)

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mimo.data import SampleSize, read_arrays, sizes_of, sizes_of_arrays
+from mimo.data import PlacedMicrobatch, SampleSize, read_arrays, sizes_of, sizes_of_arrays
 from mimo.hooks import ConfigError, DataError
-from mimo.trainer import read_settings, resolve
+from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.commands.main import run
+from mimo.trainer.runtime import SampleCosts, StepData
 
 SETTINGS = """
 [run]
@@ -135,6 +136,35 @@ def test_data_index_says_what_is_laid_out(folder: Path) -> None:
     taken = sizes_of(job.train, [5, 1])
     assert taken is not None
     assert [taken[0], taken[1]] == [sizes[5], sizes[1]]
+
+
+def test_data_index_gives_the_sizes_by_which_samples_are_placed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same places as by their layouts, without making one."""
+    lanes = ("run.global_batch=12", "run.micro_batch=2", "modules.vision.ranks=0-2", "modules.vision.dp=3")
+
+    def placed() -> list[PlacedMicrobatch | None]:
+        job = opened(folder, *lanes)
+        samples = [12, 3, 1, 10, 5, 2, 0, 8, 9, 6, 13, 4]
+        data = StepData.of_step(job, job.train, lambda: samples, costs=SampleCosts(job))
+        return [microbatch.placed for microbatch in data.microbatches]
+
+    before = placed()
+    assert index(folder) == 0
+    monkeypatch.setattr(Job, "lay_out", None)
+    assert placed() == before
+    assert None not in before
+
+
+def test_data_index_lets_a_step_of_any_size_be_placed_by_cost(folder: Path) -> None:
+    """Without one, that is by count, and who asks for cost is shown the command."""
+    many = ("run.global_batch=131072", "run.micro_batch=131072")
+    assert opened(folder, *many).balance == "count"
+    with pytest.raises(
+        ConfigError, match=r"data\.balance: .*'cost', data without an index.*\n?.*`mimo data index FILE`"
+    ):
+        opened(folder, *many, "data.balance=cost")
+    assert index(folder, *many, "data.balance=cost") == 0
+    assert opened(folder, *many).balance == opened(folder, *many, "data.balance=cost").balance == "cost"
 
 
 def test_data_index_says_what_is_laid_out_of_conversations(folder: Path) -> None:

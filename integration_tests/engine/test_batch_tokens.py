@@ -122,7 +122,8 @@ def test_steps_follow_from_an_index_without_reading(settings: Table, longer: str
     settings["data"] |= {"longer": longer, "max_tokens": 30}
     job = make_job(settings)
     read = StepSamples(job, job.sample_order())
-    known = StepSamples(attrs.evolve(job, train=Indexed(job=job)), job.sample_order())
+    indexed: Any = Indexed(job=job)
+    known = StepSamples(attrs.evolve(job, train=indexed), job.sample_order())
     steps = range(1, 100)
     assert [known.numbers(step) for step in steps] == [read.numbers(step) for step in steps]
     assert [known.dropped(step) for step in (1, 2, 3)] == [read.dropped(step) for step in (1, 2, 3)]

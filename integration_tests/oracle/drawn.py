@@ -23,6 +23,7 @@ from mimo.trainer.runtime import check_patterns_of
 
 SEEDS = 3
 """So many are asked where rounding is large."""
+BALANCES = ("cost", "count")
 LINES = 10
 """So many lines are shown of what differs."""
 
@@ -100,7 +101,7 @@ def assess(pool: Pool, oracle: Oracle, settings: Table) -> tuple[Table, str]:
 
 
 def check(seed: int, indices: Iterable[int]) -> int:
-    """Check layouts and tell of each; return 1 if one differs, or if most are refused."""
+    """Check layouts, each by cost and by count, and print them; return 1 if one differs, or if most are refused."""
     shown: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     with Pool(prepare) as pool, TemporaryDirectory() as folder:
@@ -112,11 +113,15 @@ def check(seed: int, indices: Iterable[int]) -> int:
                 refused[why.where] += 1
                 print(f"none {index}: {why}", flush=True)
                 continue
-            settings, wrong = assess(pool, oracle, settings)
-            print(f"{'FAIL' if wrong else 'ok  '} {index}: {describe(settings)}", flush=True)
-            for line in wrong.splitlines()[:LINES]:
-                print(f"     {line}")
-            shown["failed" if wrong else "passed"] += 1
+            failed = False
+            for balance in BALANCES:
+                settings = {**settings, "data": {**settings["data"], "balance": balance}}
+                settings, wrong = assess(pool, oracle, settings)
+                print(f"{'FAIL' if wrong else 'ok  '} {index}: {describe(settings)}", flush=True)
+                for line in wrong.splitlines()[:LINES]:
+                    print(f"     {line}")
+                failed |= bool(wrong)
+            shown["failed" if failed else "passed"] += 1
     print(f"{shown['passed']} passed, {shown['failed']} failed, {refused.total()} refused by their settings")
     for where, count in refused.most_common():
         print(f"  {count} by {where}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mimo.data import fill, microbatch_numbers, place_filled
+from mimo.data import EncoderLoads, Loads, fill, lane_rows, microbatch_numbers, place_filled, step_cost
 
 MOST = 50
 
@@ -60,16 +60,34 @@ def test_a_step_may_have_a_few_numbers_of_microbatches(tokens: int, lanes: int, 
 
 def test_lanes_get_a_bin_each_and_items_go_by_count() -> None:
     """Samples keep their order in a microbatch; those that are left over are empty."""
-    bins = fill([30, 30, 20, 20, 10], most_rows=MOST, in_order=False)
-    placed = place_filled(bins, [(3, [1, 0, 2, 1, 1])], lanes=2, microbatches=3)
+    rows = np.array([30, 30, 20, 20, 10])
+    language = Loads(costs=rows, rows=rows, lanes=2, stages=1, passes=((0,), (1,), (2,)))
+    samples = np.array([0, 2, 2, 3, 4])
+    eye = EncoderLoads(
+        costs=np.ones(5, dtype=np.int64),
+        rows=np.ones(5, dtype=np.int64),
+        lanes=3,
+        stages=1,
+        passes=language.passes,
+        samples=samples,
+        homes=((), ()),
+    )
+    bins = fill(rows.tolist(), most_rows=MOST, in_order=False)
+    placed = place_filled(language, [eye], bins, most_rows=MOST, balanced=False)
     assert [one.samples for one in placed] == [(0, 1, 2, 3), (4,), ()]
-    assert [[list(one.owners.span(lane)) for lane in range(2)] for one in placed] == [
-        [[0, 3], [1, 2]],
-        [[0], []],
-        [[], []],
-    ]
-    assert [[list(one.items[0].span(lane)) for lane in range(3)] for one in placed] == [
-        [[0], [1, 2], [3]],
-        [[0], [], []],
-        [[], [], []],
-    ]
+    owners = [[list(one.owners.span(lane)) for lane in range(2)] for one in placed]
+    assert owners == [[[0, 3], [1, 2]], [[0], []], [[], []]]
+    items = [[list(one.items[0].span(lane)) for lane in range(3)] for one in placed]
+    assert items == [[[0], [1, 2], [3]], [[0], [], []], [[], [], []]]
+
+
+def test_samples_are_placed_by_cost_within_the_same_bounds() -> None:
+    """Where that is quicker: here two long ones would share a lane with many short ones."""
+    rng = np.random.default_rng(1)
+    rows = rng.integers(1, MOST + 1, 60)
+    language = Loads(costs=rows**2, rows=rows, lanes=4, stages=2, passes=tuple((index,) for index in range(11)))
+    bins = fill(rows.tolist(), most_rows=MOST, in_order=False)
+    filled, spread = (place_filled(language, [], bins, most_rows=MOST, balanced=how) for how in (False, True))
+    assert step_cost(language, [], spread) < step_cost(language, [], filled)
+    assert sorted(sample for one in spread for sample in one.samples) == list(range(60))
+    assert max(map(max, lane_rows(language, [], spread))) <= MOST

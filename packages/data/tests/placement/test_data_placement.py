@@ -6,6 +6,7 @@ import random
 
 import attrs
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +182,16 @@ def test_placement_lets_large_samples_wait_for_one_another() -> None:
     step = Step(language=language, encoders=(), microbatches=4, micro_batch=1)
     assert [{lengths[sample] for sample in one.samples} for one in step.by_cost()] == [{90}, {90}, {5}, {5}]
     assert (step_cost(language, (), step.by_cost()), step_cost(language, (), step.by_count())) == (190, 360)
+
+
+@pytest.mark.parametrize(("stages", "turn"), [(1, [12, 5, 5, 5]), (2, [5, 12, 5, 5]), (3, [5, 5, 12, 5])])
+def test_placement_fills_lanes_that_wait_for_a_large_sample(stages: int, turn: list[int]) -> None:
+    """They get as much as it takes, all others less; it comes when a pipeline is full, with shorter ones around it."""
+    lengths = [12, *(1,) * 42]
+    language = Loads(costs=np.array(lengths), rows=np.array(lengths), lanes=2, stages=stages, passes=passes(4, 1))
+    found = place_by_cost(language, (), microbatches=4, micro_batch=8)
+    assert [max(lanes) for lanes in lane_costs(language, (), found)] == turn
+    assert sorted(lane_costs(language, (), found)[turn.index(12)]) == [12, 12]
 
 
 def test_placement_of_ragged_samples_is_nearly_even() -> None:

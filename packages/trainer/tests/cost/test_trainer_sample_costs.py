@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from eye import Table, make_job, on, table
 
 from mimo.data import NO_LABEL, PlacedItem, SampleLayout
-from mimo.hooks import ItemInfo
+from mimo.hooks import DataError, ItemInfo
 from mimo.schedule import Costs, simulate
 from mimo.trainer.batch.balance import balance_of, step_balance, with_loads
+from mimo.trainer.batch.digest import digest_of
+from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.sample_costs import SampleCosts, sample_costs
 from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.step_sizes import StepSizes, check_placed
 
 
 def settings(**sections: Table) -> Table:
@@ -57,6 +62,32 @@ def test_ranks_of_a_lane_share_its_cost() -> None:
     assert SampleCosts(shared).sample(100, 30) == pytest.approx(SampleCosts(alone).sample(100, 30) / 4)
 
 
+def test_samples_that_are_not_as_the_index_says_are_refused() -> None:
+    """What it says of an item that isn't there would be placed on a lane that has none."""
+    job = make_job(settings())
+    layouts = [layout(sample, 8, 2) for sample in range(24)]
+    (placed, *_) = SampleCosts(job).place(StepSizes.of_layouts(job, layouts))
+    check_placed(job, placed, layouts[:8], "data:1")
+    with pytest.raises(DataError, match=r"8 samples from data:1: expected 16 items .*'image'.*, got 15"):
+        check_placed(job, placed, [*layouts[:7], layout(7, 8, 1)], "data:1")
+
+
+def test_a_step_placed_on_other_lanes_has_another_digest() -> None:
+    """Of the same samples, so that no rank waits for what another one sends elsewhere."""
+    job = make_job(settings())
+    assert job.train is not None
+    costs = SampleCosts(job)
+    cut = partial(StepData.of_step, job, job.train, lambda: range(24))
+    found = [cut(costs=costs), cut(costs=costs), cut(costs=None)]
+    layouts = [layout(sample, 8 + sample, 1 + sample % 3) for sample in range(24)]
+    first, *_ = costs.place(StepSizes.of_layouts(job, layouts))
+    other = cut(costs=costs)
+    other.microbatches[0].placed = first
+    digests = [digest_of(one) for one in (*found, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[3] not in digests[:3]
+
+
 def test_one_place_needs_no_costs() -> None:
     """A job with a single lane and microbatch, or by count, reads no sample before it has to."""
     alone = table({"language": on(0, 0)}, run={"micro_batch": 24})
@@ -69,7 +100,7 @@ def test_balance_is_that_of_the_slowest_lanes() -> None:
     """Of 3 microbatches of 4 samples for each of 2 lanes, in which one sample in four has all the items."""
     job = make_job(settings())
     layouts = [layout(sample, 8, 8 if sample % 8 == 0 else 0) for sample in range(24)]
-    found = balance_of(job, layouts, SampleCosts(job))
+    found = balance_of(job, StepSizes.of_layouts(job, layouts), SampleCosts(job))
     assert found["count"].slowest("vision") == pytest.approx(2.0)
     assert found["cost"].slowest("vision") == pytest.approx(1.0)
     assert found["count"].loads["language"] == found["cost"].loads["language"] == pytest.approx((1.0,) * 3)
@@ -80,7 +111,7 @@ def test_a_step_is_simulated_as_its_slowest_lanes_take_it() -> None:
     """Twice the time of what waits for lanes with twice as much to do; as without, where all have the same."""
     job = make_job(settings())
     layouts = [layout(sample, 8, 8 if sample % 8 == 0 else 0) for sample in range(24)]
-    found = balance_of(job, layouts, SampleCosts(job))
+    found = balance_of(job, StepSizes.of_layouts(job, layouts), SampleCosts(job))
     costs = Costs.even(job.graph)
     even, slow, fast = (
         simulate(job.plan, job.graph, each).seconds

@@ -210,6 +210,6 @@ def test_more_samples_than_can_be_read_first_are_placed_by_count() -> None:
     assert make_job(many).balance == "count"
     many["data"]["balance"] = "cost"
     with pytest.raises(
-        ConfigError, match=r"data\.balance: expected 'count' where run\.global_batch is above 65536, .* got 'cost'"
+        ConfigError, match=r"data\.balance: expected 'count', or data with an index, .* above 65536: .* got 'cost'"
     ):
         make_job(many)

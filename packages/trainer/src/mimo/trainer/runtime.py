@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mimo.trainer.batch.route_cache import RouteCache
     from mimo.trainer.batch.step_data import StepData
     from mimo.trainer.batch.step_loader import StepLoader
+    from mimo.trainer.batch.step_samples import StepSamples
     from mimo.trainer.commands.plugin_checks.check import check_plugin
     from mimo.trainer.config.fields import own_keys
     from mimo.trainer.config.names import RERUN_FILE
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mimo.trainer.cost.parameter_names import check_patterns_of
     from mimo.trainer.cost.sample_costs import SampleCosts
     from mimo.trainer.cost.step_cost import job_costs
+    from mimo.trainer.cost.step_sizes import StepSizes
     from mimo.trainer.decoding.prompt import prepared_item
     from mimo.trainer.job.job import JobModule
     from mimo.trainer.rerun.driver import RerunDriver
@@ -61,6 +63,7 @@ else:  # a test compares the two
             "RunState": "resume.run_state",
             "StepLoader": "batch.step_loader",
             "StepOutcome": "step.trainer",
+            "StepSizes": "cost.step_sizes",
             "EXAMPLE": "config.template",
             "InjectSettings": "config.rerun_settings",
             "JobModule": "job.job",
@@ -138,6 +141,8 @@ __all__ = [
     "StepData",
     "StepLoader",
     "StepOutcome",
+    "StepSamples",
+    "StepSizes",
     "balance_of",
     "check_patterns_of",
     "check_plugin",

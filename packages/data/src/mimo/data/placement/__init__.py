@@ -1,7 +1,14 @@
 """Which microbatch and lane each sample of a step goes to, and each of its items: plain numbers, free of torch."""
 
-from mimo.data.placement.filling import fill, microbatch_numbers, place_filled
-from mimo.data.placement.placement import improved, lane_costs, lane_rows, place_by_cost, place_by_count, step_cost
+from mimo.data.placement.filling import fill, microbatch_numbers
+from mimo.data.placement.placement import (
+    lane_costs,
+    lane_rows,
+    place_by_cost,
+    place_by_count,
+    place_filled,
+    step_cost,
+)
 from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch, in_whole_numbers
 
 __all__ = [
@@ -9,7 +16,6 @@ __all__ = [
     "Loads",
     "PlacedMicrobatch",
     "fill",
-    "improved",
     "in_whole_numbers",
     "lane_costs",
     "lane_rows",

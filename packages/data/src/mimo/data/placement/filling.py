@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-
-from mimo.data.placement.sizes import PlacedMicrobatch
-from mimo.topology import Ownership
 
 _GROWTH = 5, 4
 """Each number of microbatches is at most so many times the one before, but for the first two."""
@@ -65,32 +61,3 @@ def fill(rows: Sequence[int], *, most_rows: int, in_order: bool) -> NDArray[np.i
         found[place] = -number
         bisect.insort(rooms, (room - size, number))
     return found
-
-
-def place_filled(
-    bins: NDArray[np.int64], items: Sequence[tuple[int, Sequence[int]]], *, lanes: int, microbatches: int
-) -> tuple[PlacedMicrobatch, ...]:
-    """Return microbatches whose lanes have a bin each, as far as there are bins; the last microbatches may be empty.
-
-    Args:
-        bins: of each sample of a step; see `fill`.
-        items: of each encoder its number of lanes, and how many items each sample has; its lanes have the items of
-            equally many samples each.
-        lanes: of the language model.
-        microbatches: how many; enough for all bins.
-    """
-    assert bins.max(initial=-1) < lanes * microbatches, (bins.max(initial=-1), lanes, microbatches)
-    found = []
-    order = np.argsort(bins, kind="stable")
-    starts = np.searchsorted(bins[order], np.arange(microbatches + 1) * lanes)
-    for first, stop in pairwise(starts.tolist()):
-        samples = np.sort(order[first:stop])
-        own = [Ownership.even(len(samples), count).scaled([each[one] for one in samples]) for count, each in items]
-        found.append(
-            PlacedMicrobatch(
-                samples=tuple(samples.tolist()),
-                owners=Ownership.of((bins[samples] % lanes).tolist(), lanes),
-                items=tuple(own),
-            )
-        )
-    return tuple(found)

@@ -14,9 +14,12 @@ all.
 from __future__ import annotations
 
 import heapq
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mimo.data.placement.ordering import ascending
 
 Whole = NDArray[np.int64]
 _NONE = -1
@@ -44,13 +47,13 @@ def partition(
         rounds: how often bins exchange at most.
         spare: 0 where each bin gets equally many.
     """
-    order = np.argsort(-costs, kind="stable")
+    order = ascending(-costs)
     deals = -(-len(costs) // bins)
     slots = np.full((bins, deals + spare), _NONE, dtype=np.int64)
     loads = np.zeros(bins, dtype=np.int64)
     for deal in range(deals):
         dealt = order[deal * bins : (deal + 1) * bins]
-        takers = np.argsort(loads, kind="stable")[: len(dealt)]
+        takers = ascending(loads)[: len(dealt)]
         slots[takers, deal] = dealt
         loads[takers] += costs[dealt]
     _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds)
@@ -60,6 +63,24 @@ def partition(
     found = np.zeros(len(costs), dtype=np.int64)
     empty = np.zeros(bins, dtype=np.int64)
     return found if spare and _fill(order, costs, rows, found, empty, empty, most_rows) else None
+
+
+def partition_uneven(costs: Whole, rows: Whole, before: Whole, *, most_rows: int, rounds: int) -> Whole | None:
+    """Return the bin of each thing as `partition` does, where bins have something before and may have any number.
+
+    Args:
+        costs: ``[N]``, from 0 on.
+        rows: ``[N]``.
+        before: ``[B]`` what each bin has already.
+        most_rows: that a bin may hold.
+        rounds: see `partition`.
+    """
+    found, bins = np.zeros(len(costs), dtype=np.int64), len(before)
+    if not _fill(ascending(-costs), costs, rows, found, before, np.zeros(bins, dtype=np.int64), most_rows):
+        return None
+    slots = _slots_of(found, costs, bins)
+    _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds, before=before)
+    return _bins_of(slots, len(costs))
 
 
 def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_rows: int, rounds: int) -> Whole | None:
@@ -90,7 +111,7 @@ def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_r
     found = np.full(len(costs), _NONE, dtype=np.int64)
     found[order[stays]] = own[stays]
     kept, left = order[stays], np.sort(order[~stays])
-    left = left[np.argsort(-costs[left], kind="stable")]
+    left = left[ascending(-costs[left])]
     loads, held = (
         np.bincount(found[kept], weights=one[kept], minlength=bins).astype(np.int64) for one in (costs, rows)
     )
@@ -148,39 +169,54 @@ def _bins_of(slots: Whole, count: int) -> Whole:
     return found
 
 
-def _exchange(slots: Whole, costs: Whole, rows: Whole, *, most_rows: int, rounds: int, enough: int = 0) -> None:
+def _exchange(
+    slots: Whole,
+    costs: Whole,
+    rows: Whole,
+    *,
+    most_rows: int,
+    rounds: int,
+    enough: int = 0,
+    before: Whole | Literal[0] = 0,
+) -> None:
     """Even bins out in pairs, up to ``rounds`` times, or until the fullest has no more than ``enough``; in place."""
     costs, rows = np.append(costs, 0), np.append(rows, 0)
-    loads, held = costs[slots].sum(1), rows[slots].sum(1)
+    loads, held = costs[slots].sum(1) + before, rows[slots].sum(1)
     half, width, misses = len(slots) // 2, min(slots.shape[1], _WIDTH), 0
     if not half:
         return
+    first, largest = slots.shape[1] - width, int(rows.max())
     fine = int(loads.sum()) // len(slots) >> _FINE
     for turn in range(rounds):  # each with other pairs
-        order = np.argsort(loads, kind="stable")
-        high, low = order[::-1][:half], np.roll(order[:half], turn)
+        order = ascending(loads)
+        again = -turn % half
+        high, low = order[: -half - 1 : -1], np.concatenate((order[again:half], order[:again]))
         difference = loads[high] - loads[low]
         wide = difference > fine
-        if not wide.any() or loads[high[0]] <= enough or misses >= min(half, _MISSES):
+        count = np.count_nonzero(wide)
+        if not count or loads[high[0]] <= enough or misses >= min(half, _MISSES):
             return
-        high, low, difference = high[wide], low[wide], difference[wide]
-        own, other = slots[high, -width:], slots[low, -width:]
-        shift = costs[own][:, :, None] - costs[other][:, None, :]  # [pairs, K, K] from the fuller to the emptier
-        more = rows[own][:, :, None] - rows[other][:, None, :]
-        fits = (held[low][:, None, None] + more <= most_rows) & (held[high][:, None, None] - more <= most_rows)
-        after = np.where(fits, np.abs(difference[:, None, None] - 2 * shift), difference[:, None, None]).reshape(
-            len(high), -1
-        )
-        best = after.argmin(1)
-        pair = np.flatnonzero(after[np.arange(len(high)), best] < difference)
+        if count < half:
+            high, low, difference = high[wide], low[wide], difference[wide]
+        own, other = slots[high, first:], slots[low, first:]
+        # What lies between two bins when the fuller gives one thing for another, or for none: [pairs, K, K]
+        after = (difference[:, None] - 2 * costs[own])[:, :, None] + 2 * costs[other][:, None, :]
+        np.abs(after, out=after)
+        if int(held.max()) + largest > most_rows:
+            more = rows[own][:, :, None] - rows[other][:, None, :]
+            fits = (more <= (most_rows - held[low])[:, None, None]) & (more >= (held[high] - most_rows)[:, None, None])
+            np.copyto(after, difference[:, None, None], where=~fits)
+        flat = after.reshape(count, -1)
+        best = flat.argmin(1)
+        pair = np.flatnonzero(flat[np.arange(count), best] < difference)
         if not len(pair):
             misses += 1
             continue
         misses = 0
         mine, theirs = np.divmod(best[pair], width)
-        change, size = shift[pair, mine, theirs], more[pair, mine, theirs]
-        high, low, first = high[pair], low[pair], slots.shape[1] - width
-        slots[high, first + mine], slots[low, first + theirs] = other[pair, theirs], own[pair, mine]
+        high, low, given, taken = high[pair], low[pair], own[pair, mine], other[pair, theirs]
+        slots[high, first + mine], slots[low, first + theirs] = taken, given
+        change, size = costs[given] - costs[taken], rows[given] - rows[taken]
         loads[high] -= change
         loads[low] += change
         held[high] -= size

@@ -14,17 +14,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mimo.data.placement.partition import partition, partition_near
+from mimo.data.placement.ordering import ascending, ranks_of
+from mimo.data.placement.partition import partition, partition_near, partition_uneven
+from mimo.data.placement.places import Places, Whole, even_lanes, lane_sums
 from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch
-from mimo.topology import Ownership
 
-Whole = NDArray[np.int64]
 _UNEVEN = 105
 """Percent of the average that the fullest bin may have while bins count as even."""
 _ROUNDS = 24
 """How often bins of a step, or lanes of a pass, exchange at most."""
+_FULL = np.int64(1 << 62)
+"""What a microbatch with as many bins as it has lanes has to do: more than any other."""
 
 
 def place_by_count(
@@ -34,20 +35,7 @@ def place_by_count(
 
     An encoder's lanes have the items of equally many samples each.
     """
-    each, total = micro_batch * language.lanes, len(language.costs)
-    found = []
-    for index in range(microbatches):
-        samples = range(min(index * each, total), min((index + 1) * each, total))
-        items = []
-        for encoder in encoders:
-            low, high = np.searchsorted(encoder.samples, [samples.start, samples.stop])
-            counts = np.bincount(encoder.samples[low:high] - samples.start, minlength=len(samples))
-            ends = np.concatenate([[0], np.cumsum(counts[: len(samples)])])
-            bounds = ends[np.array(Ownership.even(len(samples), encoder.lanes).bounds)]
-            items.append(Ownership(tuple(bounds.tolist())))
-        owners = Ownership.even(len(samples), language.lanes)
-        found.append(PlacedMicrobatch(samples=tuple(samples), owners=owners, items=tuple(items)))
-    return tuple(found)
+    return _by_count(language, encoders, microbatches, micro_batch).placed(language, encoders)
 
 
 def place_by_cost(
@@ -61,24 +49,45 @@ def place_by_cost(
         microbatches: of the step.
         micro_batch: samples of a microbatch for each language lane, by count.
     """
-    return improved(
-        language, encoders, place_by_count(language, encoders, microbatches=microbatches, micro_batch=micro_batch)
-    )
+    even = _by_count(language, encoders, microbatches, micro_batch)
+    return _improved(language, encoders, even, 0).placed(language, encoders)
 
 
-def improved(
-    language: Loads, encoders: Sequence[EncoderLoads], placed: Sequence[PlacedMicrobatch], *, most_rows: int = 0
+def place_filled(
+    language: Loads, encoders: Sequence[EncoderLoads], bins: Whole, *, most_rows: int, balanced: bool
 ) -> tuple[PlacedMicrobatch, ...]:
-    """Return a placement by cost of what another has placed, in as many microbatches; the other where it is no better.
+    """Place the samples of bins, one for each lane of each microbatch as far as there are bins; see `fill`.
+
+    An encoder's lanes have the items of equally many samples each. Where this is to be balanced and that costs less,
+    samples and items are placed by cost instead, over all microbatches.
 
     Args:
-        language: what samples cost the language model.
+        language: what samples cost the language model, in as many microbatches as there are to be.
         encoders: what items cost each encoder.
-        placed: the other one.
-        most_rows: of a language lane in a microbatch; 0: as many as the fullest one has.
+        bins: ``[N]`` of each sample.
+        most_rows: of a language lane in a microbatch.
+        balanced: whether samples may go elsewhere.
     """
-    choices = (tuple(placed), *_by_cost(language, encoders, placed, most_rows))
-    return min(choices, key=partial(step_cost, language, encoders))  # of equal ones the first
+    microbatches = len(language.passes)
+    assert bins.max(initial=-1) < language.lanes * microbatches, (bins, language.lanes, microbatches)
+    found = bins // language.lanes
+    place = np.empty_like(found)
+    order = np.argsort(found, kind="stable")
+    place[order] = np.arange(len(found)) - np.searchsorted(found[order], found[order])
+    sizes = np.bincount(found, minlength=microbatches)[found]
+    filled = Places(
+        microbatches=microbatches,
+        of_sample=found,
+        lanes=bins % language.lanes,
+        items=tuple(even_lanes(place, sizes, one.lanes)[one.samples] for one in encoders),
+    )
+    return (_improved(language, encoders, filled, most_rows) if balanced else filled).placed(language, encoders)
+
+
+def _improved(language: Loads, encoders: Sequence[EncoderLoads], even: Places, most_rows: int) -> Places:
+    """Return a placement by cost, in as many microbatches as another one; that where it is no worse."""
+    choices = (even, *_by_cost(language, encoders, even, most_rows))
+    return min(choices, key=partial(_step_cost, language, encoders))  # of equal ones the first
 
 
 def step_cost(language: Loads, encoders: Sequence[EncoderLoads], placed: Sequence[PlacedMicrobatch]) -> int:
@@ -88,12 +97,7 @@ def step_cost(language: Loads, encoders: Sequence[EncoderLoads], placed: Sequenc
     more for every further pipeline rank; all of it divided by the pipeline ranks among which each pass is divided.
     Exact, in units of 1 / the least common multiple of these numbers.
     """
-    share = int(np.lcm.reduce([one.stages for one in (language, *encoders)], dtype=np.int64))
-    total = 0
-    for number, one in enumerate((language, *encoders)):
-        slowest = [max(lanes) for lanes in lane_costs(language, encoders, placed, number - 1)]
-        total += (sum(slowest) + (one.stages - 1) * max(slowest, default=0)) * (share // one.stages)
-    return total
+    return _step_cost(language, encoders, Places.of(language, encoders, placed))
 
 
 def lane_costs(
@@ -101,7 +105,8 @@ def lane_costs(
 ) -> list[list[int]]:
     """Return what each lane has to do in each pass of an encoder, or of the language model where that is -1."""
     loads = language if encoder < 0 else encoders[encoder]
-    return [_sums(loads, placed, served, encoder, loads.costs) for served in loads.passes]
+    sums: list[list[int]] = lane_sums(loads, Places.of(language, encoders, placed), encoder, loads.costs).tolist()
+    return sums
 
 
 def lane_rows(
@@ -109,84 +114,90 @@ def lane_rows(
 ) -> list[list[int]]:
     """Return how many rows each lane has in each pass likewise."""
     loads = language if encoder < 0 else encoders[encoder]
-    return [_sums(loads, placed, served, encoder, loads.rows) for served in loads.passes]
+    sums: list[list[int]] = lane_sums(loads, Places.of(language, encoders, placed), encoder, loads.rows).tolist()
+    return sums
 
 
-def _sums(
-    loads: Loads, placed: Sequence[PlacedMicrobatch], served: Sequence[int], encoder: int, values: Whole
-) -> list[int]:
-    totals = np.zeros(loads.lanes, dtype=np.int64)
-    for index in served:
-        one = placed[index]
-        owners = one.owners if encoder < 0 else one.items[encoder]
-        things = np.array(one.samples, dtype=np.int64)
-        if isinstance(loads, EncoderLoads):
-            things = _items_of(loads, things)
-        ordered = values[things] if owners.order is None else values[things][list(owners.order)]
-        before = np.concatenate([[0], np.cumsum(ordered)])
-        totals += np.diff(before[list(owners.bounds)])
-    return [int(total) for total in totals]
+def _by_count(language: Loads, encoders: Sequence[EncoderLoads], microbatches: int, micro_batch: int) -> Places:
+    positions, each = np.arange(len(language.costs)), micro_batch * language.lanes
+    found = positions // each
+    place, sizes = positions - found * each, np.bincount(found, minlength=microbatches)[found]
+    return Places(
+        microbatches=microbatches,
+        of_sample=found,
+        lanes=even_lanes(place, sizes, language.lanes),
+        items=tuple(even_lanes(place, sizes, one.lanes)[one.samples] for one in encoders),
+    )
 
 
-def _items_of(encoder: EncoderLoads, samples: Whole) -> Whole:
-    """Return the items of samples, in the order of these."""
-    starts = np.searchsorted(encoder.samples, samples)
-    counts = np.searchsorted(encoder.samples, samples, side="right") - starts
-    offsets = np.cumsum(counts) - counts
-    found: Whole = np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
-    return found
+def _step_cost(language: Loads, encoders: Sequence[EncoderLoads], places: Places) -> int:
+    share = int(np.lcm.reduce([one.stages for one in (language, *encoders)], dtype=np.int64))
+    total = 0
+    for number, one in enumerate((language, *encoders), start=-1):
+        slowest = lane_sums(one, places, number, one.costs).max(1)
+        total += (int(slowest.sum()) + (one.stages - 1) * int(slowest.max(initial=0))) * (share // one.stages)
+    return total
 
 
-def _by_cost(
-    language: Loads, encoders: Sequence[EncoderLoads], even: Sequence[PlacedMicrobatch], most_rows: int
-) -> Iterator[tuple[PlacedMicrobatch, ...]]:
-    """Yield placements by cost that keep the bounds, if there are any."""
-    lanes, microbatches = language.lanes, len(even)
-    most = most_rows or max(map(max, lane_rows(language, encoders, even)), default=0)
+def _by_cost(language: Loads, encoders: Sequence[EncoderLoads], even: Places, most_rows: int) -> Iterator[Places]:
+    """Yield placements by cost that keep the bounds, if any; of rows of a lane ``most_rows``, 0: as another one has."""
+    lanes, microbatches = language.lanes, even.microbatches
+    most = most_rows or _most_rows(language, even, -1)
     bins = partition(language.costs, language.rows, lanes * microbatches, most_rows=most, rounds=_ROUNDS)
     if bins is None:
         return
-    groups = [_grouped(bins, encoders, lanes, microbatches)]
+    choices = [(bins, _grouped(bins, encoders, lanes, microbatches))]
     loads = np.bincount(bins, weights=language.costs, minlength=lanes * microbatches).astype(np.int64)
     if not encoders or int(loads.max()) * len(loads) > int(loads.sum()) * _UNEVEN // 100:
         # Bins that wait for one another have about the same to do, where all can't have.
-        groups.append(np.argsort(np.argsort(-loads, kind="stable"), kind="stable") // lanes)
-    for group in groups:
-        placed = _placed(language, encoders, even, bins, group)
-        if placed is not None:
-            yield placed
+        order = _in_turn(microbatches, max(one.stages for one in (language, *encoders)))
+        choices.append((bins, order[ranks_of(-loads) // lanes]))
+        levels = _levels(language.costs, lanes, microbatches)
+        if levels[0] > levels[-1]:
+            before = np.repeat(levels[0] - levels, lanes)
+            filled = partition_uneven(language.costs, language.rows, before, most_rows=most, rounds=_ROUNDS)
+            choices += [] if filled is None else [(filled, np.repeat(order, lanes))]
+    limits = [_most_rows(one, even, number) for number, one in enumerate(encoders)]
+    for own, group in choices:
+        number = ranks_of(group) % lanes  # of each bin in its microbatch
+        of_sample, on_lane = group[own], number[own]
+        items: list[Whole] = []
+        for one, limit in zip(encoders, limits, strict=True):
+            found = _place_items(one, of_sample, on_lane, limit)
+            if found is None:
+                break
+            items.append(found)
+        else:
+            yield Places(microbatches=microbatches, of_sample=of_sample, lanes=on_lane, items=tuple(items))
 
 
-def _placed(
-    language: Loads, encoders: Sequence[EncoderLoads], even: Sequence[PlacedMicrobatch], bins: Whole, group: Whole
-) -> tuple[PlacedMicrobatch, ...] | None:
-    """Return the placement of samples in bins, and of these in microbatches; None where a bound can't be kept.
+def _levels(costs: Whole, lanes: int, microbatches: int) -> Whole:
+    """Return how full the lanes of each microbatch are to be, descending, so that none waits for a large sample.
 
-    Args:
-        language: what samples cost the language model.
-        encoders: what items cost each encoder.
-        even: the placement by count.
-        bins: of each sample.
-        group: of each bin its microbatch.
+    The microbatch with the largest samples, one a lane, takes as long as the largest one; so its other lanes may have
+    as much. The same of the next one, as long as samples are larger than what lanes then have on average.
     """
-    lanes, microbatches = language.lanes, len(even)
-    number = np.argsort(np.argsort(group, kind="stable"), kind="stable") % lanes  # of each bin in its microbatch
-    of_sample = group[bins]
-    found = []
+    largest = np.sort(costs)[::-1][::lanes].tolist()
+    left, found = int(costs.sum()), list[int]()
     for index in range(microbatches):
-        samples = np.flatnonzero(of_sample == index)
-        found.append((samples, number[bins[samples]]))
-    items = [_place_items(one, found, even, language, encoders, number) for number, one in enumerate(encoders)]
-    if any(one is None for one in items):
-        return None
-    return tuple(
-        PlacedMicrobatch(
-            samples=tuple(samples.tolist()),
-            owners=_owned(owners, lanes),
-            items=tuple(one[index] for one in items if one is not None),
-        )
-        for index, (samples, owners) in enumerate(found)
-    )
+        mean = -(-left // (lanes * (microbatches - index)))
+        found.append(max(mean, largest[index] if index < len(largest) else 0))
+        left = max(left - found[-1] * lanes, 0)
+    return np.array(found, dtype=np.int64)
+
+
+def _in_turn(microbatches: int, stages: int) -> Whole:
+    """Return when each microbatch comes, the longest first: in the middle of shorter ones, where there are pipelines.
+
+    A pipeline fills and drains in the time of its first and last microbatches. So these are the shortest, and the
+    longest one comes when the pipeline has just been filled.
+    """
+    places = np.arange(microbatches)
+    return np.lexsort((places, np.abs(places - min(stages - 1, microbatches - 1))))
+
+
+def _most_rows(loads: Loads, even: Places, encoder: int) -> int:
+    return int(lane_sums(loads, even, encoder, loads.rows).max(initial=0))
 
 
 def _grouped(bins: Whole, encoders: Sequence[EncoderLoads], lanes: int, microbatches: int) -> Whole:
@@ -199,59 +210,53 @@ def _grouped(bins: Whole, encoders: Sequence[EncoderLoads], lanes: int, microbat
         found = partition(sums[0], np.zeros_like(sums[0]), microbatches, most_rows=0, rounds=_ROUNDS, spare=0)
         assert found is not None, "no rows are more than none"
         return found
-    shares = np.stack([(own << 12) // max(int(own.sum()) // count, 1) for own in sums])  # [encoders, bins]
-    loads, room = np.zeros((len(encoders), microbatches), dtype=np.int64), np.full(microbatches, lanes)
+    shares = np.stack([(own << 12) // max(int(own.sum()) // count, 1) for own in sums], axis=1)  # [bins, encoders]
+    order = ascending(-shares.sum(1))
+    loads, room = np.zeros((len(encoders), microbatches), dtype=np.int64), [lanes] * microbatches
+    after, highest, chosen = np.empty_like(loads), np.empty(microbatches, dtype=np.int64), []
+    for share in shares[order][:, :, None]:  # [encoders, 1] of a bin
+        np.add(loads, share, out=after)
+        np.maximum.reduce(after, axis=0, out=highest)
+        least = int(highest.argmin())
+        loads[:, least] = after[:, least]
+        room[least] -= 1
+        if not room[least]:
+            loads[:, least] = _FULL
+        chosen.append(least)
     group = np.zeros(count, dtype=np.int64)
-    for index in np.argsort(-shares.sum(0), kind="stable").tolist():
-        after = (loads + shares[:, index : index + 1]).max(0)
-        chosen = int(np.where(room > 0, after, np.iinfo(np.int64).max).argmin())
-        group[index] = chosen
-        loads[:, chosen] += shares[:, index]
-        room[chosen] -= 1
+    group[order] = chosen
     return group
 
 
-def _place_items(
-    encoder: EncoderLoads,
-    placed: Sequence[tuple[Whole, Whole]],
-    even: Sequence[PlacedMicrobatch],
-    language: Loads,
-    encoders: Sequence[EncoderLoads],
-    number: int,
-) -> dict[int, Ownership] | None:
-    """Place the items of an encoder, pass by pass; None where a bound can't be kept.
+def _place_items(encoder: EncoderLoads, of_sample: Whole, lanes: Whole, most_rows: int) -> Whole | None:
+    """Return the lane of each item of an encoder, placed pass by pass; None where a bound can't be kept.
 
     Args:
         encoder: whose.
-        placed: the samples of each microbatch, and the language lane of each of them.
-        even: the placement by count.
-        language: what samples cost the language model.
-        encoders: all of them.
-        number: of this one.
+        of_sample: the microbatch of each sample.
+        lanes: the language lane of each sample.
+        most_rows: that a lane may hold in a pass.
     """
-    most = max(map(max, lane_rows(language, encoders, even, number)), default=0)
-    found: dict[int, Ownership] = {}
-    homes = np.array([[*own, *(-1,) * (max(map(len, encoder.homes)) - len(own))] for own in encoder.homes])
-    for served in encoder.passes:
-        things = [_items_of(encoder, placed[index][0]) for index in served]
-        together = np.concatenate(things)
-        owners = np.zeros(len(language.costs), dtype=np.int64)
-        for index in served:
-            owners[placed[index][0]] = placed[index][1]
-        lanes = partition_near(
-            encoder.costs[together],
-            encoder.rows[together],
-            _homes_of(homes, owners[encoder.samples[together]]),
+    turn = np.argsort(np.concatenate(encoder.passes))  # of each microbatch among the passes
+    turns = turn[of_sample[encoder.samples]]
+    order = ascending(turns)
+    ends = np.searchsorted(turns[order], np.cumsum([0, *map(len, encoder.passes)]))
+    most = max(map(len, encoder.homes))
+    homes = np.array([[*own, *(-1,) * (most - len(own))] for own in encoder.homes])
+    found = np.zeros(len(order), dtype=np.int64)
+    for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        things = order[begin:end]
+        placed = partition_near(
+            encoder.costs[things],
+            encoder.rows[things],
+            _homes_of(homes, lanes[encoder.samples[things]]) if most else np.full(len(things), -1),
             encoder.lanes,
-            most_rows=most,
+            most_rows=most_rows,
             rounds=_ROUNDS,
         )
-        if lanes is None:
+        if placed is None:
             return None
-        first = 0
-        for index, own in zip(served, things, strict=True):
-            found[index] = _owned(lanes[first : first + len(own)], encoder.lanes)
-            first += len(own)
+        found[things] = placed
     return found
 
 
@@ -263,18 +268,8 @@ def _homes_of(homes: Whole, lanes: Whole) -> Whole:
         lanes: of each item's sample.
     """
     count = (homes >= 0).sum(1)
-    if not count.any():
-        return np.full(len(lanes), -1)
-    order = np.argsort(lanes, kind="stable")
+    order = ascending(lanes)
     turn = np.empty_like(lanes)
     turn[order] = np.arange(len(lanes)) - np.searchsorted(lanes[order], lanes[order])
     found: Whole = homes[lanes, turn % np.maximum(count, 1)[lanes]]
     return found
-
-
-def _owned(lanes: Whole, count: int) -> Ownership:
-    """Return who owns what, as `Ownership.of` does."""
-    bounds = (0, *np.cumsum(np.bincount(lanes, minlength=count)).tolist())
-    if (lanes[1:] >= lanes[:-1]).all():
-        return Ownership(bounds)
-    return Ownership(bounds, tuple(np.argsort(lanes, kind="stable").tolist()))

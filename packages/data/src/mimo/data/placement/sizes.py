@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mimo.topology import Ownership
 
@@ -66,10 +66,9 @@ class PlacedMicrobatch:
     items: tuple[Ownership, ...]
 
 
-def in_whole_numbers(costs: Sequence[Sequence[float]]) -> list[NDArray[np.int64]]:
+def in_whole_numbers(costs: Sequence[ArrayLike]) -> list[NDArray[np.int64]]:
     """Return costs of several modules in whole numbers of one unit; of what costs anything, at least 1."""
-    most = max((max(found, default=0.0) for found in costs), default=0.0)
+    arrays = [np.asarray(found, dtype=np.float64) for found in costs]
+    most = max((float(found.max(initial=0.0)) for found in arrays), default=0.0)
     scale = MAX_COST / most if most > 0 else 0.0
-    return [
-        np.array([max(round(cost * scale), 1) if cost > 0 else 0 for cost in found], dtype=np.int64) for found in costs
-    ]
+    return [np.where(found > 0, np.maximum(np.rint(found * scale), 1), 0).astype(np.int64) for found in arrays]

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mimo.data import SampleLayout, lane_costs
+from mimo.data import lane_costs
 from mimo.schedule import Costs
 from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.config.settings import Balance
 from mimo.trainer.cost.sample_costs import SampleCosts
+from mimo.trainer.cost.step_sizes import StepSizes
 from mimo.trainer.job.job import Job
 
 BALANCES: Sequence[Balance] = ("count", "cost")
@@ -40,23 +41,22 @@ def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
         DataError: a sample of the step cannot be laid out.
     """
     assert job.train is not None, "this job was resolved without training data"
-    samples = StepSamples(job, job.sample_order()).numbers(step)
-    layouts = [job.lay_out(job.train, sample) for sample in samples]
-    return balance_of(job, layouts, SampleCosts(job))
+    numbers = StepSamples(job, job.sample_order()).numbers(step)
+    return balance_of(job, StepSizes.of(job, job.train, numbers), SampleCosts(job))
 
 
-def balance_of(job: Job, layouts: Sequence[SampleLayout], costs: SampleCosts) -> Mapping[Balance, StepBalance]:
+def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balance, StepBalance]:
     """Return the same of a step of these samples.
 
     Args:
         job: the whole.
-        layouts: of a step's samples, in order.
+        sizes: of a step's samples, in order.
         costs: of this job.
     """
     found: dict[Balance, StepBalance] = {}
     for balance in BALANCES:
-        placed = costs.place(layouts, balanced=balance == "cost")
-        language, encoders = costs.loads(layouts, microbatches=len(placed))
+        placed = costs.place(sizes, balanced=balance == "cost")
+        language, encoders = costs.loads(sizes, microbatches=len(placed))
         loads = {}
         for module in job.modules:
             number = -1 if module is job.language else job.encoders.index(module)

@@ -27,9 +27,16 @@ _FIX = "Give the machines of these ranks the same data."
 
 
 def digest_of(data: StepData) -> tuple[int, ...]:
-    """Return `WORDS` numbers below ``2**WORD_BITS`` that stand for every sample of a step and where its rows lie."""
+    """Return `WORDS` numbers below ``2**WORD_BITS`` that stand for every sample of a step and where its rows lie.
+
+    Where samples are placed by cost, also for the lanes of all samples and items: an index that another rank lacks may
+    say of them what they aren't.
+    """
     found = _fingerprint(data.layouts)
-    number = int.from_bytes(found, "big")
+    for microbatch in data.microbatches:
+        if microbatch.placed is not None:
+            found.update(repr(microbatch.placed).encode())
+    number = int.from_bytes(found.digest(), "big")
     return tuple(number >> (WORD_BITS * word) & (2**WORD_BITS - 1) for word in range(WORDS))
 
 
@@ -72,7 +79,13 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
     all_gather_single(everybody, mine)
     found = everybody.view(-1, *mine.shape).cpu().numpy()
     pair = _first_difference(job, found)
-    assert pair is not None, "digests differ where no sample does"
+    if pair is None:
+        return DataError(
+            where,
+            expected="samples that all ranks place on the same lanes",
+            got="the same samples, placed by sizes that differ",
+            fix="Give all machines the same index of the data; run `mimo data index FILE` again.",
+        )
     at = int(np.flatnonzero((found[pair[0].rank] != found[pair[1].rank]).any(1))[0])
     edge = f"{where}, edge {pair[0].edge}" if pair[0].edge else where
     return DataError(
@@ -123,12 +136,12 @@ def _describe(end: _End, row: NDArray[np.int64]) -> str:
 
 def _row(layout: SampleLayout) -> NDArray[np.int64]:
     """Return what to compare of one sample: its number, tokens, encoder rows, and all of it in short."""
-    short = int.from_bytes(_fingerprint([layout])[:7], "big")
+    short = int.from_bytes(_fingerprint([layout]).digest()[:7], "big")
     rows = sum(item.rows for item in layout.items)
     return np.array([layout.sample, len(layout.tokens), rows, short], dtype=np.int64)
 
 
-def _fingerprint(layouts: Iterable[SampleLayout]) -> bytes:
+def _fingerprint(layouts: Iterable[SampleLayout]) -> hashlib.blake2b:
     found = hashlib.blake2b(digest_size=-(-WORDS * WORD_BITS // 8))
     for layout in layouts:
         found.update(f"{layout.sample} {len(layout.tokens)};".encode())
@@ -137,4 +150,4 @@ def _fingerprint(layouts: Iterable[SampleLayout]) -> bytes:
             found.update(b"weights;" + layout.weights.tobytes())
         for item in layout.items:
             found.update(f"{item.info.modality} {item.start} {item.rows} {item.info.size};".encode())
-    return found.digest()
+    return found

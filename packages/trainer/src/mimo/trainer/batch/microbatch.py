@@ -20,6 +20,7 @@ from mimo.trainer.batch.route_cache import RouteCache, Routes
 from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.token_shards import TokenCut
+from mimo.trainer.cost.step_sizes import check_placed
 from mimo.trainer.items.handed_on import decoder_of, is_handed_on
 from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
 from mimo.trainer.job.job import Job, JobModule
@@ -62,7 +63,7 @@ class Microbatch:
         self._samples = tuple(samples)
         self._cache = RouteCache(1) if routes is None else routes
         self._packed: dict[tuple[int, int], Packed] = {}
-        self._placed = placed
+        self.placed = placed
         self._layouts = layouts
         self._owners: dict[str, Ownership] = {}
         self._token_cuts: dict[int, TokenCut] = {}
@@ -76,16 +77,18 @@ class Microbatch:
 
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
-        """The layout of every sample, in order."""
-        if self._layouts is not None:
-            return self._layouts
-        return tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
+        """The layout of every sample, in order; `DataError` as from `Job.lay_out` and `check_placed`."""
+        if self._layouts is None:
+            self._layouts = tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
+            if self.placed is not None and self._samples:
+                check_placed(self._job, self.placed, self._layouts, self._dataset.where(self._samples[0]))
+        return self._layouts
 
     @cached_property
     def owners(self) -> Ownership:
         """Which language lane owns which sample."""
-        if self._placed is not None:
-            return self._placed.owners
+        if self.placed is not None:
+            return self.placed.owners
         return Ownership.even(len(self._samples), self._job.language.grid.dp)
 
     def lane_layouts(self, lane: int) -> list[SampleLayout]:
@@ -95,12 +98,11 @@ class Microbatch:
     def item_owners(self, module: JobModule) -> Ownership:
         """Return which lane of an encoder owns which of its items, numbered sample by sample."""
         if module.name not in self._owners:
-            if self._placed is None:
+            if self.placed is None:
                 counts = [len(layout.items_of(module.modality)) for layout in self.layouts]
                 self._owners[module.name] = Ownership.even(len(counts), module.grid.dp).scaled(counts)
             else:
-                names = [encoder.name for encoder in self._job.encoders]
-                self._owners[module.name] = self._placed.items[names.index(module.name)]
+                self._owners[module.name] = self.placed.items[self._job.encoders.index(module)]
         return self._owners[module.name]
 
     def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
@@ -212,7 +214,7 @@ class Microbatch:
     @cached_property
     def _shape(self) -> Hashable:
         """What routes depend on: lengths, sizes and places alone, not what the samples say; and the placement."""
-        placed = None if self._placed is None else (self._placed.owners, self._placed.items)
+        placed = None if self.placed is None else (self.placed.owners, self.placed.items)
         return placed, tuple(
             (
                 len(layout.tokens),

@@ -9,12 +9,13 @@ from typing import TypeAlias
 
 import attrs
 
-from mimo.data import Dataset, PlacedMicrobatch, SampleLayout
+from mimo.data import Dataset, SampleLayout, sizes_of
 from mimo.topology import Coordinates
 from mimo.trainer.batch.microbatch import BrokenItem, Microbatch
 from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.saved_samples import KeptSamples
-from mimo.trainer.cost.sample_costs import SampleCosts, filled
+from mimo.trainer.cost.sample_costs import SampleCosts
+from mimo.trainer.cost.step_sizes import StepSizes
 from mimo.trainer.job.job import Job, JobModule
 
 Made: TypeAlias = Sequence[tuple[Microbatch, Sequence[int]]]
@@ -104,7 +105,8 @@ class StepData:
             job: the whole; its settings say how many microbatches there are, or how many tokens each has.
             dataset: has the samples.
             samples: returns their numbers.
-            costs: by which samples and items are placed, from all headers of the step. None: in order, by count.
+            costs: by which samples and items are placed, from the sizes of the step: those of an index, or else of all
+                headers. None: in order, by count.
             routes: remembers routes, for this step and later ones.
             kept: has what encoders are given, or keeps it.
             known: returns layouts of samples that have been laid out before.
@@ -115,9 +117,7 @@ class StepData:
             numbers = samples()
             if costs is None and not job.settings.run.batch_tokens:
                 return parts.by_count(numbers, job.microbatches)  # before any of them is read
-            layouts = parts.layouts(numbers)
-            placed = filled(job, layouts, in_order=True) if costs is None else costs.place(layouts)
-            return parts.placed(numbers, layouts, placed)
+            return parts.placed(numbers, costs or SampleCosts(job), balanced=costs is not None)
 
         return cls(make=make)
 
@@ -165,31 +165,22 @@ class _Parts:
             ]
         )
 
-    def layouts(self, samples: Sequence[int]) -> list[SampleLayout]:
-        """Return the layouts of samples."""
-        return [self.known(sample) or self.job.lay_out(self.dataset, sample) for sample in samples]
-
-    def placed(
-        self, samples: Sequence[int], layouts: Sequence[SampleLayout], placed: Sequence[PlacedMicrobatch]
-    ) -> Made:
-        """Return microbatches of samples that are placed."""
-        return self._joined(
-            [
-                (
-                    Microbatch(
-                        self.job,
-                        self.dataset,
-                        [samples[position] for position in one.samples],
-                        self.routes,
-                        self.kept,
-                        one,
-                        tuple(layouts[position] for position in one.samples),
-                    ),
-                    one.samples,
-                )
-                for one in placed
-            ]
-        )
+    def placed(self, samples: Sequence[int], costs: SampleCosts, *, balanced: bool) -> Made:
+        """Return microbatches of samples that are placed by their sizes."""
+        layouts: list[SampleLayout] | None = None
+        known = sizes_of(self.dataset, samples)
+        if known is None:
+            layouts = [self.known(sample) or self.job.lay_out(self.dataset, sample) for sample in samples]
+            sizes = StepSizes.of_layouts(self.job, layouts)
+        else:
+            sizes = StepSizes.of_index(self.job, known)
+        found = []
+        for one in costs.place(sizes, balanced=balanced):
+            numbers = [samples[position] for position in one.samples]
+            own = None if layouts is None else tuple(layouts[position] for position in one.samples)
+            microbatch = Microbatch(self.job, self.dataset, numbers, self.routes, self.kept, one, own)
+            found.append((microbatch, one.samples))
+        return self._joined(found)
 
     def _joined(self, made: Made) -> Made:
         """Have microbatches know with which others they share a pass of a module."""

@@ -6,17 +6,14 @@ ranks find the same numbers to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
 from mimo.data import (
     EncoderLoads,
     Loads,
     PlacedMicrobatch,
-    SampleLayout,
     fill,
-    improved,
     in_whole_numbers,
     place_by_cost,
     place_by_count,
@@ -27,6 +24,7 @@ from mimo.schedule import Costs
 from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import formula_costs, job_costs
+from mimo.trainer.cost.step_sizes import ItemSizes, StepSizes
 from mimo.trainer.job.job import Job, JobModule
 
 _EXACT = 8
@@ -45,6 +43,7 @@ class SampleCosts:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._scales = _scales(job)
+        self._homes = {module.name: _homes(job, module) for module in job.encoders}
         self._lengths: dict[int, float] = {}
         self._items: dict[tuple[str, tuple[int, ...]], float] = {}
         self._label = self._operations(job.language, SampleStats(lengths=(1,), labels=1, sizes={}))
@@ -76,26 +75,20 @@ class SampleCosts:
             self._items[key] = self._operations(module, stats)
         return self._items[key]
 
-    def loads(self, layouts: Sequence[SampleLayout], *, microbatches: int) -> tuple[Loads, tuple[EncoderLoads, ...]]:
-        """Return what a step of these samples costs the language model and each encoder of the job."""
+    def loads(self, sizes: StepSizes, *, microbatches: int) -> tuple[Loads, tuple[EncoderLoads, ...]]:
+        """Return what a step of samples of these sizes costs the language model and each encoder of the job."""
         job = self._job
-        items = [
-            [(position, item) for position, layout in enumerate(layouts) for item in layout.items_of(module.modality)]
-            for module in job.encoders
-        ]
+        items = [sizes.items[module.modality] for module in job.encoders]
         language, *encoders = in_whole_numbers(
             [
-                [self.sample(len(layout.tokens), int(np.count_nonzero(layout.targets))) for layout in layouts],
-                *(
-                    [self.item(module, item.info.size) for _, item in own]
-                    for module, own in zip(job.encoders, items, strict=True)
-                ),
+                self._samples(sizes),
+                *(self._items_of(module, own) for module, own in zip(job.encoders, items, strict=True)),
             ]
         )
         return (
             Loads(
                 costs=language,
-                rows=np.array([len(layout.tokens) for layout in layouts], dtype=np.int64),
+                rows=sizes.lengths,
                 lanes=job.language.grid.dp,
                 stages=job.language.grid.pp,
                 passes=tuple((index,) for index in range(microbatches)),
@@ -103,30 +96,43 @@ class SampleCosts:
             tuple(
                 EncoderLoads(
                     costs=costs,
-                    rows=np.array([item.rows for _, item in own], dtype=np.int64),
+                    rows=own.rows,
                     lanes=module.grid.dp,
                     stages=module.grid.pp,
                     passes=tuple(job.model_graph.by_name[module.name].passes(microbatches)),
-                    samples=np.array([position for position, _ in own], dtype=np.int64),
-                    homes=_homes(job, module),
+                    samples=own.samples,
+                    homes=self._homes[module.name],
                 )
                 for module, own, costs in zip(job.encoders, items, encoders, strict=True)
             ),
         )
 
-    def place(self, layouts: Sequence[SampleLayout], *, balanced: bool = True) -> tuple[PlacedMicrobatch, ...]:
-        """Place a step's samples by cost, or by count where ``balanced`` is false."""
+    def place(self, sizes: StepSizes, *, balanced: bool = True) -> tuple[PlacedMicrobatch, ...]:
+        """Place a step's samples by cost, or by count where ``balanced`` is false; by tokens, in order."""
         run = self._job.settings.run
         if run.batch_tokens:
-            found = filled(self._job, layouts, in_order=not balanced)
-            if not balanced:
-                return found
-            language, encoders = self.loads(layouts, microbatches=len(found))
-            return improved(language, encoders, found, most_rows=run.micro_tokens)
-        microbatches = self._job.microbatches
-        language, encoders = self.loads(layouts, microbatches=microbatches)
+            bins = fill(sizes.lengths.tolist(), most_rows=run.micro_tokens, in_order=not balanced)
+            language, encoders = self.loads(sizes, microbatches=self._microbatches(bins))
+            return place_filled(language, encoders, bins, most_rows=run.micro_tokens, balanced=balanced)
+        language, encoders = self.loads(sizes, microbatches=self._job.microbatches)
         place = place_by_cost if balanced else place_by_count
-        return place(language, encoders, microbatches=microbatches, micro_batch=run.micro_batch)
+        return place(language, encoders, microbatches=self._job.microbatches, micro_batch=run.micro_batch)
+
+    def _microbatches(self, bins: NDArray[np.int64]) -> int:
+        """Return how many microbatches a step of bins has: as the first plan with enough for them."""
+        needed = -(-(int(bins.max(initial=-1)) + 1) // self._job.language.grid.dp)
+        return next(plan.microbatches for plan in self._job.plans if plan.microbatches >= needed)
+
+    def _samples(self, sizes: StepSizes) -> NDArray[np.float64]:
+        """Return what `sample` says of each."""
+        lengths, which = np.unique(sizes.lengths, return_inverse=True)
+        by_length = np.array([self.sample(length, 0) for length in lengths.tolist()])
+        found: NDArray[np.float64] = by_length[which] + sizes.labels * self._label
+        return found
+
+    def _items_of(self, module: JobModule, items: ItemSizes) -> NDArray[np.float64]:
+        """Return what `item` says of each."""
+        return np.array([self.item(module, size) for size in items.sizes])[items.of_item]
 
     def _length(self, length: int) -> float:
         if length not in self._lengths:
@@ -150,28 +156,6 @@ class SampleCosts:
         else:
             total = float(sum(stats.lengths))
         return total * self._scales[module.name] / (grid.cp * grid.tp)
-
-
-def filled(job: Job, layouts: Sequence[SampleLayout], *, in_order: bool) -> tuple[PlacedMicrobatch, ...]:
-    """Fill microbatches with the samples of a step up to ``run.micro_tokens`` of a lane; the last ones may be empty.
-
-    There are as many as the first of the job's plans has that suffices.
-
-    Args:
-        job: whose steps are by tokens.
-        layouts: of a step's samples, in order.
-        in_order: whether each lane has neighbours; otherwise there are as few microbatches as can quickly be had.
-    """
-    lanes = job.language.grid.dp
-    rows = [len(layout.tokens) for layout in layouts]
-    bins = fill(rows, most_rows=job.settings.run.micro_tokens, in_order=in_order)
-    needed = -(-(int(bins.max(initial=-1)) + 1) // lanes)
-    return place_filled(
-        bins,
-        [(module.grid.dp, [len(layout.items_of(module.modality)) for layout in layouts]) for module in job.encoders],
-        lanes=lanes,
-        microbatches=next(plan.microbatches for plan in job.plans if plan.microbatches >= needed),
-    )
 
 
 def sample_costs(job: Job) -> SampleCosts | None:

@@ -188,6 +188,12 @@ def measured(
     return None if dataset is None else MeasuredDataset(dataset, encoders, known, end)
 
 
+def knows_all_sizes(dataset: Dataset) -> bool:
+    """Tell whether every source of a dataset has an index."""
+    known = dataset.known if isinstance(dataset, MeasuredDataset) else None
+    return known is not None and all(part is not None for part in known.parts)
+
+
 def decoded(encoder: EncoderSpec, raw: Any) -> Any:
     """Return a raw item as an encoder takes it: the path of a picture as the decoded picture, all else as it is.
 

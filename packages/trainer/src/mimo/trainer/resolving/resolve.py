@@ -32,7 +32,7 @@ from mimo.trainer.config.settings import (
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job, JobModule, plain_settings
-from mimo.trainer.job.measured_dataset import MeasuredDataset, measured
+from mimo.trainer.job.measured_dataset import MeasuredDataset, knows_all_sizes, measured
 from mimo.trainer.job.precision import check_precision
 from mimo.trainer.job.sample_index import IndexRules, open_index
 from mimo.trainer.resolving.dataset import DatasetChoice
@@ -128,7 +128,7 @@ def resolve(
                 "schedule": schedule_config,
             },
         ),
-    ).balanced(_balance(settings))
+    ).balanced(_balance(settings, None if writes_index else train))
     if train is not None:
         job.sample_order()  # refuses weights of a mixture
     uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose != "generate")
@@ -147,23 +147,25 @@ def resolve(
     )
 
 
-def _balance(settings: Settings) -> Balance:
+def _balance(settings: Settings, train: Dataset | None) -> Balance:
     """Return how samples are placed: by cost, unless settings say otherwise or a step has too many to read first.
 
     Raises:
-        ConfigError: there are too many, and settings say that it be by cost.
+        ConfigError: there are too many of which no index knows the sizes, and settings say that it be by cost.
     """
     asked, batch = settings.data.balance, settings.most_samples
-    if asked == "cost" and batch > MAX_PLACED:
+    is_known = batch <= MAX_PLACED or (train is not None and knows_all_sizes(train))
+    if asked == "cost" and train is not None and not is_known:
         raise ConfigError(
             "data.balance",
-            expected=f"'count' where run.global_batch is above {MAX_PLACED}, as each rank reads the headers of all "
-            "samples of a step before it can place them by cost",
-            got=repr(asked),
-            fix='Set data.balance = "count", or run.global_batch to less.',
+            expected=f"'count', or data with an index, where run.global_batch is above {MAX_PLACED}: without an index "
+            "each rank reads the headers of all samples of a step before it can place them by cost",
+            got=f"{asked!r}, data without an index, and {batch} samples",
+            fix="Run `mimo data index FILE` with the file of these settings, which reads them once, set "
+            'data.balance = "count", or run.global_batch to less.',
         )
     if asked == "auto":
-        return "cost" if batch <= MAX_PLACED else "count"
+        return "cost" if is_known else "count"
     return asked
 
 

@@ -1,0 +1,18 @@
+"""The order of whole numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mimo.data.placement.ordering import ascending, ranks_of
+
+
+@pytest.mark.parametrize("most", [1, 40, 1 << 30, 1 << 55])
+@pytest.mark.parametrize("count", [0, 1, 7, 511, 512, 5000])
+def test_data_ordering_is_that_of_a_stable_sort(count: int, most: int) -> None:
+    """Few or many, small or too large to be joined with their places, below and above 0, with many that are equal."""
+    values = np.random.default_rng(count).integers(-most, most, count)
+    expected = np.argsort(values, kind="stable")
+    assert np.array_equal(ascending(values), expected)
+    assert np.array_equal(ranks_of(values), np.argsort(expected, kind="stable"))

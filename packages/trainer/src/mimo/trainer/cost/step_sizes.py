@@ -1,0 +1,150 @@
+"""Sizes of a step's samples as flat arrays, from an index or from layouts: what a placement follows from.
+
+N samples, I items of a modality in them, sample by sample, K different sizes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from mimo.data import Dataset, PlacedMicrobatch, SampleLayout, SampleSizes, sizes_of
+from mimo.hooks import DataError
+from mimo.trainer.job.job import Job
+
+Whole = NDArray[np.int64]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ItemSizes:
+    """The items of a modality.
+
+    Args:
+        samples: ``[I]`` the place in the step of the sample of each.
+        rows: ``[I]`` of each.
+        sizes: ``[K]``, all different.
+        of_item: ``[I]`` which of the sizes each has.
+    """
+
+    samples: Whole
+    rows: Whole
+    sizes: Sequence[tuple[int, ...]]
+    of_item: Whole
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StepSizes:
+    """The samples of a step.
+
+    Args:
+        lengths: ``[N]`` rows of each, those of items included.
+        labels: ``[N]`` rows of each that are learned from.
+        items: by the modality of an encoder.
+    """
+
+    lengths: Whole
+    labels: Whole
+    items: Mapping[str, ItemSizes]
+
+    @classmethod
+    def of(cls, job: Job, dataset: Dataset, samples: Sequence[int]) -> StepSizes:
+        """Return the sizes of samples, from an index where there is one; without it each is laid out.
+
+        Raises:
+            DataError: the index is damaged, or a sample can't be laid out.
+        """
+        known = sizes_of(dataset, samples)
+        if known is not None:
+            return cls.of_index(job, known)
+        return cls.of_layouts(job, [job.lay_out(dataset, sample) for sample in samples])
+
+    @classmethod
+    def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> StepSizes:
+        """Return the sizes of samples that have been laid out."""
+        found = {module.modality: _Gathered() for module in job.encoders}
+        for position, layout in enumerate(layouts):
+            for item in layout.items:
+                found[item.info.modality].add(position, item.rows, item.info.size)
+        return cls(
+            lengths=np.array([len(layout.tokens) for layout in layouts], dtype=np.int64),
+            labels=np.array([np.count_nonzero(layout.targets) for layout in layouts], dtype=np.int64),
+            items={modality: own.sizes() for modality, own in found.items()},
+        )
+
+    @classmethod
+    def of_index(cls, job: Job, known: SampleSizes) -> StepSizes:
+        """Return the same of samples of which an index knows the sizes."""
+        samples = np.repeat(np.arange(len(known.tokens)), np.diff(known.first_item))
+        numbers = {name: number for number, name in enumerate(known.modalities)}
+        return cls(
+            lengths=known.tokens.astype(np.int64),
+            labels=known.targets.astype(np.int64),
+            items={
+                module.modality: _of_index(known, samples, numbers.get(module.modality, -1)) for module in job.encoders
+            },
+        )
+
+
+def _of_index(known: SampleSizes, samples: Whole, modality: int) -> ItemSizes:
+    items = np.flatnonzero((known.modality == modality) & (known.kept != 0))
+    first, counts = known.first_size[items], np.diff(known.first_size)[items]
+    of_item, sizes = np.zeros(len(items), dtype=np.int64), list[tuple[int, ...]]()
+    for count in np.unique(counts).tolist():
+        own = np.flatnonzero(counts == count)
+        numbers = known.size[first[own][:, None] + np.arange(count)]  # [items, numbers of a size]
+        places, which = _different(numbers)
+        of_item[own] = which + len(sizes)
+        sizes += map(tuple, numbers[places].tolist())
+    return ItemSizes(samples=samples[items], rows=known.rows[items].astype(np.int64), sizes=sizes, of_item=of_item)
+
+
+def _different(numbers: Whole) -> tuple[Whole, Whole]:
+    """Return where each different line of numbers is first, and which of these each line is."""
+    which, places = np.zeros(len(numbers), dtype=np.int64), np.zeros(1, dtype=np.int64)
+    for column in numbers.T:
+        values, own = np.unique(column, return_inverse=True)
+        _, places, which = np.unique(which * len(values) + own, return_index=True, return_inverse=True)
+    return places, which
+
+
+class _Gathered:
+    """Items of a modality, one by one."""
+
+    def __init__(self) -> None:
+        self._samples: list[int] = []
+        self._rows: list[int] = []
+        self._of_item: list[int] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def add(self, sample: int, rows: int, size: tuple[int, ...]) -> None:
+        self._samples.append(sample)
+        self._rows.append(rows)
+        self._of_item.append(self._numbers.setdefault(size, len(self._numbers)))
+
+    def sizes(self) -> ItemSizes:
+        return ItemSizes(
+            samples=np.array(self._samples, dtype=np.int64),
+            rows=np.array(self._rows, dtype=np.int64),
+            sizes=list(self._numbers),
+            of_item=np.array(self._of_item, dtype=np.int64),
+        )
+
+
+def check_placed(job: Job, placed: PlacedMicrobatch, layouts: Sequence[SampleLayout], where: str) -> None:
+    """Refuse samples that have more or fewer items than were placed; ``where`` names the first of them.
+
+    Raises:
+        DataError: the index says something else of them than they are.
+    """
+    for module, owners in zip(job.encoders, placed.items, strict=True):
+        found = sum(item.info.modality == module.modality for layout in layouts for item in layout.items)
+        if found != owners.bounds[-1]:
+            raise DataError(
+                f"{len(layouts)} samples from {where}",
+                expected=f"{owners.bounds[-1]} items of modality {module.modality!r}, as the index says",
+                got=f"{found}",
+                fix="Run `mimo data index FILE` again.",
+            )
