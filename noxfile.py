@@ -118,6 +118,14 @@ def install(
         arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
     testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
     session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
+    rarely = "import gc; gc.set_threshold(100_000, 20, 50)\n"  # torch's import makes a million objects, no garbage
+    (packages_of(session) / "garbage.pth").write_text(rarely, encoding="utf-8")  # every interpreter runs it first
+
+
+def packages_of(session: nox.Session) -> Path:
+    """Return where the packages of an environment lie."""
+    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    return packages
 
 
 def files_of(folder: Path, but: Iterable[Path] = ()) -> set[Path]:
@@ -137,7 +145,7 @@ def bytecode(session: nox.Session) -> Iterator[None]:
 
     Python compares a source's time and size with those of which its bytecode was made.
     """
-    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    packages = packages_of(session)
     shared = session.cache_dir / "bytecode" / packages.parent.name
     link_bytecode(shared, packages, of=packages)
     try:
