@@ -12,7 +12,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -105,13 +105,17 @@ def unstructure(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-@functools.cache
 def kinds_of(cls: type[Any]) -> Mapping[str, Any]:
     """Return the types of a class's fields by name; to read them from its annotations takes half of `structure`.
 
     Raises:
         NameError: one of them cannot be resolved.
     """
+    return _kinds_of(cast("Hashable", cls))
+
+
+@functools.cache
+def _kinds_of(cls: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(cls)
 
 
