@@ -118,6 +118,14 @@ def install(
         arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
     testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
     session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
+    rarely = "import gc; gc.set_threshold(100_000, 20, 50)\n"  # torch's import makes a million objects, no garbage
+    (packages_of(session) / "garbage.pth").write_text(rarely, encoding="utf-8")  # every interpreter runs it first
+
+
+def packages_of(session: nox.Session) -> Path:
+    """Return where the packages of an environment lie."""
+    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    return packages
 
 
 def files_of(folder: Path, but: Iterable[Path] = ()) -> set[Path]:
@@ -137,7 +145,7 @@ def bytecode(session: nox.Session) -> Iterator[None]:
 
     Python compares a source's time and size with those of which its bytecode was made.
     """
-    (packages,) = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+    packages = packages_of(session)
     shared = session.cache_dir / "bytecode" / packages.parent.name
     link_bytecode(shared, packages, of=packages)
     try:
@@ -201,6 +209,19 @@ def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) ->
 
 
 @nox.session(allow_parallel=True)
+def integration(session: nox.Session) -> None:
+    """Test all packages together, and the rules of the house.
+
+    It takes longest, so that it comes first: the sessions of packages are done beside it, where its tests wait.
+    """
+    install(session, everything(), "integration")
+    with bytecode(session):
+        session.run(
+            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
+        )
+
+
+@nox.session(allow_parallel=True)
 @nox.parametrize(("name", "extra"), variants())
 def tests(session: nox.Session, name: str, extra: str | None) -> None:
     """Test one package in an environment that holds only its declared closure.
@@ -219,16 +240,6 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     how = (*how, *(f"--ignore={path}" for path in left_out), *session.posargs)
     with bytecode(session):
         session.run("pytest", str(folder), *how)
-
-
-@nox.session
-def integration(session: nox.Session) -> None:
-    """Test all packages together, and the rules of the house."""
-    install(session, everything(), "integration")
-    with bytecode(session):
-        session.run(
-            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
-        )
 
 
 @nox.session(default=False, venv_backend="none")

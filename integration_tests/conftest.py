@@ -45,9 +45,9 @@ def truths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def pool(truths: Path) -> Iterator[Pool]:
     """One process that forks the ranks of all tests of this one, whose functions can all be pickled."""
-    from jobs import prepare
+    from jobs import prepare, resolve_ahead
 
-    with Pool(prepare, truths) as shared:
+    with Pool(prepare, truths, ahead=resolve_ahead) as shared:
         yield shared
 
 

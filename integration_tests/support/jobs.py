@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import attrs
@@ -13,7 +14,7 @@ from tables import Table
 from torch import Tensor, nn
 
 from mimo.data import DATASETS
-from mimo.hooks import Kind, Registry, discover
+from mimo.hooks import Kind, Registry, UserError, discover
 from mimo.model import ENCODERS
 from mimo.schedule import SCHEDULES
 from mimo.trainer import Job, read_settings, resolve
@@ -84,6 +85,24 @@ THIRD_PARTY: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
+@functools.cache
+def _jobs() -> dict[str, Job]:
+    """Return the jobs that were resolved before this process was forked, by what their settings say."""
+    return {}
+
+
+def resolve_ahead(*args: object) -> None:
+    """Resolve those settings among the arguments of ranks of which nothing is read from files, once for all of them.
+
+    A search for the order of a step takes longer than to train it.
+    """
+    _jobs().clear()
+    for settings in args:
+        if isinstance(settings, dict) and settings.get("data", {}).get("plugin") == "synthetic":
+            with suppress(UserError):  # which those that want the job meet too
+                _jobs()[repr(settings)] = resolve(read_settings(settings), find=find)
+
+
 def make_job(settings: Table) -> Job:
-    """Resolve settings."""
-    return resolve(read_settings(settings), find=find)
+    """Resolve settings, or take what `resolve_ahead` made of them."""
+    return _jobs().pop(repr(settings), None) or resolve(read_settings(settings), find=find)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
-from mimo.optimizer.runtime import LocalAdamW
+from mimo.optimizer.runtime import LocalAdamW, zeros_like
 
 SETTINGS: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.3}
 SHAPES = ((4, 3), (5,), (), (0, 2), (40, 40))
@@ -118,3 +121,22 @@ def test_optimizer_adamw_refuses_the_state_of_others() -> None:
     with pytest.raises(RunError, match="expected step of shape \\(\\) for parameter 0, got none"):
         optimizer.load_state_dict(torch.optim.AdamW(make(), **SETTINGS).state_dict())
     assert torch.equal(kept["state"][0]["exp_avg"], optimizer.state[parameters[0]]["exp_avg"])
+
+
+def _lie_as_torchs(_rank: int) -> bool:
+    """Return whether zeros of parameters, cut unevenly and copied, are what torch's are on this rank."""
+    mesh = init_device_mesh("cpu", (2,))
+    for placement in (Shard(0), Shard(1), Replicate()):
+        parameter = nn.Parameter(distribute_tensor(torch.ones(5, 4), mesh, [placement]))
+        ours, theirs = zeros_like(parameter), torch.zeros_like(parameter, requires_grad=False)
+        assert isinstance(ours, DTensor)
+        assert isinstance(theirs, DTensor)
+        assert (ours.placements, ours.shape, ours.stride()) == (theirs.placements, theirs.shape, theirs.stride())
+        assert torch.equal(ours.to_local(), theirs.to_local())
+        assert not ours.requires_grad
+    return True
+
+
+def test_optimizer_zeros_lie_as_their_parameter(run_ranks: Callable[..., list[Any]]) -> None:
+    """Without working out how, for which torch takes longer than for the zeros."""
+    assert run_ranks(2, _lie_as_torchs) == [True, True]

@@ -77,6 +77,22 @@ def test_what_ranks_import_those_of_the_next_run_need_not(own_pool: Pool) -> Non
         assert prepared.run(2, import_late) == [True, True]
 
 
+def import_of(_name: str, rank: int) -> bool:
+    """Do as `import_late`, before a run with these arguments."""
+    return import_late(rank)
+
+
+def was_imported(_rank: int, _name: str, _number: int) -> bool:
+    """Return whether it has been done before this process was forked."""
+    return import_late(0)
+
+
+def test_what_is_done_ahead_of_a_run_takes_its_arguments() -> None:
+    """In the process that its ranks are forked from."""
+    with Pool(ahead=import_of) as prepared:
+        assert prepared.run(2, was_imported, "once", 0) == [True, True]
+
+
 def test_meshes_of_one_shape_on_other_ranks_are_not_confused(own_pool: Pool) -> None:
     """What torch keeps by mesh in one run is unknown in the next one."""
     for ranks in ([[0, 1], [2]], [[0], [1, 2]], [[2], [0, 1]]):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
-from mimo.optimizer.runtime import fused_adamw, load_in_place
+from mimo.optimizer.runtime import fused_adamw, load_in_place, zeros_like
 from mimo_optimizer_hybrid._balance import balanced_fraction
 from mimo_optimizer_hybrid._division import Division
 from mimo_optimizer_hybrid._host_half import HostHalf
@@ -102,8 +102,8 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         for parameter in values[:begin]:
             self.state[parameter] = {
                 "step": torch.zeros((), device=device),
-                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg": zeros_like(parameter),
+                "exp_avg_sq": zeros_like(parameter),
             }
         self._host = HostHalf(
             values[begin:], pieces=division.pieces, most=division.most, staging=division.staging, device=device

@@ -23,7 +23,7 @@ from torch.optim._muon import (  # torch offers its formulas under no public nam
     _zeropower_via_newtonschulz,
 )
 
-from mimo.optimizer.runtime import LocalAdamW, load_in_place, local_gradient
+from mimo.optimizer.runtime import LocalAdamW, load_in_place, local_gradient, zeros_like
 from mimo_optimizer_muon._exchange import Exchange
 from mimo_optimizer_muon._matrices import Matrix, Shape, piece_shape, share_out
 
@@ -110,7 +110,7 @@ class ShardedMuon(torch.optim.Optimizer):
         self._adjust_lr = adjust_lr
         self._matrices = matrices
         for parameter in matrices:
-            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
+            self.state[parameter] = {"momentum_buffer": zeros_like(parameter)}
         if self._adamw is not None:
             self.state.update(self._adamw.state)
         self._buckets = _make_buckets(matrices)

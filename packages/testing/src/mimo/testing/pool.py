@@ -30,7 +30,7 @@ _ENDS_SECONDS = 5
 _FORK = multiprocessing.get_context("fork")
 
 
-def _serve(parent: Connection, ours: Connection, prepare: Callable[[], object]) -> None:
+def _serve(parent: Connection, ours: Connection, prepare: Callable[[], object], ahead: Callable[..., object]) -> None:
     """Do one run after the other, until the parent closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent ends us
     ours.close()  # else we would not see that it closes it
@@ -39,13 +39,14 @@ def _serve(parent: Connection, ours: Connection, prepare: Callable[[], object]) 
     with suppress(EOFError, ConnectionError):  # the parent has closed its end
         while True:
             world, task = parent.recv()
-            parent.send_bytes(pickle.dumps(_run(world, task, parent)))
+            parent.send_bytes(pickle.dumps(_run(world, task, parent, ahead)))
 
 
-def _run(world: int, task: bytes, parent: Connection) -> dict[int, tuple[bool, Any]]:
+def _run(world: int, task: bytes, parent: Connection, ahead: Callable[..., object]) -> dict[int, tuple[bool, Any]]:
     """Return the answers of a run by rank; results are pickled."""
     try:
         function, args = pickle.loads(task)  # noqa: S301  # from our own parent
+        ahead(*args)
     except Exception:  # noqa: BLE001  # whatever it is, the parent shows it
         return dict.fromkeys(range(world), (False, traceback.format_exc()))
     answers = answers_of(world, _result_and_imports, (parent, function, args), stop=[parent])
@@ -75,10 +76,17 @@ class Pool:
     Args:
         prepare: what every rank would have to do, done once before any is forked. It must not compute.
         folder: where `recall` keeps results for all processes that have a pool with it; without, each has its own.
+        ahead: called with the arguments of a run before its ranks are forked, as ``prepare`` is before those of any.
     """
 
-    def __init__(self, prepare: Callable[[], object] = lambda: None, folder: Path | None = None) -> None:
-        self._prepare, self._folder = prepare, folder
+    def __init__(
+        self,
+        prepare: Callable[[], object] = lambda: None,
+        folder: Path | None = None,
+        *,
+        ahead: Callable[..., object] = lambda *_args: None,
+    ) -> None:
+        self._prepare, self._folder, self._ahead = prepare, folder, ahead
         self._process, self._pipe = self._start()
         self._known: dict[str, list[Any]] = {}
 
@@ -143,7 +151,7 @@ class Pool:
 
     def _start(self) -> tuple[BaseProcess, Connection]:
         ours, theirs = _FORK.Pipe()
-        process = _FORK.Process(target=_serve, args=(theirs, ours, self._prepare), name="forks ranks")
+        process = _FORK.Process(target=_serve, args=(theirs, ours, self._prepare, self._ahead), name="forks ranks")
         process.start()
         theirs.close()
         return process, ours

@@ -1,6 +1,6 @@
 """The torch side: reductions, the sums of a step over all ranks, and the optimizer over all modules."""
 
-from mimo.optimizer.runtime._adamw import LocalAdamW, fused_adamw
+from mimo.optimizer.runtime._adamw import LocalAdamW, fused_adamw, zeros_like
 from mimo.optimizer.runtime._agreement import WORD_BITS, WORDS, LocalStats, NormBucket, ReducedStats, agree
 from mimo.optimizer.runtime._gradients import is_counted
 from mimo.optimizer.runtime._in_order import InOrder, LaneSum
@@ -39,4 +39,5 @@ __all__ = [
     "reduce_tied",
     "replicate",
     "sum_over",
+    "zeros_like",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,18 @@ from mimo.optimizer.runtime._loading import load_in_place
 def _local(value: Tensor) -> Tensor:
     # Not `to_local`, which makes a new view of a parameter each time.
     return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+
+
+def zeros_like(parameter: Tensor) -> Tensor:
+    """Return zeros that lie as a parameter does, and learn nothing.
+
+    `torch.zeros_like` has DTensor work out once for each shape how they lie, which takes longer than all else that is
+    done to begin with a small module's state.
+    """
+    zeros = torch.zeros_like(_local(parameter), requires_grad=False)
+    if not isinstance(parameter, DTensor):
+        return zeros
+    return DTensor(zeros, copy.copy(parameter._spec), requires_grad=False)  # noqa: SLF001  # see `_local`
 
 
 @attrs.frozen(kw_only=True)
@@ -113,8 +126,8 @@ class LocalAdamW(torch.optim.Optimizer):
         for parameter, step in zip(parameters, count.unbind(), strict=True):
             self.state[parameter] = {
                 "step": step,
-                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg": zeros_like(parameter),
+                "exp_avg_sq": zeros_like(parameter),
             }
         states = [self.state[parameter] for parameter in parameters]
         return _Pieces(

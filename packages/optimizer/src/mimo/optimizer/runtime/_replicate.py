@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo.optimizer._specs import DeferredGrads, ModuleParameters, Prepared
+from mimo.optimizer.runtime._adamw import zeros_like
 from mimo.optimizer.runtime._in_order import InOrder
 from mimo.topology import StageId
 from mimo.topology.meshes import DATA_AXES, Meshes, tied_pairs
@@ -28,7 +29,7 @@ MESSAGE_BYTES = 25 * 2**20
 def local_gradient(parameter: nn.Parameter) -> Tensor:
     """Return this rank's part of the gradient, in place; one that nothing contributed to is made zero."""
     if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = zeros_like(parameter)
     gradient = parameter.grad
     # Not `to_local`, which looks at more than it needs to, for each parameter in each step.
     return gradient._local_tensor if isinstance(gradient, DTensor) else gradient  # noqa: SLF001

@@ -12,7 +12,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -60,7 +60,7 @@ def structure(table: Any, cls: type[C], where: str, *, siblings: Iterable[str] =
             fix=suggest(unknown[0], [*own, *siblings]),
         )
     try:
-        kinds = typing.get_type_hints(cls)
+        kinds = kinds_of(cls)
     except NameError as error:
         raise PluginError(
             f"{cls.__module__}.{cls.__qualname__}",
@@ -89,7 +89,7 @@ def structure(table: Any, cls: type[C], where: str, *, siblings: Iterable[str] =
 def unstructure(value: Any) -> Any:
     """Return the plain data that `structure` reads back; what is None is left out, as TOML has no such value."""
     if attrs.has(type(value)):
-        rest, kinds = rest_field(type(value)), typing.get_type_hints(type(value))
+        rest, kinds = rest_field(type(value)), kinds_of(type(value))
         table: dict[str, Any] = {
             name: show_ranks(one) if kinds[name] is Ranks else unstructure(one)
             for name, one in ((field.name, getattr(value, field.name)) for field in attrs.fields(type(value)))
@@ -103,6 +103,20 @@ def unstructure(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value
+
+
+def kinds_of(cls: type[Any]) -> Mapping[str, Any]:
+    """Return the types of a class's fields by name; to read them from its annotations takes half of `structure`.
+
+    Raises:
+        NameError: one of them cannot be resolved.
+    """
+    return _kinds_of(cast("Hashable", cls))
+
+
+@functools.cache
+def _kinds_of(cls: Hashable) -> Mapping[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def suggest(got: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import attrs
 import tomli_w
@@ -19,7 +19,7 @@ from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.plain_values import MAX_DEPTH, MAX_FILE_BYTES, check_plain_values, too_deep, too_long_a_number
 from mimo.trainer.config.renamed import check_renamed, with_new_names
 from mimo.trainer.config.settings import Settings
-from mimo.trainer.config.structure import structure
+from mimo.trainer.config.structure import kinds_of, structure
 
 
 def read_settings(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Settings:
@@ -170,7 +170,7 @@ def _check_section(override: str) -> None:
         ConfigError: naming the key.
     """
     written, equals, value = override.partition("=")
-    key, kinds = written.strip(), get_type_hints(Settings)
+    key, kinds = written.strip(), kinds_of(Settings)
     homes = [name for name, kind in kinds.items() if attrs.has(kind) and key in own_keys(kind)]
     if equals and homes and key not in kinds:
         fixes = " or ".join(f"{home}.{key}={value}" for home in homes)
