@@ -175,6 +175,7 @@ class Scripted:
         self.optimizer = SimpleNamespace(propose=lambda _stats: self.results.pop(0), loss_scale=1.0)
         self.holds_modules, self.objects = False, None
         self.data = StepData(make=tuple)
+        self.samples = SimpleNamespace(numbers=lambda _step: ())
 
     def decide(self, _step: int, _record: object) -> StepDecision:
         """Run the first time."""
@@ -182,10 +183,6 @@ class Scripted:
 
     def repeat(self, _data: object) -> None:
         """Run again."""
-
-    def samples(self, _step: int) -> tuple[int, ...]:
-        """Return no samples."""
-        return ()
 
     def cut(self, _kept: object) -> None:
         """Return nothing to run."""
