@@ -138,11 +138,11 @@ def test_each_step_has_its_own_items_and_each_is_decoded_once(workers: int, ahea
     assert sorted(data.read) == sorted(wanted)
 
 
-@pytest.mark.parametrize(("reach", "further"), [(1, 2), (2, 1), (3, 0)])
-def test_as_many_steps_are_read_ahead_as_is_set(reach: int, further: int) -> None:
-    """Where the samples that are asked for are themselves ahead of the step that runs, fewer beyond them."""
+@pytest.mark.parametrize(("ahead", "reach", "further"), [(2, 1, 2), (2, 2, 1), (1, 1, 1), (1, 2, 1), (0, 2, 0)])
+def test_as_many_steps_are_read_ahead_as_is_set(ahead: int, reach: int, further: int) -> None:
+    """Where the samples that are asked for are themselves ahead of the step that runs, fewer beyond them, but one."""
     data = Numbers()
-    with loading(data, workers=1, ahead=2, reach=reach) as loader:
+    with loading(data, workers=1, ahead=ahead, reach=reach) as loader:
         first = loader.load(1)  # what nobody holds isn't read
         wait_until(lambda: len(data.read) == 4 * (further + 1))
     assert first.samples == 2

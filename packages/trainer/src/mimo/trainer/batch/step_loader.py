@@ -51,7 +51,8 @@ class StepLoader:
     ) -> None:
         self._cut = cut
         self._places = tuple(places)
-        self._further = max(settings.ahead + 1 - reach, 0) if settings.workers else 0
+        # At least one: items of the samples that are asked for may have to be decoded at once, see `BrokenSamples`.
+        self._further = max(settings.ahead + 1 - reach, min(settings.ahead, 1)) if settings.workers else 0
         self._last = last
         self._progress = progress
         self._begun: dict[int, tuple[StepData, Ticket[int]]] = {}

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.data import PlacedItem
-from mimo.hooks import DataError, ItemInfo, UserError
+from mimo.hooks import ItemInfo, UserError
 from mimo.topology.collectives import all_gather_json, all_gather_single
+from mimo.trainer.items.faults import fault_of, fields_of
 from mimo.trainer.items.prepared import Item
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
@@ -57,7 +58,7 @@ def hand_on(
     Raises:
         DataError: one of the ranks has a fault; the same on all, but for those that have their own.
     """
-    items, said = dict(own), None if fault is None else _fields(fault)
+    items, said = dict(own), None if fault is None else fields_of(fault)
     for group in groups:
         header = {"fault": said, "items": [[number, _describe(item)] for number, item in sorted(items.items())]}
         headers: list[Any] = all_gather_json(header, group)
@@ -68,7 +69,7 @@ def hand_on(
     if fault is not None:
         raise fault
     if said is not None:
-        raise DataError(said["where"], expected=said["expected"], got=said["got"], fix=said["fix"])
+        raise fault_of(said)
     return items
 
 
@@ -109,7 +110,3 @@ def _read(rest: Tensor, item: Sequence[Any]) -> tuple[Item, Tensor]:
         found[name] = rest[:count].view(_DTYPES[dtype]).view(shape)
         rest = rest[_room(dtype, shape) :]
     return found, rest
-
-
-def _fields(fault: UserError) -> Mapping[str, str]:
-    return {"where": fault.where, "expected": fault.expected, "got": fault.got, "fix": fault.fix}
