@@ -26,6 +26,7 @@ from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.cost.sample_costs import sample_costs
+from mimo.trainer.items.staging import Staging
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.encoder_program import places_of
@@ -118,6 +119,7 @@ class Trainer:
         self._data_begun = 0
         self._routes = RouteCache()
         self._broken = BrokenSamples(job, places_of(self.programs), rank=rank)
+        self._staging = Staging.to(device, ahead_bytes=job.settings.data.ahead_bytes)
         reach = 1 + self._runner.prefetches
         self._loader = self._make_loader(self._cut, reach=reach, last=job.settings.run.steps)
         self._lookahead = BatchLookahead(
@@ -304,6 +306,7 @@ class Trainer:
             reach=reach,
             last=last,
             progress=self._progress,
+            staging=self._staging,
         )
 
     def _cut(self, step: int) -> StepData:
