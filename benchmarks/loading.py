@@ -3,10 +3,11 @@
 Files are drawn here like photographs, JPEG of 640 x 480 pixels, and resized to 224. *Decoding* runs the loader
 of a rank without any step, over a plain loop that opens and prepares the same files, in as many processes as the loader
 has threads; beside it torch's `DataLoader` with as many worker processes. *Step* trains one process with one thread of
-torch and one that decodes, about as long as the step computes, over the longer of the two. *Memory* reads small
-pictures through a loader, and compares what the process holds after a tenth of them and after all.
-``nox -s bench -- loading [--part decoding step memory] [--rounds N] [--samples N]`` prints a table, and as its last
-line one JSON object.
+torch and one that decodes, over the longer of the two: pictures are drawn of a size whose decoding takes as long as the
+step computes, found by trial. *Ahead* trains on pictures of which some take much longer, by how far ahead they are
+decoded. *Memory* reads small pictures through a loader, and compares what the process holds after a tenth of them and
+after all. ``nox -s bench -- loading [--part decoding step ahead memory] [--rounds N] [--samples N]`` prints a table,
+and as its last line one JSON object.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mimo.data import load_image
-from mimo.hooks import StepInfo
 from mimo.launch import Heartbeat
 from mimo.trainer import Job, Trainer, read_settings, resolve
 from mimo.trainer.runtime import StepData, StepLoader
 
-PHOTOGRAPHS, STEPS, BATCH = 96, 8, 24
+PHOTOGRAPHS, STEPS, BATCH, CALIBRATIONS = 96, 8, 24, 3
 VIT = {"patch": 16, "channels": 3, "mode": "fixed", "size": 224, "width": 64, "layers": 1, "heads": 2}
 
 
@@ -179,32 +179,39 @@ def decoding(folder: Path, *, rounds: int) -> Found:
     return Found(ratios=ratios, aims={name: (">=", 0.9) for name in ratios if "threads" in name})
 
 
+def seconds_of_steps(trainer: Trainer, first: int) -> tuple[float, float, float]:
+    """Return the median seconds of `STEPS` steps, of what each has waited for data, and of the rest of each."""
+    infos = [trainer.train(number) for number in range(first, first + STEPS)]
+    columns = [[info.seconds, info.data_seconds, info.seconds - info.data_seconds] for info in infos]
+    whole, data, rest = (statistics.median(column) for column in zip(*columns, strict=True))
+    return whole, data, rest
+
+
 def step(folder: Path, *, rounds: int) -> Found:
-    """Compare the time of a step with the longer of decoding and computing."""
-    write(folder, PHOTOGRAPHS, (640, 480), ".jpg")
+    """Compare the time of a step with the longer of decoding and computing, where decoding takes as long."""
     decoder = {"hidden": 192, "layers": 2, "heads": 4, "intermediate": 384}
     vit = {**VIT, "patch": 32}
 
-    def trainer(workers: int) -> Trainer:
-        return Trainer(make_job(folder, batch=BATCH, vit=vit, decoder=decoder, workers=workers, ahead=2))
+    def trainer(width: int, workers: int) -> Trainer:
+        own = folder / str(width)
+        if not own.exists():
+            own.mkdir()
+            write(own, PHOTOGRAPHS, (width, width * 3 // 4), ".jpg")
+        return Trainer(make_job(own, batch=BATCH, vit=vit, decoder=decoder, workers=workers, ahead=2))
 
-    alone, beside = trainer(0), trainer(1)
-    done = {alone: 0, beside: 0}
-
-    def one(of: Trainer) -> StepInfo:
-        done[of] += 1
-        return of.train(done[of])
-
-    for _ in range(2):
-        one(alone)
-        one(beside)
+    width = 640
+    for _ in range(CALIBRATIONS):
+        with contextlib.closing(trainer(width, 0)) as alone:
+            alone.train(1)
+            _, decodes, computes = seconds_of_steps(alone, 2)
+        width = max(round(width * (computes / decodes) ** 0.5), 64)
+    alone, beside = trainer(width, 0), trainer(width, 1)
+    for of in (alone, beside):
+        seconds_of_steps(of, 1)
     found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        by_itself = [one(alone) for _ in range(STEPS)]
-        overlapped = statistics.median(one(beside).seconds for _ in range(STEPS))
-        serial = statistics.median(info.seconds for info in by_itself)
-        decodes = statistics.median(info.data_seconds for info in by_itself)
-        computes = statistics.median(info.seconds - info.data_seconds for info in by_itself)
+    for number in range(1, rounds + 1):
+        serial, decodes, computes = seconds_of_steps(alone, 1 + number * STEPS)
+        overlapped, _, _ = seconds_of_steps(beside, 1 + number * STEPS)
         longer = max(decodes, computes)
         found.setdefault("a step with a decoding thread, over the longer of both", []).append(overlapped / longer)
         found.setdefault("decoding over computing of that step", []).append(decodes / computes)
@@ -212,6 +219,31 @@ def step(folder: Path, *, rounds: int) -> Found:
     beside.close()
     alone.close()
     return Found(ratios=found, aims={"a step with a decoding thread, over the longer of both": ("<=", 1.1)})
+
+
+def ahead(folder: Path, *, rounds: int) -> Found:
+    """Compare the time of all steps by how far ahead they are decoded, over that of two steps ahead."""
+    decoder = {"hidden": 192, "layers": 2, "heads": 4, "intermediate": 384}
+    for number, path in enumerate(write(folder, PHOTOGRAPHS, (320, 240), ".jpg")):
+        if number % 8 == 0:  # these take many times as long, and some steps have more of them than others
+            draw(path, (1280, 960), number)
+    trainers = {
+        steps: Trainer(make_job(folder, batch=8, vit={**VIT, "patch": 32}, decoder=decoder, workers=1, ahead=steps))
+        for steps in (0, 1, 2, 4)
+    }
+    for each in trainers.values():
+        seconds_of_steps(each, 1)
+    found: dict[str, list[float]] = {}
+    for number in range(1, rounds + 1):
+        took = {}
+        for steps, each in trainers.items():
+            took[steps] = sum(each.train(number * 24 + at).seconds for at in range(24))
+        for steps in (0, 1, 4):
+            name = f"steps decoded {steps} ahead over two ahead, of uneven pictures"
+            found.setdefault(name, []).append(took[steps] / took[2])
+    for each in trainers.values():
+        each.close()
+    return Found(ratios=found, aims={})
 
 
 def memory(folder: Path, *, samples: int) -> Found:
@@ -241,7 +273,7 @@ def resident() -> int:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", nargs="*", default=["decoding", "step", "memory"])
+    parser.add_argument("--part", nargs="*", default=["decoding", "step", "ahead", "memory"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=100_000, help="of the part that looks at memory")
     chosen = parser.parse_args()
@@ -251,6 +283,7 @@ def main() -> None:
         "decoding": lambda folder: decoding(folder, rounds=chosen.rounds),
         "memory": lambda folder: memory(folder, samples=chosen.samples),
         "step": lambda folder: step(folder, rounds=chosen.rounds),
+        "ahead": lambda folder: ahead(folder, rounds=chosen.rounds),
     }
     found = []
     for name, measure in parts.items():
