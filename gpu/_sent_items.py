@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mimo.launch import ProcessInfo
 from mimo.trainer import Trainer
-from mimo.trainer.items.staging import Copier, Staging, StreamCopier
+from mimo.trainer.runtime import Copier, Staging, StreamCopier
 
 STEPS, ROUNDS, ITEMS, ELEMENTS, SIDE, PRODUCTS = 12, 20, 16, 1 << 20, 4096, 20
 """Steps of training; rounds of copies, of so many items of so many fp32 each; products of matrices beside each."""

@@ -10,12 +10,10 @@ from jobs import CPU, make_job
 from oracle import Oracle
 from tables import Table, table, world_of
 from test_oracle import SP, Modules, on
-from torch import Tensor
 
 from mimo.hooks import DataError
 from mimo.testing import Pool
 from mimo.trainer import Trainer
-from mimo.trainer.step import encoder_program
 
 LAYOUTS: dict[str, Modules] = {
     "disjoint, lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
@@ -102,24 +100,28 @@ def run_listing(rank: int, settings: Table) -> tuple[list[tuple[int, int]], dict
     """Return the items that a rank knows to be broken in two steps, and which of those that it encodes are zeros."""
     trainer, known = Trainer(make_job(settings), rank=rank, device=CPU), list[tuple[int, int]]()
     zeros: dict[tuple[int, int], bool] = {}
-    before = encoder_program.without_broken
 
-    def listing(module: Any, items: Any, rows: Tensor, place: Any) -> Tensor:
-        rows = before(module, items, rows, place)
-        if len(rows) == sum(item.rows for item in items):  # not a slice of them
-            parts = rows.detach().split([item.rows for item in items])
-            named = [(item.info.sample, item.info.index) for item in items]
-            zeros.update({name: not part.any() for name, part in zip(named, parts, strict=True) if len(part)})
-        return rows
+    def listing(program: Any) -> None:
+        forward = program.forward
 
-    encoder_program.without_broken = listing
-    try:
-        for step in (1, 2):
-            trainer.train(step)
-            for layout in trainer.data.layouts:
-                known += [(layout.sample, item.info.index) for item in layout.items if item.is_broken]
-    finally:
-        encoder_program.without_broken = before
+        def listed(microbatches: tuple[int, ...], inputs: Any) -> Any:
+            outputs = forward(microbatches, inputs)
+            for rows in outputs.values():
+                items = [it for n in microbatches for it in program.data.microbatches[n].items(program.module, place)]
+                parts = rows.detach().split([item.rows for item in items])
+                named = [(item.info.sample, item.info.index) for item in items]
+                zeros.update({name: not part.any() for name, part in zip(named, parts, strict=True) if len(part)})
+            return outputs
+
+        place, program.forward = program.place.dp, listed
+
+    for program in trainer.programs:
+        if program.module.name == "vision" and program.part.stage.is_last:
+            listing(program)
+    for step in (1, 2):
+        trainer.train(step)
+        for layout in trainer.data.layouts:
+            known += [(layout.sample, item.info.index) for item in layout.items if item.is_broken]
     return known, zeros
 
 

@@ -55,7 +55,10 @@ else:  # a test compares the two
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "Copier": "items.staging",
             "Decide": "step.trainer",
+            "Staging": "items.staging",
+            "StreamCopier": "items.staging",
             "RankParts": "step.build",
             "RerunDriver": "rerun.driver",
             "RunState": "resume.run_state",
