@@ -5,9 +5,10 @@ of a rank without any step, over a plain loop that opens and prepares the same f
 has threads; beside it torch's `DataLoader` with as many worker processes. *Step* trains one process with one thread of
 torch and one that decodes, over the longer of the two: pictures are drawn of a size whose decoding takes as long as the
 step computes, found by trial. *Ahead* trains on pictures of which some take much longer, by how far ahead they are
-decoded. *Memory* reads small pictures through a loader, and compares what the process holds after a tenth of them and
-after all. ``nox -s bench -- loading [--part decoding step ahead memory] [--rounds N] [--samples N]`` prints a table,
-and as its last line one JSON object.
+decoded; *hand_on* two tensor ranks that decode each picture once, or each all of them. *Memory* reads small pictures
+through a loader, and compares what the process holds after a tenth of them and after all.
+``nox -s bench -- loading [--part decoding step ahead hand_on memory] [--rounds N] [--samples N]`` prints a table, and as
+its last line one JSON object.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _forked import in_ranks
 from _found import Found, report
 from PIL import Image
 from torch import Tensor
@@ -39,6 +41,7 @@ from mimo.trainer import Job, Trainer, read_settings, resolve
 from mimo.trainer.runtime import StepData, StepLoader
 
 PHOTOGRAPHS, STEPS, BATCH, CALIBRATIONS = 96, 8, 24, 3
+WIDTHS = (32, 64, 128, 256, 512)
 VIT = {"patch": 16, "channels": 3, "mode": "fixed", "size": 224, "width": 64, "layers": 1, "heads": 2}
 
 
@@ -60,16 +63,19 @@ def write(folder: Path, count: int, size: tuple[int, int], suffix: str) -> list[
     return paths
 
 
-def make_job(folder: Path, *, batch: int, vit: Mapping[str, Any], decoder: Mapping[str, Any], **data: Any) -> Job:
-    """Return a job of one process over the pictures of a folder."""
+def make_job(
+    folder: Path, *, batch: int, vit: Mapping[str, Any], decoder: Mapping[str, Any], ranks: int = 1, **data: Any
+) -> Job:
+    """Return a job over the pictures of a folder, of one process or of as many tensor ranks."""
+    place = {"ranks": "0"} if ranks == 1 else {"ranks": f"0-{ranks - 1}", "tp": ranks}
     return resolve(
         read_settings(
             {
                 "run": {"name": "loading", "steps": 10**6, "global_batch": batch, "micro_batch": batch},
                 "data": {"plugin": "jsonl", "path": str(folder / "train.jsonl"), **data},
                 "modules": {
-                    "vision": {"plugin": "vit", "ranks": "0", "config": vit},
-                    "language": {"plugin": "decoder", "ranks": "0", "config": decoder},
+                    "vision": {"plugin": "vit", **place, "config": vit},
+                    "language": {"plugin": "decoder", **place, "config": decoder},
                 },
             }
         )
@@ -246,6 +252,38 @@ def ahead(folder: Path, *, rounds: int) -> Found:
     return Found(ratios=found, aims={})
 
 
+def hand_on(folder: Path, *, rounds: int) -> Found:
+    """Compare the time of a step of two tensor ranks that decode each item once, over one where each decodes all."""
+    decoder = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 32}
+    vit = {**VIT, "patch": 32, "size": 64}
+    for width in WIDTHS:
+        (folder / str(width)).mkdir()
+        write(folder / str(width), 16, (width, width), ".jpg")
+
+    def measure(rank: int, rounds: int) -> dict[int, list[float]]:
+        found = dict[int, list[float]]()
+        for width in WIDTHS:
+            trainers = [
+                Trainer(
+                    make_job(folder / str(width), batch=4, vit=vit, decoder=decoder, ranks=2, workers=0, hand_on=bound),
+                    rank=rank,
+                )
+                for bound in (0, 1 << 40)
+            ]
+            for number in range(rounds + 1):
+                once, each = (seconds_of_steps(trainer, 1 + number * STEPS)[0] for trainer in trainers)
+                if number:
+                    found.setdefault(width, []).append(once / each)
+        return found
+
+    ratios = in_ranks(measure, world=2, rounds=rounds)
+    return Found(
+        ratios={
+            f"a step of 4 x {width} x {width} pixels, handed on over not": values for width, values in ratios.items()
+        }
+    )
+
+
 def memory(folder: Path, *, samples: int) -> Found:
     """Compare what a process holds after a tenth of the samples and after all."""
     write(folder, 64, (32, 32), ".png")
@@ -273,7 +311,7 @@ def resident() -> int:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", nargs="*", default=["decoding", "step", "ahead", "memory"])
+    parser.add_argument("--part", nargs="*", default=["decoding", "step", "ahead", "hand_on", "memory"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=100_000, help="of the part that looks at memory")
     chosen = parser.parse_args()
@@ -281,6 +319,7 @@ def main() -> None:
     random.seed(0)
     parts: dict[str, Callable[[Path], Found]] = {  # processes are forked before this one computes
         "decoding": lambda folder: decoding(folder, rounds=chosen.rounds),
+        "hand_on": lambda folder: hand_on(folder, rounds=chosen.rounds),
         "memory": lambda folder: memory(folder, samples=chosen.samples),
         "step": lambda folder: step(folder, rounds=chosen.rounds),
         "ahead": lambda folder: ahead(folder, rounds=chosen.rounds),
