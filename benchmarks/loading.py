@@ -7,8 +7,8 @@ torch and one that decodes, over the longer of the two: pictures are drawn of a 
 step computes, found by trial. *Ahead* trains on pictures of which some take much longer, by how far ahead they are
 decoded; *hand_on* two tensor ranks that decode each picture once, or each all of them. *Memory* reads small pictures
 through a loader, and compares what the process holds after a tenth of them and after all.
-``nox -s bench -- loading [--part decoding step ahead hand_on memory] [--rounds N] [--samples N]`` prints a table, and as
-its last line one JSON object.
+``nox -s bench -- loading [--part decoding step ahead hand_on memory] [--rounds N] [--samples N]`` prints a table, and
+as its last line one JSON object.
 """
 
 from __future__ import annotations

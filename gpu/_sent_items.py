@@ -80,11 +80,16 @@ def test(case: Case) -> Found:
         plain, _ = _trained(case, process, steps, None)
         copier = CountedCopier(copier_of(case))
         losses, seconds = _trained(case, process, steps, copier)
-    apart = max(abs(one / other - 1) for one, other in zip(losses, plain, strict=True))
-    figures |= {"losses apart": apart, "steps": steps, "steps sent whole": len(copier.sent), "seconds a step": seconds}
+    difference = max(abs(one / other - 1) for one, other in zip(losses, plain, strict=True))
+    figures |= {
+        "losses apart": difference,
+        "steps": steps,
+        "steps sent whole": len(copier.sent),
+        "seconds a step": seconds,
+    }
     checks = {
         f"{wrong_rounds} of {rounds} rounds have other bits": not wrong_rounds,
-        f"losses are apart by {apart:.3g}, allowed {SAME:g}": apart <= SAME,
+        f"losses are apart by {difference:.3g}, allowed {SAME:g}": difference <= SAME,
         "no step was sent whole": bool(copier.sent),
     }
     return Found(figures=figures, wrong=[line for line, holds in checks.items() if not holds])

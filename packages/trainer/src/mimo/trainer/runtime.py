@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mimo.trainer.cost.sample_costs import SampleCosts
     from mimo.trainer.cost.step_cost import job_costs
     from mimo.trainer.decoding.prompt import prepared_item
+    from mimo.trainer.items.staging import Copier, Staging, StreamCopier
     from mimo.trainer.job.job import JobModule
     from mimo.trainer.rerun.driver import RerunDriver
     from mimo.trainer.rerun.machine import RerunStateMachine
@@ -118,6 +119,7 @@ __all__ = [
     "EXAMPLE",
     "KINDS",
     "RERUN_FILE",
+    "Copier",
     "Decide",
     "InjectSettings",
     "JobModule",
@@ -136,10 +138,12 @@ __all__ = [
     "SampleCosts",
     "Saving",
     "Source",
+    "Staging",
     "StepBalance",
     "StepData",
     "StepLoader",
     "StepOutcome",
+    "StreamCopier",
     "balance_of",
     "check_patterns_of",
     "check_plugin",

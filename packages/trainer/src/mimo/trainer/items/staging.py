@@ -106,10 +106,7 @@ class Staging:
                 self._buffer = None  # let go before there is another
                 self._buffer = self._copier.pinned(min(2 * size, self.max_bytes))
             write_items(self._buffer, items)
-            try:
-                sent, self._event = self._copier.send(self._buffer[:size])
-            except torch.OutOfMemoryError:  # one by one they may have room
-                return None
+            sent, self._event = self._copier.send(self._buffer[:size])
             return SentItems(copier=self._copier, sent=sent, event=self._event, items=read_items(sent, described))
 
 
