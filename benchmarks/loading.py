@@ -3,10 +3,12 @@
 Files are drawn here like photographs, JPEG of 640 x 480 pixels, and resized to 224. *Decoding* runs the loader
 of a rank without any step, over a plain loop that opens and prepares the same files, in as many processes as the loader
 has threads; beside it torch's `DataLoader` with as many worker processes. *Step* trains one process with one thread of
-torch and one that decodes, about as long as the step computes, over the longer of the two. *Memory* reads small
-pictures through a loader, and compares what the process holds after a tenth of them and after all.
-``nox -s bench -- loading [--part decoding step memory] [--rounds N] [--samples N]`` prints a table, and as its last
-line one JSON object.
+torch and one that decodes, over the longer of the two: pictures are drawn of a size whose decoding takes as long as the
+step computes, found by trial. *Ahead* trains on pictures of which some take much longer, by how far ahead they are
+decoded; *hand_on* two tensor ranks that decode each picture once, or each all of them. *Memory* reads small pictures
+through a loader, and compares what the process holds after a tenth of them and after all.
+``nox -s bench -- loading [--part decoding step ahead hand_on memory] [--rounds N] [--samples N]`` prints a table, and
+as its last line one JSON object.
 """
 
 from __future__ import annotations
@@ -27,18 +29,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from _forked import in_ranks
 from _found import Found, report
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from mimo.data import load_image
-from mimo.hooks import StepInfo
 from mimo.launch import Heartbeat
 from mimo.trainer import Job, Trainer, read_settings, resolve
 from mimo.trainer.runtime import StepData, StepLoader
 
-PHOTOGRAPHS, STEPS, BATCH = 96, 8, 24
+PHOTOGRAPHS, STEPS, BATCH, CALIBRATIONS = 96, 8, 24, 3
+WIDTHS = (32, 64, 128, 256, 512)
 VIT = {"patch": 16, "channels": 3, "mode": "fixed", "size": 224, "width": 64, "layers": 1, "heads": 2}
 
 
@@ -60,16 +63,19 @@ def write(folder: Path, count: int, size: tuple[int, int], suffix: str) -> list[
     return paths
 
 
-def make_job(folder: Path, *, batch: int, vit: Mapping[str, Any], decoder: Mapping[str, Any], **data: Any) -> Job:
-    """Return a job of one process over the pictures of a folder."""
+def make_job(
+    folder: Path, *, batch: int, vit: Mapping[str, Any], decoder: Mapping[str, Any], ranks: int = 1, **data: Any
+) -> Job:
+    """Return a job over the pictures of a folder, of one process or of as many tensor ranks."""
+    place = {"ranks": "0"} if ranks == 1 else {"ranks": f"0-{ranks - 1}", "tp": ranks}
     return resolve(
         read_settings(
             {
                 "run": {"name": "loading", "steps": 10**6, "global_batch": batch, "micro_batch": batch},
                 "data": {"plugin": "jsonl", "path": str(folder / "train.jsonl"), **data},
                 "modules": {
-                    "vision": {"plugin": "vit", "ranks": "0", "config": vit},
-                    "language": {"plugin": "decoder", "ranks": "0", "config": decoder},
+                    "vision": {"plugin": "vit", **place, "config": vit},
+                    "language": {"plugin": "decoder", **place, "config": decoder},
                 },
             }
         )
@@ -179,32 +185,39 @@ def decoding(folder: Path, *, rounds: int) -> Found:
     return Found(ratios=ratios, aims={name: (">=", 0.9) for name in ratios if "threads" in name})
 
 
+def seconds_of_steps(trainer: Trainer, first: int) -> tuple[float, float, float]:
+    """Return the median seconds of `STEPS` steps, of what each has waited for data, and of the rest of each."""
+    infos = [trainer.train(number) for number in range(first, first + STEPS)]
+    columns = [[info.seconds, info.data_seconds, info.seconds - info.data_seconds] for info in infos]
+    whole, data, rest = (statistics.median(column) for column in zip(*columns, strict=True))
+    return whole, data, rest
+
+
 def step(folder: Path, *, rounds: int) -> Found:
-    """Compare the time of a step with the longer of decoding and computing."""
-    write(folder, PHOTOGRAPHS, (640, 480), ".jpg")
+    """Compare the time of a step with the longer of decoding and computing, where decoding takes as long."""
     decoder = {"hidden": 192, "layers": 2, "heads": 4, "intermediate": 384}
     vit = {**VIT, "patch": 32}
 
-    def trainer(workers: int) -> Trainer:
-        return Trainer(make_job(folder, batch=BATCH, vit=vit, decoder=decoder, workers=workers, ahead=2))
+    def trainer(width: int, workers: int) -> Trainer:
+        own = folder / str(width)
+        if not own.exists():
+            own.mkdir()
+            write(own, PHOTOGRAPHS, (width, width * 3 // 4), ".jpg")
+        return Trainer(make_job(own, batch=BATCH, vit=vit, decoder=decoder, workers=workers, ahead=2))
 
-    alone, beside = trainer(0), trainer(1)
-    done = {alone: 0, beside: 0}
-
-    def one(of: Trainer) -> StepInfo:
-        done[of] += 1
-        return of.train(done[of])
-
-    for _ in range(2):
-        one(alone)
-        one(beside)
+    width = 640
+    for _ in range(CALIBRATIONS):
+        with contextlib.closing(trainer(width, 0)) as alone:
+            alone.train(1)
+            _, decodes, computes = seconds_of_steps(alone, 2)
+        width = max(round(width * (computes / decodes) ** 0.5), 64)
+    alone, beside = trainer(width, 0), trainer(width, 1)
+    for of in (alone, beside):
+        seconds_of_steps(of, 1)
     found: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        by_itself = [one(alone) for _ in range(STEPS)]
-        overlapped = statistics.median(one(beside).seconds for _ in range(STEPS))
-        serial = statistics.median(info.seconds for info in by_itself)
-        decodes = statistics.median(info.data_seconds for info in by_itself)
-        computes = statistics.median(info.seconds - info.data_seconds for info in by_itself)
+    for number in range(1, rounds + 1):
+        serial, decodes, computes = seconds_of_steps(alone, 1 + number * STEPS)
+        overlapped, _, _ = seconds_of_steps(beside, 1 + number * STEPS)
         longer = max(decodes, computes)
         found.setdefault("a step with a decoding thread, over the longer of both", []).append(overlapped / longer)
         found.setdefault("decoding over computing of that step", []).append(decodes / computes)
@@ -212,6 +225,63 @@ def step(folder: Path, *, rounds: int) -> Found:
     beside.close()
     alone.close()
     return Found(ratios=found, aims={"a step with a decoding thread, over the longer of both": ("<=", 1.1)})
+
+
+def ahead(folder: Path, *, rounds: int) -> Found:
+    """Compare the time of all steps by how far ahead they are decoded, over that of two steps ahead."""
+    decoder = {"hidden": 192, "layers": 2, "heads": 4, "intermediate": 384}
+    for number, path in enumerate(write(folder, PHOTOGRAPHS, (320, 240), ".jpg")):
+        if number % 8 == 0:  # these take many times as long, and some steps have more of them than others
+            draw(path, (1280, 960), number)
+    trainers = {
+        steps: Trainer(make_job(folder, batch=8, vit={**VIT, "patch": 32}, decoder=decoder, workers=1, ahead=steps))
+        for steps in (0, 1, 2, 4)
+    }
+    for each in trainers.values():
+        seconds_of_steps(each, 1)
+    found: dict[str, list[float]] = {}
+    for number in range(1, rounds + 1):
+        took = {}
+        for steps, each in trainers.items():
+            took[steps] = sum(each.train(number * 24 + at).seconds for at in range(24))
+        for steps in (0, 1, 4):
+            name = f"steps decoded {steps} ahead over two ahead, of uneven pictures"
+            found.setdefault(name, []).append(took[steps] / took[2])
+    for each in trainers.values():
+        each.close()
+    return Found(ratios=found, aims={})
+
+
+def hand_on(folder: Path, *, rounds: int) -> Found:
+    """Compare the time of a step of two tensor ranks that decode each item once, over one where each decodes all."""
+    decoder = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 32}
+    vit = {**VIT, "patch": 32, "size": 64}
+    for width in WIDTHS:
+        (folder / str(width)).mkdir()
+        write(folder / str(width), 16, (width, width), ".jpg")
+
+    def measure(rank: int, rounds: int) -> dict[int, list[float]]:
+        found = dict[int, list[float]]()
+        for width in WIDTHS:
+            trainers = [
+                Trainer(
+                    make_job(folder / str(width), batch=4, vit=vit, decoder=decoder, ranks=2, workers=0, hand_on=bound),
+                    rank=rank,
+                )
+                for bound in (0, 1 << 40)
+            ]
+            for number in range(rounds + 1):
+                once, each = (seconds_of_steps(trainer, 1 + number * STEPS)[0] for trainer in trainers)
+                if number:
+                    found.setdefault(width, []).append(once / each)
+        return found
+
+    ratios = in_ranks(measure, world=2, rounds=rounds)
+    return Found(
+        ratios={
+            f"a step of 4 x {width} x {width} pixels, handed on over not": values for width, values in ratios.items()
+        }
+    )
 
 
 def memory(folder: Path, *, samples: int) -> Found:
@@ -241,7 +311,7 @@ def resident() -> int:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--part", nargs="*", default=["decoding", "step", "memory"])
+    parser.add_argument("--part", nargs="*", default=["decoding", "step", "ahead", "hand_on", "memory"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=100_000, help="of the part that looks at memory")
     chosen = parser.parse_args()
@@ -249,8 +319,10 @@ def main() -> None:
     random.seed(0)
     parts: dict[str, Callable[[Path], Found]] = {  # processes are forked before this one computes
         "decoding": lambda folder: decoding(folder, rounds=chosen.rounds),
+        "hand_on": lambda folder: hand_on(folder, rounds=chosen.rounds),
         "memory": lambda folder: memory(folder, samples=chosen.samples),
         "step": lambda folder: step(folder, rounds=chosen.rounds),
+        "ahead": lambda folder: ahead(folder, rounds=chosen.rounds),
     }
     found = []
     for name, measure in parts.items():

@@ -68,6 +68,12 @@ SLICES: Mapping[str, tuple[DayTest, ...]] = MappingProxyType(
                 program="_census.py",
                 bound="one that the test makes itself is found, by its own line; each of a step has a file and line",
             ),
+            DayTest(
+                name="items sent",
+                program="_sent_items.py",
+                bound="what a thread has copied while the device computes is there bit by bit; at least one step is "
+                "sent whole, and each loss is that of a run that moves each item alone, to 1e-5",
+            ),
             *_families("fp64", _DOUBLE),
         ),
         "2": (

@@ -26,6 +26,7 @@ LAYOUTS: dict[str, Modules] = {
         "vision": on(0, 3, cp=2, pp=2, frozen=True, prefetch=True, batch_factor=2),
         "language": on(3, 4, pp=2),
     },
+    "vision pp2": {"vision": on(0, 1, pp=2), "language": on(2, 2)},
 }
 LOADING: dict[str, dict[str, Any]] = {
     "by the step": {"workers": 0},
@@ -83,7 +84,7 @@ BROKEN = [4, 13, 25, 26, 51, 68, 77, 90]
 
 
 def with_broken(layout: str, how: str) -> Table:
-    """Return settings under which the pictures of eight of 96 samples can't be decoded."""
+    """Return settings under which the first pictures of eight of 96 samples can't be decoded."""
     settings = loaded(layout, how)
     settings["data"] |= {"damaged": BROKEN, "max_broken": 0.1}
     return settings
@@ -93,6 +94,49 @@ def with_broken(layout: str, how: str) -> Table:
 def test_broken_pictures_leave_the_same_rest_in_every_layout(layout: str, how: str, oracle: Oracle) -> None:
     """Their rows are zeros and their samples weigh nothing, as in one plain process; all else is learned."""
     assert oracle.check(with_broken(layout, how)) == ""
+
+
+def run_listing(rank: int, settings: Table) -> tuple[list[tuple[int, int]], dict[tuple[int, int], bool]]:
+    """Return the items that a rank knows to be broken in two steps, and which of those that it encodes are zeros."""
+    trainer, known = Trainer(make_job(settings), rank=rank, device=CPU), list[tuple[int, int]]()
+    zeros: dict[tuple[int, int], bool] = {}
+
+    def listing(program: Any) -> None:
+        forward = program.forward
+
+        def listed(microbatches: tuple[int, ...], inputs: Any) -> Any:
+            outputs = forward(microbatches, inputs)
+            for rows in outputs.values():
+                items = [it for n in microbatches for it in program.data.microbatches[n].items(program.module, place)]
+                parts = rows.detach().split([item.rows for item in items])
+                named = [(item.info.sample, item.info.index) for item in items]
+                zeros.update({name: not part.any() for name, part in zip(named, parts, strict=True) if len(part)})
+            return outputs
+
+        place, program.forward = program.place.dp, listed
+
+    for program in trainer.programs:
+        if program.module.name == "vision" and program.part.stage.is_last:
+            listing(program)
+    for step in (1, 2):
+        trainer.train(step)
+        for layout in trainer.data.layouts:
+            known += [(layout.sample, item.info.index) for item in layout.items if item.is_broken]
+    return known, zeros
+
+
+@pytest.mark.parametrize("layout", ["disjoint, lanes 2 to 3", "vision pp2"])
+def test_only_the_rows_of_a_broken_picture_are_zeros(layout: str, pool: Pool) -> None:
+    """All ranks know which one it is, also those that make its rows and have not decoded it; others are encoded."""
+    settings = with_broken(layout, "by two threads, three steps ahead, each item once")
+    found = pool.run(world_of(settings), run_listing, settings)
+    known = found[0][0]
+    assert known
+    assert {index for _, index in known} == {0}
+    assert all(listed == known for listed, _ in found)
+    zeros = {name: is_zero for _, each in found for name, is_zero in each.items()}
+    assert {name for name, is_zero in zeros.items() if is_zero} == {name for name in known if name in zeros} != set()
+    assert any(sample in dict(known) and index for sample, index in zeros)
 
 
 def run_broken(rank: int, settings: Table, share: float) -> tuple[list[int], str]:

@@ -150,8 +150,6 @@ def run_torn(rank: int, settings: Table, step: int, *, everywhere: bool = True) 
     if everywhere or rank == 0:
         trainer.job = attrs.evolve(trainer.job, train=Torn(trainer.job.train, torn))
     losses = [trainer.train(before).loss for before in range(1, step)]
-    if rank > 0:  # which waits for rank 0 in vain, as without prefetch
-        return losses, ""
     with pytest.raises(DataError) as raised:
         trainer.train(step)
     return losses, str(raised.value)
@@ -165,6 +163,7 @@ def test_a_picture_that_cannot_be_decoded_ends_the_step_that_needs_it(layout: st
     """The step before, in which it was to be encoded, is done like any other."""
     settings = prefetching(layout)
     found = pool.run(world_of(settings), run_torn, settings, step)
+    assert len({said for _, said in found}) == 1
     assert "torn.png: expected a picture, got half of one" in found[0][1]
     fine = pool.recall(world_of(settings), run_steps, settings, 1, 3, "")
     assert found[0][0] == [loss for loss, _, _ in fine[0][0]][: step - 1]
@@ -177,11 +176,11 @@ def run_torn_here(rank: int, settings: Table, step: int) -> tuple[list[float], s
 
 @pytest.mark.parametrize("layout", ["overlapping, vision tp2", "two encoders, one trains"])
 def test_no_rank_waits_for_one_that_cannot_decode(layout: str, pool: Pool) -> None:
-    """Ranks that encode together do so only if all have their pictures; the one that lacks its own says so."""
+    """Nothing is encoded ahead of which one rank lacks a picture; all say so as the step begins."""
     settings = prefetching(layout)
     found = pool.run(world_of(settings), run_torn_here, settings, 3)
     assert "torn.png: expected a picture, got half of one" in found[0][1]
-    assert len(found[1][0]) == 2
+    assert [(len(losses), said) for losses, said in found] == [(2, found[0][1])] * len(found)
 
 
 def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:

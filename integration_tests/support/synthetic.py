@@ -28,7 +28,7 @@ class SyntheticConfig:
     any), ``digits`` (exactly one each), ``many`` (0 to 5 pictures, 0 to 2 clips).
     ``weights``: of tokens, ``none``, ``one`` (each 1), ``zero``, ``mixed`` (none, all zero, or zeros and fractions and
     larger ones), ``first`` (as with pictures, all others are zero).
-    ``damaged``: samples whose items can't be decoded.
+    ``damaged``: samples whose first item can't be decoded.
     """
 
     pictures: str = "mixed"
@@ -75,7 +75,7 @@ class SyntheticDataset:
     def raw(self, sample: int, index: int) -> Any:
         """Return noise: a picture, or the waveform of a clip and its rate."""
         info = self.infos(sample)[index]
-        if sample in self.config.damaged:
+        if sample in self.config.damaged and index == 0:
             raise DataError(self.where(sample), expected="noise", got="silence")
         if info.modality == "audio":
             frames, rate = info.size

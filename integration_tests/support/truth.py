@@ -89,7 +89,7 @@ def run_plain(
     assert job.train is not None
     order = job.sample_order()
     losses, norms, gradients = [], [], {}
-    broken = {sample for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
+    broken = {(sample, 0) for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
     steps = samples_by_hand(job, order)
     for step in range(1, STEPS + 1):
@@ -103,7 +103,7 @@ def run_plain(
         packed = language_batch(batch.packed(0), job, device)
         language = parts["language"].language
         counted = weights_by_hand(job, job.train, samples, packed)
-        for number in (number for number, sample in enumerate(samples) if sample in broken):
+        for number in (number for number, sample in enumerate(samples) if (sample, 0) in broken):
             counted[packed.samples.cpu() == number] = 0
         total = float(counted.sum())
         found = language.losses(language(packed, rows, None), packed.labels)
@@ -160,14 +160,14 @@ def rows_of(
     batch: Microbatch,
     module: JobModule,
     part: Part,
-    broken: Collection[int],
+    broken: Collection[tuple[int, int]],
     *,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return an encoder's rows of all items, zeros for those of broken samples; None where it has nothing to encode."""
+    """Return an encoder's rows of all items, zeros for those of broken ones; None where it has nothing to encode."""
     items = batch.items(module, 0)
-    whole = [number for number, item in enumerate(items) if item.info.sample not in broken]
+    whole = [number for number, item in enumerate(items) if (item.info.sample, item.info.index) not in broken]
     prepared = [
         {name: x.to(device, dtype if x.is_floating_point() else None) for name, x in item.items()}
         for item in (batch.prepare_one(module, 0, number) for number in whole)
@@ -176,7 +176,7 @@ def rows_of(
         return None
     found = part.encode(prepared, [items[number].info.size for number in whole])
     counts = torch.tensor([item.rows for item in items])
-    kept = torch.tensor([item.info.sample not in broken for item in items]).repeat_interleave(counts)
+    kept = torch.tensor([(item.info.sample, item.info.index) not in broken for item in items]).repeat_interleave(counts)
     return found.new_zeros(len(kept), found.shape[1]).index_copy(0, kept.nonzero().squeeze(1).to(device), found)
 
 

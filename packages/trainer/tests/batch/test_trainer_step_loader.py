@@ -23,6 +23,7 @@ from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.config.settings import DataSettings
+from mimo.trainer.items.staging import Staging
 
 PATIENCE = 60.0
 LAST = 6
@@ -88,7 +89,12 @@ def _lay_out(data: Numbers, sample: int) -> SampleLayout:
 
 @contextlib.contextmanager
 def loading(
-    data: Numbers, *, progress: Heartbeat | None = None, reach: int = 1, **settings: Any
+    data: Numbers,
+    *,
+    progress: Heartbeat | None = None,
+    reach: int = 1,
+    staging: Staging | None = None,
+    **settings: Any,
 ) -> Iterator[StepLoader]:
     """Yield a loader of steps of two microbatches: samples 10 s and 10 s + 1, of step s."""
     job: Any = SimpleNamespace(lay_out=_lay_out)
@@ -104,6 +110,7 @@ def loading(
         reach=reach,
         last=LAST,
         progress=progress or Heartbeat(doing="step 1"),
+        staging=staging,
     )
     with contextlib.closing(loader):
         yield loader
@@ -138,11 +145,49 @@ def test_each_step_has_its_own_items_and_each_is_decoded_once(workers: int, ahea
     assert sorted(data.read) == sorted(wanted)
 
 
-@pytest.mark.parametrize(("reach", "further"), [(1, 2), (2, 1), (3, 0)])
-def test_as_many_steps_are_read_ahead_as_is_set(reach: int, further: int) -> None:
-    """Where the samples that are asked for are themselves ahead of the step that runs, fewer beyond them."""
+class HostCopier:
+    """Copies within host memory, and counts them."""
+
+    count = 0
+
+    def pinned(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.uint8)
+
+    def send(self, source: Tensor) -> tuple[Tensor, Any]:
+        self.count += 1
+        return source.clone(), SimpleNamespace(synchronize=lambda: None)
+
+    def receive(self, _sent: Tensor, _event: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_items_of_a_step_are_sent_together_as_they_are_decoded(workers: int) -> None:
+    """One copy for each step whose items are all there before the first is needed; the same items in any case."""
+    data, copier = Numbers(), HostCopier()
+    with loading(data, workers=workers, ahead=1, staging=Staging(copier, max_bytes=1 << 20)) as loader:
+        for step in range(1, LAST + 1):
+            loaded = loader.load(step)
+            wait_until(lambda step=step: len(data.read) == 4 * min(step + 1, LAST))  # type: ignore[misc]  # a default
+            wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "mimo-data"])
+            assert copier.count == min(step + 1, LAST)
+            assert items_of(loaded) == [10 * step, 10 * step + 1]
+    assert copier.count == LAST
+
+
+def test_nothing_is_sent_of_what_the_step_itself_decodes() -> None:
+    """It is needed at once."""
+    copier = HostCopier()
+    with loading(Numbers(), workers=0, staging=Staging(copier, max_bytes=1 << 20)) as loader:
+        assert items_of(loader.load(1)) == [10, 11]
+    assert copier.count == 0
+
+
+@pytest.mark.parametrize(("ahead", "reach", "further"), [(2, 1, 2), (2, 2, 1), (1, 1, 1), (1, 2, 1), (0, 2, 0)])
+def test_as_many_steps_are_read_ahead_as_is_set(ahead: int, reach: int, further: int) -> None:
+    """Where the samples that are asked for are themselves ahead of the step that runs, fewer beyond them, but one."""
     data = Numbers()
-    with loading(data, workers=1, ahead=2, reach=reach) as loader:
+    with loading(data, workers=1, ahead=ahead, reach=reach) as loader:
         first = loader.load(1)  # what nobody holds isn't read
         wait_until(lambda: len(data.read) == 4 * (further + 1))
     assert len(first.microbatches) == 2

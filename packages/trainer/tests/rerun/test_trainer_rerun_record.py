@@ -48,7 +48,7 @@ class Dataset:
 
 def record() -> RankRecord:
     """Return one that holds something of all."""
-    samples = KeptSamples(numbers=(1, 0, 1), broken=(2,), base=Dataset())
+    samples = KeptSamples(numbers=(1, 0, 1), broken={2: (0, 3)}, base=Dataset())
     for number in (1, 0, 1):
         samples.tokens(number)
         samples.weights(number)
@@ -68,7 +68,7 @@ def test_a_record_reads_back_as_it_was() -> None:
     """Numbers of any kind to the bit, those that are not finite too, and no array of nothing is lost."""
     before = record()
     found = RankRecord.from_bytes(before.to_bytes(), "here")
-    assert (found.samples.numbers, found.samples.broken) == ((1, 0, 1), (2,))
+    assert (found.samples.numbers, found.samples.broken) == ((1, 0, 1), {2: (0, 3)})
     for number in (0, 1):
         assert found.samples.tokens(number) == before.samples.tokens(number) == (number, 2**40, 7)
         assert found.samples.weights(number) == before.samples.weights(number) == ((0.1, 0, 3) if number else None)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mimo.trainer.cost.step_cost import job_costs
     from mimo.trainer.cost.step_sizes import StepSizes
     from mimo.trainer.decoding.prompt import prepared_item
+    from mimo.trainer.items.staging import Copier, Staging, StreamCopier
     from mimo.trainer.job.job import JobModule
     from mimo.trainer.rerun.driver import RerunDriver
     from mimo.trainer.rerun.machine import RerunStateMachine
@@ -57,7 +58,10 @@ else:  # a test compares the two
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "Copier": "items.staging",
             "Decide": "step.trainer",
+            "Staging": "items.staging",
+            "StreamCopier": "items.staging",
             "RankParts": "step.build",
             "RerunDriver": "rerun.driver",
             "RunState": "resume.run_state",
@@ -119,6 +123,7 @@ __all__ = [
     "EXAMPLE",
     "KINDS",
     "RERUN_FILE",
+    "Copier",
     "Decide",
     "InjectSettings",
     "JobModule",
@@ -137,12 +142,14 @@ __all__ = [
     "SampleCosts",
     "Saving",
     "Source",
+    "Staging",
     "StepBalance",
     "StepData",
     "StepLoader",
     "StepOutcome",
     "StepSamples",
     "StepSizes",
+    "StreamCopier",
     "balance_of",
     "check_patterns_of",
     "check_plugin",

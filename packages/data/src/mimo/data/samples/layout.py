@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -34,7 +34,7 @@ _NO_GRIDS: Grids = {}
 class PlacedItem:
     """An item and the positions ``start … start + rows - 1`` of its sample that its rows take, and their grid.
 
-    ``is_broken``: it or another of its sample can't be decoded, so that its rows are zeros.
+    ``is_broken``: it can't be decoded, so that its rows are zeros.
     """
 
     info: ItemInfo
@@ -64,9 +64,9 @@ class SampleLayout:
     truncated: bool
     weights: NDArray[np.float32] | None = None
 
-    def broken(self) -> SampleLayout:
-        """Return the sample as one that counts for nothing: nothing of it is learned, and no item of it is decoded."""
-        items = tuple(attrs.evolve(item, is_broken=True) for item in self.items)
+    def broken(self, indices: Collection[int]) -> SampleLayout:
+        """Return the sample as one of which nothing is learned, as the items of these indices can't be decoded."""
+        items = tuple(attrs.evolve(item, is_broken=item.info.index in indices) for item in self.items)
         return attrs.evolve(self, weights=np.zeros(len(self.tokens), dtype=np.float32), items=items)
 
     @property

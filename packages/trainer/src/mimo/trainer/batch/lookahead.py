@@ -12,18 +12,16 @@ import attrs
 
 from mimo.hooks import UserError
 from mimo.launch import Heartbeat
-from mimo.optimizer.runtime import WORDS, LocalStats, ReducedStats
-from mimo.trainer.batch.broken import BrokenSamples
+from mimo.optimizer.runtime import LocalStats, ReducedStats
+from mimo.trainer.batch.broken import BrokenSamples, faults
 from mimo.trainer.batch.step_data import StepData
 
 Digest = tuple[int, ...] | None
-_UNREADABLE = (0,) * WORDS
-"""The digest of samples that can't be read, so that other ranks learn of it."""
 
 
 @attrs.frozen(kw_only=True)
 class PendingBatch:
-    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read here.
+    """The samples of a step to come, whether all ranks take them to be the same, and why they can't be read.
 
     ``share`` is what this rank adds to the sums of an earlier step, by which ranks agree on them.
     """
@@ -36,7 +34,7 @@ class PendingBatch:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is known that would end the step as it begins; equal on all ranks that hold modules."""
+        """Whether nothing is known that would end the step as it begins; equal on all ranks."""
         return self.identical and self.fault is None
 
 
@@ -102,13 +100,9 @@ class BatchLookahead:
         self._compares = False
 
     def _confirmed(self, batch: PendingBatch, agreed: ReducedStats) -> PendingBatch:
-        if not agreed.digests_equal or batch.fault is not None:
-            return attrs.evolve(batch, identical=agreed.digests_equal)
-        return attrs.evolve(batch, fault=self._broken.mark(batch.step, batch.data, agreed.extra_sums))
-
-    def mark_failed(self, step: int, fault: UserError) -> None:
-        """Note why a step will fail as it begins."""
-        self._pending = [attrs.evolve(it, fault=it.fault or fault) if it.step == step else it for it in self._pending]
+        equal = agreed.digests_equal
+        fault = self._broken.agree(batch.step, batch.data, batch.fault, agreed.extra_sums, identical=equal)
+        return attrs.evolve(batch, identical=equal, fault=fault)
 
     def _read(self, step: int) -> PendingBatch:
         with self._progress.within(f"{self._progress.doing}, reading the samples of step {step}"):
@@ -118,5 +112,5 @@ class BatchLookahead:
                 found = self._broken.find(step, data)
                 return PendingBatch(step=step, data=data, share=LocalStats(digest=digest, extra_sums=found))
             except UserError as fault:  # raised when its step begins: this one is not lost for it
-                share = LocalStats(digest=_UNREADABLE if self._reach > 1 else None)
+                share = LocalStats(extra_sums=faults(any_found=True))
                 return PendingBatch(step=step, data=data, share=share, fault=fault)

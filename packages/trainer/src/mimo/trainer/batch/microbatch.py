@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property, partial
-
-import attrs
 
 from mimo.data import Dataset, Packed, PlacedItem, PlacedMicrobatch, SampleLayout, pack
 from mimo.hooks import DataError
@@ -24,14 +22,6 @@ from mimo.trainer.cost.step_sizes import check_placed
 from mimo.trainer.items.handed_on import decoder_of, is_handed_on
 from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
 from mimo.trainer.job.job import Job, JobModule
-
-
-@attrs.frozen(kw_only=True)
-class BrokenItem:
-    """Why an item can't be decoded, and whether this rank is the first of those that decode it for its encoder."""
-
-    error: DataError
-    is_first: bool
 
 
 class Microbatch:
@@ -147,29 +137,32 @@ class Microbatch:
         for number in self.own_items(module, place)[0]:
             self._ahead[module.name, place.dp, number] = submit(self._preparing(module, items[number]))
 
-    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
-        """Return by position for which samples this rank can't decode an item, when all have been prepared ahead."""
-        found: dict[int, BrokenItem] = {}
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[tuple[int, int], DataError]:
+        """Return by position of the sample and index which items can't be decoded, when all have been prepared ahead.
+
+        Args:
+            places: encoders whose items this rank decodes, each with where it stands in the encoder's grid.
+        """
+        found: dict[tuple[int, int], DataError] = {}
         for module, place in places:
             holders = [
                 position for position, layout in enumerate(self.layouts) for _ in layout.items_of(module.modality)
             ]
             positions = [holders[item] for item in self.item_owners(module).span(place.dp)]
-            numbers, is_shared = self.own_items(module, place)
-            for number in numbers:
+            items = self.items(module, place.dp)
+            for number in self.own_items(module, place)[0]:
                 error = self._ahead[module.name, place.dp, number].wait()
                 if error is not None and not isinstance(error, Exception):
                     raise error  # an interrupt, which is for now
                 if isinstance(error, DataError):
-                    is_first = is_shared or place.cp == place.tp == 0
-                    found.setdefault(positions[number], BrokenItem(error=error, is_first=is_first))
+                    found.setdefault((positions[number], items[number].info.index), error)
         return found
 
-    def mark_broken(self, positions: Sequence[int]) -> None:
-        """Have samples count for nothing, whose items can't be decoded here or elsewhere."""
-        gone = set(positions)
+    def mark_broken(self, broken: Mapping[int, Collection[int]]) -> None:
+        """Have samples count for nothing: by position the indices of items that can't be decoded, here or elsewhere."""
         self.layouts = tuple(
-            layout.broken() if position in gone else layout for position, layout in enumerate(self.layouts)
+            layout.broken(broken[position]) if position in broken else layout
+            for position, layout in enumerate(self.layouts)
         )
         self.__dict__.pop("_items", None)  # those of the layouts before
         for module in self._job.encoders:

@@ -17,6 +17,8 @@ from mimo.hooks import ItemInfo
 
 ItemKey: TypeAlias = tuple[str, int, int]
 """A module, a sample, and the number of an item in it."""
+BrokenItems: TypeAlias = Mapping[int, tuple[int, ...]]
+"""By place in the step, samples that count for nothing, each with the indices of its items that can't be decoded."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -25,14 +27,14 @@ class KeptSamples:
 
     Args:
         numbers: of the samples, in the order of the step.
-        broken: places of those that count for nothing, as an item of them can't be decoded.
+        broken: those that count for nothing, as items of them can't be decoded.
         base: where what is not kept is read; None where all is kept.
         kept_tokens, kept_weights, kept_ends, kept_infos, kept_places: of samples, by number.
         items: what encoders were given.
     """
 
     numbers: tuple[int, ...]
-    broken: tuple[int, ...] = ()
+    broken: BrokenItems = attrs.field(factory=dict)
     base: Dataset | None = None
     kept_tokens: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     kept_weights: dict[int, tuple[float, ...] | None] = attrs.field(factory=dict)

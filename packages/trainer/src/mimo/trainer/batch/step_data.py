@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import TypeAlias
@@ -10,10 +10,11 @@ from typing import TypeAlias
 import attrs
 
 from mimo.data import Dataset, SampleLayout, sizes_of
+from mimo.hooks import DataError
 from mimo.topology import Coordinates
-from mimo.trainer.batch.microbatch import BrokenItem, Microbatch
+from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.route_cache import RouteCache
-from mimo.trainer.batch.saved_samples import KeptSamples
+from mimo.trainer.batch.saved_samples import BrokenItems, KeptSamples
 from mimo.trainer.cost.sample_costs import SampleCosts
 from mimo.trainer.cost.step_sizes import StepSizes
 from mimo.trainer.job.job import Job, JobModule
@@ -42,25 +43,27 @@ class StepData:
         return tuple(layout.sample for microbatch in self.microbatches for layout in microbatch.layouts)
 
     @property
-    def broken(self) -> tuple[int, ...]:
-        """The places of those that count for nothing, as an item of them can't be decoded."""
-        layouts = [layout for microbatch in self.microbatches for layout in microbatch.layouts]
-        return tuple(place for place, layout in enumerate(layouts) if any(item.is_broken for item in layout.items))
+    def broken(self) -> BrokenItems:
+        """The samples that count for nothing, as items of them can't be decoded."""
+        layouts = (layout for microbatch in self.microbatches for layout in microbatch.layouts)
+        indices = [tuple(item.info.index for item in layout.items if item.is_broken) for layout in layouts]
+        return {place: found for place, found in enumerate(indices) if found}
 
-    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[int, BrokenItem]:
-        """Return by place for which samples this rank can't decode an item, when all have been prepared ahead."""
-        found, first = dict[int, BrokenItem](), 0
+    def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[tuple[int, int], DataError]:
+        """Return by place and index which items this rank can't decode, when all have been prepared ahead."""
+        found, first = dict[tuple[int, int], DataError](), 0
         for microbatch in self.microbatches:
-            found |= {first + position: item for position, item in microbatch.find_broken(places).items()}
+            found |= {(first + at, index): error for (at, index), error in microbatch.find_broken(places).items()}
             first += len(microbatch.layouts)
         return found
 
-    def mark_broken(self, places: Sequence[int]) -> None:
-        """Have the samples at these places count for nothing."""
+    def mark_broken(self, broken: Mapping[int, Collection[int]]) -> None:
+        """Have the samples at these places count for nothing, and their items of these indices be zeros."""
         first = 0
         for microbatch in self.microbatches:
             count = len(microbatch.layouts)
-            microbatch.mark_broken([place - first for place in places if first <= place < first + count])
+            own = {place - first: found for place, found in broken.items() if first <= place < first + count}
+            microbatch.mark_broken(own)
             first += count
 
     @classmethod

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
 import attrs
 import torch
-from torch import Tensor
 
 from mimo.data import Prefetcher, SampleLayout, Ticket
 from mimo.hooks import UserError
@@ -23,7 +22,8 @@ from mimo.launch import Heartbeat
 from mimo.topology import Coordinates
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.settings import DataSettings
-from mimo.trainer.items.prepared import Prepare
+from mimo.trainer.items.prepared import Item, Prepare
+from mimo.trainer.items.staging import StagedItem, StagedStep, Staging
 from mimo.trainer.job.job import JobModule
 
 
@@ -37,6 +37,7 @@ class StepLoader:
         reach: by how many steps the samples that are asked for are ahead of the step that runs, and one more.
         last: step that there is.
         progress: where this rank reports that it waits.
+        staging: sends what is decoded to the device; None where it is used where it lies.
     """
 
     def __init__(
@@ -48,12 +49,15 @@ class StepLoader:
         reach: int,
         last: int,
         progress: Heartbeat,
+        staging: Staging | None = None,
     ) -> None:
         self._cut = cut
         self._places = tuple(places)
-        self._further = max(settings.ahead + 1 - reach, 0) if settings.workers else 0
+        # At least one: items of the samples that are asked for may have to be decoded at once, see `BrokenSamples`.
+        self._further = max(settings.ahead + 1 - reach, min(settings.ahead, 1)) if settings.workers else 0
         self._last = last
         self._progress = progress
+        self._staging = staging if settings.workers else None
         self._begun: dict[int, tuple[StepData, Ticket[int]]] = {}
         self._seconds = 0.0
         # Torch's own threads would be as many again for each of ours. Said for this thread first, as what a thread says
@@ -61,7 +65,7 @@ class StepLoader:
         torch.set_num_threads(torch.get_num_threads())
         self._prefetcher = Prefetcher(
             workers=settings.workers,
-            max_bytes=settings.ahead_bytes,
+            max_bytes=settings.ahead_bytes - (0 if self._staging is None else self._staging.max_bytes),
             on_thread=partial(torch.set_num_threads, 1),
             name="mimo-data",
         )
@@ -95,14 +99,22 @@ class StepLoader:
             found = sum(_layout_bytes(layout) for microbatch in data.microbatches for layout in microbatch.layouts)
         except UserError:  # raised again where the layouts are needed
             return 0
+        staged = None if self._staging is None else StagedStep(self._staging)
         for index, microbatch in enumerate(data.microbatches):
             for module, place in self._places:
-                microbatch.prepare_ahead(module, place, partial(self._submit, (step, index)))
+                microbatch.prepare_ahead(module, place, partial(self._submit, (step, index), staged))
+        if staged is not None:
+            staged.all_known()
         return found
 
-    def _submit(self, order: tuple[int, ...], prepare: Prepare) -> LoadedItem:
-        ticket = self._prefetcher.submit(prepare, order=order, size=_item_bytes)
-        return LoadedItem(ticket=ticket, waiting=self._waiting)
+    def _submit(self, order: tuple[int, ...], staged: StagedStep | None, prepare: Prepare) -> LoadedItem:
+        ticket: Ticket[Item | StagedItem]
+        if staged is None:
+            ticket = self._prefetcher.submit(prepare, order=order, size=_item_bytes)
+        else:
+            staged.expect()
+            ticket = self._prefetcher.submit(partial(staged.prepare, prepare), order=order, size=_item_bytes)
+        return LoadedItem(ticket=ticket, waiting=self._waiting, staged=staged)
 
     def _take(self, ticket: Ticket[int]) -> int:
         if ticket.is_done:
@@ -122,13 +134,16 @@ class StepLoader:
 class LoadedItem:
     """An item that a thread prepares; see `mimo.trainer.items.prepared.ItemAhead`."""
 
-    ticket: Ticket[Mapping[str, Tensor]]
+    ticket: Ticket[Item | StagedItem]
     waiting: Callable[[], AbstractContextManager[None]]
+    staged: StagedStep | None
 
-    def take(self) -> Mapping[str, Tensor]:
+    def take(self) -> Item:
         """Return what an encoder is given of it."""
-        with contextlib.nullcontext() if self.ticket.is_done else self.waiting():
-            return self.ticket.take()
+        is_there = self.ticket.is_done and (self.staged is None or not self.staged.is_busy)
+        with contextlib.nullcontext() if is_there else self.waiting():
+            found = self.ticket.take()
+            return found.take() if isinstance(found, StagedItem) else found
 
     def wait(self) -> BaseException | None:
         """Return why it can't be prepared, None if it is."""
@@ -136,8 +151,8 @@ class LoadedItem:
             return self.ticket.wait()
 
 
-def _item_bytes(item: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in item.values())
+def _item_bytes(item: Item | StagedItem) -> int:
+    return item.bytes if isinstance(item, StagedItem) else sum(tensor.nbytes for tensor in item.values())
 
 
 def _layout_bytes(layout: SampleLayout) -> int:

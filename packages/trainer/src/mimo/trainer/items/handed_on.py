@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from mimo.data import PlacedItem
-from mimo.hooks import DataError, ItemInfo, UserError
+from mimo.hooks import ItemInfo, UserError
 from mimo.topology.collectives import all_gather_json, all_gather_single
+from mimo.trainer.items.faults import fault_of, fields_of
+from mimo.trainer.items.packing import describe, packed_bytes, read_items, write_items
 from mimo.trainer.items.prepared import Item
 
-_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_ALIGNED = 16
-"""Bytes at whose multiples tensors begin in a message: any of their elements can be read where they lie."""
+_LEAST = 16
+"""Bytes of a message at least: none is empty."""
 
 
 def is_handed_on(items: Sequence[PlacedItem], bound: int) -> bool:
@@ -57,9 +57,9 @@ def hand_on(
     Raises:
         DataError: one of the ranks has a fault; the same on all, but for those that have their own.
     """
-    items, said = dict(own), None if fault is None else _fields(fault)
+    items, said = dict(own), None if fault is None else fields_of(fault)
     for group in groups:
-        header = {"fault": said, "items": [[number, _describe(item)] for number, item in sorted(items.items())]}
+        header = {"fault": said, "items": [[number, describe(item)] for number, item in sorted(items.items())]}
         headers: list[Any] = all_gather_json(header, group)
         said = next((other["fault"] for other in headers if other["fault"] is not None), None)
         # Where one has a fault nobody sends, but all meet the ranks of the next group, who don't know of it.
@@ -68,48 +68,20 @@ def hand_on(
     if fault is not None:
         raise fault
     if said is not None:
-        raise DataError(said["where"], expected=said["expected"], got=said["got"], fix=said["fix"])
+        raise fault_of(said)
     return items
 
 
 def _exchange(
     items: Mapping[int, Item], described: Sequence[Any], group: dist.ProcessGroup, device: torch.device
 ) -> dict[int, Item]:
-    sizes = [sum(_room(dtype, shape) for _, item in one for _, dtype, shape in item) for one in described]
-    mine = torch.zeros(max(*sizes, _ALIGNED), dtype=torch.uint8, device=device)
-    at = 0
-    for _, item in sorted(items.items()):
-        for _, tensor in sorted(item.items()):
-            raw = tensor.contiguous().reshape(-1).view(torch.uint8)
-            mine[at : at + len(raw)] = raw
-            at += _room(str(tensor.dtype), tensor.shape)
+    sizes = [packed_bytes([item for _, item in one]) for one in described]
+    mine = torch.zeros(max(*sizes, _LEAST), dtype=torch.uint8, device=device)
+    write_items(mine, [item for _, item in sorted(items.items())])
     gathered = mine.new_empty(len(sizes), len(mine))
     all_gather_single(gathered, mine, group)
     found: dict[int, Item] = {}
     for row, one in zip(gathered, described, strict=True):
-        rest = row
-        for number, item in one:
-            found[number], rest = _read(rest, item)
+        numbers = [number for number, _ in one]
+        found |= dict(zip(numbers, read_items(row, [item for _, item in one]), strict=True))
     return found
-
-
-def _describe(item: Item) -> list[Any]:
-    return [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(item.items())]
-
-
-def _room(dtype: str, shape: Sequence[int]) -> int:
-    return -(-prod(shape) * _DTYPES[dtype].itemsize // _ALIGNED) * _ALIGNED
-
-
-def _read(rest: Tensor, item: Sequence[Any]) -> tuple[Item, Tensor]:
-    """Return an item that begins a message, and the rest of the message."""
-    found: dict[str, Tensor] = {}
-    for name, dtype, shape in item:
-        count = prod(shape) * _DTYPES[dtype].itemsize
-        found[name] = rest[:count].view(_DTYPES[dtype]).view(shape)
-        rest = rest[_room(dtype, shape) :]
-    return found, rest
-
-
-def _fields(fault: UserError) -> Mapping[str, str]:
-    return {"where": fault.where, "expected": fault.expected, "got": fault.got, "fix": fault.fix}

@@ -62,7 +62,7 @@ class RankRecord:
         kept = self.samples
         text = {
             "numbers": list(kept.numbers),
-            "broken": list(kept.broken),
+            "broken": [[place, list(indices)] for place, indices in kept.broken.items()],
             "samples": [
                 {
                     "number": number,
@@ -145,7 +145,8 @@ def _read(data: Tensor) -> RankRecord:
     text = json.loads(bytes(data[_HEAD : _HEAD + length].tolist()))
     body = data[_HEAD + length :]
     arrays = [_array(entry, body) for entry in text["arrays"]]
-    kept = KeptSamples(numbers=_integers(text["numbers"]), broken=_integers(text.get("broken", ())))
+    broken = {int(place): _integers(indices) for place, indices in text.get("broken", ())}  # likewise
+    kept = KeptSamples(numbers=_integers(text["numbers"]), broken=broken)
     for sample in text["samples"]:
         number = int(sample["number"])
         kept.kept_tokens[number] = tuple(arrays[sample["tokens"]].tolist())

@@ -175,7 +175,6 @@ class RankParts:
             module,
             self.model.parts[self.job.built(stage)],
             stage,
-            rank=self.rank,
             place=module.grid.coordinates(self.rank),
             outputs=self.job.graph.outputs(stage),
             optimizer=self.optimizer,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
-from mimo.topology import Coordinates, Edge
+from mimo.topology import Coordinates
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.row_layout import held_rows
 from mimo.trainer.batch.step_data import StepData
@@ -24,57 +23,21 @@ _ITEMS_SHOWN = 4
 
 
 class EncoderProgram(Program):
-    """A stage of an encoder: items in, rows out.
-
-    Attributes:
-        fault: why items of the following step can't be encoded. It is for that step to raise, and until then zeros
-            stand for their rows.
-    """
-
-    fault: UserError | None = None
+    """A stage of an encoder: items in, rows out."""
 
     def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
         """Take the samples of the step to come, as `Program.begin` says."""
         super().begin(data, scores=scores, following=following)
-        self.fault = None
         if self.job.graph.by_name[self.stage.module].prefetch and not scores:
             self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.microbatches)
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Encode the items of this lane."""
         batches = [self._microbatches[microbatch] for microbatch in microbatches]
-        is_ahead = microbatches[0] >= len(self.data.microbatches)
-        if not is_ahead:
-            rows, items = self._encode(batches, self._prepare(batches), inputs)
+        rows, items = self._encode(batches, self._prepare(batches), inputs)
+        if microbatches[0] < len(self.data.microbatches):  # those of the following step count in that
             self._rows += self._count(items)
-            return self._outputs(self._recorded(microbatches, inputs, rows))
-        prepared = None
-        try:
-            prepared = self._prepare(batches)
-        except UserError as fault:
-            self.fault = self.fault or fault
-        if self._all_have(prepared):
-            try:
-                rows, _ = self._encode(batches, prepared or [], inputs)
-                return self._outputs(self._recorded(microbatches, inputs, rows))
-            except UserError as fault:
-                self.fault = self.fault or fault
-        return {edge.name: self._nothing(edge, batches) for edge in self._edges}
-
-    def _all_have(self, prepared: Sequence[Item] | None) -> bool:
-        """Tell whether every rank that computes with this one has its items, so that none waits for it inside."""
-        if not self.part.stage.is_first:
-            return True
-        lacks = torch.tensor([prepared is None], dtype=torch.int32, device=self.device)
-        for group in (self._tensor, self._context):
-            if group.size() > 1:
-                dist.all_reduce(lacks, op=dist.ReduceOp.MAX, group=group)
-        return not lacks.item()
-
-    def _nothing(self, edge: Edge, batches: Sequence[Microbatch]) -> Tensor:
-        """Return zeros in the place of what this rank would send."""
-        rows = sum(batch.route(edge, self._rank).held for batch in batches)
-        return torch.zeros((rows, self.job.width(edge)), dtype=self._dtype, device=self.device)
+        return self._outputs(self._recorded(microbatches, inputs, rows))
 
     def _count(self, items: Sequence[PlacedItem]) -> int:
         """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""
@@ -172,4 +135,5 @@ def on_device(item: Item, job: Job, device: torch.device) -> Item:
     """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
     precision = job.settings.run.precision
     dtype = None if precision == "fp32" else compute_dtype(precision)
-    return {name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in item.items()}
+    moved = {name: tensor.to(device) for name, tensor in item.items()}  # first, so that the device converts
+    return {name: tensor.to(dtype if tensor.is_floating_point() else None) for name, tensor in moved.items()}

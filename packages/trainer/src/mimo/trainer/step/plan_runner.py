@@ -12,7 +12,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.hooks import PlanError, UserError
+from mimo.hooks import PlanError
 from mimo.launch import Heartbeat
 from mimo.optimizer.runtime import LocalStats
 from mimo.schedule import Action, Plan, PlanPhase, Route
@@ -23,7 +23,6 @@ from mimo.trainer.batch.lookahead import PendingBatch
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
-from mimo.trainer.step.encoder_program import EncoderProgram
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
 from mimo.trainer.step.program import Program
 from mimo.trainer.step.traffic import TrafficReport
@@ -91,8 +90,6 @@ class PlanRunner:
         before = LocalStats()
         if self.prefetches and self._made_ahead != batch.step:
             before = self._make_ahead(batch)
-            if (fault := self.fault) is not None:
-                raise fault
         ahead = following if following is not None and following.is_sound else None
         self._made_ahead, self.phase = None, "this" if self.prefetches and ahead is None else _WHOLE
         self.plan = self._job.plan_of(len(batch.data.microbatches))
@@ -128,15 +125,7 @@ class PlanRunner:
             self._run(self._training, plan, data, following=data, phase="next")
         self._made_ahead = None
         self._run(self._training, plan, data, record=record, following=data if self.prefetches else None)
-        if (fault := self.fault) is not None:
-            raise fault
         self._optimizer.zero_gradients()
-
-    @property
-    def fault(self) -> UserError | None:
-        """Why this rank could not make ahead what the following step needs."""
-        faults = (program.fault for program in self.programs if isinstance(program, EncoderProgram))
-        return next((fault for fault in faults if fault is not None), None)
 
     def _make_ahead(self, batch: PendingBatch) -> LocalStats:
         """Make the rows that a step expects when it begins, and return only the time and traffic of that."""

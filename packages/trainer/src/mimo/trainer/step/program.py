@@ -33,7 +33,6 @@ class Program(abc.ABC):
         module: the one of it that this is a stage of.
         part: its parameters and computation on this rank.
         stage: the stage, as plans name it.
-        rank: this one.
         place: where this rank stands in the module's grid.
         outputs: edges that this stage feeds.
         optimizer: reduces its gradients; None where nothing trains.
@@ -49,7 +48,6 @@ class Program(abc.ABC):
         part: Part,
         stage: StageId,
         *,
-        rank: int,
         place: Coordinates,
         outputs: Sequence[Edge],
         optimizer: MimoOptimizer | None,
@@ -65,7 +63,6 @@ class Program(abc.ABC):
         self.place = place
         self.device = device
         self._dtype = compute_dtype(job.settings.run.precision)
-        self._rank = rank
         self._edges = tuple(outputs)
         self._optimizer = optimizer
         self._context = context

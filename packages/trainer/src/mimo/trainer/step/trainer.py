@@ -17,7 +17,7 @@ from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import LocalStats, ReducedStats, StepDecision, StepResult, agree
 from mimo.schedule import Plan
 from mimo.schedule.runtime import Record
-from mimo.trainer.batch.broken import BrokenSamples, broken_sums
+from mimo.trainer.batch.broken import FAULT_SUMS, BrokenSamples
 from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.lookahead import BatchLookahead, PendingBatch
 from mimo.trainer.batch.route_cache import RouteCache
@@ -26,6 +26,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
+from mimo.trainer.items.staging import Staging
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.encoder_program import places_of
@@ -106,7 +107,7 @@ class Trainer:
         self._report = StepReport(job, traffic=traffic, device=device)
         self._tracer = Tracer(job, rank=rank, device=device, objects=objects)
         # With or without a probe: another length of the message could change the order in which its sums are taken.
-        sums = {**self._report.extra_sums, PASSES: len(computations(job.model_graph)), **broken_sums(job)}
+        sums = {**self._report.extra_sums, PASSES: len(computations(job.model_graph)), **FAULT_SUMS}
         on_plan = PlanProgress(self._progress, job.graph.stage_ranks)
         self.parts = parts(job, rank=rank, device=device, extra_sums=sums, progress=on_plan, probe=probe)
         self.model, self.optimizer = self.parts.model, self.parts.optimizer
@@ -116,7 +117,8 @@ class Trainer:
         self.holds_modules = bool(job.graph.role(rank).places)
         self._samples = None if job.train is None else StepSamples(job, job.sample_order())
         self._routes = RouteCache()
-        self._broken = BrokenSamples(job, places_of(self.programs))
+        self._broken = BrokenSamples(job, places_of(self.programs), rank=rank)
+        self._staging = Staging.to(device, ahead_bytes=job.settings.data.ahead_bytes)
         reach = 1 + self._runner.prefetches
         self._loader = self._make_loader(self._cut, reach=reach, last=job.settings.run.steps)
         self._lookahead = BatchLookahead(
@@ -287,8 +289,6 @@ class Trainer:
         self._last = batch, following
         self.optimizer.zero_gradients()
         share = self._runner.train(batch, following, record)
-        if following is not None and (fault := self._runner.fault) is not None:
-            self._lookahead.mark_failed(following.step, fault)
         return share + LocalStats(stops=int(self._progress.stops))
 
     def _then_read(self, step: int, share: LocalStats) -> LocalStats:
@@ -305,6 +305,7 @@ class Trainer:
             reach=reach,
             last=last,
             progress=self._progress,
+            staging=self._staging,
         )
 
     def _cut(self, step: int) -> StepData:
@@ -325,8 +326,7 @@ class Trainer:
 
     def _reduce(self, share: LocalStats) -> ReducedStats:
         names = [module.name for module in self.job.modules]
-        sums = self._broken.extra_sums
-        return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=sums, device=self.device)
+        return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=FAULT_SUMS, device=self.device)
 
 
 def _own_rank(job: Job, device: torch.device | str) -> int:
