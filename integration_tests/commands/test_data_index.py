@@ -20,6 +20,7 @@ from mimo.data import SampleSize, read_arrays, sizes_of, sizes_of_arrays
 from mimo.hooks import ConfigError, DataError
 from mimo.trainer import read_settings, resolve
 from mimo.trainer.commands.main import run
+from mimo_logger_pictures import Pictures
 
 SETTINGS = """
 [run]
@@ -70,8 +71,9 @@ def write(folder: Path, samples: Sequence[dict[str, Any] | str]) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with settings and data in which everything is right."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with settings and data in which everything is right; nothing is drawn, which takes a second."""
+    monkeypatch.delattr(Pictures, "mimo_indexed")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (21, 6)).save(tmp_path / "data" / "wide.png")
     Image.new("RGB", (9, 25)).save(tmp_path / "data" / "tall.png")
@@ -310,8 +312,11 @@ def test_data_index_is_written_where_it_can_be(folder: Path, capsys: pytest.Capt
     assert sizes_of(opened(folder).train, [0]) is None
 
 
-def test_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Counts, percentiles and histograms; `mimo check` then prints the counts."""
+def test_data_index_reports_what_is_in_the_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counts, percentiles and histograms, as a picture too; `mimo check` then prints the counts."""
+    monkeypatch.undo()  # what is installed draws
     assert index(folder) == 0
     out = capsys.readouterr().out
     sizes = found(folder)
@@ -325,6 +330,8 @@ def test_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.Cap
     (line,) = (line.split() for line in out.splitlines() if line.startswith("tokens of a sample  "))
     assert (line[4], line[7], line[-1]) == (str(ordered[0]), str(ordered[6]), str(ordered[-1]))
     assert "█" in out
+    with Image.open(folder / "data" / "train.jsonl.sizes.png") as picture:
+        assert picture.height > picture.width * 0.8  # three panels: tokens, images, x-rays
     assert run(["check", str(folder / "own.toml")]) == 0
     counts = f"index      {tokens:,} tokens, {targets:,} learnt, {len(pictures)} image items, "
     assert counts in capsys.readouterr().out
