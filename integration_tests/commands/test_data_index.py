@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mimo.data import SampleSize, read_arrays, sizes_of, sizes_of_arrays
+from mimo.data import SampleSize, origin_of, read_arrays, sizes_of, sizes_of_arrays
 from mimo.hooks import ConfigError, DataError
 from mimo.trainer import read_settings, resolve
+from mimo.trainer.commands.indexing.blocks import BLOCK, Blocks
+from mimo.trainer.commands.indexing.index import rules_of
 from mimo.trainer.commands.main import run
 from mimo_logger_pictures import Pictures
 
@@ -190,6 +192,40 @@ def test_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.Capt
     names = ("train.jsonl.sizes", "train.jsonl.lines")
     for name in names:
         assert (folder / "data" / name).read_bytes() == (undisturbed / "data" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("data.max_tokens=30",), ()),
+        (("modules.second.config.patch=4",), ()),
+        (("data.chat.system=Be kind",), ()),
+        ((), ("--decode",)),
+    ],
+)
+def test_data_index_takes_no_blocks_that_were_made_otherwise(
+    before: tuple[str, ...], after: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that was killed with other settings leaves some, of which the next one uses none."""
+    write(folder, [*SAMPLES, {"images": ["half.png"], "text": "<image>"}])
+    (folder / "data" / "half.png").write_bytes((folder / "data" / "wide.png").read_bytes()[:45])
+    path = folder / "data" / "train.jsonl.sizes"
+    code = index(folder, *after)
+    expected = path.read_bytes()
+    path.unlink()
+    job = resolve(read_settings(folder / "own.toml", before), writes_index=True)
+    rules, origin = rules_of(job), origin_of(job.train)
+    assert origin is not None
+    blocks = Blocks(
+        job=job, dataset=job.train, origin=origin, rules=rules, about=rules.about(origin), decodes=False, size=BLOCK
+    )
+    with blocks.held():
+        blocks.make(0)
+    assert blocks.missing() == []
+    capsys.readouterr()
+    assert index(folder, *after) == code
+    assert "from an earlier command" not in capsys.readouterr().out
+    assert path.read_bytes() == expected
 
 
 def _words(folder: Path) -> None:
