@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import attrs
 import pytest
 from jobs import CPU, make_job
@@ -11,6 +13,7 @@ from test_oracle import on
 from mimo.hooks import PlanError
 from mimo.testing import Pool
 from mimo.trainer import Trainer
+from mimo.trainer.cost.sample_costs import SampleCosts
 
 
 def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
@@ -24,6 +27,24 @@ def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
     with pytest.raises(PlanError) as refused:
         Trainer(job, rank=rank, device=CPU)
     return str(refused.value)
+
+
+def run_with_other_costs(rank: int, settings: Table) -> str:
+    """Return the error of this rank where the last one has another profile, by which samples are placed."""
+    scales = SampleCosts.scales_text if rank < 2 else "of another profile"
+    with patch.object(SampleCosts, "scales_text", scales), pytest.raises(PlanError) as refused:
+        Trainer(make_job(settings), rank=rank, device=CPU)
+    return str(refused.value)
+
+
+def test_other_profiles_are_found_before_the_first_step(pool: Pool) -> None:
+    """Where samples are placed by cost, plans may be alike and what ranks send not."""
+    settings = table({"vision": on(0, 0), "language": on(1, 2, pp=2)}, microbatches=4)
+    settings["data"]["balance"] = "cost"
+    refused = pool.run(3, run_with_other_costs, settings)
+    assert len(set(refused)) == 1
+    assert "got one on rank 0, and another on rank 2. Give their machines the same data" in refused[0]
+    assert "schedule.profile" in refused[0]
 
 
 @pytest.mark.parametrize("which", ["plan", "evaluation_plan"])
