@@ -281,6 +281,20 @@ def test_data_index_that_is_damaged_is_refused(bytes_: int, folder: Path) -> Non
         opened(folder)
 
 
+def test_data_index_with_another_number_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bit anywhere in its arrays, so that no size is believed that nobody found; the command makes it anew."""
+    assert index(folder) == 0
+    path = folder / "data" / "train.jsonl.sizes"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert run(["check", str(folder / "own.toml")]) == 3
+    message = capsys.readouterr().err
+    assert "train.jsonl.sizes: expected an index of samples, got a damaged file: its checksum is" in message
+    assert "Run `mimo data index` with these settings" in message
+    assert index(folder) == 0
+    assert path.read_bytes() == whole
+
+
 BROKEN: list[tuple[dict[str, Any] | str, str]] = [
     ("{", "text that is not JSON"),
     ({"txt": "a"}, "only the keys"),
