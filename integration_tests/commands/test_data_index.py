@@ -214,6 +214,7 @@ def test_data_index_takes_no_blocks_that_were_made_otherwise(
     expected = path.read_bytes()
     path.unlink()
     job = resolve(read_settings(folder / "own.toml", before), writes_index=True)
+    assert job.train is not None
     rules, origin = rules_of(job), origin_of(job.train)
     assert origin is not None
     blocks = Blocks(
