@@ -39,7 +39,7 @@ def test_a_mixture_of_sources_is_allowed() -> None:
         ({"a": {**MOCK, "plugin": 3}}, "data.sources.a.plugin: expected text, got 3."),
         (
             {"a": {**MOCK, "txt": 3}},
-            "data.sources.a.txt: expected a known key, got an unknown one. Did you mean 'text'?",
+            "data.sources.a.txt: expected a known key, got an unknown one. Did you mean 'text",
         ),
         ({"a": {**MOCK, "text": "long"}}, "data.sources.a.text: expected a whole number, got 'long'"),
         ({"a": {"plugin": "jsonl"}}, "data.sources.a.path: expected text, got nothing"),
