@@ -52,7 +52,7 @@ def test_data_index_store_refuses_files_that_are_cut(tmp_path: Path) -> None:
 def test_data_index_store_finds_any_byte_that_was_changed(tmp_path: Path) -> None:
     """In the header, the checksum or the arrays, whatever texts it has; a file as it was written is sound."""
     path = tmp_path / "a.index"
-    arrays = {"a": np.arange(6).reshape(2, 3), "b": np.arange(3, dtype=np.uint8), "none": np.arange(0)}
+    arrays: dict[str, Any] = {"a": np.arange(6).reshape(2, 3), "b": np.arange(3, dtype=np.uint8), "none": np.arange(0)}
     write_arrays(path, arrays, {"k": '"checksum":"12345678"'})
     check_arrays(path)
     assert read_arrays(path).about == {"k": '"checksum":"12345678"'}
