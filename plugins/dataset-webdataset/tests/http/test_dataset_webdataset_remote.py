@@ -429,6 +429,22 @@ def test_dataset_webdataset_remote_a_cache_that_fails_to_be_written_breaks_no_it
     assert left[0] < failures
 
 
+def test_dataset_webdataset_remote_a_full_disk_breaks_no_item(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a setting that is wrong, which ends the run, and no sample, which a run may leave out."""
+    settings = config(server, tmp_path)
+    index_shards(settings, "train")
+    dataset = opened(attrs.evolve(settings, cache=str(tmp_path / "empty")))
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ShardCache, "_reserve", failing)
+    with pytest.raises(ConfigError, match=r"data\.cache: expected a folder that can be read .*No space"):
+        dataset.tokens(0)
+
+
 def test_dataset_webdataset_remote_other_file_systems_are_those_of_fsspec(tmp_path: Path) -> None:
     """Any protocol that fsspec knows is read likewise; one that nobody knows is refused by address."""
     import fsspec
