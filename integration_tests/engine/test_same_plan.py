@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from unittest.mock import patch
 
@@ -31,9 +32,11 @@ def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
 
 def run_with_other_costs(rank: int, settings: Table) -> str:
     """Return the error of this rank where the last one has another profile, by which samples are placed."""
-    scales = patch("mimo.trainer.cost.sample_costs.SampleCosts.scales_text", "of another profile")
+    job = make_job(settings)
+    costs = type(sys.modules[Trainer.__module__].sample_costs(job))
+    scales = patch.object(costs, "scales_text", "of another profile")
     with scales if rank == 2 else nullcontext(), pytest.raises(PlanError) as refused:
-        Trainer(make_job(settings), rank=rank, device=CPU)
+        Trainer(job, rank=rank, device=CPU)
     return str(refused.value)
 
 
