@@ -21,6 +21,7 @@ from mimo.hooks import ConfigError, DataError
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.commands.main import run
 from mimo.trainer.runtime import SampleCosts, StepData
+from mimo_logger_pictures import Pictures
 
 SETTINGS = """
 [run]
@@ -71,8 +72,9 @@ def write(folder: Path, samples: Sequence[dict[str, Any] | str]) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with settings and data in which everything is right."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with settings and data in which everything is right; nothing is drawn, which takes a second."""
+    monkeypatch.delattr(Pictures, "mimo_indexed")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (21, 6)).save(tmp_path / "data" / "wide.png")
     Image.new("RGB", (9, 25)).save(tmp_path / "data" / "tall.png")
@@ -220,6 +222,35 @@ def test_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.Capt
         assert (folder / "data" / name).read_bytes() == (undisturbed / "data" / name).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("data.max_tokens=30",), ()),
+        (("modules.second.config.patch=4",), ()),
+        (("data.chat.system=Be kind",), ()),
+        ((), ("--decode",)),
+    ],
+)
+def test_data_index_takes_no_blocks_that_were_made_otherwise(
+    before: tuple[str, ...], after: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that ended early with other settings leaves some, of which the next one uses none."""
+    write(folder, [*SAMPLES, {"images": ["half.png"], "text": "<image>"}])
+    (folder / "data" / "half.png").write_bytes((folder / "data" / "wide.png").read_bytes()[:45])
+    path = folder / "data" / "train.jsonl.sizes"
+    code = index(folder, *after)
+    expected = path.read_bytes()
+    path.unlink()
+    path.mkdir()  # so that blocks are there, and don't become an index
+    assert index(folder, *before) == 2
+    assert list(path.with_name("train.jsonl.sizes.partial").glob("*.block"))
+    path.rmdir()
+    capsys.readouterr()
+    assert index(folder, *after) == code
+    assert "from an earlier command" not in capsys.readouterr().out
+    assert path.read_bytes() == expected
+
+
 def _words(folder: Path) -> None:
     (folder / "words.txt").write_text("a\nb\nc\nd\ne\n")
 
@@ -271,6 +302,20 @@ def test_data_index_that_is_damaged_is_refused(bytes_: int, folder: Path) -> Non
     path.write_bytes(path.read_bytes()[:bytes_])
     with pytest.raises(DataError, match=r"train\.jsonl\.sizes: expected an index of samples, got a damaged file"):
         opened(folder)
+
+
+def test_data_index_with_another_number_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bit anywhere in its arrays, so that no size is believed that nobody found; the command makes it anew."""
+    assert index(folder) == 0
+    path = folder / "data" / "train.jsonl.sizes"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert run(["check", str(folder / "own.toml")]) == 3
+    message = capsys.readouterr().err
+    assert "train.jsonl.sizes: expected an index of samples, got a damaged file: its checksum is" in message
+    assert "Run `mimo data index` with these settings" in message
+    assert index(folder) == 0
+    assert path.read_bytes() == whole
 
 
 BROKEN: list[tuple[dict[str, Any] | str, str]] = [
@@ -340,8 +385,11 @@ def test_data_index_is_written_where_it_can_be(folder: Path, capsys: pytest.Capt
     assert sizes_of(opened(folder).train, [0]) is None
 
 
-def test_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Counts, percentiles and histograms; `mimo check` then prints the counts."""
+def test_data_index_reports_what_is_in_the_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counts, percentiles and histograms, as a picture too; `mimo check` then prints the counts."""
+    monkeypatch.undo()  # what is installed draws
     assert index(folder) == 0
     out = capsys.readouterr().out
     sizes = found(folder)
@@ -355,6 +403,8 @@ def test_data_index_reports_what_is_in_the_data(folder: Path, capsys: pytest.Cap
     (line,) = (line.split() for line in out.splitlines() if line.startswith("tokens of a sample  "))
     assert (line[4], line[7], line[-1]) == (str(ordered[0]), str(ordered[6]), str(ordered[-1]))
     assert "█" in out
+    with Image.open(folder / "data" / "train.jsonl.sizes.png") as picture:
+        assert picture.height > picture.width * 0.8  # three panels: tokens, images, x-rays
     assert run(["check", str(folder / "own.toml")]) == 0
     counts = f"index      {tokens:,} tokens, {targets:,} learnt, {len(pictures)} image items, "
     assert counts in capsys.readouterr().out

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+from unittest.mock import patch
+
 import attrs
 import pytest
 from jobs import CPU, make_job
@@ -24,6 +28,26 @@ def run_with_other_plan(rank: int, settings: Table, which: str) -> str:
     with pytest.raises(PlanError) as refused:
         Trainer(job, rank=rank, device=CPU)
     return str(refused.value)
+
+
+def run_with_other_costs(rank: int, settings: Table) -> str:
+    """Return the error of this rank where the last one has another profile, by which samples are placed."""
+    job = make_job(settings)
+    costs = type(sys.modules[Trainer.__module__].sample_costs(job))
+    scales = patch.object(costs, "scales_text", "of another profile")
+    with scales if rank == 2 else nullcontext(), pytest.raises(PlanError) as refused:
+        Trainer(job, rank=rank, device=CPU)
+    return str(refused.value)
+
+
+def test_other_profiles_are_found_before_the_first_step(pool: Pool) -> None:
+    """Where samples are placed by cost, ranks with one plan could send different rows."""
+    settings = table({"vision": on(0, 0), "language": on(1, 2, pp=2)}, microbatches=4)
+    settings["data"]["balance"] = "cost"
+    refused = pool.run(3, run_with_other_costs, settings)
+    assert len(set(refused)) == 1
+    assert "got one on rank 0, and another on rank 2. Give their machines the same data" in refused[0]
+    assert "schedule.profile" in refused[0]
 
 
 @pytest.mark.parametrize("which", ["plan", "evaluation_plan"])

@@ -14,6 +14,7 @@ from mimo.hooks import (
     Common,
     EvaluationInfo,
     Generators,
+    IndexInfo,
     PluginError,
     RunInfo,
     Stateful,
@@ -26,6 +27,7 @@ from mimo.hooks import (
 
 RUN = RunInfo(name="r", directory=Path("runs/r"), rank=0, world=1, first_step=1, steps=2, config={})
 EVALUATION = EvaluationInfo(step=1, loss=1.0, exact_match=0.5, samples=2)
+INDEX = IndexInfo(name="data", path=Path("data.sizes"), samples=2, broken=0, distributions={"tokens": [(3, 2)]})
 
 
 class Shelf(Protocol):
@@ -61,6 +63,10 @@ class Listener:
     @hookimpl
     def mimo_save_failed(self, step: int, error: UserError) -> None:
         self.heard.append((self.name, (step, error)))
+
+    @hookimpl
+    def mimo_indexed(self, index: IndexInfo) -> None:
+        self.heard.append((self.name, index))
 
     @hookimpl
     def mimo_run_end(self, run: RunInfo) -> None:
@@ -114,9 +120,10 @@ def test_hooks_lifecycle_hands_every_event_to_every_plugin_in_order(step: StepIn
     caller.step_end(RUN, step)
     caller.evaluated(RUN, EVALUATION)
     caller.save_failed(RUN, 1, unwritten)
+    assert not caller.indexed(INDEX)
     caller.run_end(RUN)
     caller.fault(RUN, fault)
-    values = [RUN, 1, step, EVALUATION, (1, unwritten), RUN, fault]
+    values = [RUN, 1, step, EVALUATION, (1, unwritten), INDEX, RUN, fault]
     assert heard == [(name, value) for value in values for name in ("first", "second")]
 
 

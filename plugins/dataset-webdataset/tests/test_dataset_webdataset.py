@@ -169,6 +169,21 @@ def test_dataset_webdataset_records_have_all_members_that_they_do_not_name(tmp_p
     assert weights_of(dataset, 2) == [2.0] * len(dataset.tokens(2))
 
 
+def test_dataset_webdataset_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> None:
+    """With the sample's picture, they are what the same ones with messages are."""
+    turns = [{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A dot."}]
+    roles = [{"role": "user", "content": "<image> What?"}, {"role": "assistant", "content": "A dot."}]
+    records: list[Any] = [{"id": "7", "image": "png", "conversations": turns}, {"conversations": turns}]
+    records.append({"messages": roles})
+    samples: Samples = [
+        (str(number), {"json": json.dumps(record).encode(), "png": picture(8, 8)})
+        for number, record in enumerate(records)
+    ]
+    dataset = opened(tmp_path, samples, chat=ChatSettings(template="chatml"))
+    assert dataset.tokens(0) == dataset.tokens(1) == dataset.tokens(2)
+    assert [len(dataset.infos(sample)) for sample in range(3)] == [1, 1, 1]
+
+
 def test_dataset_webdataset_members_are_what_settings_say(tmp_path: Path) -> None:
     """An extension may be another modality's, the text, or nothing; it is looked up whole before its last part."""
     samples: Samples = [

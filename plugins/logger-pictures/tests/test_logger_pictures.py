@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mimo.hooks import EvaluationInfo, Prediction, RunInfo, lifecycle
+from mimo.hooks import EvaluationInfo, IndexInfo, Prediction, RunInfo, lifecycle
 from mimo_logger_pictures import Pictures, caption_grid, loss_curve
 
 PREDICTIONS = (
@@ -72,6 +72,25 @@ def test_without_matplotlib_no_picture_is_drawn_and_it_is_said(
     end(make_run(tmp_path), predictions=PREDICTIONS)
     assert capsys.readouterr().out == "r: no pictures are drawn, as matplotlib is not installed\n"
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_an_index_is_drawn_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A panel for each distribution, however far apart its numbers are and whatever names hold; none for no numbers."""
+    caller = lifecycle([Pictures()], entry_points=())
+
+    def draw(name: str, **distributions: list[tuple[int, int]]) -> Path:
+        path = tmp_path / f"{name}.sizes"
+        info = IndexInfo(name=name, path=path, samples=3, broken=1, distributions=distributions)
+        assert caller.indexed(info) == []
+        return path.with_name(f"{name}.sizes.png")
+
+    one = draw("a$b", tokens=[(7, 2)])
+    assert capsys.readouterr().out == f"{one}: drawn\n"
+    two = draw("two", tokens=[(0, 5), (1, 1), (900_000, 3)], rows=[(4, 1), (9, 2)])
+    with Image.open(one) as narrow, Image.open(two) as tall:
+        assert tall.width == narrow.width
+        assert tall.height > 1.5 * narrow.height
+    assert not draw("none").exists()
 
 
 def test_lines_without_a_loss_break_no_picture(tmp_path: Path) -> None:

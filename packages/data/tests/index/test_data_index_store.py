@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mimo.data.index import IndexFileError, digest_of_file, digest_of_text, read_arrays, write_arrays
+from mimo.data.index import IndexFileError, check_arrays, digest_of_file, digest_of_text, read_arrays, write_arrays
 
 
 def test_data_index_store_reads_back_what_was_written(tmp_path: Path) -> None:
@@ -47,6 +47,20 @@ def test_data_index_store_refuses_files_that_are_cut(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(IndexFileError):
             read_arrays(path)
+
+
+def test_data_index_store_finds_any_byte_that_was_changed(tmp_path: Path) -> None:
+    """In the header, the checksum or the arrays, whatever texts it has; a file as it was written is sound."""
+    path = tmp_path / "a.index"
+    arrays: dict[str, Any] = {"a": np.arange(6).reshape(2, 3), "b": np.arange(3, dtype=np.uint8), "none": np.arange(0)}
+    write_arrays(path, arrays, {"k": '"checksum":"12345678"'})
+    check_arrays(path)
+    assert read_arrays(path).about == {"k": '"checksum":"12345678"'}
+    whole = path.read_bytes()
+    for place in range(8, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(IndexFileError, match="its checksum is"):
+            check_arrays(path)
 
 
 @pytest.mark.parametrize(

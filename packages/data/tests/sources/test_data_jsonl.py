@@ -51,6 +51,45 @@ def picture(path: Path, width: int = 4, height: int = 3) -> Path:
     return path
 
 
+@pytest.mark.parametrize("first", [b'{"text": "a"}\n', b"\n", b"  \n", b""])
+def test_data_jsonl_leaves_out_a_byte_order_mark(first: bytes, tmp_path: Path) -> None:
+    """As some editors write one before the first line, blank or not; the offsets that are kept leave it out, too."""
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + first + b'{"text": "b"}\n')
+    texts = ["a", "b"] if b"a" in first else ["b"]
+    for _ in range(2):
+        data = opened(str(path))
+        assert [bytes(data.tokens(sample)[:-1]).decode() for sample in range(len(data))] == texts
+        lines_module.write_lines(path)
+    path.write_bytes(b"\xef\xbb\xbf")
+    assert len(find_lines(path)) == 0
+
+
+def test_data_jsonl_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> None:
+    """They are the samples that the same ones with messages are; both at once are refused."""
+    picture(tmp_path / "a.png")
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A dot."}]
+    roles = [{"role": "user", "content": "<image>\nWhat?"}, {"role": "assistant", "content": "A dot."}]
+    path = write(
+        tmp_path,
+        {"id": "7", "image": "a.png", "conversations": turns},
+        {"images": ["a.png"], "messages": roles},
+        {"messages": roles, "conversations": turns},
+        {"image": "a.png", "images": ["a.png"], "conversations": turns},
+        {"conversations": "none"},
+    )
+    data = open_jsonl(JsonlConfig(path=path, chat=ChatSettings(template="chatml")), TOKENIZER, "train")
+    assert data is not None
+    assert data.tokens(0) == data.tokens(1)
+    assert [info.size for info in data.infos(0)] == [(3, 4)]
+    with pytest.raises(DataError, match=r"train\.jsonl:3: expected one of the keys 'conversations' and 'messages'"):
+        data.tokens(2)
+    with pytest.raises(DataError, match=r"train\.jsonl:4: expected one of the keys 'image' and 'images', got both"):
+        data.tokens(3)
+    with pytest.raises(DataError, match=r"train\.jsonl:5\.messages: expected an array"):
+        data.tokens(4)
+
+
 def test_data_jsonl_reads_samples(tmp_path: Path) -> None:
     """Samples with two images, none, and no list at all; sizes are (height, width)."""
     picture(tmp_path / "a.png")

@@ -115,6 +115,18 @@ def test_data_members_have_suffixes_that_are_read_again(tmp_path: Path) -> None:
     assert json.loads(bytes(members["json"]))["items"] == {"sonar": ["0.bin", "1.bin", "2.bin"]}
 
 
+def test_data_members_of_linked_folders_are_refused(tmp_path: Path) -> None:
+    """Nothing is passed over without a word; links in hidden folders are, as all is there."""
+    folder = tmp_path / "data"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / "a.txt").write_text("a")
+    (folder / ".hidden" / "more").symlink_to(tmp_path)
+    assert [key for key, _ in read_members(folder)] == ["a"]
+    (folder / "more").symlink_to("../data")
+    with pytest.raises(DataError, match=r"data/more: expected a folder itself, got a link to '\.\./data'\. Move the"):
+        list(read_members(folder))
+
+
 def test_data_members_of_folders_are_refused_by_name(tmp_path: Path) -> None:
     """An item without a text, a link that leads out, an empty folder, and what isn't there."""
     folder, empty = tmp_path / "data", tmp_path / "empty"

@@ -27,7 +27,7 @@ from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import Order, Where, relative_difference
 from mimo.trainer.rerun.driver import RerunDriver
 from mimo.trainer.rerun.machine import RerunStateMachine
-from mimo.trainer.rerun.pending import PendingStep
+from mimo.trainer.rerun.pending import PendingStep, layout_of
 from mimo.trainer.rerun.recorder import POWER, Bounds, Injector, NormRecorder
 from mimo.trainer.step.probe import PASSES, Computation
 
@@ -40,6 +40,19 @@ def job_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run: An
     modules = {"vision": on(0, 1), "language": on(2, 3, tp=2)}
     plugin = "spread" if "precision" in run else "adamw"
     return make_job(table(modules, run={"directory": str(directory), **run}, rerun=rerun, optimizer={"plugin": plugin}))
+
+
+@pytest.mark.parametrize("data", [{"balance": "cost"}, {"hand_on": 1}, {"hand_on": 0, "balance": "cost"}])
+def test_a_layout_counts_which_rank_has_which_samples_and_items(data: Mapping[str, Any]) -> None:
+    """A step that waits for other devices is compared rank by rank, so that these settings must be as they were."""
+    modules = {"vision": on(0, 1), "language": on(2, 3, tp=2)}
+    settings = table(modules)
+    settings["data"]["balance"] = "count"
+    before = layout_of(make_job(settings))
+    settings["data"]["workers"] = 2
+    assert layout_of(make_job(settings)) == before
+    settings["data"] |= data
+    assert layout_of(make_job(settings)) != before
 
 
 def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:

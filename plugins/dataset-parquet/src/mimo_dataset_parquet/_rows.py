@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mimo.data import Record, RecordError, read_record
+from mimo.data import Record, RecordError, named_messages, read_record
 from mimo.hooks import parse_json
-
-_ROLES: Mapping[str, str] = {"human": "user", "gpt": "assistant"}
-"""LLaVA's names of speakers."""
 
 
 def record_of(values: Mapping[str, Any], items: Mapping[str, Any], prefix: str, where: str) -> Record:
@@ -60,17 +57,12 @@ def _messages(value: Any) -> Any:
             raise RecordError(expected="as many values of each key in 'messages'", got=got)
         value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
         value = [{key: each for key, each in message.items() if each is not None} for message in value]
+    value = named_messages(value)
     return [_message(message) for message in value] if isinstance(value, list) else value
 
 
 def _message(message: Any) -> Any:
-    if not isinstance(message, dict):
-        return message
-    if "from" in message and "role" not in message:
-        renamed = {"from": "role", "value": "content"}
-        message = {renamed.get(key, key): value for key, value in message.items()}
-        message["role"] = _ROLES.get(message["role"], message["role"]) if isinstance(message["role"], str) else ""
-    if isinstance(message.get("content"), list):
+    if isinstance(message, dict) and isinstance(message.get("content"), list):
         return message | {"content": [_part(part) for part in message["content"]]}
     return message
 

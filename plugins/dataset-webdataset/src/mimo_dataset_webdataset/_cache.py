@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import attrs
 
-from mimo.data import digest_of_text
+from mimo.data import digest_of_text, is_read_failure
 from mimo.hooks import ConfigError, DataError
 from mimo_dataset_webdataset._known import REINDEX, Facts
 from mimo_dataset_webdataset._remote import Remote
@@ -67,6 +67,8 @@ class ShardCache:
                 if os.fstat(file.fileno()).st_size != facts.size:
                     raise _damaged(shard, path)
             except OSError as error:
+                if is_read_failure(error):  # no fault of the folder: who reads the sample tries again
+                    raise
                 raise ConfigError(
                     "data.cache",
                     expected="a folder that can be read and written",

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import attrs
 
 from mimo.data import Origin, Record, RecordError, digest_of_text, parse_object, read_record
+from mimo.hooks import UserError
 from mimo_dataset_webdataset._known import REINDEX, Known
 from mimo_dataset_webdataset._opening import Opener
 from mimo_dataset_webdataset._shards import Shards
@@ -142,6 +143,8 @@ class ShardRecords:
         try:
             content = self._content(sample, found[0], MAX_TEXT)
             return content.decode().strip() if kind == "text" else content
+        except UserError:  # of the shard or the cache, no fault of the sample
+            raise
         except UnicodeDecodeError as error:
             raise RecordError(expected=f"UTF-8 text in .{found[0].name}", got=f"something else ({error})") from None
         except ValueError as error:

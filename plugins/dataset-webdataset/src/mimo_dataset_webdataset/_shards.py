@@ -85,7 +85,7 @@ def find_shards(expression: str, index: str, setting: str) -> Shards:
         raise ConfigError(
             setting,
             expected="a path or an address of shards, with lists {a,b} or ranges {000..127}",
-            got=f"{expression!r}: {error}",
+            got=f"{_shown(expression)!r}: {error}",
         ) from None
     scheme = _SCHEME.match(expression)
     if scheme and scheme[1].lower() not in _LOCAL:
@@ -117,7 +117,7 @@ def _remote(expression: str, names: list[str], index: str, setting: str) -> Shar
         raise ConfigError(
             setting,
             expected="an address that names its shards, such as https://host/train-{000..127}.tar",
-            got=repr(expression),
+            got=repr(_shown(expression)),
             fix="Write a range in braces instead of *: what lies elsewhere isn't listed.",
         )
     if not index:
@@ -139,10 +139,15 @@ def _remote(expression: str, names: list[str], index: str, setting: str) -> Shar
     return Shards(setting=setting, expression=identity, shards=shards, index=place)
 
 
+def _shown(expression: str) -> str:
+    """Return an expression for messages: of an address without what may be secret."""
+    return Shard(address=expression, is_local=not _SCHEME.match(expression)).identity
+
+
 def _path_of(address: str, setting: str) -> str:
     parts = urlsplit(address)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise ConfigError(setting, expected="a path after file://, as in file:///data/a.tar", got=repr(address))
+        raise ConfigError(setting, expected="a path after file://, as in file:///data/a.tar", got=repr(_shown(address)))
     return unquote(address.partition("://")[2].removeprefix(parts.netloc))
 
 

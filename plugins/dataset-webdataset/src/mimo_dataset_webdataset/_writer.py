@@ -24,6 +24,8 @@ MAX_SAMPLES = 1 << 16
 _KEY = re.compile(r"(?:[^/]+/)*[^./]+")
 _META = re.compile(r"__[^/]*__(/|\Z)")
 _EXTENSION = re.compile(r"[^/.]+(\.[^/.]+)*")
+_END = 2 * BLOCK
+"""Bytes after the last member."""
 _COPY = 1 << 20
 _FOLDER_FIX = "Name another folder, or remove its shards to have them made again."
 
@@ -44,7 +46,7 @@ def write_shards(
         samples: the key of each and, by extension, what its members hold: bytes, or a file that is copied unchanged.
         folder: of the shards, made if need be.
         pattern: their names, with a place for the number.
-        max_bytes: of a shard's members, unless its only sample has more.
+        max_bytes: of a shard, headers and padding included, unless its only sample has more.
         max_samples: of a shard.
 
     Raises:
@@ -99,7 +101,7 @@ def _shard(
     first: list[_Entry], source: Iterator[list[_Entry]], rest: list[list[_Entry]], *, max_bytes: int, max_samples: int
 ) -> Iterator[_Entry]:
     """Yield the members of one shard, and put the first sample of the next one into ``rest``."""
-    bytes_, count = _bytes(first), 1
+    bytes_, count = _END + _bytes(first), 1
     yield from first
     for entries in source:
         bytes_, count = bytes_ + _bytes(entries), count + 1
@@ -110,7 +112,13 @@ def _shard(
 
 
 def _bytes(entries: list[_Entry]) -> int:
-    return sum(entry.size for entry in entries)
+    return sum(len(_header(entry)) + entry.size + -entry.size % BLOCK for entry in entries)
+
+
+def _header(entry: _Entry) -> bytes:
+    header = tarfile.TarInfo(entry.name)  # whose time and owner are 0
+    header.size = entry.size
+    return header.tobuf(tarfile.PAX_FORMAT, "utf-8")
 
 
 def _entries(key: str, members: Mapping[str, bytes | Path]) -> list[_Entry]:
@@ -151,7 +159,7 @@ def _write(path: Path, entries: Iterable[_Entry]) -> None:
                 builder.add_shard(_written(file, entries))
             except TarError as error:
                 raise DataError(path.name, expected="each key once", got=str(error)) from None
-            file.write(bytes(2 * BLOCK))
+            file.write(bytes(_END))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -162,9 +170,7 @@ def _write(path: Path, entries: Iterable[_Entry]) -> None:
 
 def _written(file: BinaryIO, entries: Iterable[_Entry]) -> Iterator[Member]:
     for entry in entries:
-        header = tarfile.TarInfo(entry.name)  # whose time and owner are 0
-        header.size = entry.size
-        file.write(header.tobuf(tarfile.PAX_FORMAT, "utf-8"))
+        file.write(_header(entry))
         start = file.tell()
         _copy(entry, file)
         file.write(bytes(-entry.size % BLOCK))

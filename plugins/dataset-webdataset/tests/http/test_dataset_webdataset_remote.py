@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import multiprocessing
+import os
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -379,6 +382,67 @@ def test_dataset_webdataset_remote_secrets_in_addresses_are_not_shown(server: Se
     assert "secret" not in str(path)
     assert b"secret" not in path.read_bytes()
     assert texts(opened(settings)) == ["shard 0"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://me:secret@host/a-*.tar?token=secret",
+        "https://me:secret@host/a-{0..1.tar?token=secret",
+        "https://me:secret@host/a-{5..1}.tar?token=secret",
+        "file://me:secret@host/a.tar",
+        "nobody://me:secret@host/a.tar?token=secret",
+    ],
+)
+def test_dataset_webdataset_remote_secrets_are_in_no_refusal(path: str, tmp_path: Path) -> None:
+    """Also where an address is refused before its shards are known."""
+    settings = WebdatasetConfig(path=path, index=str(tmp_path / "i"), cache=str(tmp_path / "c"))
+    with pytest.raises(ConfigError, match=r"data\.path: expected") as refused:
+        index_shards(settings, "train")
+    assert "secret" not in str(refused.value)
+    assert "a" in str(refused.value)
+
+
+@pytest.mark.parametrize("failures", [1, 99])
+def test_dataset_webdataset_remote_a_cache_that_fails_to_be_written_breaks_no_item(
+    failures: int, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails for a moment is tried again; one that keeps failing ends the run, as no item is at fault."""
+    settings = config(server, tmp_path)
+    index_shards(settings, "train")
+    dataset = opened(attrs.evolve(settings, cache=str(tmp_path / "empty")))
+    reserve, left = ShardCache._reserve, [failures]
+
+    def failing(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        reserve(*args)
+
+    monkeypatch.setattr(ShardCache, "_reserve", failing)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    if failures == 1:
+        assert texts(dataset) == [f"shard {number}" for number in range(3)]
+    else:
+        with pytest.raises(RunError, match=r"expected a file system that can be read, got .*Input/output error"):
+            dataset.tokens(0)
+    assert left[0] < failures
+
+
+def test_dataset_webdataset_remote_a_full_disk_breaks_no_item(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a setting that is wrong, which ends the run, and no sample, which a run may leave out."""
+    settings = config(server, tmp_path)
+    index_shards(settings, "train")
+    dataset = opened(attrs.evolve(settings, cache=str(tmp_path / "empty")))
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ShardCache, "_reserve", failing)
+    with pytest.raises(ConfigError, match=r"data\.cache: expected a folder that can be read .*No space"):
+        dataset.tokens(0)
 
 
 def test_dataset_webdataset_remote_other_file_systems_are_those_of_fsspec(tmp_path: Path) -> None:

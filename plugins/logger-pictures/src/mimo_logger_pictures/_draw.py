@@ -1,4 +1,4 @@
-"""Two pictures: a loss curve, and images with captions.
+"""Three pictures: a loss curve, images with captions, and distributions of numbers.
 
 Figures are made without matplotlib's global state, so that drawing changes nothing for anybody else.
 """
@@ -9,7 +9,7 @@ import itertools
 import math
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _TRAINING, _EVALUATION, _WRONG = "#2b5d8a", "#c44e1a", "#b3261e"
 _CHARACTERS_A_LINE = 22
+_BARS = 60
 
 
 def loss_curve(
@@ -108,6 +109,52 @@ def caption_grid(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
         figure.savefig(path, dpi=120)
+
+
+def distribution_bars(path: Path, title: str, distributions: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    """Draw bars of how often numbers come, a panel for each distribution, with the median and the 95th percentile.
+
+    Args:
+        path: a PNG file to write.
+        title: of all.
+        distributions: by what is counted; at least one, each of at least one pair of a number and its count, ascending.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 2.4 * len(distributions) + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
+    for axes, (name, pairs) in zip(
+        figure.subplots(len(distributions), squeeze=False).flat, distributions.items(), strict=True
+    ):
+        first, last = pairs[0][0], pairs[-1][0]
+        width = -(-(last - first + 1) // _BARS)
+        counts = [0] * -(-(last - first + 1) // width)
+        for number, count in pairs:
+            counts[(number - first) // width] += count
+        begins = [first + width * place for place in range(len(counts))]
+        axes.bar(begins, counts, width=0.9 * width, align="edge", color=_TRAINING)
+        for percent, style, said in ((50, "-", "median"), (95, "--", "95% are at most")):
+            value = _percentile(pairs, percent)
+            axes.axvline(value + 0.45, color=_EVALUATION, linestyle=style, linewidth=1.2, label=f"{said} {value:,}")
+        axes.set_xlim(first - 0.02 * (last + 1 - first), last + 1 + 0.02 * (last + 1 - first))
+        axes.set_xlabel(name.replace("$", r"\$"))
+        axes.set_ylabel("how many")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False, fontsize=8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def _percentile(pairs: Sequence[tuple[int, int]], percent: int) -> int:
+    """Return the least number that at least so many percent are not above."""
+    total = sum(count for _, count in pairs)
+    below = itertools.accumulate(count for _, count in pairs)
+    return next(number for (number, _), so_far in zip(pairs, below, strict=True) if 100 * so_far >= percent * total)
 
 
 def _wrap(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Lifecycle plugin ``pictures``: draws when a run has ended."""
+"""Lifecycle plugin ``pictures``: draws when a run has ended, or an index is written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mimo.hooks import METRICS_FILE, EvaluationInfo, Prediction, RunInfo, hookimpl, read_metrics
-from mimo_logger_pictures._draw import caption_grid, loss_curve
+from mimo.hooks import METRICS_FILE, EvaluationInfo, IndexInfo, Prediction, RunInfo, hookimpl, read_metrics
+from mimo_logger_pictures._draw import caption_grid, distribution_bars, loss_curve
 
 LOSS_PICTURE = "loss.png"
 CAPTIONS_PICTURE = "captions.png"
@@ -29,10 +29,23 @@ class Pictures:
         self._predictions = info.predictions
 
     @hookimpl
+    def mimo_indexed(self, index: IndexInfo) -> None:
+        """Draw what is in the data, beside their index."""
+        if not index.distributions:
+            return
+        if not _can_draw():
+            print(f"{index.name}: no picture is drawn, as matplotlib is not installed")
+            return
+        picture = index.path.with_name(f"{index.path.name}.png")
+        title = f"{index.name}: {index.samples:,} samples, {index.broken:,} broken"
+        distribution_bars(picture, title, index.distributions)
+        print(f"{picture}: drawn")
+
+    @hookimpl
     def mimo_run_end(self, run: RunInfo) -> None:
         """Draw the loss curve of all that the metrics hold, and what the model wrote for the first images."""
         has_metrics = run.rank == 0 and (run.directory / METRICS_FILE).exists()
-        if importlib.util.find_spec("matplotlib") is None:  # left out on machines that only train
+        if not _can_draw():
             if has_metrics:
                 print(f"{run.name}: no pictures are drawn, as matplotlib is not installed")
             return
@@ -48,6 +61,10 @@ class Pictures:
                 [each.text for each in shown],
                 [each.is_exact for each in shown],
             )
+
+
+def _can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None  # left out on machines that only train
 
 
 def _draw_losses(run: RunInfo) -> None:

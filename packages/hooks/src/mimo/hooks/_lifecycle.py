@@ -23,7 +23,7 @@ from mimo.hooks._contract import (
 from mimo.hooks._errors import PluginError, UserError
 from mimo.hooks._installed import PluginEntry, PluginFailure, ask_each, describe, installed, row
 from mimo.hooks._markers import PROJECT
-from mimo.hooks._values import EvaluationInfo, RunInfo, Stateful, StepInfo
+from mimo.hooks._values import EvaluationInfo, IndexInfo, RunInfo, Stateful, StepInfo
 
 
 class Lifecycle(pluggy.PluginManager):
@@ -59,6 +59,10 @@ class Lifecycle(pluggy.PluginManager):
     def fault(self, run: RunInfo, error: BaseException) -> list[PluginError]:
         """Call `mimo_fault` of every plugin, and return what went wrong, as `run_end` does."""
         return self._each("mimo_fault", run=run, error=error)
+
+    def indexed(self, index: IndexInfo) -> list[PluginError]:
+        """Call `mimo_indexed` of every plugin, and return what went wrong, as `run_end` does."""
+        return self._each("mimo_indexed", index=index)
 
     def state(self, run: RunInfo) -> list[Stateful]:
         """Return what all plugins add to a checkpoint.

@@ -182,6 +182,26 @@ class EvaluationInfo:
     predictions: Sequence[Prediction] = attrs.field(default=(), eq=False, repr=False)
 
 
+@attrs.frozen(kw_only=True)
+class IndexInfo:
+    """What the index of a dataset says of its samples.
+
+    Args:
+        name: of the data.
+        path: of the index.
+        samples: how many, broken ones among them.
+        broken: of these.
+        distributions: by what is counted, such as tokens of a sample, or rows of an item of each modality: pairs of a
+            number and how often it comes, the least number first; at least one pair each.
+    """
+
+    name: str
+    path: Path
+    samples: int
+    broken: int
+    distributions: Mapping[str, Sequence[tuple[int, int]]] = attrs.field(eq=False, repr=False)
+
+
 @attrs.frozen
 class Common:
     """A JSON leaf of a state tree that must be equal on all ranks."""

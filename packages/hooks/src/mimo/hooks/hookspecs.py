@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mimo.hooks._errors import UserError
 from mimo.hooks._markers import hookspec
-from mimo.hooks._values import EvaluationInfo, RunInfo, Stateful, StepInfo
+from mimo.hooks._values import EvaluationInfo, IndexInfo, RunInfo, Stateful, StepInfo
 
 
 @hookspec
@@ -50,6 +50,14 @@ def mimo_fault(run: RunInfo, error: BaseException) -> None:
     """Called on the rank that failed, before the other ranks are ended.
 
     Each plugin is called by itself; an exception here is reported, and never hides ``error``.
+    """
+
+
+@hookspec
+def mimo_indexed(index: IndexInfo) -> None:
+    """Called by `mimo data index` for each index that it has written, outside of any run.
+
+    Each plugin is called by itself; an exception is reported, and changes no exit code.
     """
 
 

@@ -19,7 +19,7 @@ from mimo.data.index.sizes import (
     sizes_of_arrays,
     write_sizes,
 )
-from mimo.data.index.store import IndexFileError, StoredArrays, read_arrays, write_arrays
+from mimo.data.index.store import IndexFileError, StoredArrays, check_arrays, read_arrays, write_arrays
 
 __all__ = [
     "IndexFileError",
@@ -33,6 +33,7 @@ __all__ = [
     "SupportsSizes",
     "SupportsSources",
     "arrays_of",
+    "check_arrays",
     "digest_of_file",
     "digest_of_text",
     "index_place",

@@ -1,7 +1,8 @@
 """A few arrays in one file, written whole or not at all, and read as pages of the file.
 
 The format is that of safetensors: eight bytes with the length of a JSON header, the header, the arrays. Nothing of it
-is ever executed, and no more is allocated than the file is long.
+is ever executed, and no more is allocated than the file is long. Among the header's texts is a checksum of all that
+follows the eight bytes, itself counted as zeros.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,11 @@ _MAX_HEADER = 1 << 20
 """Bytes."""
 _KINDS = {"U8": "|u1", "I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
 _ABOUT = "__metadata__"
+_CHECKSUM = "checksum"
+_BEFORE = b'"checksum":"'
+"""What stands before it in a header: in a text, quotation marks would have a backslash."""
+_UNKNOWN = b"00000000"
+_AT_ONCE = 1 << 20
 
 
 class IndexFileError(ValueError):
@@ -70,14 +77,20 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | Pieces], about:
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_header({name: arrays[name] for name in names}, about))
+            header = _header({name: arrays[name] for name in names}, about)
+            checksum = zlib.crc32(header)
+            file.write(len(header).to_bytes(_PREFIX, "little") + header)
             for name in names:
                 array = arrays[name]
                 written = 0
                 for piece in array.pieces if isinstance(array, Pieces) else [array]:
-                    file.write(np.ascontiguousarray(piece, dtype=array.dtype).data)
+                    data = np.ascontiguousarray(piece, dtype=array.dtype).reshape(-1).view(np.uint8).data
+                    checksum = zlib.crc32(data, checksum)
+                    file.write(data)
                     written += len(piece)
                 assert not isinstance(array, Pieces) or written == array.length, (name, written)
+            file.seek(_PREFIX + header.index(_BEFORE) + len(_BEFORE))
+            file.write(b"%08x" % checksum)
             file.flush()
             os.fsync(file.fileno())
         Path(partial).chmod(0o666 & ~_umask())
@@ -89,7 +102,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | Pieces], about:
 
 def _header(arrays: Mapping[str, NDArray[Any] | Pieces], about: Mapping[str, str]) -> bytes:
     kinds = {kind: name for name, kind in _KINDS.items()}
-    header: dict[str, Any] = {_ABOUT: dict(about)}
+    header: dict[str, Any] = {_ABOUT: {_CHECKSUM: _UNKNOWN.decode(), **about}}
     begin = 0
     for name, array in arrays.items():
         shape = [array.length] if isinstance(array, Pieces) else list(array.shape)
@@ -99,11 +112,32 @@ def _header(arrays: Mapping[str, NDArray[Any] | Pieces], about: Mapping[str, str
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _PREFIX)
     assert len(text) <= _MAX_HEADER, len(text)
-    return len(text).to_bytes(_PREFIX, "little") + text
+    return text
+
+
+def check_arrays(path: Path) -> None:
+    """Read all of a file that `read_arrays` reads, and compare it with its checksum; about a second a GiB.
+
+    Raises:
+        IndexFileError: it is not what was written.
+        OSError: it can't be read.
+    """
+    with path.open("rb", buffering=0) as file:
+        length = int.from_bytes(file.read(_PREFIX), "little")
+        header = file.read(min(length, _MAX_HEADER))
+        before, found, after = header.partition(_BEFORE)
+        written, rest = after[: len(_UNKNOWN)], after[len(_UNKNOWN) :]
+        checksum = zlib.crc32(before + found + _UNKNOWN + rest)
+        while block := file.read(_AT_ONCE):
+            checksum = zlib.crc32(block, checksum)
+    if written != b"%08x" % checksum:
+        got = repr(written.decode(errors="replace")) if found else "none"
+        msg = f"its checksum is {checksum:08x}, and {got} is written in it"
+        raise IndexFileError(msg)
 
 
 def read_arrays(path: Path) -> StoredArrays:
-    """Return what a file holds.
+    """Return what a file holds, of which only the header is read; see `check_arrays`.
 
     Raises:
         IndexFileError: it is damaged, or no such file; the message says what of it is wrong.
@@ -127,7 +161,8 @@ def read_arrays(path: Path) -> StoredArrays:
     about = header.pop(_ABOUT, {})
     try:
         arrays = {name: _array(path, entry, begin=begin, size=size) for name, entry in header.items()}
-        return StoredArrays(about={str(name): str(text) for name, text in about.items()}, arrays=arrays)
+        about = {str(name): str(text) for name, text in about.items() if name != _CHECKSUM}
+        return StoredArrays(about=about, arrays=arrays)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         msg = f"its header describes no arrays ({error!r})"
         raise IndexFileError(msg) from None

@@ -3,7 +3,7 @@
 from mimo.data.sources.bounded_cache import BoundedCache
 from mimo.data.sources.images import image_size, load_image, open_image
 from mimo.data.sources.members import read_members
-from mimo.data.sources.record import Record, RecordError, parse_object, parse_record, read_record
+from mimo.data.sources.record import Record, RecordError, named_messages, parse_object, parse_record, read_record
 from mimo.data.sources.record_dataset import RecordDataset, Records, path_inside
 from mimo.data.sources.settings_path import settings_under
 
@@ -15,6 +15,7 @@ __all__ = [
     "Records",
     "image_size",
     "load_image",
+    "named_messages",
     "open_image",
     "parse_object",
     "parse_record",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -113,7 +114,7 @@ class Lines:
 
 
 def find_lines(path: Path, index: str = "") -> Lines:
-    """Return the lines of a file that hold something, which is read for it.
+    """Return the lines of a file that hold something, which is read for it; a byte order mark of UTF-8 is left out.
 
     Args:
         path: of the file.
@@ -126,6 +127,8 @@ def find_lines(path: Path, index: str = "") -> Lines:
     doubtful: list[NDArray[np.int64]] = []
     size = 0
     with path.open("rb", buffering=0) as file:
+        first_byte = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+        file.seek(0)
         while block := file.read(BLOCK):
             letters = np.frombuffer(block, dtype=np.uint8)
             begins = np.flatnonzero(letters == ord("\n")) + (size + 1)
@@ -135,7 +138,9 @@ def find_lines(path: Path, index: str = "") -> Lines:
             found += [begins] if len(begins) else []
             size += len(block)
         starts = np.concatenate(found)
+        starts[0] = first_byte
         starts = starts[starts < size]
+        doubtful += [starts[:1]] if first_byte else []
         blank = []
         for line in np.searchsorted(starts, np.concatenate([starts[:0], *doubtful])).tolist():
             stop = int(starts[line + 1]) if line + 1 < len(starts) else size

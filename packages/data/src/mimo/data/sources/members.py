@@ -39,8 +39,17 @@ def read_members(source: Path) -> Iterator[tuple[str, Mapping[str, bytes | Path]
 
 
 def _of_folder(folder: Path) -> Iterator[tuple[str, Mapping[str, bytes | Path]]]:
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    shown = sorted((_key(name), name) for name in names if not any(part.startswith(".") for part in name.split("/")))
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    paths = {name: path for name, path in paths.items() if not any(part.startswith(".") for part in name.split("/"))}
+    for name, path in paths.items():
+        if path.is_symlink() and path.is_dir():
+            raise DataError(
+                f"{folder}/{name}",
+                expected="a folder itself",
+                got=f"a link to {str(path.readlink())!r}",
+                fix="Move the folder there, or build from the one that it names.",
+            )
+    shown = sorted((_key(name), name) for name, path in paths.items() if path.is_file())
     if not shown:
         raise ConfigError("SOURCE", expected="a folder with files", got=repr(str(folder)))
     root = folder.resolve()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -21,6 +21,8 @@ LISTS = {"images": "image", "audio": "audio"}
 """Keys of lists of paths, and the modality of each."""
 _MAX_PATH = 4096
 """Letters of a path, as Linux has it."""
+_ROLES: Mapping[str, str] = {"human": "user", "gpt": "assistant"}
+"""LLaVA's names of speakers."""
 _KEYS = (*LISTS, "items", "messages", "text", "tools", "weight")
 
 
@@ -62,13 +64,13 @@ def parse_record(raw: bytes, where: str) -> Record:
 
 
 def parse_object(raw: bytes) -> Any:
-    """Return the value that bytes hold as JSON, for `read_record`.
+    """Return the value that bytes hold as JSON, for `read_record`; one in LLaVA's form in that of all records.
 
     Raises:
         RecordError: they are no JSON.
     """
     try:
-        return parse_json(raw)
+        value = parse_json(raw)
     except UnicodeDecodeError as error:
         raise RecordError(
             expected="UTF-8 text", got=f"something else ({error})", fix="Save the file as UTF-8."
@@ -78,6 +80,33 @@ def parse_object(raw: bytes) -> Any:
         raise RecordError(expected="one JSON object", got=got) from None
     except ValueError as error:  # a key twice, numbers too long, brackets too deep
         raise RecordError(expected="one JSON object", got=f"text that is not JSON ({error})") from None
+    return _from_llava(value) if isinstance(value, dict) and "conversations" in value else value
+
+
+def _from_llava(record: dict[str, Any]) -> dict[str, Any]:
+    """Return ``{"id": …, "image": "a.png", "conversations": […]}`` as ``{"images": ["a.png"], "messages": […]}``."""
+    found = {key: value for key, value in record.items() if key not in ("id", "image", "conversations")}
+    for old, new in (("conversations", "messages"), ("image", "images")):
+        if old in record and new in record:
+            raise RecordError(expected=f"one of the keys {old!r} and {new!r}", got="both")
+    found["messages"] = named_messages(record["conversations"])
+    if "image" in record:
+        found["images"] = record["image"] if isinstance(record["image"], list) else [record["image"]]
+    return found
+
+
+def named_messages(messages: Any) -> Any:
+    """Return messages of LLaVA's keys, ``from`` and ``value``, with ``role`` and ``content``; others as they are."""
+    return [_named(message) for message in messages] if isinstance(messages, list) else messages
+
+
+def _named(message: Any) -> Any:
+    if not isinstance(message, dict) or "from" not in message or "role" in message:
+        return message
+    renamed = {"from": "role", "value": "content"}
+    found = {renamed.get(key, key): value for key, value in message.items()}
+    role = found["role"]
+    return found | {"role": _ROLES.get(role, role) if isinstance(role, str) else ""}
 
 
 def read_record(value: Any, where: str) -> Record:

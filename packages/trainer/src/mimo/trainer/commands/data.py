@@ -83,13 +83,14 @@ def index(
     from rich.markup import escape
     from rich.progress import Progress
 
-    from mimo.hooks import ConfigError, DataError
-    from mimo.trainer.commands.indexing.index import index_sources
+    from mimo.hooks import ConfigError, DataError, lifecycle
+    from mimo.trainer.commands.indexing.index import index_info, index_sources
     from mimo.trainer.commands.indexing.statistics import Statistics
     from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.commands.tables.data_index import show_broken, show_statistics
     from mimo.trainer.config.toml import read_settings
     from mimo.trainer.resolving.resolve import resolve
+    from mimo.trainer.run.end import report_failures
 
     if jobs < 0:
         raise ConfigError("--jobs", expected="0 or more", got=str(jobs))
@@ -97,6 +98,7 @@ def index(
     dataset = job.evaluation if evaluation else job.train
     assert dataset is not None
     console = make_console()
+    plugins = lifecycle()
     broken: dict[str, str] = {}
     with Progress(console=console, transient=True, auto_refresh=False, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
@@ -108,8 +110,10 @@ def index(
         for found in index_sources(job, dataset, jobs=jobs or cores, decodes=decode, on_progress=on_progress):
             resumed = f" ({found.resumed} blocks were there from an earlier command)" if found.resumed else ""
             console.print(f"{found.name}: {found.path} written{resumed}", markup=False, soft_wrap=True)
-            for part in show_statistics(Statistics.of(found.sizes), job.settings.data.max_tokens):
+            statistics = Statistics.of(found.sizes)
+            for part in show_statistics(statistics, job.settings.data.max_tokens):
                 console.print(part)
+            report_failures(plugins.indexed(index_info(found, statistics)))
             if count := int(np.count_nonzero(found.sizes.broken)):
                 for part in show_broken(found.broken, count):
                     console.print(part)

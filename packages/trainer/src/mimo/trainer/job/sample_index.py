@@ -22,6 +22,7 @@ from mimo.data import (
     JoinedSizes,
     Origin,
     SampleSizes,
+    check_arrays,
     digest_of_text,
     origin_of,
     read_arrays,
@@ -131,6 +132,7 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
     path = index_path(origin)
     try:
         stored = read_arrays(path)
+        check_arrays(path)
         sizes = sizes_of_arrays(stored)
         changed = _changed(stored.about, rules.about(origin), len(sizes) == len(dataset))
         if not changed and not _has_rows(sizes, rules, json.loads(stored.about[EXTREMES])):

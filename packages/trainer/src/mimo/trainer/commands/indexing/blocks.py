@@ -24,6 +24,7 @@ from mimo.data import (
     Origin,
     SampleSizes,
     arrays_of,
+    check_arrays,
     digest_of_text,
     read_arrays,
     sizes_of_arrays,
@@ -198,6 +199,7 @@ class Blocks:
     def _is_there(self, block: int) -> bool:
         try:
             stored = read_arrays(self._path(block))
+            check_arrays(self._path(block))
             sizes = sizes_of_arrays(stored)
         except (OSError, IndexFileError):
             return False

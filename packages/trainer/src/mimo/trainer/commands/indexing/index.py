@@ -8,8 +8,9 @@ from pathlib import Path
 import attrs
 
 from mimo.data import Dataset, SampleSizes, origin_of, sources_of
-from mimo.hooks import ConfigError, DataError
+from mimo.hooks import ConfigError, DataError, IndexInfo
 from mimo.trainer.commands.indexing.blocks import Blocks
+from mimo.trainer.commands.indexing.statistics import Statistics
 from mimo.trainer.commands.indexing.workers import make_blocks
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.sample_index import BROKEN, IndexRules, index_path
@@ -96,6 +97,17 @@ def index_sources(
             sizes=sizes,
             resumed=resumed,
         )
+
+
+def index_info(indexed: Indexed, statistics: Statistics) -> IndexInfo:
+    """Return what lifecycle plugins hear of a source with its index."""
+    return IndexInfo(
+        name=indexed.name,
+        path=indexed.path,
+        samples=statistics.samples,
+        broken=statistics.broken,
+        distributions={name: each.pairs() for name, each in statistics.distributions().items()},
+    )
 
 
 def rules_of(job: Job) -> IndexRules:

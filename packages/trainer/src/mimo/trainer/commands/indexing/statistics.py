@@ -53,6 +53,10 @@ class Distribution:
         place = np.searchsorted(np.cumsum(self.counts), percent / 100 * self.count, side="left")
         return int(self.values[min(int(place), len(self.values) - 1)])
 
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return each number and how often it comes, the least number first."""
+        return list(zip(self.values.tolist(), self.counts.tolist(), strict=True))
+
     def bins(self, most: int) -> Iterator[tuple[int, int, int]]:
         """Yield first number, last number and count of at most so many spans of equal width, from least to largest."""
         first, last = int(self.values[0]), int(self.values[-1])
@@ -114,6 +118,12 @@ class Statistics:
             weight=float(sum(float(sizes.weight[span].sum()) for span in spans)),
             items={name: each for name, each in items.items() if each.rows.count},
         )
+
+    def distributions(self) -> dict[str, Distribution]:
+        """Return what is counted, by a name of it: tokens of samples, and rows of items by modality; none empty."""
+        shown = {"tokens of a sample": self.tokens}
+        shown |= {f"rows of an item, {name}": items.rows for name, items in self.items.items()}
+        return {name: each for name, each in shown.items() if each.count}
 
 
 def _items(sizes: SampleSizes, modality: int) -> Items:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mimo.data import DatasetSpec, LimitedTokenizer, SplitName, Tokenizer, TokenizerSpec, ends_of, weights_of
-from mimo.hooks import ConfigError, EvaluationInfo, PlanError, RunInfo, StepInfo, discover, lifecycle
+from mimo.hooks import ConfigError, EvaluationInfo, IndexInfo, PlanError, RunInfo, StepInfo, discover, lifecycle
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.settings import MAX_TOKENS
 from mimo.trainer.config.structure import structure
@@ -314,6 +314,9 @@ def _run(caller: Any, folder: Path) -> RunInfo:
         caller.step_begin(run, 1)
         caller.step_end(run, step)
         caller.evaluated(run, EvaluationInfo(step=1, loss=1.0, exact_match=0.5, samples=2))
-        failures = caller.run_end(run)
+        pairs = {"tokens of a sample": [(3, 1), (8, 2)]}
+        path = run.directory / "train.jsonl.sizes"
+        failures = caller.indexed(IndexInfo(name="data", path=path, samples=3, broken=0, distributions=pairs))
+        failures += caller.run_end(run)
     assert not failures, str(failures[0])
     return run

@@ -35,9 +35,7 @@ def show_statistics(statistics: Statistics, max_tokens: int) -> Iterator[Rendera
         summary.add_row(name, f"{items.rows.count:,} items, {items.kept_rows:,} rows, {items.cut:,} items cut off")
     summary.add_row("cut", f"{statistics.cut:,} samples at data.max_tokens = {max_tokens:,}")
     yield summary
-    shown = {"tokens of a sample": tokens}
-    shown |= {f"rows of an item, {name}": items.rows for name, items in statistics.items.items()}
-    shown = {name: each for name, each in shown.items() if each.count}
+    shown = statistics.distributions()
     if not shown:
         return
     yield Text()
