@@ -85,7 +85,7 @@ TRAINER: Mapping[str, str] = {
     "batch": "config job cost items",
     "step": "config job cost items batch",
     "rerun": "config job cost batch step",
-    "resume": "config job step",
+    "resume": "config job batch step",
     "convert": "config job resolving resume",
     "decoding": "config job resolving items batch step resume",
     "report": "config job step",

@@ -268,7 +268,7 @@ FIXED = [
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"global_batch": 0}, "global_batch: expected at least 1, got 0"),
+        ({"global_batch": -1}, "global_batch: expected at least 0, got -1"),
         ({"seed": -1}, "seed: expected at least 0, got -1"),
         ({"version": 3}, "version: expected 1 or 2, got 3"),
         (
