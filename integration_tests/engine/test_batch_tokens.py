@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from jobs import make_job
+from jobs import CPU, make_job
 from numpy.typing import NDArray
 from resuming import begin
 from tables import Table
@@ -19,8 +19,8 @@ from mimo.data import SampleSize, SampleSizes
 from mimo.hooks import ConfigError, DataError
 from mimo.schedule import plans_from_json, plans_to_json
 from mimo.testing import Pool
-from mimo.trainer import Job
-from mimo.trainer.runtime import StepSamples, save_step
+from mimo.trainer import Job, Trainer
+from mimo.trainer.runtime import KeptSamples, StepSamples, save_step
 
 STEPS = 6
 SIZES = {"short": 14, "long": 9}
@@ -95,6 +95,20 @@ def test_a_run_resumes_at_its_cursor_on_other_lanes_and_with_other_microbatches(
     assert stream == changed.read(0, len(stream)).tolist()
     assert len({len(numbers) for _, numbers, _ in whole}) > 1
     assert len({microbatches for microbatches, _, _ in found}) > 1
+
+
+def run_again(rank: int, settings: Table) -> tuple[float, float]:
+    """Return this rank's losses of a step and of the same samples, kept and cut again."""
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    first = trainer.accumulate(1)
+    kept = KeptSamples(numbers=trainer.samples.numbers(1), base=trainer.job.train)
+    return float(first.loss), float(trainer.repeat(trainer.cut(kept)).loss)
+
+
+def test_a_step_that_is_run_again_has_the_same_microbatches(settings: Table, pool: Pool) -> None:
+    """To the bit, from the samples that were kept of it."""
+    for first, again in pool.run(2, run_again, on(settings, 2)):
+        assert first == again != 0
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -182,9 +196,11 @@ def test_samples_that_are_too_long_end_the_run_where_that_is_set(settings: Table
     """With their place; and so do data of which nothing is short enough."""
     settings["data"] |= {"longer": "refuse", "max_tokens": 20}
     job = make_job(settings)
-    with pytest.raises(DataError, match=r"long.jsonl:\d+: expected at most data.max_tokens = 20 tokens, .* got more"):
+    with pytest.raises(
+        DataError, match=r"^\S*long.jsonl:\d+: expected at most data.max_tokens = 20 tokens, .* got more"
+    ):
         StepSamples(job, job.sample_order()).numbers(1)
     settings["data"] |= {"longer": "drop", "max_tokens": 2}
     job = make_job(settings)
-    with pytest.raises(DataError, match=r"data.longer: expected samples of at most data.max_tokens = 2 tokens"):
+    with pytest.raises(DataError, match=r"^data.longer: expected samples of at most data.max_tokens = 2 tokens"):
         StepSamples(job, job.sample_order()).numbers(1)

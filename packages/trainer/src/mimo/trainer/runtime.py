@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mimo.trainer.batch.balance import StepBalance, balance_of, with_loads
     from mimo.trainer.batch.microbatch import Microbatch
     from mimo.trainer.batch.route_cache import RouteCache
+    from mimo.trainer.batch.saved_samples import KeptSamples
     from mimo.trainer.batch.step_data import StepData
     from mimo.trainer.batch.step_loader import StepLoader
     from mimo.trainer.batch.step_samples import StepSamples
@@ -71,6 +72,7 @@ else:  # a test compares the two
             "EXAMPLE": "config.template",
             "InjectSettings": "config.rerun_settings",
             "JobModule": "job.job",
+            "KeptSamples": "batch.saved_samples",
             "KINDS": "config.plugin_kinds",
             "LoadSettings": "config.settings",
             "Microbatch": "batch.microbatch",
@@ -127,6 +129,7 @@ __all__ = [
     "Decide",
     "InjectSettings",
     "JobModule",
+    "KeptSamples",
     "LoadSettings",
     "Microbatch",
     "ModuleSettings",

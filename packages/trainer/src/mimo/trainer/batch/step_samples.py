@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from mimo.data import SampleLayout, SampleOrder, TokenBatch, sizes_of, token_batch
-from mimo.hooks import DataError
+from mimo.hooks import DataError, UserError
 from mimo.trainer.job.job import Job
 
 _REMEMBERED = 64
-"""Steps whose batches are remembered."""
+"""Steps whose batches are remembered, beside those that are read ahead."""
 _PATIENCE = 1 << 10
 """So many samples one after another may be left out, or all that there are."""
 
@@ -35,6 +35,7 @@ class StepSamples:
         self._begun = begun
         self._tokens = job.settings.run.batch_tokens
         self._first = step, position
+        self._remembered = job.settings.data.ahead + _REMEMBERED
         self._lock = threading.Lock()
         self._batches: dict[int, TokenBatch] = {}
         self._layouts: dict[int, SampleLayout] = {}
@@ -63,10 +64,12 @@ class StepSamples:
 
     def take_layout(self, sample: int) -> SampleLayout | None:
         """Return the layout of a sample if it was laid out to find its step, which is not remembered any longer."""
-        with self._lock:
-            return self._layouts.pop(sample, None)
+        return self._layouts.pop(sample, None)
 
     def _batch(self, step: int) -> TokenBatch:
+        found = self._batches.get(step)
+        if found is not None:  # whoever asks for it need not wait for a later one to be read
+            return found
         with self._lock:
             if step not in self._batches:
                 known = [number for number in self._batches if number < step]
@@ -76,7 +79,7 @@ class StepSamples:
                 for number in range(first, step + 1):
                     self._batches[number] = self._read(position)
                     position = self._batches[number].stop
-                    self._batches.pop(number - _REMEMBERED, None)
+                    self._batches.pop(number - self._remembered, None)
             return self._batches[step]
 
     def _read(self, position: int) -> TokenBatch:
@@ -90,6 +93,8 @@ class StepSamples:
                 tokens=self._tokens,
                 patience=max(_PATIENCE, len(dataset)),
             )
+        except UserError:
+            raise  # the dataset's own, with its place
         except ValueError as error:
             raise DataError(
                 "data.longer",
