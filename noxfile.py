@@ -209,19 +209,6 @@ def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) ->
 
 
 @nox.session(allow_parallel=True)
-def integration(session: nox.Session) -> None:
-    """Test all packages together, and the rules of the house.
-
-    It takes longest, so that it comes first: the sessions of packages are done beside it, where its tests wait.
-    """
-    install(session, everything(), "integration")
-    with bytecode(session):
-        session.run(
-            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
-        )
-
-
-@nox.session(allow_parallel=True)
 @nox.parametrize(("name", "extra"), variants())
 def tests(session: nox.Session, name: str, extra: str | None) -> None:
     """Test one package in an environment that holds only its declared closure.
@@ -240,6 +227,16 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     how = (*how, *(f"--ignore={path}" for path in left_out), *session.posargs)
     with bytecode(session):
         session.run("pytest", str(folder), *how)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test all packages together, and the rules of the house."""
+    install(session, everything(), "integration")
+    with bytecode(session):
+        session.run(
+            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
+        )
 
 
 @nox.session(default=False, venv_backend="none")
