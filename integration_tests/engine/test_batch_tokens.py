@@ -199,7 +199,7 @@ def test_samples_that_are_too_long_end_the_run_where_that_is_set(settings: Table
     with pytest.raises(
         DataError, match=r"^\S*long.jsonl:\d+: expected at most data.max_tokens = 20 tokens, .* got more"
     ):
-        StepSamples(job, job.sample_order()).numbers(1)
+        list(map(StepSamples(job, job.sample_order()).numbers, range(1, 4)))
     settings["data"] |= {"longer": "drop", "max_tokens": 2}
     job = make_job(settings)
     with pytest.raises(DataError, match=r"^data.longer: expected samples of at most data.max_tokens = 2 tokens"):

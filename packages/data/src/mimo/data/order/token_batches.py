@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import attrs
 
+from mimo.hooks import UserError
+
 MAX_BATCH_SAMPLES = 1 << 16
 """Of a step by tokens, however short they are."""
 _READ = 64
@@ -49,7 +51,7 @@ def token_batch(
 ) -> TokenBatch:
     """Return the batch that begins at a position: as many samples as have no more than so many tokens together.
 
-    The first that doesn't fit begins the next batch, even if a later one would still fit.
+    The first that doesn't fit, or can't be read, begins the next batch, even if a later one would still fit.
 
     Args:
         first: position.
@@ -60,10 +62,19 @@ def token_batch(
 
     Raises:
         ValueError: more are.
+        UserError: the first one can't be read.
     """
     samples: list[int] = []
     room, dropped, misses = tokens, 0, 0
-    for place, number, length in _measured(first, read, lengths):
+    measured, place = _measured(first, read, lengths), first - 1
+    while True:
+        try:
+            place, number, length = next(measured)
+        except UserError:
+            if not samples:
+                raise
+            # The next batch begins with the sample that can't be read, and none is lost for it.
+            return TokenBatch(first=first, stop=place + 1, samples=tuple(samples), dropped=dropped)
         if length is None:
             dropped, misses = dropped + 1, misses + 1
             if misses > patience:
@@ -74,7 +85,6 @@ def token_batch(
         else:
             samples.append(number)
             room, misses = room - length, 0
-    raise AssertionError  # the stream has no end
 
 
 def _measured(first: int, read: Read, lengths: Lengths) -> Iterator[tuple[int, int, int | None]]:

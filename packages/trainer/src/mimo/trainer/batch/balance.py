@@ -75,5 +75,12 @@ def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balanc
 
 def with_loads(job: Job, costs: Costs, balance: StepBalance) -> Costs:
     """Return the costs of a step whose microbatches cost what their slowest lanes have to do."""
-    loads = {stage.module: balance.loads[job.built(stage).module] for stage in job.graph.stages}
+    loads = {stage.module: _of_costs(job, balance.loads[job.built(stage).module]) for stage in job.graph.stages}
     return attrs.evolve(costs, loads=loads)
+
+
+def _of_costs(job: Job, loads: tuple[float, ...]) -> tuple[float, ...]:
+    """Return loads relative to a microbatch as costs are of: where steps have several numbers, of the fewest."""
+    if len(loads) == job.microbatches:
+        return loads
+    return tuple(load * job.microbatches / len(loads) for load in loads)

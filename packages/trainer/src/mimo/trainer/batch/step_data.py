@@ -172,8 +172,11 @@ class _Parts:
         """Return microbatches of samples that are placed by their sizes."""
         layouts: list[SampleLayout] | None = None
         known = sizes_of(self.dataset, samples)
+        laid_out = [self.known(sample) for sample in samples]  # taken in any case, so that none is held
         if known is None:
-            layouts = [self.known(sample) or self.job.lay_out(self.dataset, sample) for sample in samples]
+            layouts = [
+                found or self.job.lay_out(self.dataset, sample) for sample, found in zip(samples, laid_out, strict=True)
+            ]
             sizes = StepSizes.of_layouts(self.job, layouts)
         else:
             sizes = StepSizes.of_index(self.job, known)

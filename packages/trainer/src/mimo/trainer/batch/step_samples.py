@@ -46,7 +46,10 @@ class StepSamples:
         Raises:
             DataError: how long they are can't be found out.
         """
-        return self._batch(step).samples if self._tokens else self.order.samples(step - self._begun)
+        if self._tokens:
+            return self._batch(step).samples
+        with self._lock:  # an order remembers what it made last
+            return self.order.samples(step - self._begun)
 
     def dropped(self, step: int) -> int:
         """Return how many samples a step leaves out, as they are too long; those of a step that was read."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+import attrs
 from cyclopts import App, Parameter
 
 
@@ -95,6 +96,8 @@ def index(
     if jobs < 0:
         raise ConfigError("--jobs", expected="0 or more", got=str(jobs))
     job = resolve(read_settings(file, overrides), purpose="evaluate" if evaluation else "train", writes_index=True)
+    cut = attrs.evolve(job.settings.data, longer="cut")  # what becomes of longer samples changes no sizes
+    job = attrs.evolve(job, settings=attrs.evolve(job.settings, data=cut))
     dataset = job.evaluation if evaluation else job.train
     assert dataset is not None
     console = make_console()

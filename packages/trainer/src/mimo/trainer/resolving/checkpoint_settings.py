@@ -58,6 +58,8 @@ def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, A
     if purpose == "generate":
         run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1, "batch_tokens": 0, "micro_tokens": 0}
         table = {**table, "data": {**table["data"], "longer": "cut"}}
+    elif run.get("batch_tokens"):
+        run["micro_tokens"] = run["batch_tokens"]  # nothing is trained: no plan of many microbatches is to be made
     modules = {
         name: {**{key: value for key, value in module.items() if key not in _LAYOUT}, "ranks": "0"}
         for name, module in table["modules"].items()

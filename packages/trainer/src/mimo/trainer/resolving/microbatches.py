@@ -10,7 +10,7 @@ from mimo.schedule import Plan
 from mimo.topology import ModuleGraph, count_microbatches
 from mimo.trainer.config.settings import LANGUAGE, Settings
 
-_TRIES = 64
+_TRIES = 1 << 8
 """Numbers from one on that are tried for one that a schedule has a plan for."""
 
 

@@ -17,6 +17,8 @@ from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
 
 _OF_MODULE = ("plugin", "modality", "config", "lora")
+_NEW: Mapping[str, Mapping[str, Any]] = {"data": {"longer": "cut"}, "tokenizer": {}}
+"""Values of settings that checkpoints saved before there were any don't have."""
 _OF_LOADING = ("workers", "ahead", "ahead_bytes", "hand_on")
 _MISSING = "nothing"
 
@@ -78,9 +80,10 @@ def differences(job: Job, source: Source) -> Iterator[str]:
         return
     for section in ("data", "tokenizer"):
         if section in before:
-            yield from _compare(section, *(_decisive(table[section]) for table in (before, now)))
+            yield from _compare(section, *(_decisive({**_NEW[section], **table[section]}) for table in (before, now)))
     if "run" in before:
-        yield from _compare("run", *(_only(table["run"], ("precision",)) for table in (before, now)))
+        runs = ({"batch_tokens": 0, **table["run"]} for table in (before, now))
+        yield from _compare("run", *(_only(run, ("precision", "batch_tokens")) for run in runs))
     for module in job.modules:
         entry = source.manifest.owned.get(f"{SETTINGS}.{there(module.name)}")
         if entry is not None:
