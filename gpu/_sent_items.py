@@ -31,6 +31,9 @@ SAME = 1e-5
 class HostCopier:
     """What stands in for a device's copies where there is none."""
 
+    def begin_thread(self) -> None:
+        """Nothing differs between threads here."""
+
     def pinned(self, count: int) -> Tensor:
         """Return memory of which nothing is pinned."""
         return torch.empty(count, dtype=torch.uint8)
@@ -49,6 +52,10 @@ class CountedCopier:
 
     inner: Copier
     sent: list[int] = attrs.field(factory=list)
+
+    def begin_thread(self) -> None:
+        """Do as the other does."""
+        self.inner.begin_thread()
 
     def pinned(self, count: int) -> Tensor:
         """Return what the other returns."""

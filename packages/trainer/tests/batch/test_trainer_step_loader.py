@@ -150,6 +150,9 @@ class HostCopier:
 
     count = 0
 
+    def begin_thread(self) -> None:
+        """Nothing differs between threads here."""
+
     def pinned(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8)
 

@@ -119,14 +119,25 @@ class Remote:
             except Exception as error:  # each file system has errors of its own
                 if wait is None or isinstance(error, PermissionError):
                     # What is missing or forbidden is wrong with the data; all else with the way to it.
-                    is_data = isinstance(error, FileNotFoundError | PermissionError)
+                    is_data = isinstance(error, PermissionError) or _is_missing(error)
+                    said = (str(error) or type(error).__name__).replace(shard.address, shard.identity)
                     raise (DataError if is_data else RunError)(
                         shard.identity,
                         expected="a shard that can be read",
-                        got=f"{str(error) or type(error).__name__} ({len(self.waits) + 1} attempts)",
+                        got=f"{said} ({len(self.waits) + 1} attempts)",
                     ) from error
                 time.sleep(wait)
         raise AssertionError
+
+
+def _is_missing(error: Exception) -> bool:
+    """Return whether a file isn't there. fsspec says so of all that goes wrong by HTTP: the cause says what did."""
+    cause = error.__cause__
+    status = getattr(cause, "status", None)
+    if isinstance(status, int):
+        return status in range(400, 500) and status not in (408, 429)  # too slow, too many
+    unreached = type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError)
+    return isinstance(error, FileNotFoundError) and not unreached
 
 
 def _is_http(shard: Shard) -> bool:

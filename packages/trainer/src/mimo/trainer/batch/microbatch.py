@@ -151,7 +151,8 @@ class Microbatch:
             positions = [holders[item] for item in self.item_owners(module).span(place.dp)]
             items = self.items(module, place.dp)
             for number in self.own_items(module, place)[0]:
-                error = self._ahead[module.name, place.dp, number].wait()
+                ahead = self._ahead.get((module.name, place.dp, number))
+                error = None if ahead is None else ahead.wait()  # None where reading ahead failed and no longer does
                 if error is not None and not isinstance(error, Exception):
                     raise error  # an interrupt, which is for now
                 if isinstance(error, DataError):

@@ -66,7 +66,7 @@ class StepLoader:
         self._prefetcher = Prefetcher(
             workers=settings.workers,
             max_bytes=settings.ahead_bytes - (0 if self._staging is None else self._staging.max_bytes),
-            on_thread=partial(torch.set_num_threads, 1),
+            on_thread=partial(_begin_thread, self._staging),
             name="mimo-data",
         )
 
@@ -149,6 +149,12 @@ class LoadedItem:
         """Return why it can't be prepared, None if it is."""
         with contextlib.nullcontext() if self.ticket.is_done else self.waiting():
             return self.ticket.wait()
+
+
+def _begin_thread(staging: Staging | None) -> None:
+    torch.set_num_threads(1)
+    if staging is not None:
+        staging.begin_thread()
 
 
 def _item_bytes(item: Item | StagedItem) -> int:

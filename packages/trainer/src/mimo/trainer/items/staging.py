@@ -25,6 +25,9 @@ _PINNED_SHARE = 4
 class Copier(Protocol):
     """How bytes come to a device beside what it computes; in any thread, but `receive` in the one that computes."""
 
+    def begin_thread(self) -> None:
+        """Have the device for this thread's own, before it does anything else of these."""
+
     def pinned(self, count: int) -> Tensor:
         """Return so many bytes of host memory from which copies run beside computations."""
 
@@ -47,9 +50,13 @@ class StreamCopier:
     device: torch.device
     stream: torch.Stream
 
+    def begin_thread(self) -> None:
+        """Leave the first device, which a thread begins with: all ranks would take memory there."""
+        torch.accelerator.set_device_index(self.stream.device)
+
     def pinned(self, count: int) -> Tensor:
         """Return page-locked memory."""
-        with self.stream:  # its device is this thread's meanwhile, which else has the first one
+        with self.stream:
             return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def send(self, source: Tensor) -> tuple[Tensor, torch.Event]:
@@ -92,6 +99,10 @@ class Staging:
         if device.type == "cpu":
             return None
         return cls(StreamCopier(device, torch.Stream(device)), max_bytes=ahead_bytes // _PINNED_SHARE)
+
+    def begin_thread(self) -> None:
+        """Prepare a new thread for `send`."""
+        self._copier.begin_thread()
 
     def send(self, items: Sequence[Item]) -> SentItems | None:
         """Begin to copy items, and return them as they will lie on the device; None if there is no room for them."""

@@ -24,6 +24,7 @@ from mimo.data import (
     SampleSize,
     SampleSizes,
     ends_of,
+    is_read_failure,
     load_image,
     open_image,
     origin_of,
@@ -32,7 +33,7 @@ from mimo.data import (
     sources_of,
     weights_of,
 )
-from mimo.hooks import DataError, ItemInfo, UserError
+from mimo.hooks import DataError, ItemInfo, RunError, UserError
 from mimo.model import EncoderSpec
 
 PICTURES = "image"
@@ -167,12 +168,11 @@ class MeasuredDataset:
         except (ValueError, TypeError, OSError) as error:
             raise self._unreadable(info, encoder, error) from error
 
-    def _unreadable(self, info: ItemInfo, encoder: EncoderSpec, error: Exception) -> DataError:
-        return DataError(
-            self._inner.where(info.sample),
-            expected=f"an item that the {encoder.name} encoder can read",
-            got=f"{info.modality} {info.index}: {error}",
-        )
+    def _unreadable(self, info: ItemInfo, encoder: EncoderSpec, error: Exception) -> UserError:
+        where, got = self._inner.where(info.sample), f"{info.modality} {info.index}: {error}"
+        if is_read_failure(error):  # no fault of the item
+            return RunError(where, expected="a file system that can be read", got=got)
+        return DataError(where, expected=f"an item that the {encoder.name} encoder can read", got=got)
 
 
 def _damaged(where: str, error: IndexFileError) -> DataError:

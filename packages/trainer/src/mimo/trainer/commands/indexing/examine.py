@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import attrs
 import numpy as np
 
-from mimo.data import Dataset, ItemSize, SampleSize
-from mimo.hooks import DataError, ItemInfo
+from mimo.data import Dataset, ItemSize, SampleSize, is_read_failure, retried
+from mimo.hooks import DataError, ItemInfo, RunError, UserError
 from mimo.model import EncoderSpec
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.sample_index import IndexRules, rows_of
@@ -96,10 +97,15 @@ def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...]) -> Ite
     for info in infos:
         item = f"{info.modality} {info.index}"
         try:
-            _prepare(dataset, info, encoders[info.modality])
+            retried(partial(_prepare, dataset, info, encoders[info.modality]))
         except DataError as error:
             yield Broken.of(info.sample, error, item)
+        except UserError:
+            raise  # of a setting or the file system: no fault of the item
         except (ValueError, TypeError, OSError) as error:
+            if is_read_failure(error):
+                where = dataset.where(info.sample)
+                raise RunError(where, expected="a file system that can be read", got=f"{item}: {error}") from error
             yield Broken(sample=info.sample, where=dataset.where(info.sample), item=item, reason=str(error))
 
 
