@@ -52,7 +52,7 @@ class StreamCopier:
 
     def begin_thread(self) -> None:
         """Leave the first device, which a thread begins with: all ranks would take memory there."""
-        torch.accelerator.set_device_index(self.stream.device)
+        torch.cuda.set_device(self.stream.device)
 
     def pinned(self, count: int) -> Tensor:
         """Return page-locked memory."""
