@@ -118,8 +118,15 @@ def install(
         arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
     testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
     session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
-    rarely = "import gc; gc.set_threshold(100_000, 20, 50)\n"  # torch's import makes a million objects, no garbage
-    (packages_of(session) / "garbage.pth").write_text(rarely, encoding="utf-8")  # every interpreter runs it first
+
+
+def collect_rarely(session: nox.Session) -> None:
+    """Have every interpreter of an environment look for garbage rarely: an import of torch makes objects, and none.
+
+    For tests, which start many; what is measured runs as it does for users.
+    """
+    rarely = "import gc; gc.set_threshold(100_000, 20, 50)\n"
+    (packages_of(session) / "garbage.pth").write_text(rarely, encoding="utf-8")
 
 
 def packages_of(session: nox.Session) -> Path:
@@ -220,6 +227,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     brings_more = bool(member.testing) and not extra  # `transformers` and `ortools` need numpy
     installed = {TEST_TOOLS: frozenset[str](), **members}
     install(session, installed, "test", tested=() if extra else (name,))
+    collect_rarely(session)
     session.run("python", "-c", guard_of(installed, absent=("torch",) if brings_more else ("torch", "numpy")))
     folder, left_out = tests_of(member, extra)
     files = files_of(folder, left_out)
@@ -233,6 +241,7 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
 def integration(session: nox.Session) -> None:
     """Test all packages together, and the rules of the house."""
     install(session, everything(), "integration")
+    collect_rarely(session)
     with bytecode(session):
         session.run(
             "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs

@@ -184,6 +184,16 @@ def test_data_index_says_what_is_laid_out_of_conversations(folder: Path) -> None
         )
 
 
+def test_data_index_is_the_same_whatever_becomes_of_longer_samples(folder: Path) -> None:
+    """One that is too long for a run isn't broken: other settings may cut it."""
+    assert index(folder, "data.longer=refuse") == 0
+    sizes = found(folder)
+    assert index(folder) == 0
+    assert found(folder) == sizes
+    assert any(one.cut for one in sizes)
+    assert not any(one.broken for one in sizes)
+
+
 def test_data_index_is_the_same_from_any_number_of_processes(folder: Path) -> None:
     """Bit for bit, with all that is broken in the same order; nothing else is left beside the data."""
     texts = [{"text": "a b"}] * 4000  # some blocks of samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,19 @@ from tables import Table
 
 from mimo.data import SampleSize, SampleSizes
 from mimo.hooks import ConfigError, DataError
-from mimo.schedule import plans_from_json, plans_to_json
+from mimo.schedule import Costs, plans_from_json, plans_to_json
 from mimo.testing import Pool
 from mimo.trainer import Job, Trainer
-from mimo.trainer.runtime import KeptSamples, StepSamples, save_step
+from mimo.trainer.runtime import (
+    KeptSamples,
+    SampleCosts,
+    StepData,
+    StepSamples,
+    StepSizes,
+    balance_of,
+    save_step,
+    with_loads,
+)
 
 STEPS = 6
 SIZES = {"short": 14, "long": 9}
@@ -113,17 +123,26 @@ def test_a_step_that_is_run_again_has_the_same_microbatches(settings: Table, poo
 
 @attrs.frozen(kw_only=True, eq=False)
 class Indexed:
-    """A dataset of which lengths are known, and nothing is read."""
+    """A dataset of which lengths are known, but for some samples, and nothing is read where all are."""
 
     job: Job
+    unknown: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         assert self.job.train is not None
         return len(self.job.train)
 
-    def sizes(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes:
-        """Return what an index says."""
+    def __getattr__(self, name: str) -> Any:
+        """Read what the index lacks."""
+        if not self.unknown:
+            raise AttributeError(name)
+        return getattr(self.job.train, name)
+
+    def sizes(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes | None:
+        """Return what an index says, if it has all of them."""
         assert self.job.train is not None
+        if self.unknown.intersection(map(int, samples)):
+            return None
         layouts = [self.job.lay_out(self.job.train, int(sample)) for sample in samples]
         return SampleSizes.of(
             (), [SampleSize(tokens=len(it.tokens), ids=0, targets=0, weight=0, cut=it.truncated) for it in layouts]
@@ -143,6 +162,33 @@ def test_steps_follow_from_an_index_without_reading(settings: Table, longer: str
     assert [known.dropped(step) for step in (1, 2, 3)] == [read.dropped(step) for step in (1, 2, 3)]
     assert any(map(read.dropped, steps)) == (longer == "drop")
     assert read.position(100) == sum(len(read.numbers(step)) + read.dropped(step) for step in steps)
+
+
+def test_no_layouts_are_held_where_some_sources_have_an_index(settings: Table) -> None:
+    """Steps whose own samples all have one are placed by it, though those read beside them were laid out."""
+    job = make_job(settings)
+    indexed: Any = Indexed(job=job, unknown=frozenset({SIZES["short"] + 1}))
+    samples = StepSamples(attrs.evolve(job, train=indexed), job.sample_order())
+    for step in range(1, 60):
+        numbers = partial(samples.numbers, step)
+        data = StepData.of_step(job, indexed, numbers, costs=None, known=samples.take_layout)
+        assert data.microbatches
+    assert sum(samples.take_layout(sample) is not None for sample in range(len(indexed))) <= 1
+
+
+def test_a_step_takes_as_long_in_more_microbatches(settings: Table) -> None:
+    """What its microbatches cost is counted by what is in them, not by how many there are."""
+    job = make_job(settings)
+    assert job.train is not None
+    costs, whole, samples = SampleCosts(job), Costs.even(job.graph), StepSamples(job, job.sample_order())
+    counts = set()
+    for step in range(1, 10):
+        sizes = StepSizes.of(job, job.train, samples.numbers(step))
+        for balance in balance_of(job, sizes, costs).values():
+            counts.add(len(balance.loads["language"]))
+            for loads in with_loads(job, whole, balance).loads.values():
+                assert sum(loads) == pytest.approx(job.microbatches)
+    assert len(counts) > 1
 
 
 def test_all_plans_stand_in_one_file(settings: Table) -> None:

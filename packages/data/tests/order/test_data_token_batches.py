@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mimo.data import MAX_BATCH_SAMPLES, DataPart, SampleOrder, TokenBatch, WeightChange, token_batch
+from mimo.hooks import DataError
 
 TOKENS = 20
 LENGTHS = st.lists(st.one_of(st.none(), st.integers(0, TOKENS)), min_size=1, max_size=200).filter(any)
@@ -57,6 +58,24 @@ def test_only_what_a_step_needs_is_measured() -> None:
     asked: list[int] = []
     steps([7] * 100, 2, asked)
     assert asked == [0, 1, 2, 2, 3, 4]
+
+
+def test_a_sample_that_can_not_be_read_begins_the_next_step() -> None:
+    """The step before is not lost for it."""
+
+    def of(samples: Sequence[int]) -> Iterator[int]:
+        for sample in samples:
+            if sample == 2:
+                raise DataError("line 3", expected="text", got="none")
+            yield 1
+
+    def read(first: int, number: int) -> list[int]:
+        return list(range(first, first + number))
+
+    batch = token_batch(0, read, of, tokens=TOKENS, patience=1)
+    assert (batch.samples, batch.stop) == ((0, 1), 2)
+    with pytest.raises(DataError, match="line 3"):
+        token_batch(2, read, of, tokens=TOKENS, patience=1)
 
 
 def test_samples_without_tokens_fill_no_step_for_ever() -> None:

@@ -77,6 +77,7 @@ def test_data_jsonl_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> 
         {"messages": roles, "conversations": turns},
         {"image": "a.png", "images": ["a.png"], "conversations": turns},
         {"conversations": "none"},
+        {"id": "8", "model": "", "image": None, "conversations": [turns[0] | {"value": "What?"}, turns[1]]},
     )
     data = open_jsonl(JsonlConfig(path=path, chat=ChatSettings(template="chatml")), TOKENIZER, "train")
     assert data is not None
@@ -88,6 +89,8 @@ def test_data_jsonl_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> 
         data.tokens(3)
     with pytest.raises(DataError, match=r"train\.jsonl:5\.messages: expected an array"):
         data.tokens(4)
+    assert len(data.tokens(5)) > 0
+    assert not data.infos(5)
 
 
 def test_data_jsonl_reads_samples(tmp_path: Path) -> None:

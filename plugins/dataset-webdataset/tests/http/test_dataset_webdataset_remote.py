@@ -23,7 +23,7 @@ import attrs
 import pytest
 
 from mimo.data import DATASETS, TOKENIZERS, RecordDataset, Tokenizer
-from mimo.hooks import ConfigError, DataError, RunError, discover
+from mimo.hooks import ConfigError, DataError, RunError, UserError, discover
 from mimo_dataset_webdataset import WebdatasetConfig, _cache, index_shards
 from mimo_dataset_webdataset._cache import ShardCache
 from mimo_dataset_webdataset._known import Facts
@@ -401,6 +401,23 @@ def test_dataset_webdataset_remote_secrets_are_in_no_refusal(path: str, tmp_path
         index_shards(settings, "train")
     assert "secret" not in str(refused.value)
     assert "a" in str(refused.value)
+
+
+@pytest.mark.parametrize(("status", "refused"), [(404, DataError), (403, DataError), (503, RunError), (429, RunError)])
+def test_dataset_webdataset_remote_answers_show_no_secret(
+    status: int, refused: type[UserError], server: Server
+) -> None:
+    """What is missing or forbidden is wrong with the data, a server that fails is not; neither shows the address."""
+
+    def first(handler: BaseHTTPRequestHandler, attempt: int) -> bool:
+        handler.send_error(status)
+        return True
+
+    server.first = first
+    address = f"{server.url.replace('//', '//me:secret@')}/s0.tar?token=secret"
+    with pytest.raises(refused, match="expected a shard that can be read") as error:
+        Remote(timeout=30, waits=(0.0,)).facts(Shard(address=address, is_local=False))
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize("failures", [1, 99])

@@ -41,14 +41,7 @@ class TokenBatch:
     dropped: int
 
 
-def token_batch(
-    first: int,
-    read: Read,
-    lengths: Lengths,
-    *,
-    tokens: int,
-    patience: int,
-) -> TokenBatch:
+def token_batch(first: int, read: Read, lengths: Lengths, *, tokens: int, patience: int) -> TokenBatch:
     """Return the batch that begins at a position: as many samples as have no more than so many tokens together.
 
     The first that doesn't fit, or can't be read, begins the next batch, even if a later one would still fit.

@@ -84,13 +84,16 @@ def parse_object(raw: bytes) -> Any:
 
 
 def _from_llava(record: dict[str, Any]) -> dict[str, Any]:
-    """Return ``{"id": …, "image": "a.png", "conversations": […]}`` as ``{"images": ["a.png"], "messages": […]}``."""
-    found = {key: value for key, value in record.items() if key not in ("id", "image", "conversations")}
+    """Return ``{"id": …, "image": "a.png", "conversations": […]}`` as ``{"images": ["a.png"], "messages": […]}``.
+
+    Lines of text alone have no ``image``, or null, and may name a ``model``.
+    """
+    found = {key: value for key, value in record.items() if key not in ("id", "image", "model", "conversations")}
     for old, new in (("conversations", "messages"), ("image", "images")):
         if old in record and new in record:
             raise RecordError(expected=f"one of the keys {old!r} and {new!r}", got="both")
     found["messages"] = named_messages(record["conversations"])
-    if "image" in record:
+    if record.get("image") is not None:
         found["images"] = record["image"] if isinstance(record["image"], list) else [record["image"]]
     return found
 

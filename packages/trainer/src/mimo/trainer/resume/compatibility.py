@@ -18,7 +18,7 @@ from mimo.trainer.resume.resume_point import Source
 
 _OF_MODULE = ("plugin", "modality", "config", "lora")
 _NEW: Mapping[str, Mapping[str, Any]] = {"data": {"longer": "cut"}, "tokenizer": {}}
-"""Values of settings that checkpoints saved before there were any don't have."""
+"""By section, settings that earlier checkpoints lack, with what was done then."""
 _OF_LOADING = ("workers", "ahead", "ahead_bytes", "hand_on")
 _MISSING = "nothing"
 

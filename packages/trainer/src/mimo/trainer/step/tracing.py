@@ -17,7 +17,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from mimo.schedule import Bar, Costs, Plan, Seconds, StageCost, Timeline
+from mimo.schedule import Bar, Costs, Plan, PlanPhase, Seconds, StageCost, Timeline
 from mimo.schedule.runtime import Moment, Record, measured
 from mimo.topology import ModuleGraph, StageId
 from mimo.trainer.config.names import TRACES
@@ -57,10 +57,11 @@ class Tracer:
         self._clock = time.perf_counter()
         return Record()
 
-    def end(self, step: int, record: Record | None, plan: Plan) -> None:
-        """Gather what the ranks took down of a traced step, which ran ``plan``, and write it on rank 0."""
+    def end(self, step: int, record: Record | None, plan: Plan, phase: PlanPhase) -> None:
+        """Gather what the ranks took down of a traced step, which did ``phase`` of a plan, and write it on rank 0."""
         if record is None:
             return
+        plan = plan.phase(phase)
         longest = max(len(actor.actions) for actor in plan.actors)
         mine = torch.zeros(1 + longest, _TIMES, dtype=torch.float64)  # the first row is about the clock
         mine[0] = torch.tensor([_machine(), self._clock, 0.0], dtype=torch.float64)

@@ -143,7 +143,7 @@ class Trainer:
         start = time.perf_counter()
         result = self.apply(step, decide(step, record))
         seconds = time.perf_counter() - start
-        self._tracer.end(step, record, self._runner.plan.phase(self._runner.phase))
+        self._tracer.end(step, record, self._runner.plan, self._runner.phase)
         info = self._report.of(
             step,
             result,

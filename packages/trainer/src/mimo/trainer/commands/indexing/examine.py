@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 
 import attrs
 import numpy as np
 
-from mimo.data import Dataset, ItemSize, SampleSize, is_read_failure, retried
-from mimo.hooks import DataError, ItemInfo, RunError, UserError
-from mimo.model import EncoderSpec
-from mimo.trainer.job.job import Job, JobModule
+from mimo.data import Dataset, ItemSize, SampleSize
+from mimo.hooks import DataError, ItemInfo
+from mimo.trainer.job.job import Job
 from mimo.trainer.job.sample_index import IndexRules, rows_of
 
 LEFT_OUT = SampleSize(tokens=1, ids=1, targets=0, weight=0.0, broken=True)
@@ -93,29 +91,11 @@ def examine(
 
 
 def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...]) -> Iterator[Broken]:
+    from mimo.trainer.items.prepared import prepare_item  # loads torch, which nothing else here needs
+
     encoders = {module.modality: module for module in job.encoders}
     for info in infos:
-        item = f"{info.modality} {info.index}"
         try:
-            retried(partial(_prepare, dataset, info, encoders[info.modality]))
+            prepare_item(dataset, encoders[info.modality], info)
         except DataError as error:
-            yield Broken.of(info.sample, error, item)
-        except UserError:
-            raise  # of a setting or the file system: no fault of the item
-        except (ValueError, TypeError, OSError) as error:
-            if is_read_failure(error):
-                where = dataset.where(info.sample)
-                raise RunError(where, expected="a file system that can be read", got=f"{item}: {error}") from error
-            yield Broken(sample=info.sample, where=dataset.where(info.sample), item=item, reason=str(error))
-
-
-def _prepare(dataset: Dataset, info: ItemInfo, module: JobModule) -> None:
-    from mimo.trainer.items.finite_items import finite_item  # loads torch, which preparing needs and nothing else here
-
-    assert isinstance(module.spec, EncoderSpec)
-    raw = dataset.raw(info.sample, info.index)
-    size = tuple(module.spec.measure(raw))
-    if size != tuple(info.size):
-        msg = f"decoded, it is of size {size}, by its header of {tuple(info.size)}"
-        raise ValueError(msg)
-    finite_item(module.spec.prepare(module.config, raw))
+            yield Broken.of(info.sample, error, f"{info.modality} {info.index}")
