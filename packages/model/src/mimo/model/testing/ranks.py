@@ -80,6 +80,7 @@ def _be_rank(function: Callable[[], str | None], rank: int, world: int, store: P
     torch.set_num_threads(1)
     known = set(sys.modules)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    dist.barrier()  # one that has nothing to look at ends at once, while others may still be connecting to it
     try:
         said = function()
         if said is None:
