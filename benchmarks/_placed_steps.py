@@ -25,7 +25,7 @@ from simulator import Sleeper, sleeping, stretched
 from typing_extensions import override
 
 from mimo.launch import ProcessInfo
-from mimo.schedule import Costs, simulate
+from mimo.schedule import Costs
 from mimo.schedule.runtime import Record
 from mimo.trainer import Job, Trainer
 from mimo.trainer.runtime import (
@@ -36,7 +36,7 @@ from mimo.trainer.runtime import (
     balance_of,
     job_costs,
     measure_job,
-    with_loads,
+    step_seconds,
 )
 
 Ran = Literal["compute", "sleep"]
@@ -117,10 +117,7 @@ def measure(ran: Ran, whole: Costs, rank: int, rounds: int) -> list[_Took]:
     found = []
     for number, samples in zip(range(STEPS), steps_of(job), strict=False):
         sizes = StepSizes.of(job, job.train, samples)
-        seconds = {
-            how: simulate(job.plan, job.graph, with_loads(job, whole, balance)).seconds
-            for how, balance in balance_of(job, sizes, costs).items()
-        }
+        seconds = {how: step_seconds(job, whole, balance) for how, balance in balance_of(job, sizes, costs).items()}
         cut = partial(StepData.of_step, job, job.train, partial(tuple, samples))
         for turn in range(rounds + 1):
             took = {}

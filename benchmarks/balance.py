@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from mimo.data import ItemSize, SampleSize, SampleSizes
 from mimo.schedule import Costs, simulate
 from mimo.trainer import Job
-from mimo.trainer.runtime import SampleCosts, StepBalance, StepSizes, balance_of, job_costs, with_loads
+from mimo.trainer.runtime import SampleCosts, StepBalance, StepSizes, balance_of, job_costs, step_seconds
 
 Shares: TypeAlias = NDArray[np.float64]
 """What samples or items cost, over what a lane has to do in a microbatch on average."""
@@ -75,7 +75,7 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
                 }
                 least[f"step with pp {pp}"].append(STEP * _allowed(job, whole, shares) / bound)
                 for how, balance in balance_of(job, step, costs).items():
-                    took = simulate(job.plan, job.graph, with_loads(job, whole, balance)).seconds
+                    took = step_seconds(job, whole, balance)
                     found[f"{name}, {lanes} lanes, step with pp {pp}, by {how}"].append(took / bound)
                     for module in shares if pp == 1 else ():
                         least[module].append(float(shares[module].max()))
@@ -98,8 +98,8 @@ def _allowed(job: Job, costs: Costs, shares: Mapping[str, Shares]) -> float:
     found = []
     for peak in range(MICROBATCHES):
         turn = np.argsort(np.argsort(np.abs(np.arange(MICROBATCHES) - peak), kind="stable"))
-        balance = StepBalance(loads={module: tuple(own[turn].tolist()) for module, own in levels.items()})
-        found.append(simulate(job.plan, job.graph, with_loads(job, costs, balance)).seconds)
+        group = {module: tuple(own[turn].tolist()) for module, own in levels.items()}
+        found.append(step_seconds(job, costs, StepBalance(groups=(group,))))
     return min(found)
 
 

@@ -14,6 +14,7 @@ from mimo.data import (
     EncoderLoads,
     Loads,
     PlacedMicrobatch,
+    fed_lanes,
     in_whole_numbers,
     lane_costs,
     lane_rows,
@@ -128,17 +129,20 @@ def test_placement_by_cost_is_never_worse_nor_larger(seed: int) -> None:
 @given(st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None)
 def test_placement_sums_are_those_of_the_lanes(seed: int) -> None:
-    """What lanes cost is counted as if item by item."""
+    """What lanes cost, and which language lanes they feed, is counted as if item by item."""
     step = make_step(seed)
     for placed in (step.by_cost(), step.by_count()):
         for number, encoder in enumerate(step.encoders):
-            expected = [[0] * encoder.lanes for _ in encoder.passes]
+            expected, fed = [[0] * encoder.lanes for _ in encoder.passes], set()
             for sums, served in zip(expected, encoder.passes, strict=True):
                 for index in served:
                     one = placed[index]
                     for position, item in enumerate(step.items(number, one.samples)):
-                        sums[one.items[number].lane_of(position)] += int(encoder.costs[item])
+                        lane = one.items[number].lane_of(position)
+                        sums[lane] += int(encoder.costs[item])
+                        fed.add((lane, one.owners.lane_of(one.samples.index(encoder.samples[item]))))
             assert lane_costs(step.language, step.encoders, placed, number) == expected
+            assert fed_lanes(step.language, step.encoders, placed, number) == sorted(fed)
 
 
 @given(st.integers(0, 10**6))

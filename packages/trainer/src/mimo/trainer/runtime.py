@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mimo.trainer.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from mimo.trainer.batch.balance import StepBalance, balance_of, with_loads
+    from mimo.trainer.batch.balance import StepBalance, balance_of, step_seconds
     from mimo.trainer.batch.microbatch import Microbatch
     from mimo.trainer.batch.route_cache import RouteCache
     from mimo.trainer.batch.saved_samples import KeptSamples
@@ -91,6 +91,7 @@ else:  # a test compares the two
             "StepData": "batch.step_data",
             "StepSamples": "batch.step_samples",
             "balance_of": "batch.balance",
+            "step_seconds": "batch.balance",
             "check_patterns_of": "cost.parameter_names",
             "check_plugin": "commands.plugin_checks.check",
             "check_source": "resume.compatibility",
@@ -117,7 +118,6 @@ else:  # a test compares the two
             "step_folder": "resume.resume_point",
             "structure": "config.structure",
             "train_rank": "run.train",
-            "with_loads": "batch.balance",
         },
     )
 
@@ -178,7 +178,7 @@ __all__ = [
     "settings_of",
     "share_source",
     "step_folder",
+    "step_seconds",
     "structure",
     "train_rank",
-    "with_loads",
 ]

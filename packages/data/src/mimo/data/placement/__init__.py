@@ -2,6 +2,7 @@
 
 from mimo.data.placement.filling import fill, microbatch_numbers
 from mimo.data.placement.placement import (
+    fed_lanes,
     lane_costs,
     lane_rows,
     place_by_cost,
@@ -15,6 +16,7 @@ __all__ = [
     "EncoderLoads",
     "Loads",
     "PlacedMicrobatch",
+    "fed_lanes",
     "fill",
     "in_whole_numbers",
     "lane_costs",

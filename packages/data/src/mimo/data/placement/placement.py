@@ -118,6 +118,15 @@ def lane_rows(
     return sums
 
 
+def fed_lanes(
+    language: Loads, encoders: Sequence[EncoderLoads], placed: Sequence[PlacedMicrobatch], encoder: int
+) -> list[tuple[int, int]]:
+    """Return each lane of an encoder with each language lane that gets rows of it in the step, ascending."""
+    places, loads = Places.of(language, encoders, placed), encoders[encoder]
+    pairs = np.unique(places.items[encoder] * language.lanes + places.lanes[loads.samples])
+    return [divmod(pair, language.lanes) for pair in pairs.tolist()]
+
+
 def _by_count(language: Loads, encoders: Sequence[EncoderLoads], microbatches: int, micro_batch: int) -> Places:
     positions, each = np.arange(len(language.costs)), micro_batch * language.lanes
     found = positions // each

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from mimo.data import lane_costs
-from mimo.schedule import Costs
+from mimo.data import Loads, fed_lanes, lane_costs
+from mimo.schedule import Costs, simulate
 from mimo.trainer.batch.step_samples import StepSamples
-from mimo.trainer.config.settings import Balance
+from mimo.trainer.config.settings import LANGUAGE, Balance
 from mimo.trainer.cost.sample_costs import SampleCosts
 from mimo.trainer.cost.step_sizes import StepSizes
 from mimo.trainer.job.job import Job
@@ -22,16 +22,28 @@ class StepBalance:
     """What the slowest lanes of a step have to do.
 
     Args:
-        loads: by module, of each microbatch what the slowest lane has to do, over what a lane has in a microbatch on
-            average; of microbatches that share a pass, equal shares of it.
+        groups: of the lanes of each group of ranks that wait for each other within the step, by module: of each
+            microbatch what the slowest lane has to do, over what a lane has in a microbatch on average; of microbatches
+            that share a pass, equal shares of it.
     """
 
-    loads: Mapping[str, tuple[float, ...]]
+    groups: tuple[Mapping[str, tuple[float, ...]], ...]
+
+    @property
+    def microbatches(self) -> int:
+        """How many microbatches the step has."""
+        return len(self.groups[0][LANGUAGE])
+
+    def loads(self, module: str) -> tuple[float, ...]:
+        """Return of each microbatch what the slowest of all lanes of a module has to do."""
+        return tuple(max(loads) for loads in zip(*(group[module] for group in self.groups), strict=True))
 
     def slowest(self, module: str) -> float:
-        """Return the time of the slowest lanes of a module over that of lanes that all have the same to do."""
-        own = self.loads[module]
-        return sum(own) / len(own)
+        """Return the time of the slowest lanes of a module over that of lanes that all have the same to do.
+
+        That is where lanes wait for each other in each microbatch.
+        """
+        return sum(self.loads(module)) / self.microbatches
 
 
 def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
@@ -57,30 +69,109 @@ def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balanc
     for balance in BALANCES:
         placed = costs.place(sizes, balanced=balance == "cost")
         language, encoders = costs.loads(sizes, microbatches=len(placed))
-        loads = {}
+        shares, fed = {}, {}
         for module in job.modules:
             number = -1 if module is job.language else job.encoders.index(module)
             own = language if number < 0 else encoders[number]
-            mean = int(own.costs.sum()) / (own.lanes * len(placed))
-            lanes = lane_costs(language, encoders, placed, number)
-            shares = {
-                index: max(sums) / len(served) / mean if mean else 1.0
-                for served, sums in zip(own.passes, lanes, strict=True)
-                for index in served
-            }
-            loads[module.name] = tuple(shares[index] for index in range(len(placed)))
-        found[balance] = StepBalance(loads=loads)
+            shares[module.name] = _shares(own, lane_costs(language, encoders, placed, number))
+            if number >= 0:
+                fed[module.name] = fed_lanes(language, encoders, placed, number)
+        found[balance] = StepBalance(
+            groups=tuple(
+                {
+                    name: tuple(max((loads[lane] for lane in lanes[name]), default=0.0) for loads in shares[name])
+                    for name in shares
+                }
+                for lanes in _waiting_lanes(job, fed)
+            )
+        )
     return found
 
 
-def with_loads(job: Job, costs: Costs, balance: StepBalance) -> Costs:
-    """Return the costs of a step whose microbatches cost what their slowest lanes have to do."""
-    loads = {stage.module: _of_costs(job, balance.loads[job.built(stage).module]) for stage in job.graph.stages}
-    return attrs.evolve(costs, loads=loads)
+def _shares(own: Loads, lanes: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    """Return of each microbatch what each lane has to do over what one has on average, from sums of each pass."""
+    microbatches = sum(map(len, own.passes))
+    mean = int(own.costs.sum()) / (own.lanes * microbatches)
+    found = [(1.0,) * own.lanes] * microbatches
+    for served, sums in zip(own.passes, lanes, strict=True) if mean else ():
+        for index in served:
+            found[index] = tuple(one / len(served) / mean for one in sums)
+    return found
 
 
-def _of_costs(job: Job, loads: tuple[float, ...]) -> tuple[float, ...]:
-    """Return loads relative to a microbatch as costs are of: where steps have several numbers, of the fewest."""
-    if len(loads) == job.microbatches:
-        return loads
-    return tuple(load * job.microbatches / len(loads) for load in loads)
+def _waiting_lanes(job: Job, fed: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Mapping[str, Sequence[int]]]:
+    """Yield for each group of ranks that wait for each other between reductions its lanes of each module.
+
+    Ranks do that which share a collective inside of computations, those of a lane's stages, and those of an encoder's
+    lane and of the language lanes that it feeds.
+
+    Args:
+        job: whose ranks.
+        fed: by encoder, which of its lanes feeds which language lane.
+    """
+    groups, ranks = _Groups(job.world), dict[str, list[list[int]]]()
+    for module in job.modules:
+        grid, size = module.grid, job.model_graph.by_name[module.name].meeting_size
+        lanes = ranks[module.name] = [[] for _ in range(grid.dp)]
+        for rank in grid.ranks:
+            lanes[grid.coordinates(rank).dp].append(rank)
+        for stage in map(grid.stage_ranks, range(grid.pp)):
+            lanes = [*lanes, *(list(stage[start : start + size]) for start in range(0, len(stage), size))]
+        for lane in lanes:
+            groups.join(lane)
+    language = ranks[job.language.name]
+    for name, pairs in fed.items():
+        for source, target in pairs:
+            groups.join([*ranks[name][source], *language[target]])
+    for first in sorted({groups.first(rank) for rank in range(job.world)}):
+        yield {
+            name: [lane for lane, own in enumerate(lanes) if groups.first(own[0]) == first]
+            for name, lanes in ranks.items()
+        }
+
+
+class _Groups:
+    """Disjoint sets of ranks.
+
+    Args:
+        world: ranks, each of which begins alone.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._nearer = list(range(world))
+
+    def first(self, rank: int) -> int:
+        """Return the rank that stands for a rank's group."""
+        while self._nearer[rank] != rank:
+            self._nearer[rank] = rank = self._nearer[self._nearer[rank]]
+        return rank
+
+    def join(self, ranks: Sequence[int]) -> None:
+        """Make one group of those of these ranks."""
+        for rank in ranks:
+            self._nearer[self.first(rank)] = self.first(ranks[0])
+
+
+def step_seconds(job: Job, costs: Costs, balance: StepBalance) -> float:
+    """Return the simulated seconds of a step until the last of its groups of ranks is done.
+
+    Args:
+        job: whose step.
+        costs: of its stages, where all lanes have the same to do.
+        balance: what they have to do.
+    """
+    plan = job.plan_of(balance.microbatches)
+    return max(
+        simulate(plan, job.graph, attrs.evolve(costs, loads=stage_loads(job, loads))).seconds
+        for loads in balance.groups
+    )
+
+
+def stage_loads(job: Job, loads: Mapping[str, Sequence[float]]) -> Mapping[str, tuple[float, ...]]:
+    """Return loads by module as `Costs` has them: by what stages belong to, relative to the fewest microbatches."""
+    return {
+        stage.module: tuple(
+            load * job.microbatches / len(loads[job.built(stage).module]) for load in loads[job.built(stage).module]
+        )
+        for stage in job.graph.stages
+    }

@@ -13,9 +13,9 @@ from rich.text import Text
 from mimo.hooks import ConfigError, DataError, PlanError
 from mimo.schedule import Costs, Simulation, check, plans_from_json, simulate, write_page, write_trace
 from mimo.topology import show_ranks
-from mimo.trainer.batch.balance import step_balance, with_loads
+from mimo.trainer.batch.balance import step_balance, step_seconds
 from mimo.trainer.commands.tables.memory import show_bytes
-from mimo.trainer.config.settings import LANGUAGE, Balance
+from mimo.trainer.config.settings import Balance
 from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job
 
@@ -102,10 +102,7 @@ def placed_seconds(job: Job, costs: Costs) -> Mapping[Balance, float]:
         found = step_balance(job, 1)
     except DataError:
         return {}
-    return {
-        how: simulate(job.plan_of(len(balance.loads[LANGUAGE])), job.graph, with_loads(job, costs, balance)).seconds
-        for how, balance in found.items()
-    }
+    return {how: step_seconds(job, costs, balance) for how, balance in found.items()}
 
 
 def origin_of(job: Job) -> str:
