@@ -154,7 +154,14 @@ class _Dataset:
 
 
 def make_job(
-    sizes: Sizes, *, lanes: int, pp: int = 1, tp: int = 1, decoder: Mapping[str, Any] = _DECODER, beside: bool = True
+    sizes: Sizes,
+    *,
+    lanes: int,
+    pp: int = 1,
+    tp: int = 1,
+    decoder: Mapping[str, Any] = _DECODER,
+    beside: bool = True,
+    gathered: bool = False,
 ) -> Job:
     """Resolve a job of an encoder and a language model.
 
@@ -165,6 +172,7 @@ def make_job(
         tp: its tensor ranks; the encoder has so many lanes for each of its lanes.
         decoder: settings of the language model.
         beside: whether each has ranks of its own; otherwise both share them, and take their costs from this machine.
+        gathered: whether parameters are sharded over the lanes of each, and gathered for each computation.
     """
 
     def find(kind: Kind[Any], name: str, where: str) -> Any:
@@ -186,6 +194,7 @@ def make_job(
         },
         "data": {"plugin": "sizes", "max_tokens": 1 << 14},
         "tokenizer": {"plugin": "word", "words": ["word"]},
+        "optimizer": {"plugin": "distributed", "shard": "full"} if gathered else {},
         "modules": {
             "encoder": {
                 "plugin": sizes.encoder,

@@ -174,6 +174,7 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sleeper: Sleeper, microbatches: float, rows: int, *inputs: Tensor) -> Tensor:
         ctx.sleeper, ctx.microbatches, ctx.inputs = sleeper, microbatches, [value.shape for value in inputs]
+        sleeper.meet()
         time.sleep(sleeper.cost.forward.of(microbatches))
         return inputs[0].new_zeros(rows, sleeper.width)
 
@@ -181,6 +182,7 @@ class _Sleep(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cost, weight_grad_queue = ctx.sleeper.cost, ctx.sleeper.weight_grad_queue
         weights = partial(time.sleep, cost.weight_gradient.of(ctx.microbatches))
+        ctx.sleeper.meet()
         time.sleep(cost.recompute.of(ctx.microbatches) + cost.input_gradient.of(ctx.microbatches))
         weight_grad_queue.defer(ctx.sleeper.anchor, weights) if weight_grad_queue.is_collecting else weights()
         return None, None, None, *(gradients[0].new_zeros(shape) for shape in ctx.inputs)
@@ -214,6 +216,9 @@ class Sleeper(Program):
     def load(self, microbatches: tuple[int, ...]) -> float:
         """Return how many microbatches a pass over some costs as much as."""
         return len(microbatches)
+
+    def meet(self) -> None:
+        """Wait for the ranks that compute with this one; here for none, as all of them sleep equally long."""
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Sleep, and return as many rows as the routes send."""
