@@ -180,10 +180,16 @@ def test_closing_waits_for_a_task_that_runs() -> None:
 
 def test_a_prefetcher_that_is_dropped_begins_nothing_more() -> None:
     """Its threads end with what they are doing."""
-    gate, done = threading.Event(), list[int]()
+    gate, begun, done = threading.Event(), threading.Event(), list[int]()
+
+    def run() -> bool:
+        begun.set()
+        return gate.wait()
+
     prefetcher = make(workers=1)
-    prefetcher.submit(gate.wait, order=(0,), size=lambda _: 0)
-    prefetcher.submit(partial(done.append, 1), order=(1,), size=lambda _: 0)
+    tickets = [prefetcher.submit(run, order=(0,), size=lambda _: 0)]
+    begun.wait()
+    tickets += [prefetcher.submit(partial(done.append, 1), order=(1,), size=lambda _: 0)]
     del prefetcher
     gc.collect()
     gate.set()

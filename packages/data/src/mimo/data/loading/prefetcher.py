@@ -71,6 +71,8 @@ class _Task:
     bytes: int = 0
     is_dropped: bool = False
     """Whether nobody is left who could take the result."""
+    is_awaited: bool = False
+    """Whether somebody is to be woken when it is done."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -156,10 +158,12 @@ class _Queue:
                 task.result, task.bytes = None, 0
             self.held += task.bytes
             self._largest = max(self._largest, task.bytes)
-            self._changed.notify_all()
+            if task.is_awaited:
+                self._changed.notify_all()
 
     def wait(self, task: _Task) -> None:
         with self._changed:
+            task.is_awaited = True
             while task.state != "done":
                 self._changed.wait()
 

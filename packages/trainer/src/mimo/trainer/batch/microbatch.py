@@ -106,7 +106,10 @@ class Microbatch:
         Raises:
             DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
         """
-        return [self.prepare_one(module, lane, number) for number in range(len(self.items(module, lane)))]
+        count = len(self.items(module, lane))
+        if last := self._ahead.get((module.name, lane, count - 1)):
+            last.wait()  # once, not for each of them: to be woken takes this thread from those that decode
+        return [self.prepare_one(module, lane, number) for number in range(count)]
 
     def prepare_one(self, module: JobModule, lane: int, number: int) -> Item:
         """Decode one of the items that a lane of an encoder reads, as `prepare` does."""
