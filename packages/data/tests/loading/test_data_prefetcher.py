@@ -187,13 +187,15 @@ def test_a_prefetcher_that_is_dropped_begins_nothing_more() -> None:
         return gate.wait()
 
     prefetcher = make(workers=1)
-    tickets = [prefetcher.submit(run, order=(0,), size=lambda _: 0)]
+    first = prefetcher.submit(run, order=(0,), size=lambda _: 0)
     begun.wait()
-    tickets += [prefetcher.submit(partial(done.append, 1), order=(1,), size=lambda _: 0)]
+    second = prefetcher.submit(partial(done.append, 1), order=(1,), size=lambda _: 0)
     del prefetcher
     gc.collect()
     gate.set()
     wait_until(lambda: not threads())
+    assert first.is_done
+    assert not second.is_done
     assert not done
 
 
