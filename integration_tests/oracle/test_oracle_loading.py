@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
+from resuming import begin
 from tables import Table, table, world_of
 from test_oracle import SP, Modules, on
 
 from mimo.hooks import DataError
 from mimo.testing import Pool
 from mimo.trainer import Trainer
+from mimo.trainer.runtime import save_step
 
 LAYOUTS: dict[str, Modules] = {
     "disjoint, lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
@@ -166,6 +169,33 @@ def test_all_ranks_count_the_same_broken_samples_and_stop_beyond_the_share(layou
     assert "synthetic:" in said
     assert f"in all but {sum(first[:2]) - 1} of 96 samples" in said
     assert others == [(counts, said)] * len(others)
+
+
+def run_some(rank: int, settings: Table, first: int, last: int) -> tuple[list[int], str]:
+    """Resume a run where steps before have been done, as `run_broken` runs one, and save the last step."""
+    trainer, _, state = begin(rank, settings, settings["run"]["directory"] if first > 1 else "")
+    counts = list[int]()
+    for step in range(first, last + 1):
+        try:
+            counts.append(trainer.train(step).broken)
+        except DataError as error:
+            return counts, str(error)
+    save_step(trainer, state, [], last)
+    return counts, ""
+
+
+def test_a_resumed_run_goes_on_counting_broken_samples(tmp_path: Path, pool: Pool) -> None:
+    """What it met before it was resumed counts towards the share, whoever has met it."""
+    settings = with_broken("vision pp2", "by two threads, three steps ahead, each item once")
+    settings["run"]["directory"] = str(tmp_path)
+    whole = pool.run(3, run_broken, settings, 0.5)[0][0]
+    assert whole[1] > 0 < whole[2]
+    settings["data"]["max_broken"] = (sum(whole) - 1) / 96
+    assert pool.run(3, run_some, settings, 1, 2)[0] == (whole[:2], "")
+    counts, said = pool.run(3, run_some, settings, 3, 3)[0]
+    assert counts == []
+    assert f"in all but {sum(whole) - 1} of 96 samples" in said
+    assert f"got the {sum(whole)}th sample without" in said
 
 
 def run_waiting(rank: int, settings: Table) -> list[float]:

@@ -103,17 +103,17 @@ class BrokenSamples:
         for place in places:
             if numbers[place] not in self.known:
                 new.setdefault(numbers[place], place)
-        self.known |= set(new)
         assert self._dataset is not None
-        allowed = math.floor(self._share * len(self._dataset) + _ROUNDING)
-        if new and len(self.known) > allowed:
+        allowed, count = math.floor(self._share * len(self._dataset) + _ROUNDING), len(self.known) + len(new)
+        if new and count > allowed:  # they stay unknown: resumed before this step, the run ends here again
             return DataError(
                 self._dataset.where(next(iter(new))),
                 expected=f"items that can be decoded, in all but {allowed} of {len(self._dataset)} samples, as "
                 f"data.max_broken = {self._share:g} says",
-                got=f"the {_ordinal(len(self.known))} sample without",
+                got=f"the {_ordinal(count)} sample without",
                 fix="Mend or remove the items, or raise data.max_broken.",
             )
+        self.known |= set(new)
         for (place, _), fields in sorted(errors.items(), key=lambda each: each[0]):
             if self._reports and place in new.values():
                 _report(f"step {step} leaves out a sample. {fault_of(fields)}")

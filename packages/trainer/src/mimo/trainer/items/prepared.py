@@ -60,8 +60,8 @@ def prepare_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> Item:
         dataset.where(info.sample),
         expected=f"{info.modality} {info.index} of size {info.size}, as it was when its rows were counted",
         got=f"one of size {size}",
-        fix="Leave files as they are while a run reads them; if nobody changed it, let the dataset's infos() "
-        "tell what the encoder's measure() does.",
+        fix="Leave files as they are while a run reads them, and where sizes come from an index, write it anew with "
+        "`mimo data index`; if nobody changed it, let the dataset's infos() tell what the encoder's measure() does.",
     )
 
 
