@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from tables import Table, table, world_of
 from test_oracle import SP, Modules, on
 
 from mimo.hooks import DataError
+from mimo.launch import ProcessInfo
 from mimo.testing import Pool
 from mimo.trainer import Trainer
-from mimo.trainer.runtime import save_step
+from mimo.trainer.runtime import measure_job, save_step
 
 LAYOUTS: dict[str, Modules] = {
     "disjoint, lanes 2 to 3": {"vision": on(0, 1), "language": on(2, 4)},
@@ -81,6 +83,32 @@ def test_ranks_of_a_lane_decode_each_item_once(pool: Pool) -> None:
     assert all(sorted(found) == once for found in alone)
     assert sorted(item for found in shared for item in found) == once
     assert all(len(found) < len(once) for found in shared)
+
+
+def run_profiling(rank: int, settings: Table) -> Counter[tuple[int, int]]:
+    """Return how often this rank decodes each item while what computations take is measured."""
+    job, decoded = make_job(settings), Counter[tuple[int, int]]()
+    train: Any = job.train
+    raw = train.raw
+
+    def counting(sample: int, index: int) -> Any:
+        decoded[sample, index] += 1
+        return raw(sample, index)
+
+    train.raw = counting
+    measure_job(job, ProcessInfo(rank=rank, world=1, local_rank=rank, device="cpu"))
+    return decoded
+
+
+def test_a_profile_times_no_decoding(pool: Pool) -> None:
+    """Items are decoded once for all rounds of a measurement.
+
+    There are those of microbatches of 1, 2 and 4 samples, with whole and with split backwards, and one of what is kept.
+    """
+    settings = table({"vision": on(0, 0), "language": on(0, 0)}, microbatches=6)
+    (decoded,) = pool.run(1, run_profiling, settings)
+    assert decoded
+    assert max(decoded.values()) == 2 * 3 + 1
 
 
 BROKEN = [4, 13, 25, 26, 51, 68, 77, 90]
