@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -10,9 +11,12 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from mimo.data import (
@@ -25,9 +29,10 @@ from mimo.data import (
     lay_out,
     weights_of,
 )
-from mimo.hooks import ConfigError, DataError, discover
+from mimo.hooks import ConfigError, DataError, UserError, discover
 from mimo_dataset_webdataset import WebdatasetConfig, write_shards
 from mimo_dataset_webdataset._plugin import open_webdataset
+from mimo_dataset_webdataset._tar import BLOCK
 
 Samples = list[tuple[str, dict[str, bytes | Path]]]
 
@@ -326,3 +331,54 @@ def test_dataset_webdataset_readme_example_runs(tmp_path: Path) -> None:
     promised = "".join(f"{line}\n" for line in re.findall(r"^print.*  # (.*)$", example, flags=re.MULTILINE))
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False, cwd=tmp_path)  # noqa: S603 - own text
     assert (done.stderr, done.stdout) == ("", promised)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_dataset_webdataset_damage_anywhere_gives_other_samples_or_errors_with_their_place(data: st.DataObject) -> None:
+    """Bytes changed, parts cut out, doubled or swapped, ends missing: nothing else ends a run, and nothing hangs."""
+    with TemporaryDirectory() as name:
+        samples = ((str(key), {"json": record(value), **items}) for key, (value, items) in enumerate(RECORDS[:4]))
+        (shard,) = write_shards(samples, Path(name))
+        content = bytearray(shard.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
+            part = content[first:last]
+            how = data.draw(st.sampled_from(["change", "cut", "double", "zeros", "header", "end"]))
+            if how == "change":
+                content[first : first + 8] = data.draw(st.binary(min_size=8, max_size=8))
+            elif how == "header":  # of a member, with a sum that is right
+                at = first // BLOCK * BLOCK
+                content[at + 100 : at + 157] = data.draw(st.binary(min_size=57, max_size=57))
+                content[at + 148 : at + 156] = b" " * 8
+                content[at + 148 : at + 156] = b"%06o\0 " % sum(content[at : at + BLOCK])
+            else:
+                changed: dict[str, bytes] = {
+                    "cut": b"",
+                    "double": bytes(part + part),
+                    "zeros": bytes(len(part)),
+                    "end": bytes(part),
+                }
+                content = content[: 0 if how == "end" else first] + changed[how] + content[last:]
+        shard.write_bytes(content)
+        try:
+            dataset = open_webdataset(WebdatasetConfig(path=name), tokenizer(), "train")
+            said = _errors_of(dataset)
+        except UserError as error:
+            said = [str(error)]
+    assert all(shard.name in text or name in text for text in said)
+
+
+def _errors_of(dataset: RecordDataset | None) -> list[str]:
+    """Read all of a dataset and return what it says of samples; a picture's own errors are named by the trainer."""
+    assert dataset is not None
+    found = []
+    for sample in range(len(dataset)):
+        try:
+            dataset.tokens(sample)
+            for index in range(len(dataset.infos(sample))):
+                with contextlib.suppress(ValueError, OSError):
+                    dataset.raw(sample, index)
+        except UserError as error:
+            found.append(str(error))
+    return found
