@@ -107,6 +107,20 @@ def test_a_run_resumes_at_its_cursor_on_other_lanes_and_with_other_microbatches(
     assert len({microbatches for microbatches, _, _ in found}) > 1
 
 
+def run_resumed(rank: int, settings: Table) -> str:
+    """Return the summary of what a run has resumed."""
+    return begin(rank, settings, settings["run"]["directory"])[1]
+
+
+def test_a_resumed_run_says_that_its_steps_have_more_tokens(settings: Table, pool: Pool) -> None:
+    """As that changes what it learns; tokens of a microbatch don't, and nothing is said of them."""
+    pool.run(1, run, settings, 1, 1)
+    (same,) = pool.run(1, run_resumed, on(settings, 1, micro_tokens=100))
+    assert "tokens" not in same
+    (changed,) = pool.run(1, run_resumed, on(settings, 1, batch_tokens=300))
+    assert "run.batch_tokens 300 (was 200)" in changed
+
+
 def run_again(rank: int, settings: Table) -> tuple[float, float]:
     """Return this rank's losses of a step and of the same samples, kept and cut again."""
     trainer = Trainer(make_job(settings), rank=rank, device=CPU)

@@ -1,11 +1,13 @@
-"""A step that is run again leaves out the samples that it left out before, also after a restart."""
+"""A step that is run again has the samples and leaves out those that it did before, also after a restart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rerunning import events, run, with_rerun
+from tables import by_tokens
 from test_oracle_loading import with_broken
 
 from mimo.hooks import RestartNeededError
@@ -25,9 +27,14 @@ def test_a_step_that_is_run_again_leaves_out_the_same_samples(tmp_path: Path, po
     assert [one.held for one in passed] == [one.held for one in plain]
 
 
-def test_a_step_that_is_run_again_after_a_restart_leaves_out_the_same_samples(tmp_path: Path, pool: Pool) -> None:
-    """From what was read before it, whatever could be read now."""
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_step_that_is_run_again_after_a_restart_leaves_out_the_same_samples(
+    tokens: bool, tmp_path: Path, pool: Pool
+) -> None:
+    """From what was read before it, whatever could be read now; steps by tokens go on at their cursor."""
     settings = with_broken(LAYOUT, "by two threads, three steps ahead, each item once")
+    if tokens:
+        settings = by_tokens(settings, batch_tokens=240, micro_tokens=60)
     plain = run(pool, with_rerun(settings, tmp_path / "plain", mode="validate"))
     rerun: dict[str, Any] = {"mode": "validate", "inject": {"step": 2, "rank": 0, "module": "vision", "device": "a/0"}}
     waiting = run(pool, with_rerun(settings, tmp_path / "waits", device="a", **rerun))

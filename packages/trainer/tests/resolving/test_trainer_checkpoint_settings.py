@@ -49,6 +49,17 @@ def test_generation_has_batches_of_one() -> None:
     assert (settings.run.global_batch, settings.run.micro_batch, settings.evaluation_batch(1)) == (1, 1, 1)
 
 
+def test_a_step_by_tokens_is_one_microbatch() -> None:
+    """So many lanes with so many microbatches each would be many on one; evaluations have as many samples as before."""
+    run = {"name": "r", "steps": 2, "batch_tokens": 4096, "micro_tokens": 64, "world": 6, "evaluation_batch": 12}
+    table = {**CONFIG, "run": run, "data": {"plugin": "jsonl", "max_tokens": 64, "longer": "drop"}}
+    settings = make_settings(on_one_process(table, "evaluate"))
+    assert (settings.run.batch_tokens, settings.run.micro_tokens) == (4096, 4096)
+    assert (settings.evaluation_batch(1), settings.data.longer) == (12, "drop")
+    settings = make_settings(on_one_process(table, "generate"))
+    assert (settings.run.batch_tokens, settings.evaluation_batch(1), settings.data.longer) == (0, 1, "cut")
+
+
 def test_overrides_can_lay_it_out_again() -> None:
     """Without overrides it is one process."""
     settings = make_settings(on_one_process(CONFIG, "evaluate"), ["modules.vision.ranks=0-2"])
