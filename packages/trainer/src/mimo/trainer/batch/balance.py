@@ -93,9 +93,10 @@ def _shares(own: Loads, lanes: Sequence[Sequence[int]]) -> list[tuple[float, ...
     microbatches = sum(map(len, own.passes))
     mean = int(own.costs.sum()) / (own.lanes * microbatches)
     found = [(1.0,) * own.lanes] * microbatches
-    for served, sums in zip(own.passes, lanes, strict=True) if mean else ():
-        for index in served:
-            found[index] = tuple(one / len(served) / mean for one in sums)
+    if mean:
+        for served, sums in zip(own.passes, lanes, strict=True):
+            for index in served:
+                found[index] = tuple(one / len(served) / mean for one in sums)
     return found
 
 
@@ -162,16 +163,11 @@ def step_seconds(job: Job, costs: Costs, balance: StepBalance) -> float:
     """
     plan = job.plan_of(balance.microbatches)
     return max(
-        simulate(plan, job.graph, attrs.evolve(costs, loads=stage_loads(job, loads))).seconds
-        for loads in balance.groups
+        simulate(plan, job.graph, attrs.evolve(costs, loads=_of_stages(job, loads))).seconds for loads in balance.groups
     )
 
 
-def stage_loads(job: Job, loads: Mapping[str, Sequence[float]]) -> Mapping[str, tuple[float, ...]]:
-    """Return loads by module as `Costs` has them: by what stages belong to, relative to the fewest microbatches."""
-    return {
-        stage.module: tuple(
-            load * job.microbatches / len(loads[job.built(stage).module]) for load in loads[job.built(stage).module]
-        )
-        for stage in job.graph.stages
-    }
+def _of_stages(job: Job, loads: Mapping[str, Sequence[float]]) -> Mapping[str, tuple[float, ...]]:
+    """Return loads as `Costs` has them: by what a plan calls the module, relative to the fewest microbatches."""
+    own = {stage.module: loads[job.built(stage).module] for stage in job.graph.stages}
+    return {name: tuple(load * job.microbatches / len(each) for load in each) for name, each in own.items()}
