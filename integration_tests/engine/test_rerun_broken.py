@@ -31,7 +31,7 @@ def test_a_step_that_is_run_again_leaves_out_the_same_samples(tmp_path: Path, po
 def test_a_step_that_is_run_again_after_a_restart_leaves_out_the_same_samples(
     tokens: bool, tmp_path: Path, pool: Pool
 ) -> None:
-    """From what was read before it, whatever could be read now; steps by tokens go on at their cursor."""
+    """From what was read before it, whatever could be read now; steps by tokens resume at their cursor."""
     settings = with_broken(LAYOUT, "by two threads, three steps ahead, each item once")
     if tokens:
         settings = by_tokens(settings, batch_tokens=240, micro_tokens=60)
