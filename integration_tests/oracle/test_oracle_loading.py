@@ -200,7 +200,7 @@ def test_all_ranks_count_the_same_broken_samples_and_stop_beyond_the_share(layou
 
 
 def run_some(rank: int, settings: Table, first: int, last: int) -> tuple[list[int], str]:
-    """Resume a run where steps before have been done, as `run_broken` runs one, and save the last step."""
+    """Return the same of some steps, resumed where there were others before them, and save the last one."""
     trainer, _, state = begin(rank, settings, settings["run"]["directory"] if first > 1 else "")
     counts = list[int]()
     for step in range(first, last + 1):
@@ -212,7 +212,7 @@ def run_some(rank: int, settings: Table, first: int, last: int) -> tuple[list[in
     return counts, ""
 
 
-def test_a_resumed_run_goes_on_counting_broken_samples(tmp_path: Path, pool: Pool) -> None:
+def test_a_resumed_run_keeps_counting_broken_samples(tmp_path: Path, pool: Pool) -> None:
     """What it met before it was resumed counts towards the share, whoever has met it."""
     settings = with_broken("vision pp2", "by two threads, three steps ahead, each item once")
     settings["run"]["directory"] = str(tmp_path)

@@ -336,7 +336,7 @@ def test_dataset_webdataset_readme_example_runs(tmp_path: Path) -> None:
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_dataset_webdataset_damage_anywhere_gives_other_samples_or_errors_with_their_place(data: st.DataObject) -> None:
-    """Bytes changed, parts cut out, doubled or swapped, ends missing: nothing else ends a run, and nothing hangs."""
+    """Bytes and headers changed, parts cut out, doubled or of zeros: nothing else ends a run, and nothing hangs."""
     with TemporaryDirectory() as name:
         samples = ((str(key), {"json": record(value), **items}) for key, (value, items) in enumerate(RECORDS[:4]))
         (shard,) = write_shards(samples, Path(name))
@@ -344,7 +344,7 @@ def test_dataset_webdataset_damage_anywhere_gives_other_samples_or_errors_with_t
         for _ in range(data.draw(st.integers(1, 4))):
             first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
             part = content[first:last]
-            how = data.draw(st.sampled_from(["change", "cut", "double", "zeros", "header", "end"]))
+            how = data.draw(st.sampled_from(["change", "cut", "double", "zeros", "header"]))
             if how == "change":
                 content[first : first + 8] = data.draw(st.binary(min_size=8, max_size=8))
             elif how == "header":  # of a member, with a sum that is right
@@ -353,13 +353,8 @@ def test_dataset_webdataset_damage_anywhere_gives_other_samples_or_errors_with_t
                 content[at + 148 : at + 156] = b" " * 8
                 content[at + 148 : at + 156] = b"%06o\0 " % sum(content[at : at + BLOCK])
             else:
-                changed: dict[str, bytes] = {
-                    "cut": b"",
-                    "double": bytes(part + part),
-                    "zeros": bytes(len(part)),
-                    "end": bytes(part),
-                }
-                content = content[: 0 if how == "end" else first] + changed[how] + content[last:]
+                instead = {"cut": b"", "double": bytes(part + part), "zeros": bytes(len(part))}[how]
+                content = content[:first] + instead + content[last:]
         shard.write_bytes(content)
         try:
             dataset = open_webdataset(WebdatasetConfig(path=name), tokenizer(), "train")
