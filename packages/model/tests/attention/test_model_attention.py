@@ -33,12 +33,16 @@ WINDOWS = (1, 4, 36, 90)
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """Heads, and rows of padding; ``served`` names each query head's key-value head."""
+    """Heads, and rows of padding; ``served`` names each query head's key-value head; ``sinks`` has one for each."""
 
     heads: int
     kv_heads: int
     padding: int = 0
     served: tuple[int, ...] | None = None
+    value_width: int = 8
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: tuple[float, ...] | None = None
 
 
 SHAPES = [
@@ -46,10 +50,14 @@ SHAPES = [
     Shape(heads=4, kv_heads=2, padding=3),
     Shape(heads=6, kv_heads=1, padding=1),
     Shape(heads=3, kv_heads=2, padding=2, served=(0, 0, 1)),
+    Shape(heads=4, kv_heads=2, value_width=6, scale=0.3),
+    Shape(heads=4, kv_heads=2, padding=1, value_width=10, soft_cap=2.0, sinks=(0.5, -1.0, 3.0, 0.0)),
 ]
 
 
-def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool, window: int = 0) -> Tensor:
+def _masked(
+    inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool, window: int = 0, shape: Shape = SHAPES[0]
+) -> Tensor:
     """Attention of query, key and value [T, N, D] with a [T, T] mask; rows beyond the segments give zeros."""
     query, key, value = inputs
     rows, heads, width = query.shape
@@ -63,8 +71,14 @@ def _masked(inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool, w
         sees &= torch.ones(rows, rows, dtype=torch.bool).tril()
     if window:
         sees &= torch.arange(rows).unsqueeze(1) - torch.arange(rows) < window
-    scores = torch.einsum("tnd,snd->nts", query, key) / math.sqrt(width)
-    weights = torch.where(sees, scores, -1e30).softmax(-1) * sees
+    scores = torch.einsum("tnd,snd->nts", query, key) * (shape.scale or 1 / math.sqrt(width))
+    if shape.soft_cap:
+        scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+    scores = torch.where(sees, scores, -1e30)
+    if shape.sinks:
+        sinks = torch.tensor(shape.sinks, dtype=scores.dtype).view(-1, 1, 1).expand(-1, rows, 1)
+        scores = torch.cat((scores, sinks), 2)
+    weights = scores.softmax(-1)[..., :rows] * sees
     return torch.einsum("nts,snd->tnd", weights, value)
 
 
@@ -80,8 +94,9 @@ def _check_case(
 ) -> None:
     total = sum(lengths)
     torch.manual_seed(total)
-    plain = [torch.randn(total, n, 8, dtype=torch.float64) for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
-    gradient = torch.randn(total, shape.heads, 8, dtype=torch.float64)
+    sizes = ((shape.heads, 8), (shape.kv_heads, 8), (shape.kv_heads, shape.value_width))
+    plain = [torch.randn(total, *size, dtype=torch.float64) for size in sizes]
+    gradient = torch.randn(total, shape.heads, shape.value_width, dtype=torch.float64)
     if sliced:
         rows = -(-(total + shape.padding) // context.size)
         here = _held(lengths, cut_rows(lengths, rows=rows, size=context.size)[context.rank])
@@ -94,11 +109,21 @@ def _check_case(
     ours = [pad(x[here], padded, value=1e9).requires_grad_() for x in plain]
     theirs = [x.clone().requires_grad_() for x in plain]
     query, key, value = ours
-    found = attend(query, key, value, segments, heads=shape.served)
+    sinks = None if shape.sinks is None else torch.tensor(shape.sinks, dtype=torch.float64)
+    found = attend(
+        query,
+        key,
+        value,
+        segments,
+        heads=shape.served,
+        scale=shape.scale,
+        soft_cap=shape.soft_cap,
+        sinks=sinks,
+    )
     query, key, value = theirs
     if shape.served is not None:
         key, value = key[:, shape.served], value[:, shape.served]
-    wanted = _masked((query, key, value), lengths, causal=causal, window=window)
+    wanted = _masked((query, key, value), lengths, causal=causal, window=window, shape=shape)
     torch.testing.assert_close(found[: len(here)], wanted[here], rtol=0, atol=1e-12)
     assert not found[len(here) :].any()
     found.backward(pad(gradient[here], padded, value=1.0))
@@ -119,7 +144,8 @@ def _check_attention(_rank: int) -> None:
                 for shape in SHAPES:
                     _check_case(lengths, context, causal=causal, sliced=sliced, shape=shape)
         for window in WINDOWS:
-            _check_case(lengths, context, causal=True, sliced=False, shape=SHAPES[1], window=window)
+            for shape in (SHAPES[1], SHAPES[-1]):
+                _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

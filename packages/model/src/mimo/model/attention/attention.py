@@ -13,16 +13,26 @@ call C chunks of segments, Q rows of each, which look at L rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 
 from mimo.model.attention.segments import Segments
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, heads: Sequence[int] | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    *,
+    heads: Sequence[int] | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return scaled dot-product attention [T, N, D] of each row to its own segment; padding at the end gets zeros.
 
@@ -32,9 +42,13 @@ def attend(
         query: [T, N, D].
         key: [T, K, D], or of all `Segments.held` rows; K divides N, and each key-value head serves N / K query heads
             in a row (Ainslie et al. 2023, arXiv:2305.13245).
-        value: like ``key``.
+        value: like ``key``, of any width.
         segments: of these T rows.
         heads: [N] the key-value head of each query head, where they are not served in equal rows.
+        scale: of the scores, 1 / sqrt(D) if None.
+        soft_cap: bounds the scores s as ``soft_cap * tanh(s / soft_cap)`` (Gemma Team 2024, arXiv:2408.00118).
+        sinks: [N] a score of each head that takes part in its softmax and adds nothing (OpenAI 2025,
+            arXiv:2508.10925).
     """
     assert query.shape[0] == segments.rows, f"{query.shape[0]} rows, segments of {segments.rows}"
     key, value = _seen(key, value, segments)
@@ -48,45 +62,88 @@ def attend(
     found = []
     for call, *rows in zip(segments.calls, asked, key.split(seen), value.split(seen), strict=True):
         q, k, v = (x.unflatten(0, (call.chunks, -1)).transpose(1, 2) for x in rows)  # [C, N or K, Q or L, D]
-        if grouped and call.queries == 1 and not segments.causal:
-            found.append(_of_one_row(q, k, v, call.pieces[0].keys))
+        if soft_cap is not None or sinks is not None:
+            weigh = partial(_weigh, causal=segments.causal, scale=scale, soft_cap=soft_cap, sinks=sinks)
+            outs = [
+                weigh(q[:, :, piece.queries], k[:, :, piece.keys], v[:, :, piece.keys], mask=piece.mask)
+                for piece in call.pieces
+            ]
+        elif grouped and call.queries == 1 and not segments.causal:
+            found.append(_of_one_row(q, k, v, call.pieces[0].keys, scale))
             continue
-        outs = [
-            functional.scaled_dot_product_attention(
-                q[:, :, piece.queries],
-                k[:, :, piece.keys],
-                v[:, :, piece.keys],
-                attn_mask=piece.mask,
-                is_causal=segments.causal and piece.mask is None,
-                enable_gqa=grouped,
-            )
-            for piece in call.pieces
-        ]
+        else:
+            outs = [
+                functional.scaled_dot_product_attention(
+                    q[:, :, piece.queries],
+                    k[:, :, piece.keys],
+                    v[:, :, piece.keys],
+                    attn_mask=piece.mask,
+                    is_causal=segments.causal and piece.mask is None,
+                    enable_gqa=grouped,
+                    scale=scale,
+                )
+                for piece in call.pieces
+            ]
         out = torch.cat(outs, 2) if len(outs) > 1 else outs[0]
         found.append(out.transpose(1, 2).flatten(0, 1))
     # Without rows of its own a rank still takes part in the backward of all that its peers gathered.
-    attended = torch.cat(found) if len(found) > 1 else found[0] if found else query[:0] + (key.sum() + value.sum())
+    none = value.new_zeros(0, query.shape[1], value.shape[2])
+    attended = torch.cat(found) if found else none + (query[:0].sum() + key.sum() + value.sum())
     if segments.inverse_index is not None:
         attended = attended.index_select(0, segments.inverse_index)
     padding = segments.rows - segments.used
     return functional.pad(attended, (0, 0, 0, 0, 0, padding)) if padding else attended
 
 
-def _of_one_row(query: Tensor, key: Tensor, value: Tensor, keys: slice) -> Tensor:
+def _weigh(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return attention [C, N, Q, V] step by step, with what no kernel of PyTorch computes; scores are in fp32."""
+    grouped = query.unflatten(1, (key.shape[1], -1))  # [C, K, N / K, Q, D]
+    scores = (grouped @ key.unsqueeze(2).transpose(3, 4)).flatten(1, 2)  # [C, N, Q, L]
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * (
+        query.shape[-1] ** -0.5 if scale is None else scale
+    )
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    seen = mask
+    if seen is None or isinstance(seen, CausalBias):
+        queries, keys = scores.shape[2:]
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device)
+        seen = seen.tril(keys - queries) if causal else seen
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        beside = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        scores = torch.cat((scores, beside), 3)
+    shares = scores.softmax(3)[..., : key.shape[2]].to(value.dtype)
+    attended: Tensor = (shares.unflatten(1, (value.shape[1], -1)) @ value.unsqueeze(2)).flatten(1, 2)
+    return attended
+
+
+def _of_one_row(query: Tensor, key: Tensor, value: Tensor, keys: slice, scale: float | None) -> Tensor:
     """Return [C, N, D] of one query [C, N, 1, D] to all of ``keys``; a group's heads, as rows, read their keys once."""
     rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # [C, K, N / K, D]
-    return functional.scaled_dot_product_attention(rows, key[:, :, keys], value[:, :, keys]).flatten(1, 2)
+    return functional.scaled_dot_product_attention(rows, key[:, :, keys], value[:, :, keys], scale=scale).flatten(1, 2)
 
 
 def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
     """Return the keys and values of all calls [sum of C·L, K, D], those that other context ranks hold included."""
     if segments.context.size == 1:
         return _take(key, segments.key_index, segments.held), _take(value, segments.key_index, segments.held)
-    held = torch.cat((key, value), 1)[: segments.used]
+    heads, widths = key.shape[1], (key.shape[2], value.shape[2])
+    held = torch.cat([functional.pad(x, (0, max(widths) - x.shape[2])) for x in (key, value)], 1)[: segments.used]
     gathered = segments.context.share(held, segments.counts)  # [G, 2 K, D]
     assert segments.key_index is not None
     taken = gathered.index_select(0, segments.key_index)
-    return taken[:, : key.shape[1]], taken[:, key.shape[1] :]
+    return taken[:, :heads, : widths[0]], taken[:, heads:, : widths[1]]
 
 
 def _take(x: Tensor, index: Tensor | None, rows: int) -> Tensor:

@@ -141,7 +141,8 @@ def _make(
     spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: Stage, hidden: int | None, seed: int, name: str
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the stage's module, and where layers cannot draw their own initial values, those of the whole module."""
-    module = _on_meta(spec, config, stage, hidden)
+    with seeded(seed, name):  # what is drawn on another device all the same
+        module = _on_meta(spec, config, stage, hidden)
     if module is not None and draws_itself(module):
         return module, {}
     with seeded(seed, name):

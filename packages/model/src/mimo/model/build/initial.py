@@ -35,8 +35,11 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 
 def draws_itself(module: nn.Module) -> bool:
-    """Tell whether every initial value of ``module`` can be drawn again from its shapes."""
-    if any(True for _ in module.buffers()) or any(_keeps_tensors(part) for part in module.modules()):
+    """Tell whether every initial value of ``module``, built on the meta device, can be drawn from its shapes alone.
+
+    Buffers that have values all the same are as the plugin made them.
+    """
+    if any(buffer.is_meta for buffer in module.buffers()) or any(_keeps_tensors(part) for part in module.modules()):
         return False
     return all(
         isinstance(part, Resettable)
@@ -46,9 +49,9 @@ def draws_itself(module: nn.Module) -> bool:
 
 
 def _keeps_tensors(part: nn.Module) -> bool:
-    """Tell whether a module made a tensor that is neither parameter nor buffer: a plain attribute, or in one."""
+    """Tell whether a module lost a tensor that is neither parameter nor buffer: a plain attribute, or in one."""
     return any(
-        isinstance(one, Tensor)
+        isinstance(one, Tensor) and one.is_meta
         for name, value in vars(part).items()
         if name not in _REGISTERED
         for one in _within(value)

@@ -36,6 +36,8 @@ class LanguageStage(nn.Module):
         stage: which of its stages.
         layer: makes the layer of a global index.
         mtp_layers: makes the layers of one `MtpModule`.
+        norm: makes what follows the last layer, an `RMSNorm` if None.
+        head: makes the output embedding where it is none of the input's, a `Linear` without bias if None.
 
     Attributes:
         axis: over which the vocabulary, and with sequence parallelism the rows, are split.
@@ -49,7 +51,10 @@ class LanguageStage(nn.Module):
         config: StageConfig,
         stage: Stage,
         layer: Callable[[int], nn.Module],
-        mtp_layers: Callable[[], Iterable[nn.Module]],
+        mtp_layers: Callable[[], Iterable[nn.Module]] = lambda: (),
+        *,
+        norm: Callable[[], nn.Module] | None = None,
+        head: Callable[[], Linear] | None = None,
     ) -> None:
         super().__init__()
         self.vocabulary = config.vocabulary
@@ -63,9 +68,9 @@ class LanguageStage(nn.Module):
             self.embedding = Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.layers)})
         if stage.is_last:
-            self.norm = RMSNorm(config.hidden, eps=config.norm_eps)
+            self.norm = norm() if norm else RMSNorm(config.hidden, eps=config.norm_eps)
             if not config.tied:
-                self.head = Linear(config.hidden, config.vocabulary, bias=False)
+                self.head = head() if head else Linear(config.hidden, config.vocabulary, bias=False)
         heads = range(config.next_tokens if stage.is_last else 0)
         self.next_tokens = nn.ModuleDict({str(place): MtpModule(config, mtp_layers()) for place in heads})
         self.next_weight = config.next_tokens_loss / max(config.next_tokens, 1)

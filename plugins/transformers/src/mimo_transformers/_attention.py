@@ -1,0 +1,136 @@
+"""Attention over packed rows for the library's layers: one stateless function, registered under a name of ours.
+
+What a microbatch is travels as the keyword argument `ROWS` of a forward, from the model through its layers to here.
+Shapes: T rows, N query heads, K key-value heads, D head width, V width of a value; with several tensor ranks N and K
+are this rank's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+
+from mimo.hooks import PluginError
+from mimo.model.runtime import ContextAxis, DecodeCache, Segments, attend
+from mimo_transformers._library import ATTENTION
+
+ROWS = "mimo_rows"
+"""The keyword argument that carries `PackedRows`."""
+_WITHOUT_MEANING = frozenset(
+    {"cache_position", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "use_cache"}
+)
+"""Keyword arguments of the library's attention that change nothing here."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class PackedRows:
+    """The packed rows of one forward, and what passes beside them through the library's own forward.
+
+    Args:
+        lengths: rows of each sample, those on other context ranks included.
+        positions: [T] of each row in its sample; rows behind the last sample are padding.
+        context: over which each sample is split.
+        cache: of the sample that is continued, if any.
+        resumed: [T, H] rows of the stage before, None on the first stage.
+        result: [T, H] rows behind the last layer of this stage, once that has run.
+        causal: whether a row sees only itself and earlier rows of its sample.
+    """
+
+    lengths: tuple[int, ...]
+    positions: Tensor
+    context: ContextAxis
+    cache: DecodeCache | None
+    resumed: Tensor | None
+    result: Tensor | None = None
+    causal: bool = True
+    _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
+
+    def segments(self, window: int) -> Segments:
+        """Return where the samples lie, for layers whose rows see at most ``window`` rows; 0 for all."""
+        if window not in self._segments:
+            rows, device = len(self.positions), self.positions.device
+            if self.cache is None:
+                self._segments[window] = Segments.of(
+                    self.lengths,
+                    causal=self.causal,
+                    window=window,
+                    rows=rows,
+                    device=device,
+                    context=self.context,
+                )
+            else:
+                self._segments[window] = Segments.continued(rows, before=self.cache.seen, window=window, device=device)
+        return self._segments[window]
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return attention [1, T, N, V] of packed rows, each to those of its own sample.
+
+    Args:
+        module: the layer's attention.
+        query: [1, N, T, D].
+        key: [1, K, T, D].
+        value: [1, K, T, V].
+        attention_mask: None; what may be seen follows from the packed rows.
+        scaling: of the scores.
+        dropout: 0.
+        sliding_window: how many rows a row sees at most, itself among them.
+        softcap: bounds the scores.
+        s_aux: [N] sinks.
+        is_causal: as ``module.is_causal`` if None.
+        others: `ROWS`, and what changes nothing.
+
+    Raises:
+        PluginError: the layer asks for something else, or passed no `ROWS` on.
+    """
+    rows = others.pop(ROWS, None)
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_MEANING)
+    if not isinstance(rows, PackedRows):
+        raise refusal(module, "one that passes keyword arguments on to its attention", f"a call without {ROWS!r}")
+    if attention_mask is not None or dropout or unknown:
+        given = {"attention_mask": attention_mask is not None, "dropout": dropout > 0}
+        asked = [*(name for name, is_given in given.items() if is_given), *unknown]
+        raise refusal(module, "attention with scaling, a window, a soft cap or sinks alone", ", ".join(asked))
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal != rows.causal:
+        raise refusal(module, f"attention with is_causal = {rows.causal}", repr(causal))
+    query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if rows.cache is not None:
+        layer = rows.cache.layer(str(module.layer_idx))
+        key, value = layer.extend("key", key), layer.extend("value", value)
+    segments = rows.segments(sliding_window or 0)
+    attended = attend(query, key, value, segments, scale=scaling, soft_cap=softcap, sinks=s_aux)
+    return attended.unsqueeze(0), None
+
+
+def refusal(module: nn.Module, expected: str, got: str) -> PluginError:
+    """Return the error of a layer that cannot be packed."""
+    return PluginError(
+        "modules.language.config.model_type",
+        expected=expected,
+        got=f"{got}, from {type(module).__name__}",
+        fix="plugins/transformers/README.md lists the families that can be trained.",
+    )
+
+
+def register_attention() -> None:
+    """Have the library know `packed_attention`; again is fine."""
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)

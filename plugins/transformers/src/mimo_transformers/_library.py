@@ -1,0 +1,85 @@
+"""The library's own classes, by the ``model_type`` of a ``config.json``. No code of a folder is ever looked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mimo.hooks import ConfigError
+
+ATTENTION = "mimo_packed_rows"
+"""Name under which `mimo_transformers._attention.packed_attention` is registered; one with "flash" in it is fetched."""
+
+
+def config_of(model_type: str, values: Mapping[str, Any]) -> Any:
+    """Return the library's config of a model type with these keys of a ``config.json``.
+
+    Raises:
+        ConfigError: the type is unknown, or its class takes no such values.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=1)
+        raise ConfigError(
+            "modules.language.config.model_type",
+            expected="one that the installed transformers knows",
+            got=repr(model_type),
+            fix=f"Did you mean {near[0]!r}?" if near else "Install a transformers that knows it.",
+        )
+    try:
+        return CONFIG_MAPPING[model_type](**values)
+    except Exception as error:  # the library's validators raise errors of many kinds
+        raise ConfigError(
+            "modules.language.config.values",
+            expected=f"what a config of {model_type!r} takes",
+            got=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def causal_class(config: Any) -> Any:
+    """Return the library's class that predicts the next token for a config.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise ConfigError(
+            "modules.language.config.model_type",
+            expected="a language model of transformers: one with a class for causal language modelling",
+            got=repr(config.model_type),
+            fix="plugins/transformers/README.md lists those that can be trained.",
+        ) from None
+
+
+def new_network(config: Any, *, attention: str = ATTENTION) -> Any:
+    """Return the library's model of a config, on the device of the caller's context.
+
+    Args:
+        config: of the library.
+        attention: what its layers call; the library's own is ``eager``.
+    """
+    return causal_class(config)._from_config(config, attn_implementation=attention)  # noqa: SLF001 - as `AutoModel` does
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what the library logs and warns of while a model is built or tried."""
+    import warnings
+
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,155 @@
+"""What takes the place of the library's modules inside of its models: parallel ones, and stand-ins for what isn't here.
+
+Shapes: T rows, H hidden, I inputs, O outputs; the library puts a dim of 1 before T.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from mimo.hooks import PluginError
+from mimo.model.runtime import Embedding, Linear, TensorAxis
+from mimo_transformers._attention import ROWS, PackedRows
+
+Draw = Callable[[nn.Module], None]
+"""Draws the initial values of the parameters that a module of the library itself holds."""
+
+
+class BridgedLinear(Linear):
+    """A linear layer in the place of an ``nn.Linear`` of the library.
+
+    Attributes:
+        entering: over which its outputs are cut, set by a tensor plan.
+        leaving: over which its inputs are cut, likewise.
+    """
+
+    def __init__(self, replaced: nn.Linear, draw: Draw) -> None:
+        self._draw = draw
+        super().__init__(replaced.in_features, replaced.out_features, bias=replaced.bias is not None)
+        self.entering, self.leaving = TensorAxis.single(), TensorAxis.single()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias as the library does."""
+        plain = nn.Linear(self.weight.shape[1], self.weight.shape[0], bias=self.bias is not None, device="meta")
+        vars(plain)["_parameters"] = {"weight": self.weight, "bias": self.bias}
+        draw_all(plain, self._draw)
+
+    def forward(self, x: Tensor, *, leave: TensorAxis | None = None) -> Tensor:
+        """Return [..., O] of ``x`` [..., I]."""
+        assert leave is None, "a tensor plan says where its sums leave"
+        return super().forward(self.entering.enter(x), leave=self.leaving)
+
+
+class BridgedEmbedding(Embedding):
+    """The input embedding, its rows looked up here, and finished by the library's class: scaled, for example."""
+
+    def __init__(self, replaced: nn.Embedding, draw: Draw) -> None:
+        self._draw, self._replaced = draw, (without_contents(replaced),)
+        super().__init__(replaced.num_embeddings, replaced.embedding_dim)
+
+    def reset_parameters(self) -> None:
+        """Draw the rows as the library does."""
+        plain = copy.copy(self._replaced[0])
+        vars(plain)["_parameters"] = {"weight": self.weight}
+        draw_all(plain, self._draw)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return [T, H] of ``ids`` [T]."""
+        found, (replaced,) = super().forward(ids), self._replaced
+        if replaced.padding_idx is not None:  # whose row takes no gradient in the library
+            found = torch.where((ids == replaced.padding_idx).unsqueeze(1), found.detach(), found)
+        if type(replaced).forward is nn.Embedding.forward:
+            return found
+        finishing = copy.copy(replaced)
+        vars(finishing)["_parameters"] = {"weight": found}  # read like a parameter
+        finishing.padding_idx = None
+        return cast("Tensor", finishing(torch.arange(len(ids), device=ids.device)))
+
+
+class LayerStandIn:
+    """Mixed into the class of a layer that another stage holds: it keeps its plain attributes, and computes nothing.
+
+    Attributes:
+        resumes: whether the rows of the stage before take the place of its input: it is the last layer before ours.
+        finishes: whether its input is the result of this stage: it is the first layer after ours.
+        wraps: whether the library's layer returns a tuple.
+    """
+
+    resumes: bool
+    finishes: bool
+    wraps: bool
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Return the rows [1, T, H] that come in, or those of the stage before."""
+        hidden: Tensor = given[0] if given else named["hidden_states"]
+        rows = named[ROWS]
+        assert isinstance(rows, PackedRows)
+        if self.resumes:
+            assert rows.resumed is not None
+            hidden = rows.resumed.unsqueeze(0)
+        if self.finishes:
+            rows.result = hidden.squeeze(0)
+        return (hidden,) if self.wraps else hidden
+
+
+def stand_in(layer: nn.Module, *, resumes: bool, finishes: bool, wraps: bool) -> None:
+    """Make a layer of the library a `LayerStandIn`, without parameters or parts."""
+    original = type(layer)
+    layer.__class__ = type(original.__name__, (LayerStandIn, original), {})
+    vars(layer).update(_parameters={}, _buffers={}, _modules={}, resumes=resumes, finishes=finishes, wraps=wraps)
+
+
+class Passing(nn.Module):
+    """In the place of a module that another stage holds: returns rows as they come, and zeros where there are none."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, x: Tensor, *_given: Any, **_named: Any) -> Tensor:
+        """Return ``x`` [1, T, H]; zeros for ids [1, T]."""
+        return x if x.is_floating_point() else torch.zeros(*x.shape, self.hidden, device=x.device)
+
+
+def without_contents(module: nn.Module) -> Any:
+    """Return a copy of a module that has its plain attributes, and neither parameters nor buffers nor parts."""
+    shell = copy.copy(module)
+    buffers = {name: buffer for name, buffer in module.named_buffers(recurse=False) if not buffer.is_meta}
+    vars(shell).update(_parameters={}, _modules={}, _buffers=buffers)
+    return shell
+
+
+def draw_all(module: nn.Module, draw: Draw) -> None:
+    """Draw the parameters that a module itself holds.
+
+    Raises:
+        PluginError: the library leaves some of them as they are.
+    """
+    own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+    with torch.no_grad():
+        for parameter in own.values():
+            if parameter.is_floating_point():
+                parameter.fill_(torch.nan)
+    draw(module)
+    left = [name for name, parameter in own.items() if not parameter.is_meta and bool(parameter.isnan().any())]
+    if left:
+        raise PluginError(
+            "modules.language.config.model_type",
+            expected="initial values of every parameter from transformers",
+            got=f"none for {', '.join(left)} of {type(module).__name__}",
+            fix="Begin with weights: `mimo checkpoint import-hf`.",
+        )
+
+
+def drawn_by(draw: Draw, original: type[nn.Module]) -> type[nn.Module]:
+    """Return a class of a module of the library that draws its own initial values, as `build_part` wants it."""
+
+    def reset_parameters(self: nn.Module) -> None:
+        draw_all(self, draw)
+
+    return type(original.__name__, (original,), {"reset_parameters": reset_parameters})

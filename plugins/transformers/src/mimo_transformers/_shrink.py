@@ -1,0 +1,91 @@
+"""Small configs of the library's classes, by one rule for all families: what their tests and checks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LAYERS = 4
+_SMALL: Mapping[str, int] = {
+    # widths
+    "hidden_size": 32,
+    "n_embd": 32,
+    "d_model": 32,
+    "word_embed_proj_dim": 32,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 24,
+    "ffn_dim": 24,
+    "ffn_hidden_size": 24,
+    "n_inner": 24,
+    "moe_intermediate_size": 16,
+    "expert_ffn_hidden_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "shared_intermediate_size": 16,
+    "hidden_size_per_layer_input": 8,
+    # heads
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "head_dim": 8,
+    "v_head_dim": 8,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    # depth
+    "num_hidden_layers": LAYERS,
+    "n_layer": LAYERS,
+    "num_layers": LAYERS,
+    "first_k_dense_replace": 1,
+    # vocabulary and rows
+    "vocab_size": 97,
+    "sliding_window": 3,
+    "window_size": 3,
+    "attention_chunk_size": 3,
+    # experts
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+}
+_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "mlp_only_layers", "moe_layers")
+
+
+def shrink(config: Any, **changes: Any) -> dict[str, Any]:
+    """Return the keys of a small ``config.json`` of the same family as a config of the library.
+
+    Widths, heads, layers, experts, windows and vocabulary become small, each where the family has it; which layers are
+    of which kind, and all else, stays.
+    """
+    keys = config.to_dict()
+    found: dict[str, Any] = {
+        key: value for key, value in _SMALL.items() if isinstance(keys.get(key), int) and keys[key] > value
+    }
+    heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
+    if isinstance(shared, int) and shared:
+        found["num_key_value_heads"] = 4 if shared == heads else min(2, shared)
+    for key in _BY_LAYER:
+        if isinstance(keys.get(key), list):
+            found[key] = _varied(keys[key])
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if keys.get(key) is not None:
+            found[key] = 0
+    found["tie_word_embeddings"] = bool(keys.get("tie_word_embeddings", False))
+    return {**found, **changes}
+
+
+def _varied(kinds: list[Any]) -> list[Any]:
+    """Return the first layers, the last of these exchanged for the first one of each kind that is missing."""
+    first = kinds[:LAYERS]
+    missing = [kind for kind in dict.fromkeys(map(str, kinds)) if kind not in map(str, first)]
+    for place, kind in enumerate(missing, 1):
+        first[-place] = next(one for one in kinds if str(one) == kind)
+    return first

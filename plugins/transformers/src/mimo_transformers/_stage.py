@@ -1,0 +1,220 @@
+"""One pipeline stage of a language model of the library: its own base model, with other stages' layers replaced.
+
+Shapes: T rows, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mimo.hooks import ConfigError
+from mimo.model import Stage
+from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
+from mimo_transformers._anatomy import Anatomy, dissect, run_base
+from mimo_transformers._attention import PackedRows, register_attention
+from mimo_transformers._config import HfDecoderConfig
+from mimo_transformers._library import new_network, quiet
+from mimo_transformers._modules import (
+    BridgedEmbedding,
+    BridgedLinear,
+    Draw,
+    Passing,
+    drawn_by,
+    stand_in,
+    without_contents,
+)
+
+
+class HfStage(LanguageStage):
+    """One pipeline stage of a language model of `transformers`, a `mimo.model.runtime.LanguageModule`."""
+
+    def __init__(self, config: HfDecoderConfig, stage: Stage) -> None:
+        register_attention()
+        library = config.library()
+        with quiet():
+            with create_on("meta"):
+                anatomy = dissect(new_network(library))
+            network = new_network(library)
+        shell = without_contents(network)
+        draw: Draw = partial(type(network)._init_weights, shell)  # noqa: SLF001 - what the library draws by itself
+        base = network.base_model
+        layers = base.get_submodule(anatomy.layers)
+        embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
+        _replace_linears(layers, draw)
+        _fill_buffers(embedding, draw)
+        super().__init__(
+            config,
+            stage,
+            lambda index: cast("nn.Module", layers[index]),
+            norm=lambda: _one_after(base, anatomy),
+            head=lambda: BridgedLinear(head, draw),
+        )
+        if hasattr(self, "embedding"):
+            self.embedding = BridgedEmbedding(embedding, draw)
+        if stage.is_first:
+            self.before = nn.ModuleDict({_key(path): base.get_submodule(path) for path in anatomy.before})
+        self.shared = nn.ModuleDict({_key(path): base.get_submodule(path) for path in anatomy.buffered})
+        for part in (*layers, *self.children()):
+            _make_own(part, draw)
+        _leave_out(base, layers, anatomy, stage, config)
+        network.set_input_embeddings(nn.Identity())
+        self._anatomy = anatomy
+        self._networks = (base, _with_head(network, self))  # not parts: what of them is here is registered above
+
+    def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
+        """Return this stage's rows [T, H]; see `LanguageModule`."""
+        x, positions = self.begin(batch, rows, hidden), batch.positions
+        cache, count = DecodeCache.of(batch), len(positions)
+        if not count:  # the library's layers take no less than one row: one of padding
+            x, positions = functional.pad(x, (0, 0, 0, 1)), functional.pad(positions, (0, 1))
+        packed = PackedRows(
+            lengths=batch.lengths,
+            positions=positions,
+            context=self.context,
+            cache=cache,
+            resumed=None if self.stage.is_first else x,
+        )
+        found = run_base(self._networks[0], x.unsqueeze(0), packed).squeeze(0)
+        if cache is not None:
+            cache.seen += count
+        if not self.stage.is_last:
+            assert packed.result is not None
+            found = packed.result
+        return cast("Tensor", found[:count])
+
+    def new_decode_cache(self) -> DecodeCache:
+        """Return an empty KV cache."""
+        return DecodeCache()
+
+    def library_names(self, network: Any) -> dict[str, str]:
+        """Return by the paths of parameters and buffers here their names in a model of the library, ``network``."""
+        ends = {"embedding": network.get_input_embeddings(), "head": network.get_output_embeddings()}
+        names = {part: path for path, part in network.named_modules()}
+        base, anatomy = network.base_model_prefix, self._anatomy
+        prefixes = {key: names[part] for key, part in ends.items()} | {"layers": f"{base}.{anatomy.layers}"}
+        prefixes |= dict.fromkeys(["norm"], f"{base}.{anatomy.after[0]}") if anatomy.after else {}
+        prefixes |= {f"before.{_key(path)}": f"{base}.{path}" for path in anatomy.before}
+        prefixes |= {f"shared.{_key(path)}": f"{base}.{path}" for path in anatomy.buffered}
+        return {
+            path: there + path.removeprefix(here)
+            for path in [name for name, _ in [*self.named_parameters(), *self.named_buffers()]]
+            for here, there in prefixes.items()
+            if path.startswith(f"{here}.")
+        }
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [T, V] as the library's model makes them of its output embedding's: capped, scaled."""
+        found = self._networks[1](inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
+        return cast("Tensor", found.squeeze(0))
+
+
+@attrs.frozen(eq=False)
+class _Output:
+    """What a base model of the library returns, of which nothing but the last hidden rows is there."""
+
+    last_hidden_state: Tensor
+
+    def __getattr__(self, name: str) -> None:
+        """Return None: all else that a family's outputs have is optional."""
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return what lies there in the tuple that the outputs also are."""
+        return (self.last_hidden_state,)[index]
+
+
+class _Given(nn.Module):
+    """In the place of a base model: its last hidden rows are those that it is given."""
+
+    def forward(self, *_given: Any, inputs_embeds: Tensor, **_named: Any) -> _Output:
+        """Return them as the library's base models do."""
+        return _Output(inputs_embeds)
+
+
+class _Product(nn.Module):
+    """In the place of an output embedding: multiplies with the stage's, whatever holds it."""
+
+    def __init__(self, stage: HfStage) -> None:
+        super().__init__()
+        self.stage = weakref.ref(stage)  # a reference would be a circle
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the logits [1, T, V] of this rank's span of the vocabulary."""
+        stage = self.stage()
+        assert stage is not None
+        return LanguageStage._logits(stage, hidden)  # noqa: SLF001 - of the class above
+
+
+def _with_head(network: Any, stage: HfStage) -> Any:
+    """Return the network with a base model and an output embedding that are the stage's."""
+    setattr(network, network.base_model_prefix, _Given())
+    network.set_output_embeddings(_Product(stage))
+    return network
+
+
+def _key(path: str) -> str:
+    return path.replace(".", "_")
+
+
+def _one_after(base: Any, anatomy: Anatomy) -> nn.Module:
+    if not anatomy.after:
+        return nn.Identity()
+    if len(anatomy.after) > 1:
+        raise ConfigError(
+            "modules.language.config.model_type",
+            expected="at most one module with parameters between the last layer and the output embedding",
+            got=", ".join(anatomy.after),
+            fix="plugins/transformers/README.md lists the families that can be trained.",
+        )
+    (path,) = anatomy.after
+    return cast("nn.Module", base.get_submodule(path))
+
+
+def _replace_linears(layers: Any, draw: Draw) -> None:
+    """Put linears of ours in the place of the library's, which know of tensor ranks and deferred weight gradients."""
+    for part in list(layers.modules()):
+        for name, child in list(part.named_children()):
+            if type(child) is nn.Linear:
+                setattr(part, name, BridgedLinear(child, draw))
+
+
+def _make_own(module: nn.Module, draw: Draw) -> None:
+    """Let every part of a module draw its own parameters, and have the values of its buffers."""
+    for part in module.modules():
+        if isinstance(part, BridgedLinear | BridgedEmbedding):
+            continue
+        _fill_buffers(part, draw)
+        if any(True for _ in part.parameters(recurse=False)):
+            part.__class__ = drawn_by(draw, type(part))
+
+
+def _fill_buffers(part: nn.Module, draw: Draw) -> None:
+    """Give the buffers that a part itself holds their values, where it was built without storage."""
+    empty = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
+    for name in empty:
+        part.register_buffer(
+            name,
+            torch.empty_like(part.get_buffer(name), device="cpu"),
+            persistent=name not in part._non_persistent_buffers_set,  # noqa: SLF001 - PyTorch says it nowhere else
+        )
+    if empty:
+        with torch.device("cpu"):
+            draw(part)
+
+
+def _leave_out(base: Any, layers: Any, anatomy: Anatomy, stage: Stage, config: HfDecoderConfig) -> None:
+    """Replace in a base model what other stages hold."""
+    here = stage.layers(config.layers)
+    for index, layer in enumerate(layers):
+        if index not in here:
+            stand_in(layer, resumes=index == here.start - 1, finishes=index == here.stop, wraps=anatomy.wraps)
+    absent = [*(anatomy.before if not stage.is_first else ()), *(anatomy.after if not stage.is_last else ())]
+    for path in absent:
+        base.set_submodule(path, Passing(config.hidden))

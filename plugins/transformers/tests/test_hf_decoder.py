@@ -1,0 +1,148 @@
+"""`hf-decoder` against the library's own models, each sample alone, and its layouts against the whole."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mimo.hooks import ConfigError, PluginError
+from mimo.model import Stage
+from mimo.model.runtime import LanguageBatch, create_on
+from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
+from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
+from mimo_transformers._library import config_of, new_network, quiet
+from mimo_transformers._proof import load_library
+from mimo_transformers._stage import HfStage
+
+LENGTHS = (7, 3, 5)
+FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_moe", "cohere2", "granite")
+"""Of these one has windows and scaled embeddings, one sinks, two experts, one parallel layers, one scaled logits."""
+
+
+def small(model_type: str, **changes: Any) -> HfDecoderConfig:
+    """Return the config of a small model of a family."""
+    values = shrink(config_of(model_type, {}), **changes)
+    return HfDecoderConfig(model_type=model_type, vocabulary=values.pop("vocab_size"), values=values)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_losses_and_every_gradient_are_those_of_the_library_on_each_sample(model_type: str, stages: int) -> None:
+    """Packed rows, whole or in stages, learn what the library's model learns of one sample after the other."""
+    torch.manual_seed(3)
+    config = small(model_type)
+    with quiet():
+        network = new_network(config.library(), attention="eager").float()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    ids = torch.randint(1, config.vocabulary, (sum(LENGTHS),))
+    wanted = torch.stack([_library_loss(network, part) for part in ids.split(list(LENGTHS))]).sum()
+    wanted.backward()
+
+    parts = [HfStage(config, Stage(index, stages)) for index in range(stages)]
+    labels = torch.cat([torch.cat((part[1:], part.new_tensor([-100]))) for part in ids.split(list(LENGTHS))])
+    batch = LanguageBatch.of(ids, labels, torch.cat([torch.arange(n) for n in LENGTHS]), lengths=LENGTHS)
+    hidden: Tensor | None = None
+    for part in parts:
+        load_library(part, network)
+        hidden = part(batch, {}, hidden)
+    assert hidden is not None
+    found = parts[-1].losses(hidden, labels).sum()
+    found.backward()
+
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    theirs = {name: one.grad for name, one in network.named_parameters(remove_duplicate=False)}
+    whole = float(torch.stack([one.norm() for one in theirs.values() if one is not None]).norm())
+    summed: dict[str, Tensor] = {}
+    for part in parts:
+        names = part.library_names(network)
+        for path, parameter in part.named_parameters():
+            assert parameter.grad is not None, path
+            summed[names[path]] = summed.get(names[path], 0) + parameter.grad
+    for name, gradient in summed.items():
+        other = theirs[name]
+        other = torch.zeros_like(gradient) if other is None else other
+        assert float((gradient - other).norm()) <= 1e-5 * max(float(other.norm()), 1e-3 * whole), name
+    assert {name for name, _ in network.named_parameters()} <= set(summed)
+
+
+def _library_loss(network: Any, ids: Tensor) -> Tensor:
+    logits = network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+    return torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="sum")
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_moe"])
+def test_layouts_compute_what_the_whole_does(model_type: str) -> None:
+    """Stages, context ranks and ragged lanes, one of them empty, agree with one process."""
+    layouts = [
+        LanguageLayout(pp=2, lanes=((7, 3, 5), (4, 6))),
+        LanguageLayout(pp=3, lanes=((7, 3, 5),)),
+        LanguageLayout(cp=2, lanes=((7, 3, 5),)),
+        LanguageLayout(lanes=((7, 3, 5), (), (1,))),
+    ]
+    assert_language_layouts(HF_DECODER, layouts, config=small(model_type))
+
+
+def test_it_keeps_the_promises_of_a_language_model() -> None:
+    """The conformance kit finds names, initial values, caches, empty microbatches and deferred gradients in order."""
+    assert_language_model_conforms(HF_DECODER, config=small("olmo2"))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba"])
+def test_a_family_that_mixes_samples_is_refused(model_type: str) -> None:
+    """A scan or a convolution that runs on from one sample to the next is found, and said with the difference."""
+    with pytest.raises(ConfigError, match=r"modules\.language\.config\.model_type: .* differ by .* on packed rows"):
+        HF_DECODER.build(small(model_type), Stage())
+
+
+def test_what_no_layout_can_keep_is_refused_by_its_key() -> None:
+    """Stretching by the longest sample, the library's router losses, and an unknown vocabulary."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(ConfigError, match=r"values\.rope_parameters: .* got rope_type = 'dynamic', which depends on"):
+        HF_DECODER.build(small("llama", rope_parameters=rope), Stage())
+    with pytest.raises(ConfigError, match=r"values\.output_router_logits: expected false"):
+        HF_DECODER.build(small("mixtral", output_router_logits=True), Stage())
+    with pytest.raises(ConfigError, match=r"config\.vocabulary: expected a number of ids, or a tokenizer"):
+        HF_DECODER.build(HfDecoderConfig(model_type="llama"), Stage())
+
+
+def test_the_families_and_settings_of_the_readme_can_be_trained() -> None:
+    """The page's settings build, and each family that it lists is known; some of them pass their trial."""
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["modules"]["language"]["config"]
+    HF_DECODER.build(HfDecoderConfig(vocabulary=29, **shown), Stage(1, 2))
+    listed = page.partition("gives them:\n\n")[2].partition(" (transformers")[0].replace("\n", " ").split(", ")
+    assert len(listed) > 60
+    for model_type in listed:
+        config_of(model_type, {})
+    for model_type in listed[::9]:
+        HF_DECODER.build(small(model_type), Stage())
+
+
+def test_an_unknown_model_type_is_refused_with_the_closest() -> None:
+    """A misspelt family is named, and so is a known one that is no language model."""
+    with pytest.raises(ConfigError, match=r"got 'llamma'\. Did you mean 'llama'\?"):
+        HF_DECODER.layers(HfDecoderConfig(model_type="llamma"))
+    with pytest.raises(ConfigError, match="a class for causal language modelling, got 'siglip_vision_model'"):
+        new_network(config_of("siglip_vision_model", {}))
+
+
+def test_a_layer_that_asks_for_more_than_is_known_is_refused() -> None:
+    """Attention with a mask of its own isn't computed without it."""
+    from mimo_transformers._attention import packed_attention
+
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(PluginError, match=r"expected one that passes keyword arguments on .* from Identity"):
+        packed_attention(torch.nn.Identity(), x, x, x)
+
+
+def test_initial_values_need_no_storage() -> None:
+    """A large model is built on the meta device, with the values of its rotary positions alone."""
+    with create_on("meta"):
+        stage = HfStage(small("gemma3_text"), Stage())
+    assert all(parameter.is_meta for parameter in stage.parameters())
+    assert not any(buffer.is_meta for buffer in stage.buffers())
