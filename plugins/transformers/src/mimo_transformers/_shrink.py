@@ -72,8 +72,13 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
     heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
     if isinstance(shared, int) and shared:
         found["num_key_value_heads"] = 4 if shared == heads else min(2, shared)
+    elif "num_key_value_heads" in keys:
+        found["num_key_value_heads"] = _SMALL["num_attention_heads"]
+    if "head_dim" in keys:  # with latent attention it is the width that is turned by positions
+        turned = "qk_rope_head_dim" if "qk_rope_head_dim" in keys else "head_dim"
+        found["head_dim"] = min(keys[turned] or _SMALL[turned], _SMALL[turned])
     for key in _BY_LAYER:
-        if isinstance(keys.get(key), list):
+        if keys.get(key) and isinstance(keys[key], list):
             found[key] = _varied(keys[key])
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if keys.get(key) is not None:
@@ -86,6 +91,6 @@ def _varied(kinds: list[Any]) -> list[Any]:
     """Return the first layers, the last of these exchanged for the first one of each kind that is missing."""
     first = kinds[:LAYERS]
     missing = [kind for kind in dict.fromkeys(map(str, kinds)) if kind not in map(str, first)]
-    for place, kind in enumerate(missing, 1):
+    for place, kind in enumerate(missing[: len(first)], 1):
         first[-place] = next(one for one in kinds if str(one) == kind)
     return first
