@@ -196,7 +196,7 @@ def variants() -> list[Any]:
     ]
 
 
-BRINGING = {"numpy": ("matplotlib", "tensorboard")}
+BRINGING = {"numpy": ("matplotlib", "tensorboard", "transformers")}
 """Libraries that install others which members then need not declare."""
 
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import attrs
 
+from mimo.hooks import at_least, check_at_most
+from mimo.model import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
 from mimo_transformers._library import config_of
+
+_WHERE = "modules.language.config"
 
 
 @attrs.frozen(kw_only=True)
@@ -22,9 +26,13 @@ class HfDecoderConfig:
     """
 
     model_type: str
-    vocabulary: int = 0
+    vocabulary: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     null: tuple[str, ...] = ()
     values: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what is too large."""
+        check_at_most(self, {"vocabulary": MAX_VOCABULARY}, where=_WHERE)
 
     def library(self) -> Any:
         """Return the library's config."""
@@ -36,12 +44,16 @@ class HfDecoderConfig:
     @property
     def hidden(self) -> int:
         """Width of a row."""
-        return int(self.library().hidden_size)
+        library = self.library()
+        check_at_most(library, {"hidden_size": MAX_WIDTH}, where=f"{_WHERE}.values")
+        return int(library.hidden_size)
 
     @property
     def layers(self) -> int:
         """Number of layers."""
-        return int(self.library().num_hidden_layers)
+        library = self.library()
+        check_at_most(library, {"num_hidden_layers": MAX_LAYERS}, where=f"{_WHERE}.values")
+        return int(library.num_hidden_layers)
 
     @property
     def tied(self) -> bool:
