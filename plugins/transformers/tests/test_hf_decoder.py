@@ -99,6 +99,14 @@ def test_a_family_that_mixes_samples_is_refused(model_type: str) -> None:
         HF_DECODER.build(small(model_type), Stage())
 
 
+def test_what_is_random_in_training_is_refused() -> None:
+    """A router's jitter and dropout of attention would draw other numbers in each layout."""
+    with pytest.raises(ConfigError, match=r"got 'phimoe': logits of a small one differ by .* on packed rows"):
+        HF_DECODER.build(small("phimoe"), Stage())
+    with pytest.raises(ConfigError, match=r"got 'llama': .* got dropout, from LlamaAttention"):
+        HF_DECODER.build(small("llama", attention_dropout=0.1), Stage())
+
+
 def test_what_no_layout_can_keep_is_refused_by_its_key() -> None:
     """Stretching by the longest sample, the library's router losses, too many layers, and an unknown vocabulary."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

@@ -142,7 +142,7 @@ def draw_all(module: nn.Module, draw: Draw) -> None:
             "modules.language.config.model_type",
             expected="initial values of every parameter from transformers",
             got=f"none for {', '.join(left)} of {type(module).__name__}",
-            fix="Begin with weights: `mimo checkpoint import-hf`.",
+            fix="plugins/transformers/README.md lists the families that can be trained.",
         )
 
 

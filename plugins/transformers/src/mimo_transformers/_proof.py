@@ -128,7 +128,7 @@ def _logits(config: HfDecoderConfig, network: Any, ids: Tensor, count: int) -> T
     batch = LanguageBatch.of(ids, ids, positions, lengths=_LENGTHS)
     hidden: Tensor | None = None
     for index in range(count):
-        stage = HfStage(config, Stage(index, count)).eval()
+        stage = HfStage(config, Stage(index, count))  # as it is trained: what is random then differs too
         load_library(stage, network)
         hidden = stage(batch, {}, hidden)
     assert hidden is not None
