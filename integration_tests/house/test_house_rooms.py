@@ -73,6 +73,11 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "testing": Row("plan"),
         "runtime": Row("plan routes"),
     },
+    "mimo_transformers": {
+        "family": Row(),
+        "model": Row("family", modules="experts modules small stage"),
+        "trial": Row("family model", modules="packed tensor"),
+    },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import Stage
-from mimo.model.runtime import LanguageBatch, create_on
+from mimo.model.runtime import ExpertAxis, LanguageBatch, TensorAxis, create_on
 from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
 from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
-from mimo_transformers._library import config_of, new_network, quiet
-from mimo_transformers._proof import load_library
-from mimo_transformers._stage import HfStage
+from mimo_transformers.family import config_of, new_network, quiet
+from mimo_transformers.model.stage import HfStage
+from mimo_transformers.trial.tensor import expert_splits, tensor_splits
 
 LENGTHS = (7, 3, 5)
 FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_moe", "cohere2", "granite")
@@ -48,7 +48,7 @@ def test_losses_and_every_gradient_are_those_of_the_library_on_each_sample(model
     batch = LanguageBatch.of(ids, labels, torch.cat([torch.arange(n) for n in LENGTHS]), lengths=LENGTHS)
     hidden: Tensor | None = None
     for part in parts:
-        load_library(part, network)
+        part.read(network)
         hidden = part(batch, {}, hidden)
     assert hidden is not None
     found = parts[-1].losses(hidden, labels).sum()
@@ -59,10 +59,13 @@ def test_losses_and_every_gradient_are_those_of_the_library_on_each_sample(model
     whole = float(torch.stack([one.norm() for one in theirs.values() if one is not None]).norm())
     summed: dict[str, Tensor] = {}
     for part in parts:
-        names = part.library_names(network)
+        published = part.published(network)
         for path, parameter in part.named_parameters():
             assert parameter.grad is not None, path
-            summed[names[path]] = summed.get(names[path], 0) + parameter.grad
+            name = published[path].name
+            whole_gradient = summed.setdefault(name, torch.zeros_like(network.get_parameter(name)))
+            piece = published[path].view(whole_gradient)
+            piece += parameter.grad
     for name, gradient in summed.items():
         other = theirs[name]
         other = torch.zeros_like(gradient) if other is None else other
@@ -75,21 +78,49 @@ def _library_loss(network: Any, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="sum")
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "olmo2", "phi3", "deepseek_v3", "qwen3_moe", "gpt_oss"])
 def test_layouts_compute_what_the_whole_does(model_type: str) -> None:
-    """Stages, context ranks and ragged lanes, one of them empty, agree with one process."""
+    """Stages, context ranks, tensor and expert ranks and ragged lanes, one of them empty, agree with one process.
+
+    Of these one norms each head, one all heads together, one has fused products, one latent attention, and the last
+    biases of experts.
+    """
+    config, one, two = small(model_type), ((7, 3, 5),), ((7, 3, 5), (4, 6))
     layouts = [
-        LanguageLayout(pp=2, lanes=((7, 3, 5), (4, 6))),
-        LanguageLayout(pp=3, lanes=((7, 3, 5),)),
-        LanguageLayout(cp=2, lanes=((7, 3, 5),)),
-        LanguageLayout(lanes=((7, 3, 5), (), (1,))),
+        LanguageLayout(pp=2, tp=2, lanes=one),
+        LanguageLayout(pp=3, lanes=one),
+        LanguageLayout(cp=2, tp=2, lanes=one),
+        LanguageLayout(lanes=(*two, ())),
     ]
-    assert_language_layouts(HF_DECODER, layouts, config=small(model_type))
+    if config.experts:
+        layouts += [
+            LanguageLayout(ep=2, lanes=two),
+            LanguageLayout(etp=2, lanes=((7, 3, 5), ())),
+            LanguageLayout(tp=2, pp=2, ep=2, etp=2, lanes=two),
+        ]
+    assert_language_layouts(HF_DECODER, layouts, config=config)
 
 
 def test_it_keeps_the_promises_of_a_language_model() -> None:
     """The conformance kit finds names, initial values, caches, empty microbatches and deferred gradients in order."""
     assert_language_model_conforms(HF_DECODER, config=small("olmo2"))
+
+
+def test_a_tensor_plan_that_is_not_right_is_refused_with_what_differs() -> None:
+    """Moshi's gate and up are one product, which no plan cuts so that they meet again."""
+    module = HF_DECODER.build(small("moshi"), Stage())
+    expected = (
+        r"language\.tp: expected 1, since no tensor plan .* got 2 and 'moshi', of which the loss of a small one on"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        tensor_splits(module, TensorAxis(size=2))
+
+
+def test_experts_of_a_form_of_their_own_stay_together() -> None:
+    """JetMoe's are no experts as other families have them."""
+    module = HF_DECODER.build(small("jetmoe"), Stage())
+    with pytest.raises(ConfigError, match=r"language\.ep: expected 1, since the experts .* got 2 and 'jetmoe'"):
+        expert_splits(module, ExpertAxis(ep=2))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "jamba"])
@@ -101,7 +132,7 @@ def test_a_family_that_mixes_samples_is_refused(model_type: str) -> None:
 
 def test_what_is_random_in_training_is_refused() -> None:
     """A router's jitter and dropout of attention would draw other numbers in each layout."""
-    with pytest.raises(ConfigError, match=r"got 'phimoe': logits of a small one differ by .* on packed rows"):
+    with pytest.raises(ConfigError, match=r"got 'phimoe': a small one draws random numbers"):
         HF_DECODER.build(small("phimoe"), Stage())
     with pytest.raises(ConfigError, match=r"got 'llama': .* got dropout, from LlamaAttention"):
         HF_DECODER.build(small("llama", attention_dropout=0.1), Stage())
@@ -143,7 +174,7 @@ def test_an_unknown_model_type_is_refused_with_the_closest() -> None:
 
 def test_a_layer_that_asks_for_more_than_is_known_is_refused() -> None:
     """Attention with a mask of its own isn't computed without it."""
-    from mimo_transformers._attention import packed_attention
+    from mimo_transformers.model.attention import packed_attention
 
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(PluginError, match=r"expected one that passes keyword arguments on .* from Identity"):

@@ -276,6 +276,32 @@ def test_grouped_products_of_any_widths_and_counts(run_ranks: Callable[..., list
     run_ranks(1, _check_grouped)
 
 
+def _check_biased(_rank: int) -> None:
+    torch.manual_seed(0)
+    layer, counts = GroupedLinear(3, 8, 4, bias=True), [2, 0, 5]
+    assert layer.bias is not None
+    assert not layer.bias.any()
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(7, 8)
+    parts = zip(x.split(counts), layer.weight, layer.bias, strict=True)
+    wanted = torch.cat([part @ weight.T + bias for part, weight, bias in parts])
+    found = layer(x, counts)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    # A gradient of any strides: here that of every second column of something wider.
+    wide = torch.stack((found, found), 2).flatten(1)[:, ::2].sum()
+    (of_bias,) = torch.autograd.grad(wide, [layer.bias])
+    assert of_bias.tolist() == [[float(count)] * 4 for count in counts]
+    layer.adds_bias = False
+    torch.testing.assert_close(layer(x, counts), wanted - layer.bias.repeat_interleave(torch.tensor(counts), 0))
+    (of_bias,) = torch.autograd.grad(layer(x, counts).sum(), [layer.bias])
+    assert not of_bias.any()
+
+
+def test_experts_may_have_biases(run_ranks: Callable[..., list[Any]]) -> None:
+    """Each row gets that of its expert; of ranks that compute parts of the same outputs one alone adds it."""
+    run_ranks(1, _check_biased)
+
+
 class _Fixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

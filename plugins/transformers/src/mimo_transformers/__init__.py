@@ -1,7 +1,6 @@
 """Language models of `transformers` as they are published, in the grids of mimo. Free of torch until one is built."""
 
-from mimo_transformers._config import HfDecoderConfig
 from mimo_transformers._plugin import HF_DECODER
-from mimo_transformers._shrink import shrink
+from mimo_transformers.family import HfDecoderConfig, shrink
 
 __all__ = ["HF_DECODER", "HfDecoderConfig", "shrink"]

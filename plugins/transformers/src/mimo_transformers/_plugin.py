@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mimo.hooks import hookimpl
-from mimo.model import STAGE_PARTS, LanguageModelSpec, Stage, ends_share, stage_context, stage_parts, stage_recompute
-from mimo_transformers._config import HfDecoderConfig
+from mimo.model import (
+    STAGE_PARTS,
+    ExpertSupport,
+    LanguageModelSpec,
+    Stage,
+    TensorSupport,
+    ends_share,
+    stage_context,
+    stage_parts,
+    stage_recompute,
+)
+from mimo_transformers.family import HfDecoderConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from mimo.model.runtime import ExpertAxis, Split, TensorAxis
+
 
 def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
-    from mimo_transformers._proof import check_config, prove
-    from mimo_transformers._stage import HfStage
+    from mimo_transformers.model.stage import HfStage
+    from mimo_transformers.trial.packed import check_config, prove
 
     check_config(config)
     prove(config)
     return HfStage(config, stage)
+
+
+def _split(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
+    from mimo_transformers.model.stage import HfStage
+    from mimo_transformers.trial.tensor import tensor_splits
+
+    assert isinstance(module, HfStage)
+    return tensor_splits(module, axis)
+
+
+def _split_experts(module: nn.Module, axis: ExpertAxis) -> Mapping[str, Split]:
+    from mimo_transformers.model.stage import HfStage
+    from mimo_transformers.trial.tensor import expert_splits
+
+    assert isinstance(module, HfStage)
+    return expert_splits(module, axis)
 
 
 HF_DECODER = LanguageModelSpec(
@@ -31,7 +60,9 @@ HF_DECODER = LanguageModelSpec(
     tied=ends_share,
     parts={**STAGE_PARTS, "embedding": ("embedding", "before")},
     stage_parts=stage_parts,
+    tensor=TensorSupport(divisible=lambda config: config.heads, plan=_split),
     context=stage_context(),
+    experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
     recompute={"full": stage_recompute()["full"]},
 )
 

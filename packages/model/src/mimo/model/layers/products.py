@@ -75,7 +75,10 @@ class Grouped:
         """Return [R, O] of ``x`` [R, I]."""
         assert bias is None
         if _suits_kernel(x, *weight.shape):
-            return functional.grouped_mm(x, weight.transpose(1, 2), offs=self._ends(x))
+            found = functional.grouped_mm(x, weight.transpose(1, 2), offs=self._ends(x))
+            if found.requires_grad:
+                found.register_hook(Tensor.contiguous)  # its backward takes no other gradient
+            return found
         parts = zip(x.split(list(self.counts)), weight.unbind(0), strict=True)
         return torch.cat([functional.linear(part, each) for part, each in parts])
 

@@ -9,8 +9,9 @@ import attrs
 
 from mimo.hooks import at_least, check_at_most
 from mimo.model import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
-from mimo_transformers._library import config_of
+from mimo_transformers.family.library import config_of
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _WHERE = "modules.language.config"
 
 
@@ -59,6 +60,20 @@ class HfDecoderConfig:
     def tied(self) -> bool:
         """Whether input and output embeddings are one parameter."""
         return bool(self.library().tie_word_embeddings)
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Counts of heads, by the keys that set them; attention of one process has the same."""
+        library = self.library()
+        counts = {key: getattr(library, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
+        return {f"values.{key}": count for key, count in counts.items() if count}
+
+    @property
+    def experts(self) -> int:
+        """Number of experts of a layer that has some, 0 for none."""
+        library = self.library()
+        found = (getattr(library, key, None) for key in _EXPERTS)
+        return next((count for count in found if isinstance(count, int)), 0)
 
     norm_eps = 0.0
     next_tokens = 0

@@ -18,55 +18,65 @@ from torch.nn import functional
 from mimo.hooks import ConfigError
 from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
-from mimo_transformers._anatomy import Anatomy, dissect, run_base
-from mimo_transformers._attention import PackedRows, register_attention
-from mimo_transformers._config import HfDecoderConfig
-from mimo_transformers._library import new_network, quiet
-from mimo_transformers._modules import (
+from mimo_transformers.family import HfDecoderConfig, new_network, quiet
+from mimo_transformers.model.attention import PackedRows, register_attention
+from mimo_transformers.model.experts import BridgedExperts, BridgedGroupedLinear, is_experts
+from mimo_transformers.model.modules import (
     BridgedEmbedding,
     BridgedLinear,
+    Constant,
     Draw,
     Passing,
     drawn_by,
+    fill_buffers,
     stand_in,
     without_contents,
 )
+from mimo_transformers.model.parts import Parts, find_parts, run_base
+from mimo_transformers.model.published import Published
+from mimo_transformers.model.small import constants, described, general
 
 
 class HfStage(LanguageStage):
-    """One pipeline stage of a language model of `transformers`, a `mimo.model.runtime.LanguageModule`."""
+    """One pipeline stage of a language model of `transformers`, a `mimo.model.runtime.LanguageModule`.
+
+    Attributes:
+        config: of the model.
+    """
 
     def __init__(self, config: HfDecoderConfig, stage: Stage) -> None:
         register_attention()
+        self.config = config
         library = config.library()
         with quiet():
             with create_on("meta"):
-                anatomy = dissect(new_network(library))
+                parts = find_parts(new_network(library))
             network = new_network(library)
         shell = without_contents(network)
         draw: Draw = partial(type(network)._init_weights, shell)  # noqa: SLF001 - what the library draws by itself
         base = network.base_model
-        layers = base.get_submodule(anatomy.layers)
+        layers = base.get_submodule(parts.layers)
+        paths = {part: path for path, part in network.named_modules()}
         embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
-        _replace_linears(layers, draw)
-        _fill_buffers(embedding, draw)
+        _replace(layers, draw)
+        fill_buffers(embedding, draw)
         super().__init__(
             config,
             stage,
             lambda index: cast("nn.Module", layers[index]),
-            norm=lambda: _one_after(base, anatomy),
+            norm=lambda: _one_after(base, parts),
             head=lambda: BridgedLinear(head, draw),
         )
         if hasattr(self, "embedding"):
             self.embedding = BridgedEmbedding(embedding, draw)
         if stage.is_first:
-            self.before = nn.ModuleDict({_key(path): base.get_submodule(path) for path in anatomy.before})
-        self.shared = nn.ModuleDict({_key(path): base.get_submodule(path) for path in anatomy.buffered})
+            self.before = nn.ModuleDict({_key(path): base.get_submodule(path) for path in parts.before})
+        self.shared = nn.ModuleDict({_key(path): base.get_submodule(path) for path in parts.buffered})
         for part in (*layers, *self.children()):
-            _make_own(part, draw)
-        _leave_out(base, layers, anatomy, stage, config)
+            _make_own(part, draw, lambda path: constants(described(config)).get(path), paths)
+        _leave_out(base, layers, parts, stage, config)
         network.set_input_embeddings(nn.Identity())
-        self._anatomy = anatomy
+        self._parts = parts
         self._networks = (base, _with_head(network, self))  # not parts: what of them is here is registered above
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
@@ -90,25 +100,42 @@ class HfStage(LanguageStage):
             found = packed.result
         return cast("Tensor", found[:count])
 
+    @property
+    def layers_path(self) -> str:
+        """Path of the list of layers in the library's base model."""
+        return self._parts.layers
+
     def new_decode_cache(self) -> DecodeCache:
         """Return an empty KV cache."""
         return DecodeCache()
 
-    def library_names(self, network: Any) -> dict[str, str]:
-        """Return by the paths of parameters and buffers here their names in a model of the library, ``network``."""
+    def published(self, network: Any) -> dict[str, Published]:
+        """Return for each parameter and buffer here, by its path, what it is in a model of the library, ``network``."""
         ends = {"embedding": network.get_input_embeddings(), "head": network.get_output_embeddings()}
         names = {part: path for path, part in network.named_modules()}
-        base, anatomy = network.base_model_prefix, self._anatomy
-        prefixes = {key: names[part] for key, part in ends.items()} | {"layers": f"{base}.{anatomy.layers}"}
-        prefixes |= dict.fromkeys(["norm"], f"{base}.{anatomy.after[0]}") if anatomy.after else {}
-        prefixes |= {f"before.{_key(path)}": f"{base}.{path}" for path in anatomy.before}
-        prefixes |= {f"shared.{_key(path)}": f"{base}.{path}" for path in anatomy.buffered}
-        return {
-            path: there + path.removeprefix(here)
-            for path in [name for name, _ in [*self.named_parameters(), *self.named_buffers()]]
-            for here, there in prefixes.items()
-            if path.startswith(f"{here}.")
-        }
+        base, parts = network.base_model_prefix, self._parts
+        prefixes = {key: names[part] for key, part in ends.items()} | {"layers": f"{base}.{parts.layers}"}
+        prefixes |= dict.fromkeys(["norm"], f"{base}.{parts.after[0]}") if parts.after else {}
+        prefixes |= {f"before.{_key(path)}": f"{base}.{path}" for path in parts.before}
+        prefixes |= {f"shared.{_key(path)}": f"{base}.{path}" for path in parts.buffered}
+        found = {}
+        for path in [name for name, _ in [*self.named_parameters(), *self.named_buffers()]]:
+            here = next(prefix for prefix in prefixes if path.startswith(f"{prefix}."))
+            owner, _, leaf = path.rpartition(".")
+            part = self.get_submodule(owner)
+            own = part.published[leaf] if isinstance(part, BridgedGroupedLinear) else Published(name=leaf)
+            there = owner.rpartition(".")[0] if isinstance(part, BridgedGroupedLinear) else owner
+            there = prefixes[here] + there.removeprefix(here)
+            found[path] = attrs.evolve(own, name=f"{there}.{own.name}")
+        return found
+
+    def read(self, network: Any) -> None:
+        """Take all parameters and buffers from a model of the library of the same config; both plain, on the CPU."""
+        theirs = dict(network.named_buffers()) | dict(network.named_parameters(remove_duplicate=False))
+        published = self.published(network)
+        with torch.no_grad():
+            for path, tensor in [*self.named_parameters(), *self.named_buffers()]:
+                tensor.copy_(published[path].view(theirs[published[path].name]))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, V] as the library's model makes them of its output embedding's: capped, scaled."""
@@ -163,58 +190,58 @@ def _key(path: str) -> str:
     return path.replace(".", "_")
 
 
-def _one_after(base: Any, anatomy: Anatomy) -> nn.Module:
-    if not anatomy.after:
+def _one_after(base: Any, parts: Parts) -> nn.Module:
+    if not parts.after:
         return nn.Identity()
-    if len(anatomy.after) > 1:
+    if len(parts.after) > 1:
         raise ConfigError(
             "modules.language.config.model_type",
             expected="at most one module with parameters between the last layer and the output embedding",
-            got=", ".join(anatomy.after),
+            got=", ".join(parts.after),
             fix="plugins/transformers/README.md lists the families that can be trained.",
         )
-    (path,) = anatomy.after
+    (path,) = parts.after
     return cast("nn.Module", base.get_submodule(path))
 
 
-def _replace_linears(layers: Any, draw: Draw) -> None:
-    """Put linears of ours in the place of the library's, which know of tensor ranks and deferred weight gradients."""
+def _replace(layers: Any, draw: Draw) -> None:
+    """Put parts of ours in the place of the library's, which know of parallel ranks and deferred weight gradients."""
     for part in list(layers.modules()):
         for name, child in list(part.named_children()):
             if type(child) is nn.Linear:
                 setattr(part, name, BridgedLinear(child, draw))
+            elif is_experts(child):
+                setattr(part, name, BridgedExperts(child, draw))
 
 
-def _make_own(module: nn.Module, draw: Draw) -> None:
-    """Let every part of a module draw its own parameters, and have the values of its buffers."""
+def _make_own(module: nn.Module, draw: Draw, constant: Constant, paths: Mapping[nn.Module, str]) -> None:
+    """Let every part of a module draw its own parameters, and have the values of its buffers.
+
+    Buffers that are saved become parameters that aren't trained: the bias by which a router chooses, for example.
+    """
     for part in module.modules():
-        if isinstance(part, BridgedLinear | BridgedEmbedding):
+        if isinstance(part, BridgedLinear | BridgedEmbedding | BridgedGroupedLinear):
             continue
-        _fill_buffers(part, draw)
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            if buffer.is_floating_point() and name not in part._non_persistent_buffers_set:  # noqa: SLF001 - PyTorch says it nowhere else
+                delattr(part, name)
+                part.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+        own = partial(_at, constant, general(paths.get(part, "")))
+        fill_buffers(part, draw, own)
         if any(True for _ in part.parameters(recurse=False)):
-            part.__class__ = drawn_by(draw, type(part))
+            part.__class__ = drawn_by(draw, type(part), own)
 
 
-def _fill_buffers(part: nn.Module, draw: Draw) -> None:
-    """Give the buffers that a part itself holds their values, where it was built without storage."""
-    empty = [name for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta]
-    for name in empty:
-        part.register_buffer(
-            name,
-            torch.empty_like(part.get_buffer(name), device="cpu"),
-            persistent=name not in part._non_persistent_buffers_set,  # noqa: SLF001 - PyTorch says it nowhere else
-        )
-    if empty:
-        with torch.device("cpu"):
-            draw(part)
+def _at(constant: Constant, path: str, leaf: str) -> float | None:
+    return constant(f"{path}.{leaf}")
 
 
-def _leave_out(base: Any, layers: Any, anatomy: Anatomy, stage: Stage, config: HfDecoderConfig) -> None:
+def _leave_out(base: Any, layers: Any, parts: Parts, stage: Stage, config: HfDecoderConfig) -> None:
     """Replace in a base model what other stages hold."""
     here = stage.layers(config.layers)
     for index, layer in enumerate(layers):
         if index not in here:
-            stand_in(layer, resumes=index == here.start - 1, finishes=index == here.stop, wraps=anatomy.wraps)
-    absent = [*(anatomy.before if not stage.is_first else ()), *(anatomy.after if not stage.is_last else ())]
+            stand_in(layer, resumes=index == here.start - 1, finishes=index == here.stop, wraps=parts.wraps)
+    absent = [*(parts.before if not stage.is_first else ()), *(parts.after if not stage.is_last else ())]
     for path in absent:
         base.set_submodule(path, Passing(config.hidden))

@@ -10,7 +10,7 @@ from typing import Any
 from mimo.hooks import ConfigError
 
 ATTENTION = "mimo_packed_rows"
-"""Name under which `mimo_transformers._attention.packed_attention` is registered; one with "flash" in it is fetched."""
+"""Name under which our attention over packed rows is registered; one with "flash" in it would be fetched."""
 
 
 def config_of(model_type: str, values: Mapping[str, Any]) -> Any:

@@ -6,7 +6,6 @@ mix samples too, and nothing in its config says so.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -17,15 +16,12 @@ from torch import Tensor
 from mimo.hooks import ConfigError, UserError
 from mimo.model import Stage
 from mimo.model.runtime import LanguageBatch
-from mimo_transformers._config import HfDecoderConfig
-from mimo_transformers._library import new_network, quiet
-from mimo_transformers._shrink import shrink
-from mimo_transformers._stage import HfStage
+from mimo_transformers.family import HfDecoderConfig
+from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
+from mimo_transformers.model.stage import HfStage
 
-_LENGTHS = (7, 3, 5)
 _STAGES = 2
 _TOLERANCE = 1e-5
-_STIR = 0.05
 
 
 _BY_LONGEST = frozenset({"dynamic", "longrope"})
@@ -73,8 +69,7 @@ def prove(config: HfDecoderConfig) -> None:
     Raises:
         ConfigError: it computes something else, or can't be tried.
     """
-    problem = _problem(json.dumps([config.model_type, *_kinds(config.library())], sort_keys=True, default=str))
-    if problem:
+    if problem := _problem(described(config)):
         raise ConfigError(
             "modules.language.config.model_type",
             expected="a family that computes on packed rows what transformers computes on each sample",
@@ -83,23 +78,15 @@ def prove(config: HfDecoderConfig) -> None:
         )
 
 
-def _kinds(library: Any) -> tuple[Mapping[str, Any]]:
-    """Return the keys of a small model with all that the config says but for its sizes."""
-    values = library.to_dict()
-    return ({**{key: value for key, value in values.items() if value is not None}, **shrink(library)},)
-
-
 @cache
-def _problem(described: str) -> str:
-    model_type, values = json.loads(described)
-    for key in ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"):
-        values.pop(key, None)
+def _problem(description: str) -> str:
     try:
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad(), quiet():
-            torch.default_generator.manual_seed(0)
-            differences = _differences(HfDecoderConfig(model_type=model_type, values=values))
+        with trying():
+            differences = _differences(small_config(description))
     except UserError as error:
         return str(error)
+    except _RandomError:
+        return "a small one draws random numbers while it trains"
     except Exception as error:  # noqa: BLE001 - whatever a model of the library does
         return f"a small one fails with {type(error).__name__}: {error}"
     for what, difference in differences.items():
@@ -108,42 +95,30 @@ def _problem(described: str) -> str:
     return ""
 
 
+class _RandomError(Exception):
+    """A model draws random numbers, which would be others in each layout."""
+
+
 def _differences(config: HfDecoderConfig) -> dict[str, float]:
     """Return by how much logits differ from the library's, over the largest."""
-    network = new_network(config.library(), attention="eager").float().eval()
-    for parameter in network.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=_STIR)  # ones and zeros would hide mistakes
-    ids = torch.randint(1, config.vocabulary or network.config.vocab_size, (sum(_LENGTHS),))
-    samples = [network(input_ids=part.unsqueeze(0), use_cache=False).logits[0] for part in ids.split(list(_LENGTHS))]
-    wanted = torch.cat(samples)
+    network = stirred(config).eval()
+    samples = draw_ids(config)
+    wanted = torch.cat([network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in samples])
     found = {}
     for what, count in (("on packed rows", 1), (f"in {_STAGES} pipeline stages", _STAGES)):
-        logits = _logits(config, network, ids, count)
+        logits = _logits(config, network, batch_of(samples), count)
         found[what] = float((logits - wanted).abs().max() / wanted.abs().max())
     return found
 
 
-def _logits(config: HfDecoderConfig, network: Any, ids: Tensor, count: int) -> Tensor:
-    positions = torch.cat([torch.arange(length) for length in _LENGTHS])
-    batch = LanguageBatch.of(ids, ids, positions, lengths=_LENGTHS)
+def _logits(config: HfDecoderConfig, network: Any, batch: LanguageBatch, count: int) -> Tensor:
     hidden: Tensor | None = None
     for index in range(count):
         stage = HfStage(config, Stage(index, count))  # as it is trained: what is random then differs too
-        load_library(stage, network)
+        stage.read(network)
+        chance = torch.get_rng_state()
         hidden = stage(batch, {}, hidden)
+        if not torch.equal(chance, torch.get_rng_state()):
+            raise _RandomError
     assert hidden is not None
     return stage.logits(hidden)
-
-
-def load_library(stage: HfStage, network: Any) -> None:
-    """Fill a stage with the parameters and buffers of a model of the library.
-
-    Args:
-        stage: plain, on the CPU.
-        network: of the same config.
-    """
-    theirs = dict(network.named_buffers()) | dict(network.named_parameters(remove_duplicate=False))
-    names = stage.library_names(network)
-    with torch.no_grad():
-        for path, tensor in [*stage.named_parameters(), *stage.named_buffers()]:
-            tensor.copy_(theirs[names[path]])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mimo.hooks import PluginError
 from mimo.model.runtime import ContextAxis, DecodeCache, Segments, attend
-from mimo_transformers._library import ATTENTION
+from mimo_transformers.family import ATTENTION
 
 ROWS = "mimo_rows"
 """The keyword argument that carries `PackedRows`."""

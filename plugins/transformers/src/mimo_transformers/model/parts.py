@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from mimo.hooks import ConfigError, UserError
 from mimo.model.runtime import ContextAxis
-from mimo_transformers._attention import ROWS, PackedRows
-from mimo_transformers._modules import stand_in
+from mimo_transformers.model.attention import ROWS, PackedRows
+from mimo_transformers.model.modules import stand_in
 
 _ROWS = 4
 
 
 @attrs.frozen(kw_only=True)
-class Anatomy:
+class Parts:
     """Where the parts of a model lie, each a path inside of its base model (the model without head).
 
     Args:
@@ -38,8 +38,8 @@ class Anatomy:
     wraps: bool
 
 
-def dissect(network: Any) -> Anatomy:
-    """Return the anatomy of a model with a head, and leave it without its layers.
+def find_parts(network: Any) -> Parts:
+    """Return the parts of a model with a head, and leave it without its layers.
 
     Args:
         network: of the library, on any device; used up.
@@ -83,7 +83,7 @@ def dissect(network: Any) -> Anatomy:
     astray = [path for path in with_parameters if path in amid or (path in before) == (path in after)]
     if astray:
         raise _refusal(config, f"{', '.join(astray)} used neither before its layers alone nor behind them")
-    return Anatomy(
+    return Parts(
         layers=layers_path,
         before=tuple(path for path in with_parameters if path in before),
         after=tuple(path for path in with_parameters if path in after),

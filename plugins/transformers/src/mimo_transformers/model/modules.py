@@ -6,32 +6,53 @@ Shapes: T rows, H hidden, I inputs, O outputs; the library puts a dim of 1 befor
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from mimo.hooks import PluginError
 from mimo.model.runtime import Embedding, Linear, TensorAxis
-from mimo_transformers._attention import ROWS, PackedRows
+from mimo_transformers.model.attention import ROWS, PackedRows
 
 Draw = Callable[[nn.Module], None]
 """Draws the initial values of the parameters that a module of the library itself holds."""
+
+
+@attrs.frozen(kw_only=True)
+class Way:
+    """How rows go in and out of a linear over tensor ranks.
+
+    Args:
+        entering: over which its outputs are cut.
+        leaving: over which its inputs are cut.
+        collected_outputs: how many outputs there are, where all are brought together again on every rank.
+        takes_its_inputs: whether every rank has all inputs, and takes its own of them.
+        sharing: which the last outputs go to the cut work of, where the linear itself isn't cut.
+        shared_outputs: how many these are.
+    """
+
+    entering: TensorAxis = attrs.field(factory=TensorAxis.single)
+    leaving: TensorAxis = attrs.field(factory=TensorAxis.single)
+    collected_outputs: int = 0
+    takes_its_inputs: bool = False
+    sharing: TensorAxis = attrs.field(factory=TensorAxis.single)
+    shared_outputs: int = 0
 
 
 class BridgedLinear(Linear):
     """A linear layer in the place of an ``nn.Linear`` of the library.
 
     Attributes:
-        entering: over which its outputs are cut, set by a tensor plan.
-        leaving: over which its inputs are cut, likewise.
+        way: how rows go in and out of it over tensor ranks; set by a tensor plan.
     """
 
     def __init__(self, replaced: nn.Linear, draw: Draw) -> None:
         self._draw = draw
         super().__init__(replaced.in_features, replaced.out_features, bias=replaced.bias is not None)
-        self.entering, self.leaving = TensorAxis.single(), TensorAxis.single()
+        self.way = Way()
 
     def reset_parameters(self) -> None:
         """Draw weight and bias as the library does."""
@@ -42,7 +63,21 @@ class BridgedLinear(Linear):
     def forward(self, x: Tensor, *, leave: TensorAxis | None = None) -> Tensor:
         """Return [..., O] of ``x`` [..., I]."""
         assert leave is None, "a tensor plan says where its sums leave"
-        return super().forward(self.entering.enter(x), leave=self.leaving)
+        way = self.way
+        if way.takes_its_inputs:
+            x = _columns(x, way.leaving.share_out)
+        y = super().forward(way.entering.enter(x), leave=way.leaving)
+        if way.collected_outputs:
+            y = _columns(y, lambda mine: way.entering.collect(mine, way.collected_outputs))
+        if way.shared_outputs:
+            own, shared = y.split([y.shape[-1] - way.shared_outputs, way.shared_outputs], dim=-1)
+            y = torch.cat((own, way.sharing.enter(shared)), -1)
+        return y
+
+
+def _columns(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what ``change``, which works on the first dim, makes of the last one."""
+    return change(x.movedim(-1, 0)).movedim(0, -1)
 
 
 class BridgedEmbedding(Embedding):
@@ -124,19 +159,53 @@ def without_contents(module: nn.Module) -> Any:
     return shell
 
 
-def draw_all(module: nn.Module, draw: Draw) -> None:
+Constant = Callable[[str], "float | None"]
+"""Of what the library leaves as it was constructed, the number that it holds everywhere; None if there is none."""
+
+
+def _no_constant(_leaf: str) -> None:
+    return None
+
+
+def draw_all(module: nn.Module, draw: Draw, constant: Constant = _no_constant) -> None:
     """Draw the parameters that a module itself holds.
 
     Raises:
-        PluginError: the library leaves some of them as they are.
+        PluginError: the library leaves some of them as they are, and they aren't constant.
     """
-    own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+    _fill(module, dict(module.named_parameters(recurse=False, remove_duplicate=False)), draw, constant)
+
+
+def fill_buffers(module: nn.Module, draw: Draw, constant: Constant = _no_constant) -> None:
+    """Give the buffers that a module itself holds their values, where it was built without storage.
+
+    Raises:
+        PluginError: the library leaves some of them as they are, and they aren't constant.
+    """
+    empty = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+    for name in empty:
+        persistent = name not in module._non_persistent_buffers_set  # noqa: SLF001 - PyTorch says it nowhere else
+        module.register_buffer(name, torch.zeros_like(module.get_buffer(name), device="cpu"), persistent=persistent)
+    if empty:
+        with torch.device("cpu"):
+            _fill(module, {name: module.get_buffer(name) for name in empty}, draw, constant)
+
+
+def _fill(module: nn.Module, tensors: Mapping[str, Tensor], draw: Draw, constant: Constant) -> None:
     with torch.no_grad():
-        for parameter in own.values():
-            if parameter.is_floating_point():
-                parameter.fill_(torch.nan)
+        for tensor in tensors.values():
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
     draw(module)
-    left = [name for name, parameter in own.items() if not parameter.is_meta and bool(parameter.isnan().any())]
+    left = []
+    for name in tensors:
+        tensor = getattr(module, name)
+        if tensor.is_meta or not bool(tensor.isnan().any()):
+            continue
+        if (value := constant(name)) is None:
+            left.append(name)
+        else:
+            nn.init.constant_(tensor, value)
     if left:
         raise PluginError(
             "modules.language.config.model_type",
@@ -146,10 +215,10 @@ def draw_all(module: nn.Module, draw: Draw) -> None:
         )
 
 
-def drawn_by(draw: Draw, original: type[nn.Module]) -> type[nn.Module]:
+def drawn_by(draw: Draw, original: type[nn.Module], constant: Constant) -> type[nn.Module]:
     """Return a class of a module of the library that draws its own initial values, as `build_part` wants it."""
 
     def reset_parameters(self: nn.Module) -> None:
-        draw_all(self, draw)
+        draw_all(self, draw, constant)
 
     return type(original.__name__, (original,), {"reset_parameters": reset_parameters})

@@ -1,0 +1,79 @@
+"""A small model of a family, on which is tried what a large one of it can do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimo.model.runtime import NO_LABEL, LanguageBatch
+from mimo_transformers.family import HfDecoderConfig, new_network, quiet, shrink
+
+_LENGTHS = (7, 3, 5)
+_STIR = 0.05
+_NOT_KEYS = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype")
+
+
+def described(config: HfDecoderConfig) -> str:
+    """Return all that a config says but for its sizes: what two models have in common that are tried as one."""
+    library = config.library()
+    values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
+    return json.dumps([config.model_type, {**values, **shrink(library)}], sort_keys=True, default=str)
+
+
+def small_config(description: str) -> HfDecoderConfig:
+    """Return the config of a small model of what was `described`."""
+    model_type, values = json.loads(description)
+    return HfDecoderConfig(model_type=model_type, vocabulary=values.pop("vocab_size"), values=values)
+
+
+@contextmanager
+def trying() -> Iterator[None]:
+    """Build and run small models within: on the CPU, without gradients, with random numbers of their own."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad(), quiet():
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def stirred(config: HfDecoderConfig) -> Any:
+    """Return the library's model with its own attention, moved off ones and zeros, which would hide mistakes."""
+    network = new_network(config.library(), attention="eager").float()
+    for parameter in network.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=_STIR)
+    return network
+
+
+def draw_ids(config: HfDecoderConfig) -> Sequence[Tensor]:
+    """Return the ids of some samples."""
+    return [torch.randint(1, config.vocabulary, (length,)) for length in _LENGTHS]
+
+
+def batch_of(samples: Sequence[Tensor]) -> LanguageBatch:
+    """Return samples as packed rows, each of which but the last of a sample has the next id as its label."""
+    labels = [torch.cat((ids[1:], ids.new_tensor([NO_LABEL]))) for ids in samples]
+    positions = torch.cat([torch.arange(len(ids)) for ids in samples])
+    lengths = tuple(map(len, samples))
+    return LanguageBatch.of(torch.cat(list(samples)), torch.cat(labels), positions, lengths=lengths)
+
+
+def general(path: str) -> str:
+    """Return a path with ``*`` for each number."""
+    return ".".join("*" if word.isdigit() else word for word in path.split("."))
+
+
+@cache
+def constants(description: str) -> Mapping[str, float]:
+    """Return what begins with the same number everywhere, by its `general` path in the library's model."""
+    with trying():
+        network = new_network(small_config(description).library())
+    found: dict[str, float] = {}
+    for path, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        first = float(tensor.detach().flatten()[0])
+        if bool((tensor == first).all()):
+            found[general(path)] = first
+    return found
