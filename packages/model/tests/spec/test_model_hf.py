@@ -22,6 +22,10 @@ SHAPES = {
     "up": (2, 3, 4),
     "patch": (6, 12),
     "one": (1, 2),
+    "low": (2, 4, 3),
+    "high": (2, 2, 3),
+    "left": (2, 3, 2),
+    "right": (2, 5, 2),
     "free": (3,),
 }
 TABLE = (
@@ -31,6 +35,10 @@ TABLE = (
     HfTensor(ours="up", theirs=("a.e.0", "a.e.1"), dims=(1, 0)),
     HfTensor(ours="patch", theirs="a.patch", shape=(6, 3, 2, 2), dims=(0, 2, 3, 1)),
     HfTensor(ours="one", theirs=("a.single.0",)),
+    HfTensor(ours="low", theirs="a.both", rows=(2, 6), along=1),
+    HfTensor(ours="high", theirs="a.both", rows=(0, 2), along=1),
+    HfTensor(ours="left", theirs="a.turned", rows=(0, 3), along=2, dims=(0, 2, 1)),
+    HfTensor(ours="right", theirs="a.turned", rows=(3, 8), along=2, dims=(0, 2, 1)),
 )
 THEIRS = {
     "a.qk": (6, 6),
@@ -39,6 +47,8 @@ THEIRS = {
     "a.e.1": (4, 3),
     "a.patch": (6, 3, 2, 2),
     "a.single.0": (2,),
+    "a.both": (2, 6, 3),
+    "a.turned": (2, 2, 8),
 }
 
 

@@ -25,6 +25,7 @@ from mimo.trainer.convert.published_parts import HfPart, Reader, find_parts, ins
 from mimo.trainer.convert.streams import our_streams, their_streams
 
 SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
+SHAPES |= {"high": (2, 2, 3), "low": (2, 4, 3), "left": (2, 3, 2), "right": (2, 5, 2)}
 TABLE = (
     HfTensor(ours="key", theirs="qk", rows=(4, 6)),
     HfTensor(ours="query", theirs="qk", rows=(0, 4)),
@@ -33,6 +34,10 @@ TABLE = (
     HfTensor(ours="patch", theirs="patch", shape=(6, 3, 2, 2), dims=(0, 2, 3, 1)),
     HfTensor(ours="one", theirs=("single.0",)),
     HfTensor(ours="s", theirs="scale"),
+    HfTensor(ours="low", theirs="both", rows=(2, 6), along=1),
+    HfTensor(ours="high", theirs="both", rows=(0, 2), along=1),
+    HfTensor(ours="left", theirs="turned", rows=(0, 3), along=2, dims=(0, 2, 1)),
+    HfTensor(ours="right", theirs="turned", rows=(3, 8), along=2, dims=(0, 2, 1)),
 )
 FAMILY = HfFamily(
     model_type="toy", architecture="Toy", settings=dict, describe=dict, tensors=lambda _config: TABLE, renamed=({},)

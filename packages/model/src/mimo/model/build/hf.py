@@ -63,13 +63,11 @@ def write_hf(module: nn.Module, family: HfFamily, config: Any) -> dict[str, Tens
     """Return a plain, whole module's weights as the family's published folders hold them; the inverse of `read_hf`."""
     held = dict(module.named_parameters())
     _, table = match_names(family, family.tensors(config), ())
-    parts: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in file_shapes(table, _shapes(held, table))}
+    parts: dict[str, list[tuple[HfTensor, Tensor]]] = {name: [] for name in file_shapes(table, _shapes(held, table))}
     for entry in table:
         for name, part in zip(entry.names, give(entry, held[entry.ours].detach()), strict=True):
-            parts[name].append((entry.rows[0] if entry.rows else 0, part))
-    return {
-        name: _joined([part for _, part in sorted(found, key=lambda pair: pair[0])]) for name, found in parts.items()
-    }
+            parts[name].append((entry, part))
+    return {name: _joined(found) for name, found in parts.items()}
 
 
 def left_over(family: HfFamily, config: Any, name: str, fetch: Callable[[], Tensor]) -> str:
@@ -103,7 +101,7 @@ def give(entry: HfTensor, ours: Tensor) -> list[Tensor]:
 
 
 def _take(entry: HfTensor, theirs: Tensor, shape: tuple[int, ...]) -> Tensor:
-    found = theirs if entry.rows is None else theirs[slice(*entry.rows)]
+    found = theirs if entry.rows is None else theirs.narrow(entry.along, entry.rows[0], entry.rows[1] - entry.rows[0])
     found = found if entry.shape is None else found.reshape(entry.shape)
     return (found if entry.dims is None else found.permute(entry.dims)).reshape(shape)
 
@@ -122,5 +120,9 @@ def _shapes(held: Mapping[str, Tensor], table: Sequence[HfTensor]) -> dict[str, 
     return {path: tuple(tensor.shape) for path, tensor in held.items()}
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+def _joined(parts: Sequence[tuple[HfTensor, Tensor]]) -> Tensor:
+    """Return a tensor of theirs, of which these are entries and what they hold of it."""
+    if len(parts) == 1:
+        return parts[0][1].clone(memory_format=torch.contiguous_format)
+    ordered = sorted(parts, key=lambda pair: pair[0].rows or (0, 0))
+    return torch.cat([part for _, part in ordered], ordered[0][0].along)

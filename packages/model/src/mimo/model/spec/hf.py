@@ -16,15 +16,16 @@ import attrs
 class HfTensor:
     """Where a published folder holds one parameter of ours.
 
-    What is read goes through these steps, each left out where its field is not given: ``theirs[rows]``, seen as
-    ``shape``, ``permute(dims)``, seen as our shape.
+    What is read goes through these steps, each left out where its field is not given: ``theirs[rows]`` of the dim
+    ``along``, seen as ``shape``, ``permute(dims)``, seen as our shape.
 
     Args:
         ours: the parameter's path in the whole module, ``layers.3.attention.query.weight``; buffers have no place here.
         theirs: its name there. Of a tuple each is one index of our dim 0 (experts), and all else is about each of
             them.
-        rows: which rows (dim 0) of theirs are ours, from and before which, where several of ours lie in one of theirs
-            one after the other (a fused query-key-value, an input projection); together these take up all of it.
+        rows: which rows of theirs are ours, from and before which, where several of ours lie in one of theirs one after
+            the other (a fused query-key-value, an input projection); together these take up all of it.
+        along: the dim that these rows count. Where it isn't the first, our first dim is theirs.
         shape: the shape that this (these rows) has there, where it isn't ours: the same elements, for example
             ``[channels, 1, taps]`` of a convolution.
         dims: the order of their dims in which ours has them, ``(1, 0)`` for a transposed matrix.
@@ -34,9 +35,14 @@ class HfTensor:
     ours: str
     theirs: str | tuple[str, ...]
     rows: tuple[int, int] | None = None
+    along: int = 0
     shape: tuple[int, ...] | None = None
     dims: tuple[int, ...] | None = None
     optional: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse rows of a later dim where the first doesn't stay what it is."""
+        assert not self.along or (self.rows and self.shape is None and (self.dims or (0,))[0] == 0), self
 
     @property
     def stacked(self) -> bool:
@@ -118,24 +124,29 @@ def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) 
     Raises:
         ValueError: the table is wrong: it reads a tensor twice, or not all of its rows.
     """
-    found: dict[str, list[tuple[int, int, tuple[int, ...]]]] = {}
+    found: dict[str, list[tuple[int, int, int, tuple[int, ...]]]] = {}
     for entry in table:
         shape = ours[entry.ours]
         part = entry.part_shape(shape[1:] if entry.stacked else shape)
         for name in entry.names:
-            low, high = entry.rows or (0, part[0] if part else 1)
-            found.setdefault(name, []).append((low, high, part))
+            low, high = entry.rows or (0, part[entry.along] if part else 1)
+            found.setdefault(name, []).append((low, high, entry.along, part))
     shapes = {}
     for name, parts in found.items():
         end = 0
-        for low, high, part in sorted(parts):
-            if low != end or (part and high - low != part[0]) or part[1:] != parts[0][2][1:]:
+        *_, along, first = parts[0]
+        for low, high, other, part in sorted(parts):
+            fits = other == along and _without(part, along) == _without(first, along)
+            if low != end or not fits or (part and high - low != part[along]):
                 msg = f"the table reads rows {low} to {high} of {name}, a part of shape {part}, after row {end}"
                 raise ValueError(msg)
             end = high
-        first = parts[0][2]
-        shapes[name] = (end, *first[1:]) if first else ()
+        shapes[name] = (*first[:along], end, *first[along + 1 :]) if first else ()
     return shapes
+
+
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], *shape[dim + 1 :])
 
 
 def match_names(

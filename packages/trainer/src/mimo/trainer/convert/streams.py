@@ -1,6 +1,7 @@
 """Converts tensors between our names and shapes and a published family's, a few MiB at a time.
 
-A tensor whose dims lie in another order is held whole; of all others a chunk is.
+A tensor whose dims lie in another order is held whole, and one that holds several of ours along a later dim an index of
+its first dim at a time; of all others a chunk is.
 """
 
 from __future__ import annotations
@@ -49,10 +50,25 @@ def our_streams(
         shape = shapes[entry.ours]
         part = entry.part_shape(shape[1:] if entry.stacked else shape)
         for name in entry.names:
+            if entry.along:
+                yield from _taken(entry, name)
+                continue
             begin = entry.rows[0] * math.prod(their_shapes[name][1:]) if entry.rows else 0
             found = _converted(theirs.elements(name, begin, begin + math.prod(part)), dtype, name)
             found = _finite(found, where(name), their_shapes[name], begin)
             yield from found if entry.dims is None else _turned(found, part, entry.dims)
+
+    def _taken(entry: HfTensor, name: str) -> Iterator[Tensor]:
+        """Yield what is ours of each index of their first dim."""
+        assert entry.rows is not None
+        low, high = entry.rows
+        first, *rest = their_shapes[name]
+        each = math.prod(rest)
+        for index in range(first):
+            found = _converted(theirs.elements(name, index * each, (index + 1) * each), dtype, name)
+            block = _gathered(_finite(found, where(name), their_shapes[name], index * each), rest)
+            mine = block.narrow(entry.along - 1, low, high - low)
+            yield (mine if entry.dims is None else mine.permute([dim - 1 for dim in entry.dims[1:]])).reshape(-1)
 
     return {entry.ours: Stream(dtype=dtype, shape=shapes[entry.ours], chunks=partial(chunks, entry)) for entry in table}
 
@@ -76,13 +92,13 @@ def their_streams(
         before: what our names begin with in the checkpoint, beside their paths.
         dtype: to convert to.
     """
-    parts: dict[str, list[tuple[int, HfTensor, int]]] = {}
-    for entry in table:
-        for index, name in enumerate(entry.names):
-            parts.setdefault(name, []).append((entry.rows[0] if entry.rows else 0, entry, index))
+    parts = _by_name(table)
 
     def chunks(name: str) -> Iterator[Tensor]:
-        for _, entry, index in sorted(parts[name], key=lambda part: part[0]):
+        if parts[name][0][0].along:
+            yield from _put_together([entry for entry, _ in parts[name]], their_shapes[name][0])
+            return
+        for entry, index in parts[name]:
             shape = shapes[entry.ours][1:] if entry.stacked else shapes[entry.ours]
             each = math.prod(shape)
             path = f"{before}{entry.ours}"
@@ -94,7 +110,29 @@ def their_streams(
                 turned = [part[dim] for dim in entry.dims]
                 yield from _turned(found, turned, [entry.dims.index(dim) for dim in range(len(part))])
 
+    def _put_together(entries: Sequence[HfTensor], count: int) -> Iterator[Tensor]:
+        """Yield their tensor an index of its first dim at a time."""
+        for index in range(count):
+            yield torch.cat([_given(entry, index) for entry in entries], entries[0].along - 1).reshape(-1)
+
+    def _given(entry: HfTensor, index: int) -> Tensor:
+        shape = shapes[entry.ours][1:]
+        each = math.prod(shape)
+        path = f"{before}{entry.ours}"
+        block = _gathered(_converted(ours.elements(path, index * each, (index + 1) * each), dtype, path), shape)
+        dims = entry.dims or range(len(shape) + 1)
+        return block.permute([dims.index(dim) - 1 for dim in range(1, len(shape) + 1)])
+
     return {name: Stream(dtype=dtype, shape=their_shapes[name], chunks=partial(chunks, name)) for name in parts}
+
+
+def _by_name(table: Iterable[HfTensor]) -> dict[str, list[tuple[HfTensor, int]]]:
+    """Return what makes up each of theirs, in order: entries, and which index of ours it is where these are stacked."""
+    parts: dict[str, list[tuple[HfTensor, int]]] = {}
+    for entry in table:
+        for index, name in enumerate(entry.names):
+            parts.setdefault(name, []).append((entry, index))
+    return {name: sorted(found, key=lambda part: part[0].rows or (0, 0)) for name, found in parts.items()}
 
 
 def _converted(chunks: Iterable[Tensor], dtype: torch.dtype, name: str) -> Iterator[Tensor]:
@@ -129,9 +167,14 @@ def _finite(chunks: Iterable[Tensor], where: str, shape: tuple[int, ...], begin:
 
 def _turned(chunks: Iterator[Tensor], shape: Sequence[int], dims: Sequence[int]) -> Iterator[Tensor]:
     """Yield all elements at once, of a tensor of ``shape`` whose dims are put into the order ``dims``."""
+    yield _gathered(chunks, shape).permute(*dims).reshape(-1)
+
+
+def _gathered(chunks: Iterator[Tensor], shape: Sequence[int]) -> Tensor:
+    """Return a tensor of ``shape`` of all its elements."""
     whole, filled = torch.empty(0), 0
     for chunk in chunks:
         whole = whole if filled else torch.empty(math.prod(shape), dtype=chunk.dtype)
         whole[filled : filled + len(chunk)] = chunk
         filled += len(chunk)
-    yield whole.view(*shape).permute(*dims).reshape(-1)
+    return whole.view(*shape)
