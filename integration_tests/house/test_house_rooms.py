@@ -77,6 +77,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "family": Row(),
         "model": Row("family", modules="experts modules small stage"),
         "trial": Row("family model", modules="packed tensor"),
+        "weights": Row("family model"),
     },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import published
+import transformers
 from commands import here, mimo
 from house import ROOT
 from PIL import Image
@@ -15,6 +16,7 @@ from published import logits_of
 
 from mimo.testing import Ended
 from mimo.trainer.runtime import installed_readers
+from mimo_transformers import shrink
 
 PAGE = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -56,6 +58,8 @@ def test_the_page_of_hugging_face_shows_commands_that_work(tmp_path: Path) -> No
     """With small folders of these names, and with the tables that the first command prints pasted as the page says."""
     published.llama(tmp_path / "llama")
     published.siglip(tmp_path / "siglip")
+    mixture = transformers.AutoConfig.for_model("gpt_oss", **shrink(transformers.AutoConfig.for_model("gpt_oss")))
+    published.publish(transformers.AutoModelForCausalLM.from_config(mixture), tmp_path / "gpt-oss")
     Image.new("L", (4, 4), 128).save(tmp_path / "a.png")
     (tmp_path / "train.jsonl").write_text('{"images": ["a.png"], "text": "a <image> b"}\n' * 2)
     both = here("checkpoint", "import-hf", "language=llama", "vision=siglip", cwd=tmp_path).printed

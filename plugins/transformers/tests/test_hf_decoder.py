@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import small
 from torch import Tensor
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import Stage
 from mimo.model.runtime import ExpertAxis, LanguageBatch, TensorAxis, create_on
 from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
-from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
+from mimo_transformers import HF_DECODER, HfDecoderConfig
 from mimo_transformers.family import config_of, new_network, quiet
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.tensor import expert_splits, tensor_splits
@@ -20,12 +21,6 @@ from mimo_transformers.trial.tensor import expert_splits, tensor_splits
 LENGTHS = (7, 3, 5)
 FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_moe", "cohere2", "granite")
 """Of these one has windows and scaled embeddings, one sinks, two experts, one parallel layers, one scaled logits."""
-
-
-def small(model_type: str, **changes: Any) -> HfDecoderConfig:
-    """Return the config of a small model of a family."""
-    values = shrink(config_of(model_type, {}), **changes)
-    return HfDecoderConfig(model_type=model_type, vocabulary=values.pop("vocab_size"), values=values)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -108,7 +103,7 @@ def test_it_keeps_the_promises_of_a_language_model() -> None:
 
 def test_a_tensor_plan_that_is_not_right_is_refused_with_what_differs() -> None:
     """Moshi's gate and up are one product, which no plan cuts so that they meet again."""
-    module = HF_DECODER.build(small("moshi"), Stage())
+    module = HfStage(small("moshi"), Stage())
     expected = (
         r"language\.tp: expected 1, since no tensor plan .* got 2 and 'moshi', of which the loss of a small one on"
     )
@@ -118,7 +113,7 @@ def test_a_tensor_plan_that_is_not_right_is_refused_with_what_differs() -> None:
 
 def test_experts_of_a_form_of_their_own_stay_together() -> None:
     """JetMoe's are no experts as other families have them."""
-    module = HF_DECODER.build(small("jetmoe"), Stage())
+    module = HfStage(small("jetmoe"), Stage())
     with pytest.raises(ConfigError, match=r"language\.ep: expected 1, since the experts .* got 2 and 'jetmoe'"):
         expert_splits(module, ExpertAxis(ep=2))
 

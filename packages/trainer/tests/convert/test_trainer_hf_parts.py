@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mimo.model import DECODER
-from mimo.trainer.convert.published_parts import find_parts, readers_of
+import attrs
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.model import DECODER, HfFamilies
+from mimo.trainer.convert.published_parts import find_parts, installed_modules, readers_of
 
 TEXT = {
     "vocab_size": 7,
@@ -55,3 +59,41 @@ def test_no_quantization_may_be_said() -> None:
     """Some folders have the key with nothing in it."""
     described = {**TEXT, "model_type": "qwen2_vl", "quantization_config": None}
     assert find_parts(Path("folder"), described, readers_of([("language", DECODER)]))
+
+
+ANY = attrs.evolve(
+    DECODER,
+    name="any",
+    hf=(),
+    hf_any=HfFamilies(
+        of=lambda kind: attrs.evolve(DECODER.hf[0], model_type=kind) if kind.startswith("t") else None,
+        type_of=lambda _config: "toy",
+    ),
+)
+
+
+def test_a_plugin_that_reads_any_family_comes_after_one_that_names_it() -> None:
+    """What nobody names it reads, of composed models if asked; what it doesn't know is refused."""
+    modules = [("language", ANY), ("language", DECODER)]
+    keys = {key: value for key, value in TEXT.items() if key != "rope_scaling"}
+
+    def read(kind: str) -> tuple[str, str]:
+        (part,) = find_parts(Path("folder"), {**keys, "model_type": kind}, readers_of(modules), open_to=modules)
+        return part.reader.spec.name, part.reader.family.model_type
+
+    assert read("llama") == ("decoder", "llama")
+    assert read("toy") == ("any", "toy")
+    described = {"model_type": "vlm", "text_config": {**keys, "model_type": "toy"}}
+    (part,) = find_parts(Path("folder"), described, (), open_to=modules, in_sections=True)
+    assert part.section == "text_config"
+    with pytest.raises(ConfigError, match="expected a family that can be read here"):
+        find_parts(Path("folder"), described, (), open_to=modules)
+    with pytest.raises(ConfigError, match="expected a family that can be read here"):
+        read("other")
+
+
+def test_one_plugin_may_be_asked_for() -> None:
+    """Of those that are installed."""
+    assert [spec.name for _, spec in installed_modules("", "decoder")] == ["decoder"]
+    with pytest.raises(ConfigError, match=r"--plugin: expected one of decoder, .*, got 'nope'"):
+        installed_modules("language", "nope")

@@ -18,6 +18,7 @@ from mimo.model import (
     stage_recompute,
 )
 from mimo_transformers.family import HfDecoderConfig
+from mimo_transformers.weights import CAUSAL
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,6 +64,7 @@ HF_DECODER = LanguageModelSpec(
     tensor=TensorSupport(divisible=lambda config: config.heads, plan=_split),
     context=stage_context(),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
+    hf_any=CAUSAL,
     recompute={"full": stage_recompute()["full"]},
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from mimo.hooks import at_least, check_at_most
-from mimo.model import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
+from mimo.model import MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
 from mimo_transformers.family.library import config_of
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -23,7 +23,8 @@ class HfDecoderConfig:
         model_type: of its ``config.json``: ``olmo2``, ``gemma3_text``.
         vocabulary: number of token ids, 0 for that of the tokenizer.
         values: its other keys; what is left out is as in the library.
-        null: keys of which the value is none there, which a settings file can't say.
+        null: keys of which the value is null there, which a settings file can't say; ``rope_parameters.full_attention``
+            inside of another.
     """
 
     model_type: str
@@ -37,7 +38,13 @@ class HfDecoderConfig:
 
     def library(self) -> Any:
         """Return the library's config."""
-        values = {**self.values, **dict.fromkeys(self.null)}
+        values = dict(self.values)
+        for path in self.null:
+            *tables, key = path.split(".")
+            inside = values
+            for name in tables:
+                inside[name] = inside = dict(inside.get(name) or {})
+            inside[key] = None
         if self.vocabulary:
             values["vocab_size"] = self.vocabulary
         return config_of(self.model_type, values)
@@ -72,8 +79,11 @@ class HfDecoderConfig:
     def experts(self) -> int:
         """Number of experts of a layer that has some, 0 for none."""
         library = self.library()
-        found = (getattr(library, key, None) for key in _EXPERTS)
-        return next((count for count in found if isinstance(count, int)), 0)
+        for key in _EXPERTS:
+            if isinstance(getattr(library, key, None), int):
+                check_at_most(library, {key: MAX_HEADS}, where=f"{_WHERE}.values")
+                return int(getattr(library, key))
+        return 0
 
     norm_eps = 0.0
     next_tokens = 0

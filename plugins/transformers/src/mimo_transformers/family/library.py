@@ -39,6 +39,14 @@ def config_of(model_type: str, values: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def is_causal(model_type: str) -> bool:
+    """Tell whether the library has a class for a model type that predicts the next token and is of text alone."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not CONFIG_MAPPING[model_type].sub_configs
+
+
 def causal_class(config: Any) -> Any:
     """Return the library's class that predicts the next token for a config.
 
@@ -75,11 +83,14 @@ def quiet() -> Iterator[None]:
 
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

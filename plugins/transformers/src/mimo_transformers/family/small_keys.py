@@ -56,6 +56,14 @@ _SMALL: Mapping[str, int] = {
     "num_shared_experts": 1,
     "moe_num_shared_experts": 1,
 }
+_COUNTS = (
+    *("num_hidden_layers", "n_layer", "num_layers", "first_k_dense_replace"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    *("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "n_group", "topk_group"),
+)
+"""Of `_SMALL`, what says how many tensors there are."""
+_OF_EXPERTS = ("moe_intermediate_size", "expert_ffn_hidden_size")
+_THIN = 4
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "mlp_only_layers", "moe_layers")
 
 
@@ -85,6 +93,14 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
             found[key] = 0
     found["tie_word_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     return {**found, **changes}
+
+
+def thin(config: Any) -> dict[str, Any]:
+    """Return the keys of a ``config.json`` with all layers and experts of a config of the library, of small widths."""
+    keys = config.to_dict()
+    kept = {key: keys[key] for key in (*_COUNTS, *_BY_LAYER) if keys.get(key) is not None}
+    kept |= {key: _THIN for key in _OF_EXPERTS if keys.get(key) is not None}
+    return shrink(config, **kept)
 
 
 def _varied(kinds: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mimo.model.runtime import NO_LABEL, LanguageBatch
-from mimo_transformers.family import HfDecoderConfig, new_network, quiet, shrink
+from mimo_transformers.family import HfDecoderConfig, new_network, quiet, shrink, thin
 
 _LENGTHS = (7, 3, 5)
 _STIR = 0.05
@@ -24,6 +24,14 @@ def described(config: HfDecoderConfig) -> str:
     library = config.library()
     values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
     return json.dumps([config.model_type, {**values, **shrink(library)}], sort_keys=True, default=str)
+
+
+def thin_config(config: HfDecoderConfig) -> HfDecoderConfig:
+    """Return a config with as many layers and experts as another, of small widths."""
+    library = config.library()
+    values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
+    values = json.loads(json.dumps({**values, **thin(library)}, default=str))
+    return HfDecoderConfig(model_type=config.model_type, vocabulary=values.pop("vocab_size"), values=values)
 
 
 def small_config(description: str) -> HfDecoderConfig:

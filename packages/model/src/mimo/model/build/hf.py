@@ -85,7 +85,8 @@ def left_over(family: HfFamily, config: Any, name: str, fetch: Callable[[], Tens
             wanted = torch.tensor(values, device=found.device).to(found.dtype)
             fits = found.numel() == len(wanted) or len(wanted) == 1
             return "" if fits and bool((found.flatten() == wanted).all()) else f"not {list(values)}"
-    return "" if any(fnmatchcase(name, pattern) for pattern in family.ignored) else "read by nothing"
+    needless = family.needless(name) or any(fnmatchcase(name, pattern) for pattern in family.ignored)
+    return "" if needless else "read by nothing"
 
 
 def take(entry: HfTensor, theirs: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:

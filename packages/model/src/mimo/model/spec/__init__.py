@@ -5,7 +5,7 @@ Free of torch.
 
 from mimo.model.spec.encoder_flops import Activation, encoder_layer_cost
 from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
-from mimo.model.spec.hf import HfFamily, HfTensor, file_shapes, match_names, without_absent
+from mimo.model.spec.hf import HfFamilies, HfFamily, HfTensor, file_shapes, match_names, without_absent
 from mimo.model.spec.hf_keys import (
     HfKeys,
     hf_divisor,
@@ -63,6 +63,7 @@ from mimo.model.spec.specs import (
     Methods,
     Side,
     TensorSupport,
+    hf_families,
 )
 from mimo.model.spec.stage import Stage
 from mimo.model.spec.tiling import best_tiling
@@ -88,6 +89,7 @@ __all__ = [
     "EncoderSpec",
     "EncoderStages",
     "ExpertSupport",
+    "HfFamilies",
     "HfFamily",
     "HfKeys",
     "HfTensor",
@@ -111,6 +113,7 @@ __all__ = [
     "file_shapes",
     "has_embedding",
     "hf_divisor",
+    "hf_families",
     "hf_flag",
     "hf_known",
     "hf_no_dropout",

@@ -81,6 +81,7 @@ class HfFamily:
             several fit, and the first is written. ``({}, {"": "language_model."}, {"model.": "model.text_model."})``.
         ignored: glob patterns of names that nobody needs: a text tower, a pooling head, positions that follow from the
             configuration.
+        needless: of a name, whether nobody needs it, where patterns can't say it.
         fixed: of our config, by glob pattern of names, the values that a tensor must hold which is no parameter of
             ours but matters (an input's mean, a layer scale of ones), where a folder has one; one value serves for all.
         copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
@@ -100,6 +101,7 @@ class HfFamily:
     tensors: Callable[[Any], Sequence[HfTensor]]
     renamed: Sequence[Mapping[str, str]] = attrs.field(factory=_no_rename)
     ignored: Sequence[str] = ()
+    needless: Callable[[str], bool] = lambda _name: False
     fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
     beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
@@ -112,6 +114,19 @@ class HfFamily:
         return {
             _with_prefix(name, renamed): _with_prefix(first, renamed) for name, first in self.copies(config).items()
         }
+
+
+@attrs.frozen(kw_only=True)
+class HfFamilies:
+    """The families of a plugin that can read any of a kind, made as they are asked for.
+
+    Args:
+        of: of a ``model_type``, its family; None where it is of another kind.
+        type_of: of our config, the ``model_type`` as which it is written.
+    """
+
+    of: Callable[[str], HfFamily | None]
+    type_of: Callable[[Any], str]
 
 
 def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from mimo.model.spec.hf import HfFamily
+from mimo.model.spec.hf import HfFamilies, HfFamily
 from mimo.model.spec.stage import Stage
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ class EncoderSpec:
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
         hf: families of published Hugging Face folders that can be read and written.
+        hf_any: such families beside these, made as they are asked for; another plugin that has one of them in ``hf``
+            comes before.
         examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
             those are pictures.
         blank: of a size, a raw item of that size, whatever it holds: what `prepare` is given in the place of one that
@@ -171,6 +173,7 @@ class EncoderSpec:
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
+    hf_any: HfFamilies | None = None
     examples: Callable[[Any], Sequence[Any]] | None = None
     blank: Callable[[tuple[int, ...]], Any] | None = None
 
@@ -214,6 +217,8 @@ class LanguageModelSpec:
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
         hf: families of published Hugging Face folders that can be read and written.
+        hf_any: such families beside these, made as they are asked for; another plugin that has one of them in ``hf``
+            comes before.
     """
 
     name: str
@@ -233,3 +238,13 @@ class LanguageModelSpec:
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
+    hf_any: HfFamilies | None = None
+
+
+def hf_families(spec: EncoderSpec | LanguageModelSpec, config: Any) -> tuple[HfFamily, ...]:
+    """Return the families as which a module with this config might be written."""
+    own = tuple(spec.hf)
+    if spec.hf_any is None:
+        return own
+    more = spec.hf_any.of(spec.hf_any.type_of(config))
+    return own if more is None else (*own, more)

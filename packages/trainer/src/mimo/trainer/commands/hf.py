@@ -23,6 +23,7 @@ def import_hf(
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     config: Annotated[Path | None, Parameter(show_default=False)] = None,
     ignore: Annotated[tuple[str, ...], Parameter(show_default=False, negative="")] = (),
+    plugin: Annotated[str, Parameter(show_default=False)] = "",
 ) -> None:
     """Read Hugging Face folders of safetensors: print the settings that they mean, and write a checkpoint.
 
@@ -32,11 +33,14 @@ def import_hf(
             are printed and nothing is written.
         config: settings of a run, which must mean the same models as the folders.
         ignore: a key of config.json that drops at random, such as attention_dropout, to be set aside; may be repeated.
+        plugin: what is to read it; left out, a plugin that names the family comes before one that reads any.
     """
     if not folders:
         raise ConfigError("folders", expected="at least one, as DIR or module=DIR", got="none")
     job = None if config is None else _job(config)
-    parts = _parts(folders, job, ignore)
+    if plugin and job is not None:
+        raise ConfigError("--plugin", expected="nothing, as --config names the plugin", got=repr(plugin))
+    parts = _parts(folders, job, ignore, plugin)
 
     from mimo.trainer.convert.import_hf import prepare, write
     from mimo.trainer.convert.import_report import show, show_left
@@ -132,7 +136,7 @@ def _job(config: Path) -> Job:
     return resolve(read_settings(config), purpose="generate")
 
 
-def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...]) -> tuple[HfPart, ...]:
+def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...], plugin: str) -> tuple[HfPart, ...]:
     """Return the modules that the words of the command name.
 
     Raises:
@@ -140,7 +144,13 @@ def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...]) -
             named holds a model that can't be read; or nothing is there to be set aside.
     """
     from mimo.checkpoint import read_published_json
-    from mimo.trainer.convert.published_parts import CONFIG_NAME, find_parts, installed_readers, readers_of, split_word
+    from mimo.trainer.convert.published_parts import (
+        CONFIG_NAME,
+        find_parts,
+        installed_modules,
+        readers_of,
+        split_word,
+    )
 
     def ignored(module: str) -> tuple[str, ...]:
         return ignore if job is None else (*ignore, *job.settings.modules[module].ignore)
@@ -155,10 +165,18 @@ def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...]) -
         if name and job is not None and name not in job.settings.modules:
             raise ConfigError(repr(word), expected=f"a module of {', '.join(job.settings.modules)}", got=repr(name))
         if job is None:
-            readers = installed_readers(name)
+            modules = installed_modules(name, plugin)
         else:
-            readers = readers_of((module.name, module.spec) for module in job.modules if name in {"", module.name})
-        parts = find_parts(folder, read_published_json(folder / CONFIG_NAME), readers, ignore=ignored)
+            modules = [(module.name, module.spec) for module in job.modules if name in {"", module.name}]
+        described = read_published_json(folder / CONFIG_NAME)
+        parts = find_parts(
+            folder,
+            described,
+            readers_of(modules),
+            open_to=modules,
+            in_sections=bool(name),
+            ignore=ignored,
+        )
         if not name:
             _check_whole(folder, parts)
         for part in parts:

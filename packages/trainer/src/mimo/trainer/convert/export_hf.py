@@ -12,7 +12,16 @@ import torch
 
 from mimo.checkpoint import Manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, file_shapes, match_names, without_absent
+from mimo.model import (
+    ENCODERS,
+    LANGUAGE_MODELS,
+    HfFamily,
+    LanguageModelSpec,
+    file_shapes,
+    hf_families,
+    match_names,
+    without_absent,
+)
 from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import LANGUAGE
@@ -154,11 +163,12 @@ def _module(checkpoint: Path, manifest: Manifest, name: str, find: Find) -> tupl
 
 def _family(spec: Spec, config: Any, module: str, *, asked: str, known: str) -> tuple[HfFamily, Mapping[str, Any]]:
     """Return the first family that has a place for all settings, and its ``config.json``."""
-    families = [family for family in spec.hf if asked in {"", family.model_type}]
+    every = hf_families(spec, config)
+    families = [family for family in every if asked in {"", family.model_type}]
     if asked and not families:
         raise ConfigError(
             "--model-type",
-            expected=f"one that {spec.name!r} knows: {', '.join(family.model_type for family in spec.hf) or 'none'}",
+            expected=f"one that {spec.name!r} knows: {', '.join(family.model_type for family in every) or 'none'}",
             got=repr(asked),
         )
     refusals = []

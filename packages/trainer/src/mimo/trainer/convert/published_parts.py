@@ -77,16 +77,32 @@ def readers_of(modules: Iterable[tuple[str, Spec]]) -> tuple[Reader, ...]:
 
 
 def installed_readers(name: str) -> tuple[Reader, ...]:
-    """Return all that installed plugins can read, for the module ``name``; without one, encoders have their plugin's.
+    """Return the families that installed plugins name, for the module ``name``; see `installed_modules`."""
+    return readers_of(installed_modules(name))
+
+
+def installed_modules(name: str, plugin: str = "") -> list[tuple[str, Spec]]:
+    """Return what installed plugins can be the module ``name``; without a name, encoders have their plugin's.
 
     Only the language model has a name that is fixed.
+
+    Args:
+        name: of the module.
+        plugin: name of the only one that is wanted, empty for all.
+
+    Raises:
+        ConfigError: none of this name is installed.
     """
     found: list[tuple[str, Spec]] = []
     if name in {"", LANGUAGE}:
         found += [(LANGUAGE, spec) for spec in discover(LANGUAGE_MODELS).values()]
     if name != LANGUAGE:
         found += [(name or spec.name, spec) for spec in discover(ENCODERS).values()]
-    return readers_of(found)
+    wanted = [(module, spec) for module, spec in found if plugin in {"", spec.name}]
+    if plugin and not wanted:
+        known = ", ".join(spec.name for _, spec in found)
+        raise ConfigError("--plugin", expected=f"one of {known}", got=repr(plugin))
+    return wanted
 
 
 def find_parts(
@@ -94,6 +110,8 @@ def find_parts(
     described: Mapping[str, Any],
     readers: Sequence[Reader],
     *,
+    open_to: Sequence[tuple[str, Spec]] = (),
+    in_sections: bool = False,
     ignore: Callable[[str], Collection[str]] = lambda _module: (),
 ) -> tuple[HfPart, ...]:
     """Return the modules that a folder holds.
@@ -102,6 +120,9 @@ def find_parts(
         folder: of the files.
         described: its ``config.json``.
         readers: that may read it.
+        open_to: modules whose plugins may read more than the families that they name; what a reader names is read by
+            that.
+        in_sections: whether these may read a part of a composed model too, of which nobody says how it is composed.
         ignore: of a module, the keys of ``config.json`` that are set aside, as far as its family can.
 
     Raises:
@@ -114,11 +135,10 @@ def find_parts(
         raise ConfigError(
             where, expected="weights in a floating type", got="a quantization_config", fix="Fetch the full weights."
         )
-    found: dict[str, list[tuple[str, Reader]]] = {}
-    for section, (model_type, _) in sections.items():
-        for reader in readers:
-            if reader.family.model_type == model_type:
-                found.setdefault(reader.module, []).append((section, reader))
+    kinds = {section: kind for section, (kind, _) in sections.items()}
+    found = _matching(kinds, readers)
+    open_kinds = {section: kind for section, kind in kinds.items() if in_sections or not section}
+    found |= _matching_open(open_kinds, [(name, spec) for name, spec in open_to if name not in found])
     if not found:
         known = sorted({f"{reader.family.model_type} ({reader.spec.name})" for reader in readers})
         raise ConfigError(
@@ -143,6 +163,28 @@ def find_parts(
     return tuple(_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items())
 
 
+def _matching(kinds: Mapping[str, str], readers: Iterable[Reader]) -> dict[str, list[tuple[str, Reader]]]:
+    """Return for each module the sections of a folder that it could be, and what reads them."""
+    found: dict[str, list[tuple[str, Reader]]] = {}
+    for section, kind in kinds.items():
+        for reader in readers:
+            if reader.family.model_type == kind:
+                found.setdefault(reader.module, []).append((section, reader))
+    return found
+
+
+def _matching_open(
+    kinds: Mapping[str, str], modules: Iterable[tuple[str, Spec]]
+) -> dict[str, list[tuple[str, Reader]]]:
+    """Return the same of plugins that may read more than they name."""
+    found: dict[str, list[tuple[str, Reader]]] = {}
+    for name, spec in modules:
+        for section, kind in kinds.items():
+            if spec.hf_any is not None and (family := spec.hf_any.of(kind)) is not None:
+                found.setdefault(name, []).append((section, Reader(module=name, spec=spec, family=family)))
+    return found
+
+
 def unread_sections(described: Mapping[str, Any], parts: Iterable[HfPart]) -> dict[str, str]:
     """Return the sections of a ``config.json`` that describe a model of which no part is, each with its family."""
     read = {part.section for part in parts}
@@ -162,7 +204,7 @@ def _part(
     said = _keys(described, section)
     ignored = {key: said[key] for key in reader.family.dropout if key in ignore and said.get(key)}
     try:
-        given = dict(reader.family.settings({key: value for key, value in said.items() if key not in ignored}))
+        given = dict(reader.family.settings({**said, **dict.fromkeys(ignored, 0.0)}))
         config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
     except ConfigError as error:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import attrs
 
@@ -16,6 +17,7 @@ from mimo.model import (
     Stage,
     check_module,
     check_training,
+    hf_families,
     named_by_parts,
     stage_trains,
 )
@@ -90,13 +92,15 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         recompute=module.recompute,
     )
     _check_encoder(module)
-    _check_ignored(where, spec, table)
+    _check_ignored(where, spec, module.config, table)
     return module
 
 
-def _check_ignored(where: str, spec: EncoderSpec | LanguageModelSpec, table: ModuleSettings) -> None:
+def _check_ignored(where: str, spec: EncoderSpec | LanguageModelSpec, config: Any, table: ModuleSettings) -> None:
     """Refuse keys that no published family of a plugin lets anyone set aside."""
-    known = sorted({key for family in spec.hf for key in family.dropout})
+    if not table.ignore:
+        return
+    known = sorted({key for family in hf_families(spec, config) for key in family.dropout})
     for key in table.ignore:
         if key not in known:
             raise ConfigError(

@@ -10,7 +10,7 @@ from torch import nn
 from mimo.hooks import ConfigError
 from mimo.model.build.create_on import create_on
 from mimo.model.build.hf import read_hf, write_hf
-from mimo.model.spec import HfFamily, OpCost, Stage
+from mimo.model.spec import HfFamily, OpCost, Stage, hf_families
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.language.subject import LanguageSubject
 from mimo.model.testing.modules import check_frozen, held_parts
@@ -116,10 +116,11 @@ def check_costs(subject: LanguageSubject) -> None:
 
 def check_published(subject: LanguageSubject) -> None:
     """Weights that are written as a family publishes them come back as they were, under names of their own."""
-    if not subject.spec.hf:
+    families = hf_families(subject.spec, subject.config)
+    if not families:
         raise SkippedError("the spec has no tables of published weights")
-    refused = [str(reason) for family in subject.spec.hf if (reason := _check_family(subject, family)) is not None]
-    if len(refused) == len(subject.spec.hf):
+    refused = [str(reason) for family in families if (reason := _check_family(subject, family)) is not None]
+    if len(refused) == len(families):
         raise SkippedError(f"no family has a place for these settings: {refused[0]}")
 
 

@@ -1,0 +1,5 @@
+"""Published weights of the library's models, in and out. Free of torch until a table is asked for."""
+
+from mimo_transformers.weights.families import CAUSAL
+
+__all__ = ["CAUSAL"]

@@ -1,0 +1,216 @@
+"""Where a folder that the library writes has what a stage has: found by writing a thin model of numbered elements.
+
+The library holds experts of all layers as single tensors and publishes them one by one, renames, stacks and transposes,
+each family in its own way. So every element of a model with all its layers and experts, but of small widths, is given
+a number of its own, `save_pretrained` writes it, and where each number lies in the files is the table.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mimo.hooks import ConfigError
+from mimo.model import HfTensor, Stage
+from mimo.model.runtime import create_on
+from mimo_transformers.family import HfDecoderConfig, new_network
+from mimo_transformers.model.small import thin_config, trying
+from mimo_transformers.model.stage import HfStage
+
+_MOST_EXPERTS = 1 << 16
+
+
+def hf_table(config: HfDecoderConfig) -> Sequence[HfTensor]:
+    """Return the table of a model of the library.
+
+    Raises:
+        ConfigError: what the library writes isn't parts of tensors, in another order of dims; or there are more experts
+            than any model has.
+    """
+    experts = config.layers * max(1, config.experts)
+    if experts > _MOST_EXPERTS:
+        raise ConfigError(
+            "modules.language.config.values",
+            expected=f"at most {_MOST_EXPERTS:,} experts in all layers together",
+            got=f"{experts:,}",
+        )
+    with create_on("meta"):
+        shapes = {path: tuple(one.shape) for path, one in HfStage(config, Stage()).named_parameters()}
+    places = _locations(json.dumps(attrs.asdict(thin_config(config)), sort_keys=True))
+    rows: dict[_Location, tuple[int, int] | None] = {}
+    for parts in _grouped(places, lambda place: place.theirs).values():
+        end = 0
+        for place in sorted(parts, key=lambda place: place.order):
+            start, end = end, end + (0 if place.alone else place.part_shape(shapes[place.ours])[place.along])
+            rows[place] = None if place.alone else (start, end)
+    return [_entry(found, rows[found[0]]) for found in _grouped(places, lambda place: place.ours).values()]
+
+
+@attrs.frozen(kw_only=True)
+class _Location:
+    """That one of theirs, or so many rows of it, is one of ours, or one index of it.
+
+    Args:
+        ours: path of our parameter.
+        index: of our dim 0 that it is, None for all.
+        theirs: name there.
+        order: how many others lie before it along the dim.
+        along: that dim.
+        alone: whether it is all of theirs.
+        dims: order of their dims in which ours has them, None for the same.
+    """
+
+    ours: str
+    index: int | None
+    theirs: str
+    order: int
+    along: int
+    alone: bool
+    dims: tuple[int, ...] | None
+
+    def part_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape there of our parameter of a shape, or of an index of it."""
+        each = shape if self.index is None else shape[1:]
+        return HfTensor(ours=self.ours, theirs=self.theirs, dims=self.dims).part_shape(each)
+
+
+def _grouped(places: Sequence[_Location], key: Callable[[_Location], str]) -> Mapping[str, list[_Location]]:
+    found: dict[str, list[_Location]] = {}
+    for place in places:
+        found.setdefault(key(place), []).append(place)
+    return found
+
+
+def _entry(found: Sequence[_Location], rows: tuple[int, int] | None) -> HfTensor:
+    """Return the entry of one of ours, of which each index may lie in a tensor of its own."""
+    first = found[0]
+    assert first.index is None or sorted(place.index or 0 for place in found) == list(range(len(found))), first
+    stacked = tuple(place.theirs for place in sorted(found, key=lambda place: place.index or 0))
+    return HfTensor(
+        ours=first.ours,
+        theirs=first.theirs if first.index is None else stacked,
+        rows=rows,
+        along=0 if rows is None else first.along,
+        dims=first.dims,
+    )
+
+
+@cache
+def _locations(described: str) -> tuple[_Location, ...]:
+    config = HfDecoderConfig(**json.loads(described))
+    with trying(), tempfile.TemporaryDirectory() as folder:
+        network = new_network(config.library(), attention="eager").to(torch.float64)
+        count = 0
+        for parameter in _parameters(network):
+            parameter.copy_(torch.arange(count, count + parameter.numel(), dtype=torch.float64).view(parameter.shape))
+            count += parameter.numel()
+        network.save_pretrained(folder)
+        files = [load_file(file) for file in sorted(Path(folder).glob("*.safetensors"))]
+        theirs = {name: tensor.long() for tensors in files for name, tensor in tensors.items()}
+        return tuple(_Numbers.of(config, network, count).locations(theirs))
+
+
+def _parameters(network: Any) -> Iterator[Tensor]:
+    """Yield all that a folder holds of a model and that isn't whole numbers, each once."""
+    seen = set()
+    kept = network.state_dict(keep_vars=True)
+    for tensor in kept.values():
+        if tensor.is_floating_point() and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor.detach()
+
+
+@attrs.frozen(kw_only=True)
+class _Numbers:
+    """Which of ours each number is, and which element of it.
+
+    Args:
+        paths: ours.
+        shapes: theirs.
+        owner: [N] of each number the index of a path, -1 for none.
+        place: [N] the element.
+    """
+
+    paths: Sequence[str]
+    shapes: Sequence[tuple[int, ...]]
+    owner: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, config: HfDecoderConfig, network: Any, count: int) -> _Numbers:
+        """Return those of a model whose elements are numbered."""
+        stage = HfStage(config, Stage()).double()
+        stage.read(network)
+        owner, place = torch.full((count,), -1), torch.zeros(count, dtype=torch.long)
+        held = dict(stage.named_parameters())
+        for index, parameter in enumerate(held.values()):
+            numbers = parameter.detach().long().flatten()
+            owner[numbers] = index
+            place[numbers] = torch.arange(len(numbers))
+        return cls(paths=list(held), shapes=[tuple(one.shape) for one in held.values()], owner=owner, place=place)
+
+    def locations(self, theirs: Mapping[str, Tensor]) -> Iterator[_Location]:
+        """Yield where ours lie in tensors of numbers.
+
+        Raises:
+            ConfigError: one of them isn't made of parts of ours.
+        """
+        for name, numbers in theirs.items():
+            found = self._of_tensor(name, numbers)
+            if found is None:
+                raise ConfigError(
+                    "modules.language.config.model_type",
+                    expected="a family of which a published tensor holds parameters as they are, or transposed",
+                    got=f"another one: {name}",
+                )
+            yield from found
+
+    def _of_tensor(self, name: str, numbers: Tensor) -> list[_Location] | None:
+        owners = self.owner[numbers]
+        for along in range(numbers.dim() or 1):
+            lines = owners.movedim(along, 0).reshape(owners.shape[along], -1) if numbers.dim() else owners.view(1, 1)
+            if not bool((lines == lines[:, :1]).all()):
+                continue
+            _, counts = torch.unique_consecutive(lines[:, 0], return_counts=True)
+            parts = numbers.split(counts.tolist(), along) if numbers.dim() else [numbers]
+            found = [self._part(name, part, order, along, len(parts) == 1) for order, part in enumerate(parts)]
+            if all(found):
+                return [place for place in found if place is not None]
+        return None
+
+    def _part(self, name: str, numbers: Tensor, order: int, along: int, alone: bool) -> _Location | None:  # noqa: FBT001 - one call
+        owner = int(self.owner[numbers].flatten()[0])
+        if owner < 0:
+            return None
+        shape, places = self.shapes[owner], self.place[numbers]
+        for index in (None, int(places.flatten()[0]) // max(1, len(places.flatten()))):
+            each = shape if index is None else shape[1:]
+            first = 0 if index is None else index * places.numel()
+            wanted = torch.arange(first, first + places.numel())
+            for dims in _orders(places.dim()):
+                turned = places if dims is None else places.permute(dims)
+                if tuple(turned.shape) == each and torch.equal(turned.flatten(), wanted):
+                    return _Location(
+                        ours=self.paths[owner],
+                        index=index,
+                        theirs=name,
+                        order=order,
+                        along=along,
+                        alone=alone,
+                        dims=dims,
+                    )
+        return None
+
+
+def _orders(dims: int) -> Sequence[tuple[int, ...] | None]:
+    """Return the orders of dims to look for: as they are, and the last two exchanged."""
+    return (None,) if dims <= 1 else (None, (*range(dims - 2), dims - 1, dims - 2))

@@ -1,0 +1,119 @@
+"""Published weights of `hf-decoder`, in and out, against what the library itself writes and computes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import small
+
+from mimo.hooks import ConfigError
+from mimo.model import HfFamily, Stage, file_shapes
+from mimo.model.runtime import LanguageBatch, read_hf, write_hf
+from mimo_transformers import HfDecoderConfig
+from mimo_transformers.family import new_network, quiet
+from mimo_transformers.model.stage import HfStage
+from mimo_transformers.weights import CAUSAL
+from mimo_transformers.weights.table import hf_table
+
+
+def family_of(model_type: str) -> HfFamily:
+    """Return a family that is there."""
+    found = CAUSAL.of(model_type)
+    assert found is not None
+    return found
+
+
+def published(model_type: str, folder: Path) -> Any:
+    """Return a small model of the library, with random weights, and have it written."""
+    torch.manual_seed(5)
+    with quiet(), torch.no_grad():
+        network = new_network(small(model_type).library(), attention="eager").float().eval()
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        network.save_pretrained(folder)
+    return network
+
+
+@pytest.mark.parametrize(
+    "model_type", ["gemma3_text", "phi3", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe", "beam"]
+)
+def test_weights_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> None:
+    """Tied, fused, renamed; of experts one by one, stacked, transposed or in halves; with null inside of a key."""
+    network = published(model_type, tmp_path)
+    family, theirs = family_of(model_type), load_file(tmp_path / "model.safetensors")
+    settings = family.settings(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
+    config = HfDecoderConfig(**settings)
+    assert family.settings(family.describe(config)) == settings
+    stage = HfStage(config, Stage())
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            parameter.fill_(torch.nan)
+    assert read_hf(stage, family, config, theirs) == ()
+    ids = torch.randint(1, config.vocabulary, (9,))
+    with torch.no_grad():
+        wanted = network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+        found = stage.logits(stage(LanguageBatch.of(ids, ids, torch.arange(9), lengths=(9,)), {}, None))
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+    back = write_hf(stage, family, config)
+    assert back.keys() == theirs.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())
+
+
+def test_the_table_of_a_large_model_has_its_layers_experts_and_widths() -> None:
+    """Found on a thin one: each of 8 experts in 32 layers has three tensors, of Mixtral's own widths."""
+    config = HfDecoderConfig(**family_of("mixtral").settings({"num_local_experts": 8, "intermediate_size": 11}))
+    table = hf_table(config)
+    (down,) = (entry for entry in table if entry.ours == "layers.31.mlp.experts.down.weight")
+    assert down.names[7] == "model.layers.31.block_sparse_moe.experts.7.w2.weight"
+    assert len(down.names) == 8
+    ours = {entry.ours: (8, 11, 4096) for entry in table if entry.ours.endswith((".gate.weight", ".up.weight"))}
+    shapes = file_shapes([entry for entry in table if entry.ours in ours and entry.stacked], ours)
+    assert shapes["model.layers.0.block_sparse_moe.experts.3.w1.weight"] == (11, 4096)
+
+
+def test_halves_of_a_tensor_are_cut_at_the_widths_of_the_model() -> None:
+    """Granite's gates lie before what they are the gates of, in one tensor of all experts."""
+    keys = {"num_hidden_layers": 1, "num_local_experts": 2, "hidden_size": 64, "intermediate_size": 10}
+    table = hf_table(HfDecoderConfig(**family_of("granitemoe").settings({**keys, "vocab_size": 9})))
+    found = {entry.ours: (entry.theirs, entry.along, entry.rows) for entry in table if entry.along}
+    theirs = "model.layers.0.block_sparse_moe.input_linear.weight"
+    layer = "layers.0.block_sparse_moe.experts"
+    assert found == {f"{layer}.gate.weight": (theirs, 1, (0, 10)), f"{layer}.up.weight": (theirs, 1, (10, 20))}
+
+
+def test_what_the_library_passes_over_is_passed_over() -> None:
+    """DeepSeek-V3 is published with a layer that predicts further, which the library's class hasn't."""
+    assert family_of("deepseek_v3").needless("model.layers.61.self_attn.o_proj.weight")
+    assert not family_of("deepseek_v3").needless("model.layers.60.self_attn.o_proj.weight")
+
+
+def test_nothing_of_a_folder_but_its_numbers_is_taken_over() -> None:
+    """Code that it names isn't looked for, and is not named again."""
+    family = family_of("llama")
+    settings = family.settings(
+        {"auto_map": {"AutoModel": "evil.Model"}, "architectures": ["Evil"], "rms_norm_eps": 1e-3}
+    )
+    assert settings["values"]["rms_norm_eps"] == 1e-3
+    assert "evil" not in str([settings, family.describe(HfDecoderConfig(**settings))]).lower()
+
+
+def test_dropout_of_a_folder_is_refused_by_its_key() -> None:
+    """As nothing is dropped here; a head that no language model has doesn't count."""
+    with pytest.raises(ConfigError, match=r"config.json: resid_pdrop: expected 0.0, .* got 0.1"):
+        family_of("phi").settings({"resid_pdrop": 0.1})
+    assert family_of("gpt_neox").dropout == ["attention_dropout", "hidden_dropout"]
+
+
+def test_what_cannot_be_a_language_model_has_no_family() -> None:
+    """Nor have more experts than any model has a table."""
+    assert CAUSAL.of("siglip_vision_model") is None
+    assert CAUSAL.of("gemma3") is None  # with a tower; the class of its text is another
+    assert CAUSAL.of("no-such-model") is None
+    values = {"num_hidden_layers": 1000, "num_local_experts": 100}
+    with pytest.raises(ConfigError, match=r"values: expected at most 65,536 experts .* got 100,000"):
+        hf_table(HfDecoderConfig(model_type="mixtral", vocabulary=9, values=values))
+    with pytest.raises(ConfigError, match=r"values\.num_local_experts: expected at most 16384"):
+        _ = HfDecoderConfig(model_type="mixtral", values={"num_local_experts": 2**40}).experts
