@@ -20,6 +20,8 @@ from house import ROOT, Room, distribution_of, imported_modules, rooms
 
 EVERYWHERE = ("conftest.py", "constraints.txt", "noxfile.py", "pyproject.toml")
 """Files of the root that any session reads."""
+OLDEST = {"tests(transformers)": "oldest(transformers)"}
+"""Sessions that run the tests of another with the oldest release of a library."""
 TEST_TOOLS = "mimo-testing"
 _NAMED = re.compile(r"\bmimo(?:_\w+)?(?:\.\w+)+")
 _README = re.compile(r"^(?:from|import) (mimo[\w.]*)", re.MULTILINE)
@@ -119,13 +121,13 @@ class Repository:
         if not changed:
             return []
         places = {path: path.relative_to(ROOT).as_posix() for path in changed}
-        if any(place in EVERYWHERE for place in places.values()):
-            return [*(session.name for session in self.sessions), "integration", "lint"]
-        return [
-            *(session.name for session in self.sessions if any(self._may_notice(session, path) for path in changed)),
-            "integration",
-            "lint",
+        everywhere = any(place in EVERYWHERE for place in places.values())
+        found = [
+            session.name
+            for session in self.sessions
+            if everywhere or any(self._may_notice(session, path) for path in changed)
         ]
+        return [*found, *(OLDEST[name] for name in found if name in OLDEST), "integration", "lint"]
 
     def files_of(self, modules: Iterable[str]) -> list[Path]:
         """Return the files that are run where modules, or names inside of modules, are imported."""

@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 import pytest
-from affected import EVERYWHERE, Repository, changed_since, module_name, sources_of
+from affected import EVERYWHERE, OLDEST, Repository, changed_since, module_name, sources_of
 from house import ROOT, imported_modules
 
 REPOSITORY = Repository()
-ALL = [*(session.name for session in REPOSITORY.sessions), "integration", "lint"]
+ALL = [*(session.name for session in REPOSITORY.sessions), *OLDEST.values(), "integration", "lint"]
 FILES = [path for room in REPOSITORY.members.values() for path in sources_of(room)]
 
 
