@@ -54,7 +54,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "attention": Row("parallel"),
         "encoder": Row(
             "parallel spec layers attention",
-            modules="layers packed_rows patches projectors",
+            modules="layers packed_rows patches pictures projectors",
         ),
         "language": Row("parallel spec layers attention"),
         "decoder": Row("parallel spec layers attention language", modules="flops"),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from PIL import Image
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
+from mimo.model.runtime import covering, picture_pixels, resized
 from mimo_encoder_vision._config import VisionConfig
 from mimo_encoder_vision._grids import native_grid, tiles_of
 
-_ASPECT = 16
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def to_pixels(config: VisionConfig, image: Image.Image) -> Tensor:
@@ -23,31 +24,17 @@ def to_pixels(config: VisionConfig, image: Image.Image) -> Tensor:
     if config.mode == "native":
         down, across = native_grid(config, (image.height, image.width))
         tiles = [_resized(config, converted, down * config.patch, across * config.patch)]
-    elif config.mode == "fixed":
-        tiles = [_covering(config, converted) if config.crop else _resized(config, converted, config.size, config.size)]
-    else:
+    elif config.mode == "tiles":
         tiles = _tiles(config, converted)
-    values = np.stack([np.asarray(tile, dtype=np.float32).reshape(tile.height, tile.width, -1) for tile in tiles])
-    mean, std = (np.asarray(each, dtype=np.float32) for each in (config.mean, config.std))
-    scaled = (values * np.float32(1 / 255) - mean) / std
-    return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2)))
+    elif config.crop:
+        tiles = [covering(converted, config.size, resample=config.resample)]
+    else:
+        tiles = [_resized(config, converted, config.size, config.size)]
+    return picture_pixels(tiles, mean=config.mean, std=config.std)
 
 
 def _resized(config: VisionConfig, image: Image.Image, height: int, width: int) -> Image.Image:
-    size = (width, height)  # Pillow's order
-    return image if image.size == size else image.resize(size, Image.Resampling[config.resample.upper()])
-
-
-def _covering(config: VisionConfig, image: Image.Image) -> Image.Image:
-    """Return the middle of an image whose shorter side has become that of the square."""
-    side, shorter = config.size, min(image.size)
-    if max(image.size) > _ASPECT * shorter:  # or a line of pixels would become as large as memory
-        width, height = (min(each, _ASPECT * shorter) for each in image.size)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        image = image.crop((left, top, left + width, top + height))
-    scaled = _resized(config, image, side * image.height // shorter, side * image.width // shorter)
-    left, top = (scaled.width - side) // 2, (scaled.height - side) // 2
-    return scaled.crop((left, top, left + side, top + side))
+    return resized(image, height, width, resample=config.resample)
 
 
 def _tiles(config: VisionConfig, image: Image.Image) -> list[Image.Image]:

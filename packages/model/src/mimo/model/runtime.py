@@ -10,6 +10,7 @@ from mimo.model.build.trainable import build_stage, stage_without_storage, train
 from mimo.model.encoder.layers import EncoderAttention, EncoderLayer, EncoderMlp, PackedEncoder, activate, split_encoder
 from mimo.model.encoder.packed_rows import PackedRows, touched_by
 from mimo.model.encoder.patches import packed_patches
+from mimo.model.encoder.pictures import covering, picture_pixels, resized
 from mimo.model.encoder.projectors import Projector
 from mimo.model.hybrid.mamba import Mamba
 from mimo.model.hybrid.sequences import Sequences
@@ -114,13 +115,16 @@ __all__ = [
     "build_stage",
     "convolve",
     "convolve_continued",
+    "covering",
     "create_on",
     "left_over",
     "linears",
     "local",
     "multiply",
     "packed_patches",
+    "picture_pixels",
     "read_hf",
+    "resized",
     "scan",
     "scan_by_chunks",
     "scan_by_row",
