@@ -75,9 +75,10 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     },
     "mimo_transformers": {
         "family": Row(),
-        "model": Row("family", modules="experts modules small stage"),
-        "trial": Row("family model", modules="packed tensor"),
-        "weights": Row("family model"),
+        "model": Row("family", modules="experts modules own published small stage"),
+        "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
+        "tower": Row("family model trial", modules="encoder trial"),
+        "weights": Row("family model tower"),
     },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""

@@ -60,6 +60,8 @@ def test_the_page_of_hugging_face_shows_commands_that_work(tmp_path: Path) -> No
     published.siglip(tmp_path / "siglip")
     mixture = transformers.AutoConfig.for_model("gpt_oss", **shrink(transformers.AutoConfig.for_model("gpt_oss")))
     published.publish(transformers.AutoModelForCausalLM.from_config(mixture), tmp_path / "gpt-oss")
+    tower = transformers.AutoConfig.for_model("dinov2", **shrink(transformers.AutoConfig.for_model("dinov2")))
+    published.publish(transformers.AutoModel.from_config(tower), tmp_path / "dinov2")
     Image.new("L", (4, 4), 128).save(tmp_path / "a.png")
     (tmp_path / "train.jsonl").write_text('{"images": ["a.png"], "text": "a <image> b"}\n' * 2)
     both = here("checkpoint", "import-hf", "language=llama", "vision=siglip", cwd=tmp_path).printed

@@ -220,7 +220,7 @@ def test_a_checkpoint_with_the_settings_of_a_run_can_be_used_at_once(tmp_path: P
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model_type": "resnet"}, "config.json model_type: expected a family that can be read here: "),
+        ({"model_type": "t5"}, "config.json model_type: expected a family that can be read here: "),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {}}, "expected weights in a floating type, got a quantization_config."),
         ({"num_attention_heads": "many"}, "num_attention_heads: expected a whole number, got 'many'."),

@@ -9,9 +9,14 @@ from mimo_transformers import HfDecoderConfig, shrink
 from mimo_transformers.family import config_of
 
 
-def small(model_type: str, **changes: Any) -> HfDecoderConfig:
-    """Return the config of a small model of a family; a test of one that the installed library lacks is skipped."""
+def known(model_type: str) -> str:
+    """Return a model type; a test of one that the installed library lacks is skipped."""
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
-    values = shrink(config_of(model_type, {}), **changes)
+    return model_type
+
+
+def small(model_type: str, **changes: Any) -> HfDecoderConfig:
+    """Return the config of a small model of a family."""
+    values = shrink(config_of(known(model_type), {}), **changes)
     return HfDecoderConfig(model_type=model_type, vocabulary=values.pop("vocab_size"), values=values)

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import small
+from small_models import known, small
 
 from mimo.hooks import ConfigError
 from mimo.model import HfFamily, Stage, file_shapes
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
-from mimo_transformers import HfDecoderConfig
-from mimo_transformers.family import new_network, quiet
+from mimo_transformers import HF_ENCODER, HfDecoderConfig, HfEncoderConfig
+from mimo_transformers.family import config_of, new_network, new_tower, quiet
+from mimo_transformers.model.small import thin_values
 from mimo_transformers.model.stage import HfStage
-from mimo_transformers.weights import CAUSAL
-from mimo_transformers.weights.table import hf_table
+from mimo_transformers.weights import CAUSAL, TOWERS
+from mimo_transformers.weights.table import decoder_table
 
 
 def family_of(model_type: str) -> HfFamily:
@@ -65,7 +66,7 @@ def test_weights_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> No
 def test_the_table_of_a_large_model_has_its_layers_experts_and_widths() -> None:
     """Found on a thin one: each of 8 experts in 32 layers has three tensors, of Mixtral's own widths."""
     config = HfDecoderConfig(**family_of("mixtral").settings({"num_local_experts": 8, "intermediate_size": 11}))
-    table = hf_table(config)
+    table = decoder_table(config)
     (down,) = (entry for entry in table if entry.ours == "layers.31.mlp.experts.down.weight")
     assert down.names[7] == "model.layers.31.block_sparse_moe.experts.7.w2.weight"
     assert len(down.names) == 8
@@ -77,7 +78,7 @@ def test_the_table_of_a_large_model_has_its_layers_experts_and_widths() -> None:
 def test_halves_of_a_tensor_are_cut_at_the_widths_of_the_model() -> None:
     """Granite's gates lie before what they are the gates of, in one tensor of all experts."""
     keys = {"num_hidden_layers": 1, "num_local_experts": 2, "hidden_size": 64, "intermediate_size": 10}
-    table = hf_table(HfDecoderConfig(**family_of("granitemoe").settings({**keys, "vocab_size": 9})))
+    table = decoder_table(HfDecoderConfig(**family_of("granitemoe").settings({**keys, "vocab_size": 9})))
     found = {entry.ours: (entry.theirs, entry.along, entry.rows) for entry in table if entry.along}
     theirs = "model.layers.0.block_sparse_moe.input_linear.weight"
     layer = "layers.0.block_sparse_moe.experts"
@@ -114,6 +115,28 @@ def test_what_cannot_be_a_language_model_has_no_family() -> None:
     assert CAUSAL.of("no-such-model") is None
     values = {"num_hidden_layers": 1000, "num_local_experts": 100}
     with pytest.raises(ConfigError, match=r"values: expected at most 65,536 experts .* got 100,000"):
-        hf_table(HfDecoderConfig(model_type="mixtral", vocabulary=9, values=values))
+        decoder_table(HfDecoderConfig(model_type="mixtral", vocabulary=9, values=values))
     with pytest.raises(ConfigError, match=r"values\.num_local_experts: expected at most 16384"):
         _ = HfDecoderConfig(model_type="mixtral", values={"num_local_experts": 2**40}).experts
+
+
+@pytest.mark.parametrize("model_type", ["dinov2", "vit", "siglip_vision_model", "convnext"])
+def test_towers_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> None:
+    """What isn't trained too; the projector has no place there."""
+    library = config_of(known(model_type), {})
+    torch.manual_seed(5)
+    with quiet(), torch.no_grad():
+        network = new_tower(config_of(model_type, thin_values(library)))
+        network.save_pretrained(tmp_path)
+    family = TOWERS.of(model_type)
+    assert family is not None
+    theirs = load_file(tmp_path / "model.safetensors")
+    settings = family.settings(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
+    config = HfEncoderConfig(**settings)
+    assert family.settings(family.describe(config)) == settings
+    encoder = HF_ENCODER.build(config, 8)
+    left = read_hf(encoder, family, config, theirs)
+    assert all(path.startswith("projector.") for path in left)
+    back = write_hf(encoder, family, config)
+    assert back.keys() == theirs.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())

@@ -1,6 +1,7 @@
-"""Language models of `transformers` as they are published, in the grids of mimo. Free of torch until one is built."""
+"""Models of `transformers` as they are published, in the grids of mimo. Free of torch until one is built."""
 
+from mimo_transformers._encoder_plugin import HF_ENCODER
 from mimo_transformers._plugin import HF_DECODER
-from mimo_transformers.family import HfDecoderConfig, shrink
+from mimo_transformers.family import HfDecoderConfig, HfEncoderConfig, shrink
 
-__all__ = ["HF_DECODER", "HfDecoderConfig", "shrink"]
+__all__ = ["HF_DECODER", "HF_ENCODER", "HfDecoderConfig", "HfEncoderConfig", "shrink"]

@@ -1,43 +1,49 @@
-"""Settings of ``hf-decoder``: a model type, and the keys of its ``config.json`` as they are."""
+"""Settings of ``hf-decoder`` and ``hf-encoder``: a model type, and the keys of its ``config.json`` as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
-from mimo.hooks import at_least, check_at_most
-from mimo.model import MAX_HEADS, MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH
+from mimo.hooks import ConfigError, at_least, check_at_most
+from mimo.model import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_LEARNED_ROWS,
+    MAX_PIXELS,
+    MAX_VOCABULARY,
+    MAX_WIDTH,
+    ProjectorConfig,
+)
 from mimo_transformers.family.library import config_of
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _WHERE = "modules.language.config"
+_USUAL_SIZE = 224
 
 
 @attrs.frozen(kw_only=True)
-class HfDecoderConfig:
-    """A language model of `transformers`.
+class HfConfig:
+    """A model of `transformers`.
 
     Args:
         model_type: of its ``config.json``: ``olmo2``, ``gemma3_text``.
-        vocabulary: number of token ids, 0 for that of the tokenizer.
         values: its other keys; what is left out is as in the library.
         null: keys of which the value is null there, which a settings file can't say; ``rope_parameters.full_attention``
             inside of another.
     """
 
     model_type: str
-    vocabulary: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     null: tuple[str, ...] = ()
     values: Mapping[str, Any] = attrs.field(factory=dict)
 
-    def __attrs_post_init__(self) -> None:
-        """Refuse what is too large."""
-        check_at_most(self, {"vocabulary": MAX_VOCABULARY}, where=_WHERE)
-
     def library(self) -> Any:
         """Return the library's config."""
+        return config_of(self.model_type, self._keys())
+
+    def _keys(self) -> dict[str, Any]:
         values = dict(self.values)
         for path in self.null:
             *tables, key = path.split(".")
@@ -45,9 +51,94 @@ class HfDecoderConfig:
             for name in tables:
                 inside[name] = inside = dict(inside.get(name) or {})
             inside[key] = None
-        if self.vocabulary:
-            values["vocab_size"] = self.vocabulary
-        return config_of(self.model_type, values)
+        return values
+
+
+@attrs.frozen(kw_only=True)
+class HfEncoderConfig(HfConfig):
+    """A vision tower of `transformers` that sees images of one size.
+
+    Args:
+        size: side of an image in pixels; 0 for that of the model's own ``image_size``.
+        crop: whether an image is shrunk to cover it and its middle cut out; otherwise it is stretched.
+        resample: how pixels are interpolated.
+        mean: subtracted from pixels of 0 to 1: one number, or one for each channel.
+        std: that they are divided by then, likewise.
+        feature_layer: whose rows are handed on: -1 for those that the model returns, -2 for those before its last
+            layer. What lies beyond is kept with the weights, and not trained.
+        class_tokens: how many of the rows before those of patches are handed on, the first ones.
+        projector: from the tower's rows to the language model's.
+    """
+
+    size: int = attrs.field(default=0, validator=at_least(0, where="config"))
+    crop: bool = False
+    resample: Literal["bicubic", "bilinear"] = "bicubic"
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    feature_layer: int = -1
+    class_tokens: int = attrs.field(default=0, validator=at_least(0, where="config"))
+    projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what is out of range."""
+        check_at_most(self, {"size": MAX_PIXELS, "class_tokens": MAX_LEARNED_ROWS}, where="config")
+        if self.feature_layer >= 0 or self.feature_layer < -MAX_LAYERS:
+            got = repr(self.feature_layer)
+            raise ConfigError("config.feature_layer", expected="-1 or less, counted from the last layer", got=got)
+        if min(self.std) <= 0:
+            raise ConfigError("config.std", expected="numbers above 0", got=repr(list(self.std)))
+
+    def library(self) -> Any:
+        """Return the library's config."""
+        library = super().library()
+        limits = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_WIDTH, "patch_size": MAX_PIXELS}
+        known = {key: most for key, most in limits.items() if isinstance(getattr(library, key, None), int)}
+        check_at_most(library, known, where="config.values")
+        return library
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Counts of heads, by the keys that set them."""
+        return _counts_of_heads(self.library())
+
+    @property
+    def side(self) -> int:
+        """Side of an image in pixels."""
+        own = getattr(self.library(), "image_size", None)
+        if isinstance(own, list | tuple) and own:
+            own = own[0]
+        found = self.size or (own if isinstance(own, int) else 0) or _USUAL_SIZE
+        if found > MAX_PIXELS:
+            raise ConfigError("config.values.image_size", expected=f"at most {MAX_PIXELS}", got=repr(found))
+        return found
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image: 1 or 3."""
+        found = int(getattr(self.library(), "num_channels", 3))
+        if found not in (1, 3):
+            raise ConfigError("config.values.num_channels", expected="1 (grey) or 3 (colour)", got=repr(found))
+        return found
+
+
+@attrs.frozen(kw_only=True)
+class HfDecoderConfig(HfConfig):
+    """A language model of `transformers`.
+
+    Args:
+        vocabulary: number of token ids, 0 for that of the tokenizer.
+    """
+
+    vocabulary: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what is too large."""
+        check_at_most(self, {"vocabulary": MAX_VOCABULARY}, where=_WHERE)
+
+    def library(self) -> Any:
+        """Return the library's config."""
+        size = {"vocab_size": self.vocabulary} if self.vocabulary else {}
+        return config_of(self.model_type, {**self._keys(), **size})
 
     @property
     def hidden(self) -> int:
@@ -70,10 +161,8 @@ class HfDecoderConfig:
 
     @property
     def heads(self) -> Mapping[str, int]:
-        """Counts of heads, by the keys that set them; attention of one process has the same."""
-        library = self.library()
-        counts = {key: getattr(library, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
-        return {f"values.{key}": count for key, count in counts.items() if count}
+        """Counts of heads, by the keys that set them."""
+        return _counts_of_heads(self.library())
 
     @property
     def experts(self) -> int:
@@ -88,3 +177,8 @@ class HfDecoderConfig:
     norm_eps = 0.0
     next_tokens = 0
     next_tokens_loss = 0.0
+
+
+def _counts_of_heads(library: Any) -> Mapping[str, int]:
+    counts = {key: getattr(library, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
+    return {f"values.{key}": count for key, count in counts.items() if isinstance(count, int) and count}

@@ -76,6 +76,29 @@ def new_network(config: Any, *, attention: str = ATTENTION) -> Any:
     return causal_class(config)._from_config(config, attn_implementation=attention)  # noqa: SLF001 - as `AutoModel` does
 
 
+def is_tower(model_type: str) -> bool:
+    """Tell whether the library has a model of a type that sees pictures alone, all of one size."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    if model_type not in MODEL_MAPPING_NAMES or CONFIG_MAPPING[model_type].sub_configs:
+        return False
+    return bool(tower_class(config_of(model_type, {})).main_input_name == "pixel_values")
+
+
+def tower_class(config: Any) -> Any:
+    """Return the library's model of a config, without what is put on it for a task."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    return MODEL_MAPPING[type(config)]
+
+
+def new_tower(config: Any) -> Any:
+    """Return the library's model of pictures of a config, on the device of the caller's context."""
+    made = tower_class(config)
+    return made._from_config(config, attn_implementation="sdpa" if made._supports_sdpa else "eager")  # noqa: SLF001 - as `AutoModel` does
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Leave out what the library logs and warns of while a model is built or tried."""

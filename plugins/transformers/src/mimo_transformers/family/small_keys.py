@@ -64,6 +64,8 @@ _COUNTS = (
 """Of `_SMALL`, what says how many tensors there are."""
 _OF_EXPERTS = ("moe_intermediate_size", "expert_ffn_hidden_size")
 _THIN = 4
+_WIDTHS = ("hidden_size", "num_layers", "window_size")
+_SIDE, _PATCHES = 64, 4
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "mlp_only_layers", "moe_layers")
 
 
@@ -77,6 +79,8 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         key: value for key, value in _SMALL.items() if isinstance(keys.get(key), int) and keys[key] > value
     }
+    if "depths" in keys:  # whose widths follow from one another
+        found = {key: value for key, value in found.items() if key not in _WIDTHS}
     heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
     if isinstance(shared, int) and shared:
         found["num_key_value_heads"] = 4 if shared == heads else min(2, shared)
@@ -91,8 +95,18 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if keys.get(key) is not None:
             found[key] = 0
+    if keys.get("image_size"):
+        found["image_size"] = _small_image(keys)
     found["tie_word_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     return {**found, **changes}
+
+
+def _small_image(keys: Mapping[str, Any]) -> int | list[int]:
+    """Return a small ``image_size``: of a few patches, and of more pixels where stages join them."""
+    size, patch = keys["image_size"], keys.get("patch_size")
+    one = patch[0] if isinstance(patch, list | tuple) else patch
+    side = _SIDE if "depths" in keys or not isinstance(one, int) else _PATCHES * one
+    return [side] * len(size) if isinstance(size, list | tuple) else side
 
 
 def thin(config: Any) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from mimo_transformers.family import HfDecoderConfig, new_network, quiet, shrink
 
 _LENGTHS = (7, 3, 5)
 _STIR = 0.05
-_NOT_KEYS = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype")
+_NOT_KEYS = (
+    *("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"),
+    *("stage_names", "out_features", "out_indices"),
+)
 
 
 def described(config: HfDecoderConfig) -> str:
@@ -26,11 +29,16 @@ def described(config: HfDecoderConfig) -> str:
     return json.dumps([config.model_type, {**values, **shrink(library)}], sort_keys=True, default=str)
 
 
+def thin_values(library: Any) -> dict[str, Any]:
+    """Return the keys of a config of the library with all its layers and experts, of small widths."""
+    values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
+    found: dict[str, Any] = json.loads(json.dumps({**values, **thin(library)}, default=str))
+    return found
+
+
 def thin_config(config: HfDecoderConfig) -> HfDecoderConfig:
     """Return a config with as many layers and experts as another, of small widths."""
-    library = config.library()
-    values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
-    values = json.loads(json.dumps({**values, **thin(library)}, default=str))
+    values = thin_values(config.library())
     return HfDecoderConfig(model_type=config.model_type, vocabulary=values.pop("vocab_size"), values=values)
 
 
@@ -78,10 +86,14 @@ def general(path: str) -> str:
 def constants(description: str) -> Mapping[str, float]:
     """Return what begins with the same number everywhere, by its `general` path in the library's model."""
     with trying():
-        network = new_network(small_config(description).library())
+        return constants_of(new_network(small_config(description).library()))
+
+
+def constants_of(network: Any) -> Mapping[str, float]:
+    """Return the same of a model that is built."""
     found: dict[str, float] = {}
     for path, tensor in [*network.named_parameters(), *network.named_buffers()]:
-        first = float(tensor.detach().flatten()[0])
-        if bool((tensor == first).all()):
-            found[general(path)] = first
+        flat = tensor.detach().flatten()
+        if flat.numel() and bool((flat == flat[0]).all()):
+            found[general(path)] = float(flat[0])
     return found

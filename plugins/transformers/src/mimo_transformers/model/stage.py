@@ -20,21 +20,20 @@ from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
 from mimo_transformers.family import HfDecoderConfig, new_network, quiet
 from mimo_transformers.model.attention import PackedRows, register_attention
-from mimo_transformers.model.experts import BridgedExperts, BridgedGroupedLinear, is_experts
+from mimo_transformers.model.experts import BridgedGroupedLinear
 from mimo_transformers.model.modules import (
     BridgedEmbedding,
     BridgedLinear,
-    Constant,
     Draw,
     Passing,
-    drawn_by,
     fill_buffers,
     stand_in,
     without_contents,
 )
+from mimo_transformers.model.own import make_own, replace
 from mimo_transformers.model.parts import Parts, find_parts, run_base
 from mimo_transformers.model.published import Published
-from mimo_transformers.model.small import constants, described, general
+from mimo_transformers.model.small import constants, described
 
 
 class HfStage(LanguageStage):
@@ -58,7 +57,7 @@ class HfStage(LanguageStage):
         layers = base.get_submodule(parts.layers)
         paths = {part: path for path, part in network.named_modules()}
         embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
-        _replace(layers, draw)
+        replace(layers, draw)
         fill_buffers(embedding, draw)
         super().__init__(
             config,
@@ -73,7 +72,7 @@ class HfStage(LanguageStage):
             self.before = nn.ModuleDict({_key(path): base.get_submodule(path) for path in parts.before})
         self.shared = nn.ModuleDict({_key(path): base.get_submodule(path) for path in parts.buffered})
         for part in (*layers, *self.children()):
-            _make_own(part, draw, lambda path: constants(described(config)).get(path), paths)
+            make_own(part, draw, lambda path: constants(described(config)).get(path), paths)
         _leave_out(base, layers, parts, stage, config)
         network.set_input_embeddings(nn.Identity())
         self._parts = parts
@@ -202,38 +201,6 @@ def _one_after(base: Any, parts: Parts) -> nn.Module:
         )
     (path,) = parts.after
     return cast("nn.Module", base.get_submodule(path))
-
-
-def _replace(layers: Any, draw: Draw) -> None:
-    """Put parts of ours in the place of the library's, which know of parallel ranks and deferred weight gradients."""
-    for part in list(layers.modules()):
-        for name, child in list(part.named_children()):
-            if type(child) is nn.Linear:
-                setattr(part, name, BridgedLinear(child, draw))
-            elif is_experts(child):
-                setattr(part, name, BridgedExperts(child, draw))
-
-
-def _make_own(module: nn.Module, draw: Draw, constant: Constant, paths: Mapping[nn.Module, str]) -> None:
-    """Let every part of a module draw its own parameters, and have the values of its buffers.
-
-    Buffers that are saved become parameters that aren't trained: the bias by which a router chooses, for example.
-    """
-    for part in module.modules():
-        if isinstance(part, BridgedLinear | BridgedEmbedding | BridgedGroupedLinear):
-            continue
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            if buffer.is_floating_point() and name not in part._non_persistent_buffers_set:  # noqa: SLF001 - PyTorch says it nowhere else
-                delattr(part, name)
-                part.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
-        own = partial(_at, constant, general(paths.get(part, "")))
-        fill_buffers(part, draw, own)
-        if any(True for _ in part.parameters(recurse=False)):
-            part.__class__ = drawn_by(draw, type(part), own)
-
-
-def _at(constant: Constant, path: str, leaf: str) -> float | None:
-    return constant(f"{path}.{leaf}")
 
 
 def _leave_out(base: Any, layers: Any, parts: Parts, stage: Stage, config: HfDecoderConfig) -> None:

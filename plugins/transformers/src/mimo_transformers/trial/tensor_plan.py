@@ -22,13 +22,19 @@ from mimo_transformers.model.small import general
 _ROWS, _COLUMNS = 0, 1
 _USUAL: Mapping[str, str] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "query_key_value"), "colwise"),
+    **dict.fromkeys(("query", "key", "value", "intermediate.dense"), "colwise"),
     **dict.fromkeys(("gate_proj", "up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3"), "colwise"),
-    **dict.fromkeys(("o_proj", "out_proj", "down_proj", "fc2", "dense", "dense_4h_to_h", "w2"), "rowwise"),
+    **dict.fromkeys(
+        ("o_proj", "out_proj", "down_proj", "fc2", "dense", "dense_4h_to_h", "w2", "projection_layer"), "rowwise"
+    ),
     "sinks": "colwise",
     "kv_a_proj_with_mqa": "mla_kv_a_proj",
 }
 """Styles of what usually has such a name inside of a layer."""
-_COUNTS = ("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head")
+_COUNTS = (
+    *("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head"),
+    *("all_head_size", "embed_dim"),
+)
 """Attributes by which attention of the library shapes what is cut."""
 
 
@@ -38,22 +44,22 @@ class TensorPlan:
 
     Args:
         styles: of linears and parameters, by path; what is left out is copied.
-        summed: copied parameters of which each rank has a part of the gradient, likewise.
+        summed: copied parameters of which each rank has a part of the gradient, by `general` paths in the whole module.
     """
 
     styles: Mapping[str, str]
     summed: frozenset[str] = frozenset()
 
 
-def plans(library: Any, layers: str) -> Iterator[TensorPlan]:
+def plans(library: Any, layers: str | None) -> Iterator[TensorPlan]:
     """Yield the plans to try: that of the library's config, the same with usual names added, usual names alone.
 
     Args:
         library: config of the library.
-        layers: path of the list of layers in its base model.
+        layers: path of the list of layers in its base model; None where paths are those in the model.
     """
     known = getattr(library, "base_model_tp_plan", None) or {}
-    prefix = f"{layers}.*."
+    prefix = "" if layers is None else f"{layers}.*."
     own = {path.removeprefix(prefix): style for path, style in known.items() if path.startswith(prefix)}
     if own:
         yield TensorPlan(styles=own)
@@ -76,8 +82,7 @@ def split_layers(stage: LanguageStage, axis: TensorAxis, plan: TensorPlan, *, sh
     stage.axis = axis
     splits: dict[str, Split] = {}
     for index, layer in stage.layers.items():
-        found = _layer(layer, axis, plan, shared_outputs)
-        splits |= {f"layers.{index}.{path}": split for path, split in found.items()}
+        splits |= split_linears(layer, axis, plan, shared_outputs=shared_outputs, at=f"layers.{index}")
     if hasattr(stage, "embedding"):
         stage.embedding.axis = axis
         splits["embedding.weight"] = Split(_ROWS)
@@ -86,11 +91,14 @@ def split_layers(stage: LanguageStage, axis: TensorAxis, plan: TensorPlan, *, sh
     return splits
 
 
-def _layer(layer: nn.Module, axis: TensorAxis, plan: TensorPlan, shared_outputs: int) -> dict[str, Split]:
+def split_linears(
+    layer: nn.Module, axis: TensorAxis, plan: TensorPlan, *, shared_outputs: int, at: str
+) -> dict[str, Split]:
+    """Hand ``axis`` to the linears of a layer or tower, which lies ``at`` a path; return how it is split."""
     splits: dict[str, Split] = {}
     owners: set[str] = set()
     for path, part in layer.named_modules():
-        style = _style(plan, path)
+        style = _style(plan, path, at)
         if isinstance(part, BridgedExperts):
             part.tensor = axis
         elif isinstance(part, BridgedLinear) and style:
@@ -99,11 +107,14 @@ def _layer(layer: nn.Module, axis: TensorAxis, plan: TensorPlan, shared_outputs:
                 owners.add(path.rpartition(".")[0])
         elif not isinstance(part, BridgedLinear):
             leaves = [_join(path, leaf) for leaf, _ in part.named_parameters(recurse=False)]
-            splits |= {leaf: Split(_ROWS) for leaf in leaves if _style(plan, leaf) == "colwise"}
+            splits |= {leaf: Split(_ROWS) for leaf in leaves if _style(plan, leaf, at) == "colwise"}
     for path in owners:
         _divide_counts(layer.get_submodule(path), axis)
-    copied = {path for path, _ in layer.named_parameters() if path not in splits and general(path) in plan.summed}
-    return splits | dict.fromkeys(copied, Split(summed=True))
+    found = {f"{at}.{path}": split for path, split in splits.items()}
+    for path, _ in layer.named_parameters():
+        if path not in splits and general(f"{at}.{path}") in plan.summed:
+            found[f"{at}.{path}"] = Split(summed=True)
+    return found
 
 
 def split_experts(stage: LanguageStage, axis: ExpertAxis) -> dict[str, Split]:
@@ -133,9 +144,11 @@ def split_experts(stage: LanguageStage, axis: ExpertAxis) -> dict[str, Split]:
     return {path: split for path, split in splits.items() if path in held}
 
 
-def _style(plan: TensorPlan, path: str) -> str | None:
-    found = plan.styles.get(general(path))
-    return found or plan.styles.get(f"**.{path.rpartition('.')[2]}")
+def _style(plan: TensorPlan, path: str, at: str) -> str | None:
+    """Return the style of what lies at a path inside of a layer or tower, which lies ``at`` another."""
+    *_, owner, name = ("", *path.split("."))
+    usual = (f"**.{owner}.{name}", f"**.{name}") if "*" in general(_join(at, path)) else ()  # inside of layers alone
+    return next((plan.styles[one] for one in (general(path), *usual) if one in plan.styles), None)
 
 
 def _join(path: str, name: str) -> str:

@@ -1,16 +1,26 @@
-"""The published families of ``hf-decoder``: every language model that the installed library knows."""
+"""The published families of ``hf-decoder`` and ``hf-encoder``: all of their kind that the installed library knows."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import ConfigError
 from mimo.model import HfFamilies, HfFamily, hf_no_dropout
-from mimo_transformers.family import HfDecoderConfig, causal_class, config_of, is_causal, new_network
+from mimo_transformers.family import (
+    HfConfig,
+    HfDecoderConfig,
+    HfEncoderConfig,
+    causal_class,
+    config_of,
+    is_causal,
+    is_tower,
+    new_network,
+    tower_class,
+)
 
 if TYPE_CHECKING:
     from mimo.model import HfTensor
@@ -19,7 +29,7 @@ _NOT_OURS = frozenset(
     {
         *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "vocab_size"),
         *("_name_or_path", "_attn_implementation_autoset", "use_cache", "return_dict", "quantization_config"),
-        *("output_attentions", "output_hidden_states"),
+        *("output_attentions", "output_hidden_states", "stage_names", "out_features", "out_indices"),
     }
 )
 """Keys of a ``config.json`` that say nothing of what is computed, or that a setting of its own says."""
@@ -31,20 +41,57 @@ _DROPOUT = re.compile(r"^(?!classifier|summary).*(drop|dropout|dropout_prob|drop
 def _of(model_type: str) -> HfFamily | None:
     if not is_causal(model_type):
         return None
-    cls = causal_class(config_of(model_type, {}))
-    needless = [re.compile(pattern) for pattern in cls._keys_to_ignore_on_load_unexpected or ()]
+    return _family(
+        model_type,
+        causal_class(config_of(model_type, {})),
+        settings=_decoder_settings,
+        tensors=_decoder_tensors,
+        # Alone; in a composed model as transformers before 5 wrote it, and since.
+        renamed=({}, {"": "language_model."}, {"model.": "model.language_model."}, {"model.": "model.text_model."}),
+        copies=_copies,
+    )
+
+
+def _of_tower(model_type: str) -> HfFamily | None:
+    if not is_tower(model_type):
+        return None
+    return _family(
+        model_type,
+        tower_class(config_of(model_type, {})),
+        settings=_settings,
+        tensors=_tower_tensors,
+        renamed=(
+            {},
+            {"": "vision_tower."},
+            {"": "model.vision_tower."},
+            {"": "vision_model."},
+            {"": "model.vision_model."},
+        ),
+        copies=lambda _config: {},
+    )
+
+
+def _family(
+    model_type: str,
+    made: Any,
+    *,
+    settings: Callable[..., Mapping[str, Any]],
+    tensors: Callable[[Any], Sequence[HfTensor]],
+    renamed: Sequence[Mapping[str, str]],
+    copies: Callable[[Any], Mapping[str, str]],
+) -> HfFamily:
+    needless = [re.compile(pattern) for pattern in made._keys_to_ignore_on_load_unexpected or ()]  # noqa: SLF001 - what the library passes over
     dropout = [key for key in config_of(model_type, {}).to_dict() if _DROPOUT.search(key)]
     return HfFamily(
         model_type=model_type,
-        architecture=cls.__name__,
-        settings=partial(_settings, model_type=model_type, dropout=dropout),
+        architecture=made.__name__,
+        settings=partial(settings, model_type=model_type, dropout=dropout),
         describe=_describe,
-        tensors=_tensors,
-        # Alone; in a composed model as transformers before 5 wrote it, and since.
-        renamed=({}, {"": "language_model."}, {"model.": "model.language_model."}, {"model.": "model.text_model."}),
-        ignored=("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias"),
+        tensors=tensors,
+        renamed=renamed,
+        ignored=("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias", "*.position_ids"),
         needless=lambda name: any(pattern.search(name) for pattern in needless),
-        copies=_copies,
+        copies=copies,
         dropout=dropout,
     )
 
@@ -52,15 +99,21 @@ def _of(model_type: str) -> HfFamily | None:
 def _settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
     """Return the settings that the keys of a ``config.json`` mean: what isn't as in the library."""
     hf_no_dropout(keys, dropout)
-    library = config_of(
-        model_type, {key: value for key, value in keys.items() if key not in _NOT_OURS - {"vocab_size"}}
-    )
+    library = _library(keys, model_type)
     whole = library.to_dict()  # a table in it that differs is kept whole
     said = {key: whole[key] for key in library.to_diff_dict() if key in whole and _is_said(key, _NOT_OURS)}
-    plain = json.loads(json.dumps(said, default=str))
     null: list[str] = []
-    values = _without_null(plain, "", null)
-    return {"model_type": model_type, "vocabulary": library.vocab_size, "values": values, "null": sorted(null)}
+    values = _without_null(json.loads(json.dumps(said, default=str)), "", null)
+    return {"model_type": model_type, "values": values, "null": sorted(null)}
+
+
+def _library(keys: Mapping[str, Any], model_type: str) -> Any:
+    return config_of(model_type, {key: keys[key] for key in keys if _is_said(key, _NOT_OURS - {"vocab_size"})})
+
+
+def _decoder_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
+    said = _settings(keys, model_type=model_type, dropout=dropout)
+    return {**said, "vocabulary": _library(keys, model_type).vocab_size}
 
 
 def _is_said(key: str, others: Collection[str]) -> bool:
@@ -78,17 +131,23 @@ def _without_null(value: Any, path: str, null: list[str]) -> Any:
     return {key: _without_null(one, inside[key], null) for key, one in value.items() if one is not None}
 
 
-def _describe(config: HfDecoderConfig) -> Mapping[str, Any]:
+def _describe(config: HfConfig) -> Mapping[str, Any]:
     said = config.library().to_dict()
     kept = {key: value for key, value in said.items() if _is_said(key, _NOT_OURS - {"vocab_size"})}
     described: Mapping[str, Any] = json.loads(json.dumps(kept, default=str))
     return described
 
 
-def _tensors(config: HfDecoderConfig) -> Sequence[HfTensor]:
-    from mimo_transformers.weights.table import hf_table
+def _decoder_tensors(config: HfDecoderConfig) -> Sequence[HfTensor]:
+    from mimo_transformers.weights.table import decoder_table
 
-    return hf_table(config)
+    return decoder_table(config)
+
+
+def _tower_tensors(config: HfEncoderConfig) -> Sequence[HfTensor]:
+    from mimo_transformers.weights.table import tower_table
+
+    return tower_table(config)
 
 
 def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
@@ -106,3 +165,5 @@ def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
 
 CAUSAL = HfFamilies(of=_of, type_of=lambda config: str(config.model_type))
 """Every language model of the installed library."""
+TOWERS = HfFamilies(of=_of_tower, type_of=lambda config: str(config.model_type))
+"""Every model of it that sees pictures of one size."""

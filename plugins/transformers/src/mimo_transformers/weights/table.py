@@ -7,30 +7,33 @@ a number of its own, `save_pretrained` writes it, and where each number lies in 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mimo.hooks import ConfigError
 from mimo.model import HfTensor, Stage
 from mimo.model.runtime import create_on
-from mimo_transformers.family import HfDecoderConfig, new_network
+from mimo_transformers.family import HfDecoderConfig, HfEncoderConfig, new_network, new_tower
 from mimo_transformers.model.small import thin_config, trying
 from mimo_transformers.model.stage import HfStage
+from mimo_transformers.tower.encoder import HfEncoder
+from mimo_transformers.tower.trial import build_encoder, thin_tower
+
+_Bridged: TypeAlias = HfStage | HfEncoder
+_ANY_WIDTH = 8
 
 _MOST_EXPERTS = 1 << 16
 
 
-def hf_table(config: HfDecoderConfig) -> Sequence[HfTensor]:
-    """Return the table of a model of the library.
+def decoder_table(config: HfDecoderConfig) -> Sequence[HfTensor]:
+    """Return the table of a language model of the library.
 
     Raises:
         ConfigError: what the library writes isn't parts of tensors, in another order of dims; or there are more experts
@@ -44,8 +47,32 @@ def hf_table(config: HfDecoderConfig) -> Sequence[HfTensor]:
             got=f"{experts:,}",
         )
     with create_on("meta"):
-        shapes = {path: tuple(one.shape) for path, one in HfStage(config, Stage()).named_parameters()}
-    places = _locations(json.dumps(attrs.asdict(thin_config(config)), sort_keys=True))
+        whole = HfStage(config, Stage())
+    thin = thin_config(config)
+    return _table(whole, repr(thin), lambda: (new_network(thin.library(), attention="eager"), HfStage(thin, Stage())))
+
+
+def tower_table(config: HfEncoderConfig) -> Sequence[HfTensor]:
+    """Return the table of a tower of the library.
+
+    Raises:
+        ConfigError: as `decoder_table`.
+    """
+    with create_on("meta"):
+        whole = build_encoder(config, _ANY_WIDTH)
+    thin = thin_tower(config)
+    return _table(whole, repr(thin), lambda: (new_tower(thin.library()), build_encoder(thin, _ANY_WIDTH)))
+
+
+_KNOWN: dict[str, tuple[_Location, ...]] = {}
+
+
+def _table(whole: _Bridged, described: str, make: Callable[[], tuple[Any, _Bridged]]) -> Sequence[HfTensor]:
+    """Return the table of a module, of which ``make`` makes a thin one, and the library's."""
+    shapes = {path: tuple(one.shape) for path, one in whole.named_parameters()}
+    if described not in _KNOWN:
+        _KNOWN[described] = _locations(make)
+    places = _KNOWN[described]
     rows: dict[_Location, tuple[int, int] | None] = {}
     for parts in _grouped(places, lambda place: place.theirs).values():
         end = 0
@@ -104,11 +131,10 @@ def _entry(found: Sequence[_Location], rows: tuple[int, int] | None) -> HfTensor
     )
 
 
-@cache
-def _locations(described: str) -> tuple[_Location, ...]:
-    config = HfDecoderConfig(**json.loads(described))
+def _locations(make: Callable[[], tuple[Any, _Bridged]]) -> tuple[_Location, ...]:
     with trying(), tempfile.TemporaryDirectory() as folder:
-        network = new_network(config.library(), attention="eager").to(torch.float64)
+        network, ours = make()
+        network = network.to(torch.float64)
         count = 0
         for parameter in _parameters(network):
             parameter.copy_(torch.arange(count, count + parameter.numel(), dtype=torch.float64).view(parameter.shape))
@@ -116,7 +142,9 @@ def _locations(described: str) -> tuple[_Location, ...]:
         network.save_pretrained(folder)
         files = [load_file(file) for file in sorted(Path(folder).glob("*.safetensors"))]
         theirs = {name: tensor.long() for tensors in files for name, tensor in tensors.items()}
-        return tuple(_Numbers.of(config, network, count).locations(theirs))
+        ours = ours.double()
+        ours.read(network)
+        return tuple(_Numbers.of(ours, list(ours.published(network)), count).locations(theirs))
 
 
 def _parameters(network: Any) -> Iterator[Tensor]:
@@ -146,12 +174,11 @@ class _Numbers:
     place: Tensor
 
     @classmethod
-    def of(cls, config: HfDecoderConfig, network: Any, count: int) -> _Numbers:
-        """Return those of a model whose elements are numbered."""
-        stage = HfStage(config, Stage()).double()
-        stage.read(network)
+    def of(cls, ours: nn.Module, paths: Sequence[str], count: int) -> _Numbers:
+        """Return those of a module that has been filled with numbers."""
         owner, place = torch.full((count,), -1), torch.zeros(count, dtype=torch.long)
-        held = dict(stage.named_parameters())
+        parameters = dict(ours.named_parameters())
+        held = {path: parameters[path] for path in paths if path in parameters}
         for index, parameter in enumerate(held.values()):
             numbers = parameter.detach().long().flatten()
             owner[numbers] = index
@@ -168,7 +195,7 @@ class _Numbers:
             found = self._of_tensor(name, numbers)
             if found is None:
                 raise ConfigError(
-                    "modules.language.config.model_type",
+                    "config.model_type",
                     expected="a family of which a published tensor holds parameters as they are, or transposed",
                     got=f"another one: {name}",
                 )

@@ -137,7 +137,10 @@ def find_parts(
         )
     kinds = {section: kind for section, (kind, _) in sections.items()}
     found = _matching(kinds, readers)
-    open_kinds = {section: kind for section, kind in kinds.items() if in_sections or not section}
+    named = {section for several in found.values() for section, _ in several}
+    open_kinds = {
+        section: kind for section, kind in kinds.items() if section not in named and (in_sections or not section)
+    }
     found |= _matching_open(open_kinds, [(name, spec) for name, spec in open_to if name not in found])
     if not found:
         known = sorted({f"{reader.family.model_type} ({reader.spec.name})" for reader in readers})

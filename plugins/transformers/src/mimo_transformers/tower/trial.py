@@ -1,0 +1,149 @@
+"""What a tower can do here, found out on a thin one: all its layers, small widths and images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from mimo.hooks import UserError
+from mimo.model.runtime import Split, TensorAxis
+from mimo_transformers.family import HfEncoderConfig, new_tower
+from mimo_transformers.model.small import constants_of, thin_values, trying
+from mimo_transformers.tower.encoder import HfEncoder, features, refusal
+from mimo_transformers.trial.tensor_plan import TensorPlan, plans, split_linears
+from mimo_transformers.trial.two_ranks import find_plan
+
+_HIDDEN = 8
+_IMAGES = 3
+_TOLERANCE = 1e-5
+_STIR = 0.05
+
+
+@attrs.frozen(kw_only=True)
+class Tried:
+    """What a trial has found.
+
+    Args:
+        problem: why it can't be trained, empty if it can.
+        idle: paths in the tower of parameters on which nothing depends that is handed on.
+        constants: what begins with the same number everywhere, by general path.
+    """
+
+    problem: str = ""
+    idle: frozenset[str] = frozenset()
+    constants: Mapping[str, float] = attrs.field(factory=dict)
+
+
+_TRIED: dict[str, Tried] = {}
+_PLANS: dict[str, TensorPlan | str] = {}
+
+
+def build_encoder(config: HfEncoderConfig, hidden: int) -> HfEncoder:
+    """Return the encoder of a config.
+
+    Raises:
+        ConfigError: a thin one doesn't compute of each image in a batch what the library computes of it alone, or it
+            draws random numbers or changes what isn't trained.
+    """
+    tried = tried_of(config)
+    if tried.problem:
+        raise refusal(config, tried.problem)
+    return HfEncoder(config, hidden, idle=tried.idle, constant=tried.constants.get)
+
+
+def tried_of(config: HfEncoderConfig) -> Tried:
+    """Return what was found of a thin tower of a config."""
+    key = repr(config)
+    if key not in _TRIED:
+        try:
+            with trying():
+                _TRIED[key] = _try(thin_tower(config))
+        except UserError as error:
+            _TRIED[key] = Tried(problem=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a model of the library does
+            _TRIED[key] = Tried(problem=f"a thin one that fails with {type(error).__name__}: {error}")
+    return _TRIED[key]
+
+
+def tensor_splits(encoder: HfEncoder, axis: TensorAxis) -> dict[str, Split]:
+    """Hand ``axis`` to an encoder, and return how its parameters lie by the plan that was found right for its tower.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if axis.size == 1:
+        return {}
+    key = repr(encoder.config)
+    if key not in _PLANS:
+        with trying():
+            _PLANS[key] = _plan_of(thin_tower(encoder.config))
+    plan = _PLANS[key]
+    if isinstance(plan, str):
+        raise refusal(encoder.config, f"tp = {axis.size}, of which {plan}")
+    return split_linears(encoder.encoder, axis, plan, shared_outputs=0, at="encoder")
+
+
+def thin_tower(config: HfEncoderConfig) -> HfEncoderConfig:
+    """Return the config of a tower with all layers of another, of small widths and images."""
+    values = thin_values(config.library())
+    return HfEncoderConfig(model_type=config.model_type, values=values, feature_layer=config.feature_layer)
+
+
+def _stirred(config: HfEncoderConfig) -> nn.Module:
+    network: nn.Module = new_tower(config.library()).float()
+    for parameter in network.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=_STIR)
+    return network
+
+
+def _try(config: HfEncoderConfig) -> Tried:
+    constants = constants_of(new_tower(config.library()))
+    network = _stirred(config)
+    encoder = HfEncoder(config, _HIDDEN, constant=constants.get)
+    encoder.read(network)
+    pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
+    items = [{"pixels": image} for image in pixels]
+    wanted = torch.cat([features(network.eval(), image.unsqueeze(0), config)[0] for image in pixels])
+    buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+    chance = torch.get_rng_state()
+    found = encoder.tower_rows(items)
+    if not torch.equal(chance, torch.get_rng_state()):
+        return Tried(problem="a thin one draws random numbers while it trains")
+    difference = float((found - wanted).abs().max() / wanted.abs().max())
+    if not difference <= _TOLERANCE:
+        return Tried(problem=f"rows of a thin one that differ by {difference:.1e} in a batch of images")
+    if changed := [name for name, buffer in encoder.named_buffers() if not torch.equal(buffer, buffers[name])]:
+        return Tried(problem=f"{', '.join(changed)} of a thin one that change while it trains")
+    with torch.enable_grad():
+        rows = encoder.tower_rows(items)
+        (rows * torch.randn_like(rows)).sum().backward()
+    idle = frozenset(name for name, parameter in encoder.encoder.named_parameters() if parameter.grad is None)
+    return Tried(idle=idle, constants=constants)
+
+
+def _plan_of(config: HfEncoderConfig) -> TensorPlan | str:
+    tried, network = tried_of(config), _stirred(config)
+    pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
+    weights: list[Tensor] = []
+
+    def make() -> nn.Module:
+        encoder = HfEncoder(config, _HIDDEN, idle=tried.idle, constant=tried.constants.get)
+        encoder.read(network)
+        encoder.projector.requires_grad_(requires_grad=False)
+        return encoder
+
+    def run(encoder: nn.Module) -> Tensor:
+        assert isinstance(encoder, HfEncoder)
+        rows = encoder.tower_rows([{"pixels": image} for image in pixels])
+        if not weights:
+            weights.append(torch.randn_like(rows))
+        return (rows * weights[0]).sum()
+
+    def split(encoder: nn.Module, axis: TensorAxis, plan: TensorPlan) -> Mapping[str, Split]:
+        assert isinstance(encoder, HfEncoder)
+        return split_linears(encoder.encoder, axis, plan, shared_outputs=0, at="encoder")
+
+    return find_plan(make, run, split, plans(config.library(), None))

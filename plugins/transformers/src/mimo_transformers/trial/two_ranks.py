@@ -1,0 +1,117 @@
+"""Which tensor plan is right: two ranks against one, gradients included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from mimo.model.runtime import ExpertAxis, Split, TensorAxis
+from mimo_transformers.model.small import general
+from mimo_transformers.trial.tensor_plan import TensorPlan
+from mimo_transformers.trial.threads import ThreadAxis, on_threads
+
+_RANKS = 2
+_TOLERANCE = 1e-5
+_SMALL_GRADIENT = 1e-3
+"""Share of the whole gradient's norm below which a parameter's is compared with that share instead of itself."""
+
+
+def find_plan(
+    make: Callable[[], nn.Module],
+    run: Callable[[nn.Module], Tensor],
+    split: Callable[[nn.Module, TensorAxis, TensorPlan], Mapping[str, Split]],
+    plans: Iterable[TensorPlan],
+) -> TensorPlan | str:
+    """Return the first plan that is right, with the copies whose gradients are summed; or what is wrong with the first.
+
+    Args:
+        make: makes the module, at full shapes, always with the same values.
+        run: computes a loss with it.
+        split: hands an axis to a module, and returns how its parameters lie by a plan.
+        plans: to try.
+    """
+    whole, problem = _gradients(make(), run, {}), ""
+    for plan in plans:
+        acts = [partial(_on_rank, make(), run, split, plan) for _ in range(_RANKS)]
+        try:
+            return attrs.evolve(plan, summed=frozenset(_summed(whole, on_threads(acts))))
+        except _WrongError as error:
+            problem = problem or str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a model of the library does when it is cut
+            problem = problem or f"a small one fails with {type(error).__name__}: {error}"
+    return problem
+
+
+@attrs.frozen(kw_only=True)
+class _Gradients:
+    """Those of one rank by path, pieces where parameters are cut, and how they are cut."""
+
+    loss: float
+    found: Mapping[str, Tensor]
+    splits: Mapping[str, Split]
+
+
+class _WrongError(Exception):
+    """A plan computes something else than one process."""
+
+
+def _on_rank(
+    module: nn.Module,
+    run: Callable[[nn.Module], Tensor],
+    split: Callable[[nn.Module, TensorAxis, TensorPlan], Mapping[str, Split]],
+    plan: TensorPlan,
+    axis: ThreadAxis,
+) -> _Gradients:
+    splits = split(module, axis, plan)
+    for path, parameter in list(module.named_parameters()):
+        owner, _, leaf = path.rpartition(".")
+        one = splits.get(path, Split())
+        piece = one.piece(parameter.detach(), ExpertAxis.single() if one.experts else axis)
+        mine = nn.Parameter(piece.clone(), requires_grad=parameter.requires_grad)
+        module.get_submodule(owner).register_parameter(leaf, mine)
+    return _gradients(module, run, splits)
+
+
+def _gradients(module: nn.Module, run: Callable[[nn.Module], Tensor], splits: Mapping[str, Split]) -> _Gradients:
+    with torch.enable_grad():
+        loss = run(module)
+        loss.backward()
+    found = {
+        path: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for path, parameter in module.named_parameters()
+    }
+    return _Gradients(loss=loss.item(), found=found, splits=splits)
+
+
+def _summed(whole: _Gradients, ranks: list[_Gradients]) -> Iterator[str]:
+    """Yield the general paths of copied parameters whose gradient is the sum of the ranks'.
+
+    Raises:
+        _WrongError: a gradient isn't that of one process, whether taken as it is or summed.
+    """
+    if all(split.dim is None or split.experts for split in ranks[0].splits.values()):
+        raise _WrongError("nothing is cut")
+    if any(abs(rank.loss - whole.loss) > _TOLERANCE * abs(whole.loss) for rank in ranks):
+        raise _WrongError(f"the loss of a small one on {len(ranks)} ranks is {ranks[0].loss}, and {whole.loss} on one")
+    floor = _SMALL_GRADIENT * float(torch.stack([one.norm() for one in whole.found.values()]).norm())
+    for path, wanted in whole.found.items():
+        split, pieces = ranks[0].splits.get(path, Split()), [rank.found[path] for rank in ranks]
+        bound = _TOLERANCE * max(float(wanted.norm()), floor)
+
+        def fits(*found: Tensor, wanted: Tensor = wanted, bound: float = bound) -> bool:
+            return all(one.shape == wanted.shape and float((one - wanted).norm()) <= bound for one in found)
+
+        if split.experts:  # each rank routes rows of its own
+            right = fits(sum(pieces[1:], pieces[0]))
+        elif split.dim is not None:
+            right = fits(torch.cat(pieces, split.dim))
+        elif fits(*pieces):
+            right = True
+        elif right := fits(sum(pieces[1:], pieces[0])):
+            yield general(path)
+        if not right:
+            raise _WrongError(f"the gradient of {path} in a small one on {len(ranks)} ranks isn't that on one")
