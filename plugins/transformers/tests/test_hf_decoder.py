@@ -11,13 +11,14 @@ from small_models import small
 from torch import Tensor
 
 from mimo.hooks import ConfigError, PluginError
-from mimo.model import Stage
-from mimo.model.runtime import ExpertAxis, LanguageBatch, TensorAxis, create_on
+from mimo.model import Stage, check_module
+from mimo.model.runtime import ExpertAxis, LanguageBatch, create_on
 from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
+from mimo.topology import Grid
 from mimo_transformers import HF_DECODER, HfDecoderConfig
 from mimo_transformers.family import config_of, new_network, quiet
 from mimo_transformers.model.stage import HfStage
-from mimo_transformers.trial.tensor import expert_splits, tensor_splits
+from mimo_transformers.trial.tensor import expert_splits
 
 LENGTHS = (7, 3, 5)
 FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_moe", "cohere2", "granite")
@@ -97,6 +98,14 @@ def test_layouts_compute_what_the_whole_does(model_type: str) -> None:
     assert_language_layouts(HF_DECODER, layouts, config=config)
 
 
+@pytest.mark.parametrize("model_type", ["gemma3_text", "cohere2"])
+def test_tensor_ranks_share_heads_of_keys_that_are_fewer(model_type: str) -> None:
+    """Also where a rank's queries look at several of them, unequally many at each."""
+    config = small(model_type, hidden_size=48, num_attention_heads=12, num_key_value_heads=3)
+    layouts = [LanguageLayout(tp=2, pp=2, lanes=((7, 3, 5), (4, 6))), LanguageLayout(tp=4, lanes=((7, 3, 5),))]
+    assert_language_layouts(HF_DECODER, layouts, config=config)
+
+
 def test_it_keeps_the_promises_of_a_language_model() -> None:
     """The conformance kit finds names, initial values, caches, empty microbatches and deferred gradients in order."""
     assert_language_model_conforms(HF_DECODER, config=small("olmo2"))
@@ -104,10 +113,14 @@ def test_it_keeps_the_promises_of_a_language_model() -> None:
 
 def test_a_tensor_plan_that_is_not_right_is_refused_with_what_differs() -> None:
     """DiffLlama's heads work in pairs that lie apart, so that no plan cuts between them."""
-    module = HfStage(small("diffllama"), Stage())
-    expected = r"language\.tp: expected 1, since no tensor plan .* got 2 and 'diffllama', of which the loss of a small"
+    grid = Grid(name="language", ranks=range(2), tp=2)
+    expected = r"modules.language.tp: expected 1, since no tensor plan .* got more for 'diffllama', of which the loss"
     with pytest.raises(ConfigError, match=expected):
-        tensor_splits(module, TensorAxis(size=2))
+        check_module(HF_DECODER, small("diffllama"), grid=grid)
+    with pytest.raises(ConfigError, match=r"language.tp: expected a divisor of values.num_attention_heads = 3, got 2"):
+        check_module(
+            HF_DECODER, small("llama", hidden_size=48, num_attention_heads=3, num_key_value_heads=1), grid=grid
+        )
 
 
 def test_experts_of_a_form_of_their_own_stay_together() -> None:

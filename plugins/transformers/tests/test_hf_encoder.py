@@ -11,8 +11,9 @@ from PIL import Image
 from small_models import known
 
 from mimo.hooks import ConfigError
-from mimo.model import ProjectorConfig
+from mimo.model import ProjectorConfig, check_module
 from mimo.model.testing import ModuleLayout, assert_conforms, assert_layouts
+from mimo.topology import Grid
 from mimo_transformers import HF_ENCODER, HfEncoderConfig
 from mimo_transformers.family import config_of, is_tower, new_tower, quiet
 from mimo_transformers.model.small import thin_values
@@ -86,6 +87,13 @@ def test_what_cannot_be_an_encoder_is_refused(model_type: str, text: str) -> Non
     """Norms over a batch, chance, videos, and masks that nobody gives."""
     with pytest.raises(ConfigError, match=text):
         HF_ENCODER.build(HfEncoderConfig(model_type=known(model_type)), 8)
+
+
+def test_a_tower_that_no_plan_cuts_has_no_tensor_ranks() -> None:
+    """PoolFormer is made of convolutions."""
+    grid = Grid(name="vision", ranks=range(2), tp=2)
+    with pytest.raises(ConfigError, match=r"modules.vision.tp: expected 1, .* more for 'poolformer', of which nothing"):
+        check_module(HF_ENCODER, HfEncoderConfig(model_type=known("poolformer")), grid=grid)
 
 
 def test_what_does_not_go_together_is_refused_by_its_key() -> None:

@@ -67,6 +67,13 @@ def _build(config: HfEncoderConfig, hidden: int) -> nn.Module:
     return build_encoder(config, hidden)
 
 
+def _divisible(config: HfEncoderConfig) -> Mapping[str, int]:
+    from mimo_transformers.tower.trial import plan_of
+
+    plan_of(config)
+    return config.heads
+
+
 def _split(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     from mimo_transformers.tower.encoder import HfEncoder
     from mimo_transformers.tower.trial import tensor_splits
@@ -100,7 +107,7 @@ HF_ENCODER = EncoderSpec(
     build=_build,
     blank=_blank,
     parts={"encoder": ("encoder",), "projector": ("projector",)},
-    tensor=TensorSupport(divisible=lambda config: config.heads, plan=_split),
+    tensor=TensorSupport(divisible=_divisible, plan=_split),
     seam=EncoderSeam(rows=_tower_rows, width=_width, cut=_divide),
     recompute={"full": _layers},
     hf_any=TOWERS,

@@ -35,6 +35,13 @@ def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
     return HfStage(config, stage)
 
 
+def _divisible(config: HfDecoderConfig) -> Mapping[str, int]:
+    from mimo_transformers.trial.tensor import has_few_keys, plan_of
+
+    plan_of(config, shared=has_few_keys(config))
+    return config.heads
+
+
 def _split(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     from mimo_transformers.model.stage import HfStage
     from mimo_transformers.trial.tensor import tensor_splits
@@ -61,7 +68,7 @@ HF_DECODER = LanguageModelSpec(
     tied=ends_share,
     parts={**STAGE_PARTS, "embedding": ("embedding", "before")},
     stage_parts=stage_parts,
-    tensor=TensorSupport(divisible=lambda config: config.heads, plan=_split),
+    tensor=TensorSupport(divisible=_divisible, plan=_split),
     context=stage_context(),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
     hf_any=CAUSAL,

@@ -180,5 +180,5 @@ class HfDecoderConfig(HfConfig):
 
 
 def _counts_of_heads(library: Any) -> Mapping[str, int]:
-    counts = {key: getattr(library, key, None) for key in ("num_attention_heads", "num_key_value_heads")}
-    return {f"values.{key}": count for key, count in counts.items() if isinstance(count, int) and count}
+    count = getattr(library, "num_attention_heads", None)
+    return {"values.num_attention_heads": count} if isinstance(count, int) and count else {}

@@ -64,6 +64,8 @@ _COUNTS = (
 """Of `_SMALL`, what says how many tensors there are."""
 _OF_EXPERTS = ("moe_intermediate_size", "expert_ffn_hidden_size")
 _THIN = 4
+_HEADS = ("num_attention_heads", "n_head")
+"""As many also where a model has less, as two ranks share them out."""
 _WIDTHS = ("hidden_size", "num_layers", "window_size")
 _SIDE, _PATCHES = 64, 4
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "mlp_only_layers", "moe_layers")
@@ -77,7 +79,9 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
     """
     keys = config.to_dict()
     found: dict[str, Any] = {
-        key: value for key, value in _SMALL.items() if isinstance(keys.get(key), int) and keys[key] > value
+        key: value
+        for key, value in _SMALL.items()
+        if isinstance(keys.get(key), int) and (keys[key] > value or key in _HEADS)
     }
     if "depths" in keys:  # whose widths follow from one another
         found = {key: value for key, value in found.items() if key not in _WIDTHS}

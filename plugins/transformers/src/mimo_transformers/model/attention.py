@@ -7,6 +7,7 @@ are this rank's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -18,6 +19,8 @@ from mimo_transformers.family import ATTENTION
 
 ROWS = "mimo_rows"
 """The keyword argument that carries `PackedRows`."""
+_HEADS = "_mimo_heads"
+"""Attribute of attention whose query heads aren't as many for each head of keys."""
 _WITHOUT_MEANING = frozenset(
     {"cache_position", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "use_cache"}
 )
@@ -115,8 +118,14 @@ def packed_attention(
         layer = rows.cache.layer(str(module.layer_idx))
         key, value = layer.extend("key", key), layer.extend("value", value)
     segments = rows.segments(sliding_window or 0)
-    attended = attend(query, key, value, segments, scale=scaling, soft_cap=softcap, sinks=s_aux)
+    heads = vars(module).get(_HEADS)
+    attended = attend(query, key, value, segments, heads=heads, scale=scaling, soft_cap=softcap, sinks=s_aux)
     return attended.unsqueeze(0), None
+
+
+def set_heads(module: nn.Module, heads: Sequence[int]) -> None:
+    """Have attention look at these heads of keys and values, one for each query head that it computes."""
+    setattr(module, _HEADS, tuple(heads))
 
 
 def refusal(module: nn.Module, expected: str, got: str) -> PluginError:

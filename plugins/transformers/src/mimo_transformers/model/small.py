@@ -22,11 +22,16 @@ _NOT_KEYS = (
 )
 
 
-def described(config: HfDecoderConfig) -> str:
-    """Return all that a config says but for its sizes: what two models have in common that are tried as one."""
+def described(config: HfDecoderConfig, **sizes: Any) -> str:
+    """Return all that a config says but for its sizes: what two models have in common that are tried as one.
+
+    Args:
+        config: of a model.
+        sizes: that the small one shall have.
+    """
     library = config.library()
     values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
-    return json.dumps([config.model_type, {**values, **shrink(library)}], sort_keys=True, default=str)
+    return json.dumps([config.model_type, {**values, **shrink(library, **sizes)}], sort_keys=True, default=str)
 
 
 def thin_values(library: Any) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.hooks import UserError
+from mimo.hooks import ConfigError, UserError
 from mimo.model.runtime import Split, TensorAxis
 from mimo_transformers.family import HfEncoderConfig, new_tower
 from mimo_transformers.model.small import constants_of, thin_values, trying
 from mimo_transformers.tower.encoder import HfEncoder, features, refusal
-from mimo_transformers.trial.tensor_plan import TensorPlan, plans, split_linears
+from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_linears
 from mimo_transformers.trial.two_ranks import find_plan
 
 _HIDDEN = 8
@@ -69,21 +69,31 @@ def tried_of(config: HfEncoderConfig) -> Tried:
 
 
 def tensor_splits(encoder: HfEncoder, axis: TensorAxis) -> dict[str, Split]:
-    """Hand ``axis`` to an encoder, and return how its parameters lie by the plan that was found right for its tower.
+    """Hand ``axis`` to an encoder, and return how its parameters lie by `plan_of` its tower."""
+    if axis.size == 1:
+        return {}
+    return split_linears(encoder.encoder, axis, plan_of(encoder.config), heads=Heads(), at="encoder")
+
+
+def plan_of(config: HfEncoderConfig) -> TensorPlan:
+    """Return the plan that was found right for a tower.
 
     Raises:
         ConfigError: there is none.
     """
-    if axis.size == 1:
-        return {}
-    key = repr(encoder.config)
+    key = repr(config)
     if key not in _PLANS:
         with trying():
-            _PLANS[key] = _plan_of(thin_tower(encoder.config))
+            _PLANS[key] = _plan_of(thin_tower(config))
     plan = _PLANS[key]
     if isinstance(plan, str):
-        raise refusal(encoder.config, f"tp = {axis.size}, of which {plan}")
-    return split_linears(encoder.encoder, axis, plan, shared_outputs=0, at="encoder")
+        raise ConfigError(
+            "tp",
+            expected="1, since no tensor plan of this tower computes what one process does",
+            got=f"more for {config.model_type!r}, of which {plan}",
+            fix="Leave tp out; any number of lanes (dp) works.",
+        )
+    return plan
 
 
 def thin_tower(config: HfEncoderConfig) -> HfEncoderConfig:
@@ -144,6 +154,6 @@ def _plan_of(config: HfEncoderConfig) -> TensorPlan | str:
 
     def split(encoder: nn.Module, axis: TensorAxis, plan: TensorPlan) -> Mapping[str, Split]:
         assert isinstance(encoder, HfEncoder)
-        return split_linears(encoder.encoder, axis, plan, shared_outputs=0, at="encoder")
+        return split_linears(encoder.encoder, axis, plan, heads=Heads(), at="encoder")
 
     return find_plan(make, run, split, plans(config.library(), None))

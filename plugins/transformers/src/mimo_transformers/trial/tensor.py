@@ -13,27 +13,37 @@ from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
 from mimo_transformers.model.stage import HfStage
-from mimo_transformers.trial.tensor_plan import TensorPlan, plans, split_experts, split_layers
+from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_experts, split_layers
 from mimo_transformers.trial.two_ranks import find_plan
 
 
 def tensor_splits(stage: HfStage, axis: TensorAxis) -> dict[str, Split]:
-    """Hand ``axis`` to a stage, and return how its parameters lie by the plan that was found right for its family.
+    """Hand ``axis`` to a stage, and return how its parameters lie by `plan_of` its family."""
+    if axis.size == 1:
+        return {}
+    heads = _heads(stage.config)
+    return split_layers(stage, axis, plan_of(stage.config, shared=heads.are_shared(axis)), heads=heads)
+
+
+def plan_of(config: HfDecoderConfig, *, shared: bool) -> TensorPlan:
+    """Return the plan that was found right for a family.
+
+    Args:
+        config: of it.
+        shared: whether there are too few heads of keys and values to be cut.
 
     Raises:
         ConfigError: there is none.
     """
-    if axis.size == 1:
-        return {}
-    plan = _plan_of(described(stage.config))
+    plan = _plan_of(described(config, **({"num_key_value_heads": 1} if shared else {})))
     if isinstance(plan, str):
         raise ConfigError(
-            "modules.language.tp",
+            "tp",
             expected="1, since no tensor plan of this model computes what one process does",
-            got=f"{axis.size} and {stage.config.model_type!r}, of which {plan}",
+            got=f"more for {config.model_type!r}, of which {plan}",
             fix="Leave tp out; any number of lanes (dp), stages (pp) and context ranks (cp) works.",
         )
-    return split_layers(stage, axis, plan, shared_outputs=_shared_outputs(stage.config))
+    return plan
 
 
 def expert_splits(stage: HfStage, axis: ExpertAxis) -> dict[str, Split]:
@@ -77,12 +87,22 @@ def _plan_of(description: str) -> TensorPlan | str:
 
         def split(stage: nn.Module, axis: TensorAxis, plan: TensorPlan) -> dict[str, Split]:
             assert isinstance(stage, HfStage)
-            splits = split_layers(stage, axis, plan, shared_outputs=_shared_outputs(config))
+            splits = split_layers(stage, axis, plan, heads=_heads(config))
             return splits | split_experts(stage, ExpertAxis.single())
 
         return find_plan(filled, run, split, plans(config.library(), filled().layers_path))
 
 
-def _shared_outputs(config: HfDecoderConfig) -> int:
-    """Return how many outputs of latent attention's first product all heads read: those that positions turn."""
-    return int(getattr(config.library(), "qk_rope_head_dim", None) or 0)
+def _heads(config: HfDecoderConfig) -> Heads:
+    library = config.library()
+    count, key_value = getattr(library, "num_attention_heads", 0), getattr(library, "num_key_value_heads", None)
+    turned = getattr(library, "qk_rope_head_dim", None) or 0
+    if turned or not key_value or key_value == count:  # latent attention makes as many keys as there are queries
+        return Heads(turned=int(turned))
+    return Heads(count=int(count), key_value=int(key_value))
+
+
+def has_few_keys(config: HfDecoderConfig) -> bool:
+    """Tell whether no two ranks can share out the heads of keys and values."""
+    heads = _heads(config)
+    return bool(heads.count and heads.key_value % 2)

@@ -15,6 +15,7 @@ from torch import nn
 
 from mimo.hooks import ConfigError
 from mimo.model.runtime import ExpertAxis, LanguageStage, Split, TensorAxis
+from mimo_transformers.model.attention import set_heads
 from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.modules import BridgedLinear, Way
 from mimo_transformers.model.small import general
@@ -31,11 +32,32 @@ _USUAL: Mapping[str, str] = {
     "kv_a_proj_with_mqa": "mla_kv_a_proj",
 }
 """Styles of what usually has such a name inside of a layer."""
-_COUNTS = (
-    *("num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head"),
-    *("all_head_size", "embed_dim"),
-)
+_KEY_COUNTS = ("num_key_value_heads", "num_kv_heads")
+_COUNTS = (*("num_heads", "num_attention_heads", "n_heads", "n_head", "all_head_size", "embed_dim"), *_KEY_COUNTS)
 """Attributes by which attention of the library shapes what is cut."""
+
+
+_KEYS = ("k_proj", "v_proj")
+"""Names of linears that make keys and values."""
+
+
+@attrs.frozen(kw_only=True)
+class Heads:
+    """Of attention.
+
+    Args:
+        count: query heads; 0 where keys and values have as many.
+        key_value: heads of keys and values.
+        turned: outputs of a linear of the style ``mla_kv_a_proj`` that all heads read, as positions turn them.
+    """
+
+    count: int = 0
+    key_value: int = 0
+    turned: int = 0
+
+    def are_shared(self, axis: TensorAxis) -> bool:
+        """Tell whether each rank computes all keys and values, as there are too few heads of them to be cut."""
+        return bool(self.count and self.key_value % axis.size)
 
 
 @attrs.frozen(kw_only=True)
@@ -67,14 +89,14 @@ def plans(library: Any, layers: str | None) -> Iterator[TensorPlan]:
     yield TensorPlan(styles={f"**.{name}": style for name, style in _USUAL.items()})
 
 
-def split_layers(stage: LanguageStage, axis: TensorAxis, plan: TensorPlan, *, shared_outputs: int) -> dict[str, Split]:
+def split_layers(stage: LanguageStage, axis: TensorAxis, plan: TensorPlan, *, heads: Heads) -> dict[str, Split]:
     """Hand ``axis`` to all of a stage that uses it, and return how its parameters are split.
 
     Args:
         stage: at full shapes.
         axis: this rank's.
         plan: of its layers.
-        shared_outputs: how many outputs of a linear of the style ``mla_kv_a_proj`` all heads read.
+        heads: of its attention.
 
     Raises:
         ConfigError: a style isn't known.
@@ -82,7 +104,7 @@ def split_layers(stage: LanguageStage, axis: TensorAxis, plan: TensorPlan, *, sh
     stage.axis = axis
     splits: dict[str, Split] = {}
     for index, layer in stage.layers.items():
-        splits |= split_linears(layer, axis, plan, shared_outputs=shared_outputs, at=f"layers.{index}")
+        splits |= split_linears(layer, axis, plan, heads=heads, at=f"layers.{index}")
     if hasattr(stage, "embedding"):
         stage.embedding.axis = axis
         splits["embedding.weight"] = Split(_ROWS)
@@ -91,9 +113,7 @@ def split_layers(stage: LanguageStage, axis: TensorAxis, plan: TensorPlan, *, sh
     return splits
 
 
-def split_linears(
-    layer: nn.Module, axis: TensorAxis, plan: TensorPlan, *, shared_outputs: int, at: str
-) -> dict[str, Split]:
+def split_linears(layer: nn.Module, axis: TensorAxis, plan: TensorPlan, *, heads: Heads, at: str) -> dict[str, Split]:
     """Hand ``axis`` to the linears of a layer or tower, which lies ``at`` a path; return how it is split."""
     splits: dict[str, Split] = {}
     owners: set[str] = set()
@@ -102,14 +122,16 @@ def split_linears(
         if isinstance(part, BridgedExperts):
             part.tensor = axis
         elif isinstance(part, BridgedLinear) and style:
-            splits |= {_join(path, leaf): split for leaf, split in _linear(part, style, axis, shared_outputs).items()}
+            owner, _, name = path.rpartition(".")
+            found = _linear(part, style, axis, heads, name)
+            splits |= {_join(path, leaf): split for leaf, split in found.items()}
             if style == "colwise":
-                owners.add(path.rpartition(".")[0])
+                owners.add(owner)
         elif not isinstance(part, BridgedLinear):
             leaves = [_join(path, leaf) for leaf, _ in part.named_parameters(recurse=False)]
             splits |= {leaf: Split(_ROWS) for leaf in leaves if _style(plan, leaf, at) == "colwise"}
     for path in owners:
-        _divide_counts(layer.get_submodule(path), axis)
+        _divide_counts(layer.get_submodule(path), axis, heads)
     found = {f"{at}.{path}": split for path, split in splits.items()}
     for path, _ in layer.named_parameters():
         if path not in splits and general(f"{at}.{path}") in plan.summed:
@@ -155,9 +177,12 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _linear(part: BridgedLinear, style: str, axis: TensorAxis, shared_outputs: int) -> dict[str, Split]:
+def _linear(part: BridgedLinear, style: str, axis: TensorAxis, heads: Heads, name: str) -> dict[str, Split]:
     """Return how the parameters of a linear lie in a style, and let its rows go in and out accordingly."""
     match style:
+        case "colwise" if name in _KEYS and heads.are_shared(axis):
+            part.way = Way(sharing=axis, shared_outputs=part.weight.shape[0])
+            found: dict[str, Split] = {}
         case "colwise" | "colwise_gather_output":
             part.way = Way(entering=axis, collected_outputs=0 if style == "colwise" else part.weight.shape[0])
             found = {"weight": Split(_ROWS), "bias": Split(_ROWS)}
@@ -165,7 +190,7 @@ def _linear(part: BridgedLinear, style: str, axis: TensorAxis, shared_outputs: i
             part.way = Way(leaving=axis, takes_its_inputs=style != "rowwise")
             found = {"weight": Split(_COLUMNS), "bias": Split()}
         case "mla_kv_a_proj":
-            part.way = Way(sharing=axis, shared_outputs=shared_outputs)
+            part.way = Way(sharing=axis, shared_outputs=heads.turned)
             found = {}
         case "replicated_with_grad_allreduce" | "local_params":
             found = {}
@@ -179,9 +204,15 @@ def _linear(part: BridgedLinear, style: str, axis: TensorAxis, shared_outputs: i
     return {leaf: split for leaf, split in found.items() if leaf == "weight" or part.bias is not None}
 
 
-def _divide_counts(part: nn.Module, axis: TensorAxis) -> None:
+def _divide_counts(part: nn.Module, axis: TensorAxis, heads: Heads) -> None:
     """Let attention shape the heads of this rank alone."""
+    shared = heads.are_shared(axis)
+    if shared:
+        group = heads.count // heads.key_value
+        set_heads(part, [head // group for head in axis.span(heads.count)])
     for name in _COUNTS:
         count = vars(part).get(name)
+        if shared and name in _KEY_COUNTS:
+            continue
         if isinstance(count, int) and count % axis.size == 0:
             setattr(part, name, count // axis.size)

@@ -78,7 +78,12 @@ def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: G
             got=repr(grid.tp),
             fix="Leave tp out; any number of lanes (dp) works.",
         )
-    for key, count in spec.tensor.divisible(config).items():
+    try:
+        counts = spec.tensor.divisible(config)
+    except ConfigError as error:
+        path = f"{where}.tp" if error.where == "tp" else error.where
+        raise ConfigError(path, expected=error.expected, got=error.got, fix=error.fix) from error
+    for key, count in counts.items():
         if count % grid.tp:
             raise ConfigError(
                 f"{where}.tp",

@@ -33,7 +33,8 @@ class TensorSupport:
 
     Args:
         divisible: of a config, the counts that ``tp`` must divide, by the config key that sets them
-            (``{"heads": 8}``); checked before launch.
+            (``{"heads": 8}``); checked before launch. Raises a `ConfigError` of ``tp`` where it can't be split at all;
+            the module's path is put before that.
         plan: given the module (full shapes, on the meta device) and this rank's `TensorAxis`, hands the axis to the
             submodules that use it and returns how each parameter is split, by name; a parameter left out is
             replicated with equal gradients.
