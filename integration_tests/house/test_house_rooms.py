@@ -75,7 +75,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     },
     "mimo_transformers": {
         "family": Row(),
-        "model": Row("family", modules="experts modules own published small stage"),
+        "model": Row("family", modules="attention experts modules own published small stage"),
         "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
         "weights": Row("family model tower"),

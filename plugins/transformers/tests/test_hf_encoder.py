@@ -105,6 +105,10 @@ def test_what_does_not_go_together_is_refused_by_its_key() -> None:
         HF_ENCODER.rows(small("dinov2", size=42, projector=ProjectorConfig(shuffle=2)), size)
     with pytest.raises(ConfigError, match=r"config.feature_layer: expected one that the tower tells the rows of"):
         HF_ENCODER.rows(small("clip_vision_model", feature_layer=-9), size)
+    with pytest.raises(ConfigError, match=r"config.mean: expected one number, or one for each of 3 channels"):
+        HF_ENCODER.rows(small("clip_vision_model", mean=(0.1, 0.2)), size)
+    with pytest.raises(ConfigError, match=r"config.std: expected numbers above 0"):
+        small("clip_vision_model", std=(0.0,))
     with pytest.raises(ConfigError, match=r"config.feature_layer: expected -1 or less"):
         small("clip_vision_model", feature_layer=0)
     with pytest.raises(ConfigError, match=r"config.values.num_hidden_layers: expected at most 1024"):

@@ -43,9 +43,10 @@ def _width(config: HfEncoderConfig) -> int:
 
 def _prepare(config: HfEncoderConfig, raw: Any) -> Mapping[str, Tensor]:
     from mimo.model.runtime import covering, picture_pixels, resized
+    from mimo_transformers.tower.encoder import rows_of
 
-    side = config.side
-    converted = raw.convert("L" if config.channels == 1 else "RGB")
+    rows = rows_of(config)
+    side, converted = rows.side, raw.convert("L" if rows.channels == 1 else "RGB")
     if config.crop:
         image = covering(converted, side, resample=config.resample)
     else:

@@ -30,7 +30,8 @@ def config_of(model_type: str, values: Mapping[str, Any]) -> Any:
             fix=f"Did you mean {near[0]!r}?" if near else "Install a transformers that knows it.",
         )
     try:
-        return CONFIG_MAPPING[model_type](**values)
+        with quiet():
+            return CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # the library's validators raise errors of many kinds
         raise ConfigError(
             "modules.language.config.values",

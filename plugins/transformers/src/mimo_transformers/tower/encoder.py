@@ -28,14 +28,18 @@ _IMAGES = 4
 
 @attrs.frozen(kw_only=True)
 class Rows:
-    """The rows of one image behind a tower.
+    """The rows of one image behind a tower, and the image.
 
     Args:
+        channels: C.
+        side: S.
         width: W.
         grid: of patches, down and across.
         prefix: rows before those, such as class tokens.
     """
 
+    channels: int
+    side: int
     width: int
     grid: tuple[int, int]
     prefix: int
@@ -57,15 +61,19 @@ def rows_of(config: HfEncoderConfig) -> Rows:
 
 
 def _find_rows(config: HfEncoderConfig) -> Rows:
-    side = config.side
+    side, channels = config.side, config.channels
+    for key, values in (("mean", config.mean), ("std", config.std)):
+        if len(values) not in (1, channels):
+            expected = f"one number, or one for each of {channels} channels"
+            raise ConfigError(f"config.{key}", expected=expected, got=repr(list(values)))
     with quiet(), torch.no_grad(), create_on("meta"):
-        found = features(new_tower(config.library()), torch.zeros(1, config.channels, side, side), config)
+        found = features(new_tower(config.library()), torch.zeros(1, channels, side, side), config)
     _, count, width = found.shape
     patch = getattr(config.library(), "patch_size", None)
     across = side // patch if isinstance(patch, int) and patch else 0
     if not 0 < across**2 <= count:  # patches of another size, or joined
         across = math.isqrt(count)
-    rows = Rows(width=width, grid=(across, across), prefix=count - across**2)
+    rows = Rows(channels=channels, side=side, width=width, grid=(across, across), prefix=count - across**2)
     if config.class_tokens > rows.prefix:
         raise ConfigError(
             "config.class_tokens", expected=f"at most {rows.prefix}, as there are", got=repr(config.class_tokens)
@@ -188,9 +196,9 @@ class HfEncoder(nn.Module):
 
     def tower_rows(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Return the rows [N·T, W] of images; without any the tower runs all the same, on a black one."""
-        side, channels = self.config.side, self.config.channels
+        side = self.rows.side
         like = next(parameter for parameter in self.encoder.parameters() if parameter.is_floating_point())
-        images = [item["pixels"] for item in items] or [torch.zeros(channels, side, side)]
+        images = [item["pixels"] for item in items] or [torch.zeros(self.rows.channels, side, side)]
         pixels = torch.stack(images).to(device=like.device, dtype=like.dtype)
         rows = features(self.encoder, pixels, self.config)
         return rows[: len(items)].flatten(0, 1)
