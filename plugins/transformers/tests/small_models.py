@@ -20,3 +20,9 @@ def small(model_type: str, **changes: Any) -> HfDecoderConfig:
     """Return the config of a small model of a family."""
     values = shrink(config_of(known(model_type), {}), **changes)
     return HfDecoderConfig(model_type=model_type, vocabulary=values.pop("vocab_size"), values=values)
+
+
+def is_older(version: str) -> bool:
+    """Return whether the installed library is older than a version of two numbers."""
+    installed, wanted = (tuple(map(int, one.split(".")[:2])) for one in (transformers.__version__, version))
+    return installed < wanted

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from small_models import small
+from small_models import is_older, small
 from torch import Tensor
 
 from mimo.hooks import ConfigError, PluginError
@@ -166,9 +166,34 @@ def test_the_families_and_settings_of_the_readme_can_be_trained() -> None:
     listed = page.partition("gives them:\n\n")[2].partition(" (transformers")[0].replace("\n", " ").split(", ")
     assert len(listed) > 60
     known = [model_type for model_type in listed if model_type in transformers.CONFIG_MAPPING]
-    assert known == listed or transformers.__version__ < "5.23"  # the page is of this one
+    assert known == listed or is_older("5.23")  # the page is of this one
     for model_type in known[::9]:
         HF_DECODER.build(small(model_type), Stage())
+
+
+def test_a_key_that_is_misspelt_or_said_elsewhere_is_refused() -> None:
+    """The library would take it over, and nothing would follow from it."""
+    for values, text in (
+        ({"hiden_size": 64}, r"values\.hiden_size: expected a key of 'llama', .* Did you mean 'hidden_size'\?"),
+        ({"vocab_size": 64}, r"values\.vocab_size: expected nothing, as vocabulary says it, got 64"),
+        ({"dtype": "bfloat16"}, r"values\.dtype: expected nothing, as run\.precision says it"),
+        ({"num_hidden_layers": 0}, r"values\.num_hidden_layers: expected 1 or more, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            HF_DECODER.layers(HfDecoderConfig(model_type="llama", values=values))
+    with pytest.raises(ConfigError, match=r"config\.null: expected hidden_size to be a table"):
+        HF_DECODER.layers(HfDecoderConfig(model_type="llama", values={"hidden_size": 8}, null=("hidden_size.x",)))
+
+
+def test_a_small_model_that_is_large_is_refused() -> None:
+    """Some keys make any model of their kind large; nothing of it is then allocated."""
+    with pytest.raises(ConfigError, match=r"a small model has at most 100,000,000 parameters, got"):
+        HF_DECODER.build(small("opt", max_position_embeddings=10**8), Stage())
+
+
+def test_attention_that_is_called_twice_in_a_layer_has_two_caches() -> None:
+    """DiffLlama's is; a sample that is read in pieces has the rows of the whole."""
+    assert_language_model_conforms(HF_DECODER, config=small("diffllama"), checks=["decode cache"])
 
 
 def test_an_unknown_model_type_is_refused_with_the_closest() -> None:

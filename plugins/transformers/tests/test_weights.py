@@ -63,6 +63,14 @@ def test_weights_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> No
     assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())
 
 
+def test_keys_that_are_null_are_so_in_what_is_tried() -> None:
+    """DeepSeek-V3's queries aren't always made through a narrow middle."""
+    config = small("deepseek_v3", q_lora_rank=None)
+    names = {entry.ours for entry in decoder_table(config)}
+    assert "layers.0.self_attn.q_proj.weight" in names
+    assert not any("q_a_proj" in name for name in names)
+
+
 def test_the_table_of_a_large_model_has_its_layers_experts_and_widths() -> None:
     """Found on a thin one: each of 8 experts in 32 layers has three tensors, of Mixtral's own widths."""
     config = HfDecoderConfig(**family_of("mixtral").settings({"num_local_experts": 8, "intermediate_size": 11}))

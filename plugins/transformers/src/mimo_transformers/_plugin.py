@@ -36,8 +36,10 @@ def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
 
 
 def _divisible(config: HfDecoderConfig) -> Mapping[str, int]:
+    from mimo_transformers.trial.packed import prove
     from mimo_transformers.trial.tensor import has_few_keys, plan_of
 
+    prove(config)
     plan_of(config, shared=has_few_keys(config))
     return config.heads
 

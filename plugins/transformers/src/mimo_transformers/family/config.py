@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ from mimo_transformers.family.library import config_of
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _WHERE = "modules.language.config"
 _USUAL_SIZE = 224
+_ELSEWHERE = dict.fromkeys(("dtype", "torch_dtype"), "run.precision says it")
+"""Keys of a ``config.json`` that other settings say."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,15 +44,44 @@ class HfConfig:
 
     def library(self) -> Any:
         """Return the library's config."""
-        return config_of(self.model_type, self._keys())
+        return self._library("config")
 
-    def _keys(self) -> dict[str, Any]:
+    def _library(self, where: str, **others: Any) -> Any:
+        """Return the library's config.
+
+        Args:
+            where: path of these settings.
+            others: further keys.
+
+        Raises:
+            ConfigError: a key is misspelt, or belongs elsewhere.
+        """
+        for key, place in {**_ELSEWHERE, **self._elsewhere()}.items():
+            if key in self.values:
+                raise ConfigError(f"{where}.values.{key}", expected=f"nothing, as {place}", got=repr(self.values[key]))
+        library = config_of(self.model_type, {**self._keys(where), **others}, where=where)
+        known = {*config_of(self.model_type, {}, where=where).to_dict(), *library.attribute_map}
+        for key in self.values:
+            near = difflib.get_close_matches(key, known - {key}, n=1, cutoff=0.85) if key not in known else []
+            if near:
+                got, fix = "an unknown one", f"Did you mean {near[0]!r}?"
+                raise ConfigError(f"{where}.values.{key}", expected=f"a key of {self.model_type!r}", got=got, fix=fix)
+        return library
+
+    def _elsewhere(self) -> Mapping[str, str]:
+        """Return further keys that other settings say."""
+        return {}
+
+    def _keys(self, where: str) -> dict[str, Any]:
         values = dict(self.values)
         for path in self.null:
             *tables, key = path.split(".")
             inside = values
             for name in tables:
-                inside[name] = inside = dict(inside.get(name) or {})
+                found = inside.get(name) or {}
+                if not isinstance(found, Mapping):
+                    raise ConfigError(f"{where}.null", expected=f"{name} to be a table, for {path}", got=repr(found))
+                inside[name] = inside = dict(found)
             inside[key] = None
         return values
 
@@ -85,12 +117,12 @@ class HfEncoderConfig(HfConfig):
         if self.feature_layer >= 0 or self.feature_layer < -MAX_LAYERS:
             got = repr(self.feature_layer)
             raise ConfigError("config.feature_layer", expected="-1 or less, counted from the last layer", got=got)
-        if min(self.std) <= 0:
+        if not self.std or min(self.std) <= 0:
             raise ConfigError("config.std", expected="numbers above 0", got=repr(list(self.std)))
 
     def library(self) -> Any:
         """Return the library's config."""
-        library = super().library()
+        library = self._library("config")
         limits = {"num_hidden_layers": MAX_LAYERS, "hidden_size": MAX_WIDTH, "patch_size": MAX_PIXELS}
         known = {key: most for key, most in limits.items() if isinstance(getattr(library, key, None), int)}
         check_at_most(library, known, where="config.values")
@@ -137,8 +169,10 @@ class HfDecoderConfig(HfConfig):
 
     def library(self) -> Any:
         """Return the library's config."""
-        size = {"vocab_size": self.vocabulary} if self.vocabulary else {}
-        return config_of(self.model_type, {**self._keys(), **size})
+        return self._library(_WHERE, **({"vocab_size": self.vocabulary} if self.vocabulary else {}))
+
+    def _elsewhere(self) -> Mapping[str, str]:
+        return {"vocab_size": "vocabulary says it"}
 
     @property
     def hidden(self) -> int:
@@ -152,12 +186,15 @@ class HfDecoderConfig(HfConfig):
         """Number of layers."""
         library = self.library()
         check_at_most(library, {"num_hidden_layers": MAX_LAYERS}, where=f"{_WHERE}.values")
+        if library.num_hidden_layers < 1:
+            got = repr(library.num_hidden_layers)
+            raise ConfigError(f"{_WHERE}.values.num_hidden_layers", expected="1 or more", got=got)
         return int(library.num_hidden_layers)
 
     @property
     def tied(self) -> bool:
         """Whether input and output embeddings are one parameter."""
-        return bool(self.library().tie_word_embeddings)
+        return bool(getattr(self.library(), "tie_word_embeddings", False))
 
     @property
     def heads(self) -> Mapping[str, int]:

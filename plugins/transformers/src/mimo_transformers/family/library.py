@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +15,13 @@ ATTENTION = "mimo_packed_rows"
 """Name under which our attention over packed rows is registered; one with "flash" in it would be fetched."""
 
 
-def config_of(model_type: str, values: Mapping[str, Any]) -> Any:
+def config_of(model_type: str, values: Mapping[str, Any], *, where: str = "modules.language.config") -> Any:
     """Return the library's config of a model type with these keys of a ``config.json``.
+
+    Args:
+        model_type: of it.
+        values: its other keys.
+        where: path of the settings that say both.
 
     Raises:
         ConfigError: the type is unknown, or its class takes no such values.
@@ -24,7 +31,7 @@ def config_of(model_type: str, values: Mapping[str, Any]) -> Any:
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), n=1)
         raise ConfigError(
-            "modules.language.config.model_type",
+            f"{where}.model_type",
             expected="one that the installed transformers knows",
             got=repr(model_type),
             fix=f"Did you mean {near[0]!r}?" if near else "Install a transformers that knows it.",
@@ -34,7 +41,7 @@ def config_of(model_type: str, values: Mapping[str, Any]) -> Any:
             return CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # the library's validators raise errors of many kinds
         raise ConfigError(
-            "modules.language.config.values",
+            f"{where}.values",
             expected=f"what a config of {model_type!r} takes",
             got=f"{type(error).__name__}: {error}",
         ) from error
@@ -84,14 +91,30 @@ def is_tower(model_type: str) -> bool:
 
     if model_type not in MODEL_MAPPING_NAMES or CONFIG_MAPPING[model_type].sub_configs:
         return False
-    return bool(tower_class(config_of(model_type, {})).main_input_name == "pixel_values")
+    try:
+        made = tower_class(config_of(model_type, {}))
+    except ConfigError:
+        return False
+    return bool(made.main_input_name == "pixel_values") and ".timm_" not in made.__module__  # which fetches by name
 
 
 def tower_class(config: Any) -> Any:
-    """Return the library's model of a config, without what is put on it for a task."""
+    """Return the library's model of a config, without what is put on it for a task.
+
+    Raises:
+        ConfigError: it has none, or several.
+    """
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    return MODEL_MAPPING[type(config)]
+    found: Any = MODEL_MAPPING.get(type(config), None)
+    if not isinstance(found, type):
+        raise ConfigError(
+            "config.model_type",
+            expected="a vision tower of transformers that sees images of one size, each by itself",
+            got=repr(config.model_type),
+            fix="plugins/transformers/README.md lists those that can be trained.",
+        )
+    return found
 
 
 def new_tower(config: Any) -> Any:
@@ -100,9 +123,32 @@ def new_tower(config: Any) -> Any:
     return made._from_config(config, attn_implementation="sdpa" if made._supports_sdpa else "eager")  # noqa: SLF001 - as `AutoModel` does
 
 
+class _Quiet:
+    """How many are within `quiet`, and what is put back when the last of them leaves."""
+
+    lock = threading.Lock()
+    count = 0
+    leave = contextlib.ExitStack()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out what the library logs and warns of while a model is built or tried."""
+    """Leave out what the library logs and warns of while a model is built or tried, in any number of threads."""
+    with _Quiet.lock:
+        if not _Quiet.count:
+            _Quiet.leave.enter_context(_quiet())
+        _Quiet.count += 1
+    try:
+        yield
+    finally:
+        with _Quiet.lock:
+            _Quiet.count -= 1
+            if not _Quiet.count:
+                _Quiet.leave.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
     import warnings
 
     from transformers.utils import logging

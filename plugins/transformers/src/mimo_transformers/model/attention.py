@@ -8,7 +8,7 @@ are this rank's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from torch import Tensor, nn
@@ -49,6 +49,12 @@ class PackedRows:
     result: Tensor | None = None
     causal: bool = True
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
+    _calls: dict[int, int] = attrs.field(factory=dict, init=False)
+
+    def call_of(self, layer: int) -> str:
+        """Return a name for this call of a layer's attention, which may be called several times in one forward."""
+        self._calls[layer] = self._calls.get(layer, -1) + 1
+        return f"{layer}.{self._calls[layer]}"
 
     def segments(self, window: int) -> Segments:
         """Return where the samples lie, for layers whose rows see at most ``window`` rows; 0 for all."""
@@ -115,7 +121,7 @@ def packed_attention(
         raise refusal(module, f"attention with is_causal = {rows.causal}", repr(causal))
     query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     if rows.cache is not None:
-        layer = rows.cache.layer(str(module.layer_idx))
+        layer = rows.cache.layer(rows.call_of(cast("int", module.layer_idx)))
         key, value = layer.extend("key", key), layer.extend("value", value)
     segments = rows.segments(sliding_window or 0)
     heads = vars(module).get(_HEADS)

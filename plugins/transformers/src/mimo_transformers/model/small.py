@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mimo.model.runtime import NO_LABEL, LanguageBatch
+from mimo.hooks import ConfigError
+from mimo.model.runtime import NO_LABEL, LanguageBatch, create_on
 from mimo_transformers.family import HfDecoderConfig, new_network, quiet, shrink, thin
 
 _LENGTHS = (7, 3, 5)
 _STIR = 0.05
+_MOST_ELEMENTS = 10**8
 _NOT_KEYS = (
     *("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"),
     *("stage_names", "out_features", "out_indices"),
@@ -30,13 +32,13 @@ def described(config: HfDecoderConfig, **sizes: Any) -> str:
         sizes: that the small one shall have.
     """
     library = config.library()
-    values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
+    values = {key: value for key, value in library.to_dict().items() if key not in _NOT_KEYS}
     return json.dumps([config.model_type, {**values, **shrink(library, **sizes)}], sort_keys=True, default=str)
 
 
 def thin_values(library: Any) -> dict[str, Any]:
     """Return the keys of a config of the library with all its layers and experts, of small widths."""
-    values = {key: value for key, value in library.to_dict().items() if value is not None and key not in _NOT_KEYS}
+    values = {key: value for key, value in library.to_dict().items() if key not in _NOT_KEYS}
     found: dict[str, Any] = json.loads(json.dumps({**values, **thin(library)}, default=str))
     return found
 
@@ -61,9 +63,28 @@ def trying() -> Iterator[None]:
         yield
 
 
+def affordable(make: Callable[[], Any]) -> Any:
+    """Return a model to try, having made sure that it is small; some keys may make any model of its kind large.
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    with create_on("meta"):
+        made = make()
+    count = sum(one.numel() for one in [*made.parameters(), *made.buffers()])
+    if count > _MOST_ELEMENTS:
+        raise ConfigError(
+            "config.values",
+            expected=f"settings of which a small model has at most {_MOST_ELEMENTS:,} parameters",
+            got=f"{count:,}",
+        )
+    return make()
+
+
 def stirred(config: HfDecoderConfig) -> Any:
     """Return the library's model with its own attention, moved off ones and zeros, which would hide mistakes."""
-    network = new_network(config.library(), attention="eager").float()
+    library = config.library()
+    network = affordable(lambda: new_network(library, attention="eager")).float()
     for parameter in network.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=_STIR)
     return network
@@ -91,7 +112,8 @@ def general(path: str) -> str:
 def constants(description: str) -> Mapping[str, float]:
     """Return what begins with the same number everywhere, by its `general` path in the library's model."""
     with trying():
-        return constants_of(new_network(small_config(description).library()))
+        library = small_config(description).library()
+        return constants_of(affordable(lambda: new_network(library)))
 
 
 def constants_of(network: Any) -> Mapping[str, float]:

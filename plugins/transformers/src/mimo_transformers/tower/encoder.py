@@ -22,8 +22,8 @@ from mimo_transformers.model.modules import Constant, Draw, without_contents
 from mimo_transformers.model.own import make_own, replace
 from mimo_transformers.model.published import Published
 
-_IMAGES = 4
-"""Dims of rows that lie in a grid, as those of convolutions do: [N, W, h, w]."""
+_GRID_DIMS = 4
+"""Of rows that lie in a grid: [N, W, h, w], as those of convolutions, or [N, h, w, W]."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,9 +105,16 @@ def features(network: Any, pixels: Tensor, config: HfEncoderConfig) -> Tensor:
             got = f"{config.feature_layer}, and rows of {len(layers)} layers"
             raise ConfigError("config.feature_layer", expected="one that the tower tells the rows of", got=got)
         rows = layers[config.feature_layer]
-    if not isinstance(rows, Tensor) or rows.dim() not in (_IMAGES - 1, _IMAGES):
+    if isinstance(rows, Tensor) and rows.dim() == _GRID_DIMS - 1:
+        return rows
+    if not isinstance(rows, Tensor) or rows.dim() != _GRID_DIMS:
         raise refusal(config, "a result without rows")
-    return rows if rows.dim() == _IMAGES - 1 else rows.flatten(2).transpose(1, 2)
+    _, *dims = rows.shape
+    if dims[0] != dims[1] == dims[2]:
+        return rows.flatten(2).transpose(1, 2)
+    if dims[0] == dims[1] != dims[2]:
+        return rows.flatten(1, 2)
+    raise refusal(config, f"rows of the shape {dims}, which may lie in either order")
 
 
 def refusal(config: HfEncoderConfig, got: str) -> ConfigError:
@@ -191,7 +198,12 @@ class HfEncoder(nn.Module):
         count = getattr(self.config.library(), "num_hidden_layers", None)
         lists = [part for part in self.encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
         if not lists:
-            raise refusal(self.config, "recompute, and no list of its layers")
+            raise ConfigError(
+                "recompute",
+                expected="'none', since the layers of this tower don't follow one another in one list",
+                got="'full'",
+                fix="Leave it out.",
+            )
         return [layer.forward for layer in lists[0]]
 
     def tower_rows(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:

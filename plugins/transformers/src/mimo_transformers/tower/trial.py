@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from mimo.hooks import ConfigError, UserError
 from mimo.model.runtime import Split, TensorAxis
 from mimo_transformers.family import HfEncoderConfig, new_tower
-from mimo_transformers.model.small import constants_of, thin_values, trying
-from mimo_transformers.tower.encoder import HfEncoder, features, refusal
+from mimo_transformers.model.small import affordable, constants_of, thin_values, trying
+from mimo_transformers.tower.encoder import HfEncoder, features, refusal, rows_of
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_linears
 from mimo_transformers.trial.two_ranks import find_plan
 
@@ -20,6 +21,7 @@ _HIDDEN = 8
 _IMAGES = 3
 _TOLERANCE = 1e-5
 _STIR = 0.05
+_ROWS_DIMS = 3
 
 
 @attrs.frozen(kw_only=True)
@@ -103,35 +105,61 @@ def thin_tower(config: HfEncoderConfig) -> HfEncoderConfig:
 
 
 def _stirred(config: HfEncoderConfig) -> nn.Module:
-    network: nn.Module = new_tower(config.library()).float()
+    library = config.library()
+    network: nn.Module = affordable(lambda: new_tower(library)).float()
     for parameter in network.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=_STIR)
     return network
 
 
 def _try(config: HfEncoderConfig) -> Tried:
-    constants = constants_of(new_tower(config.library()))
+    library = config.library()
+    constants = constants_of(affordable(lambda: new_tower(library)))
     network = _stirred(config)
     encoder = HfEncoder(config, _HIDDEN, constant=constants.get)
     encoder.read(network)
     pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
     items = [{"pixels": image} for image in pixels]
     wanted = torch.cat([features(network.eval(), image.unsqueeze(0), config)[0] for image in pixels])
-    buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+    fixed = {name: tensor.clone() for name, tensor in _fixed(encoder)}
     chance = torch.get_rng_state()
     found = encoder.tower_rows(items)
+    if not _in_order(network, pixels, config):
+        return Tried(problem="rows that don't end with those of its patches")
     if not torch.equal(chance, torch.get_rng_state()):
         return Tried(problem="a thin one draws random numbers while it trains")
     difference = float((found - wanted).abs().max() / wanted.abs().max())
     if not difference <= _TOLERANCE:
         return Tried(problem=f"rows of a thin one that differ by {difference:.1e} in a batch of images")
-    if changed := [name for name, buffer in encoder.named_buffers() if not torch.equal(buffer, buffers[name])]:
+    if changed := [name for name, tensor in _fixed(encoder) if not torch.equal(tensor, fixed[name])]:
         return Tried(problem=f"{', '.join(changed)} of a thin one that change while it trains")
     with torch.enable_grad():
         rows = encoder.tower_rows(items)
         (rows * torch.randn_like(rows)).sum().backward()
     idle = frozenset(name for name, parameter in encoder.encoder.named_parameters() if parameter.grad is None)
     return Tried(idle=idle, constants=constants)
+
+
+def _fixed(encoder: HfEncoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield what nothing trains: buffers, and those that have become parameters since they are saved."""
+    yield from encoder.named_buffers()
+    yield from ((name, one.detach()) for name, one in encoder.named_parameters() if not one.requires_grad)
+
+
+def _in_order(network: Any, pixels: Tensor, config: HfEncoderConfig) -> bool:
+    """Tell whether the first row behind class tokens is that of the first patch, where embeddings can tell."""
+    rows = rows_of(config)
+    with torch.enable_grad():
+        image = pixels[:1].clone().requires_grad_()
+        embedded = network(pixel_values=image, output_hidden_states=True).hidden_states
+        count = rows.prefix + rows.grid[0] * rows.grid[1]
+        if not embedded or embedded[0].dim() != _ROWS_DIMS or embedded[0].shape[1] != count:
+            return True
+        (gradient,) = torch.autograd.grad(
+            (embedded[0][0, rows.prefix] * embedded[0][0, rows.prefix].detach()).sum(), image
+        )
+    side = config.side // rows.grid[0]
+    return bool(gradient[..., :side, :side].any())
 
 
 def _plan_of(config: HfEncoderConfig) -> TensorPlan | str:

@@ -22,7 +22,12 @@ def tensor_splits(stage: HfStage, axis: TensorAxis) -> dict[str, Split]:
     if axis.size == 1:
         return {}
     heads = _heads(stage.config)
-    return split_layers(stage, axis, plan_of(stage.config, shared=heads.are_shared(axis)), heads=heads)
+    try:
+        plan = plan_of(stage.config, shared=heads.are_shared(axis))
+    except ConfigError as error:
+        where = f"modules.language.{error.where}"
+        raise ConfigError(where, expected=error.expected, got=error.got, fix=error.fix) from error
+    return split_layers(stage, axis, plan, heads=heads)
 
 
 def plan_of(config: HfDecoderConfig, *, shared: bool) -> TensorPlan:

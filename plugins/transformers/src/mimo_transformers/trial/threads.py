@@ -15,6 +15,8 @@ from torch import Tensor
 from mimo.model.runtime import TensorAxis
 
 T = TypeVar("T")
+_SECONDS = 60
+"""How long one may wait for the others: a wrong plan may have them meet unequally often."""
 
 
 class Meeting:
@@ -25,14 +27,14 @@ class Meeting:
     """
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
+        self.barrier = threading.Barrier(size, timeout=_SECONDS)
         self._slots: list[Tensor | None] = [None] * size
 
     def exchange(self, rank: int, mine: Tensor) -> Sequence[Tensor]:
         """Return the tensors of all ranks.
 
         Raises:
-            BrokenBarrierError: another thread has failed.
+            BrokenBarrierError: another thread has failed, or doesn't come.
         """
         self._slots[rank] = mine.detach().contiguous()
         self.barrier.wait()
@@ -90,4 +92,7 @@ def on_threads(acts: Sequence[Callable[[ThreadAxis], T]]) -> list[T]:
         thread.join()
     if raised:
         raise raised[0]
+    if len(found) < size:
+        msg = "ranks that wait for each other at different places"
+        raise RuntimeError(msg)
     return [found[rank] for rank in range(size)]
