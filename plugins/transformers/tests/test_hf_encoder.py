@@ -103,7 +103,7 @@ def test_what_does_not_go_together_is_refused_by_its_key() -> None:
         HF_ENCODER.rows(small("clip_vision_model", class_tokens=2), size)
     with pytest.raises(ConfigError, match=r"config.projector.shuffle: expected a divisor of 3, got 2"):
         HF_ENCODER.rows(small("dinov2", size=42, projector=ProjectorConfig(shuffle=2)), size)
-    with pytest.raises(ConfigError, match=r"config.feature_layer: expected one that the tower tells the rows of"):
+    with pytest.raises(ConfigError, match=r"config.feature_layer: expected one whose rows the tower returns"):
         HF_ENCODER.rows(small("clip_vision_model", feature_layer=-9), size)
     with pytest.raises(ConfigError, match=r"config.mean: expected one number, or one for each of 3 channels"):
         HF_ENCODER.rows(small("clip_vision_model", mean=(0.1, 0.2)), size)

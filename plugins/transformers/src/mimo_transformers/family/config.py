@@ -18,7 +18,7 @@ from mimo.model import (
     MAX_WIDTH,
     ProjectorConfig,
 )
-from mimo_transformers.family.library import config_of
+from mimo_transformers.family.library import config_of, keys_of
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _WHERE = "modules.language.config"
@@ -60,7 +60,7 @@ class HfConfig:
             if key in self.values:
                 raise ConfigError(f"{where}.values.{key}", expected=f"nothing, as {place}", got=repr(self.values[key]))
         library = config_of(self.model_type, {**self._keys(where), **others}, where=where)
-        known = {*config_of(self.model_type, {}, where=where).to_dict(), *library.attribute_map}
+        known = keys_of(self.model_type)
         for key in self.values:
             near = difflib.get_close_matches(key, known - {key}, n=1, cutoff=0.85) if key not in known else []
             if near:

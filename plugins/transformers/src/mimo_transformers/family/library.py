@@ -7,6 +7,7 @@ import difflib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from mimo.hooks import ConfigError
@@ -53,6 +54,13 @@ def is_causal(model_type: str) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not CONFIG_MAPPING[model_type].sub_configs
+
+
+@cache
+def keys_of(model_type: str) -> frozenset[str]:
+    """Return the keys that a config of a known model type has, other names of them too."""
+    library = config_of(model_type, {})
+    return frozenset({*library.to_dict(), *library.attribute_map})
 
 
 def causal_class(config: Any) -> Any:

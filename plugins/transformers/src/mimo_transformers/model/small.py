@@ -84,7 +84,12 @@ def affordable(make: Callable[[], Any]) -> Any:
 def stirred(config: HfDecoderConfig) -> Any:
     """Return the library's model with its own attention, moved off ones and zeros, which would hide mistakes."""
     library = config.library()
-    network = affordable(lambda: new_network(library, attention="eager")).float()
+    return stir(affordable(lambda: new_network(library, attention="eager")))
+
+
+def stir(network: Any) -> Any:
+    """Return a model in fp32 whose parameters are all moved."""
+    network = network.float()
     for parameter in network.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=_STIR)
     return network

@@ -103,7 +103,7 @@ def features(network: Any, pixels: Tensor, config: HfEncoderConfig) -> Tensor:
         layers = found.hidden_states or ()
         if len(layers) < -config.feature_layer:
             got = f"{config.feature_layer}, and rows of {len(layers)} layers"
-            raise ConfigError("config.feature_layer", expected="one that the tower tells the rows of", got=got)
+            raise ConfigError("config.feature_layer", expected="one whose rows the tower returns", got=got)
         rows = layers[config.feature_layer]
     if isinstance(rows, Tensor) and rows.dim() == _GRID_DIMS - 1:
         return rows

@@ -9,18 +9,17 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.hooks import ConfigError, UserError
+from mimo.hooks import UserError
 from mimo.model.runtime import Split, TensorAxis
 from mimo_transformers.family import HfEncoderConfig, new_tower
-from mimo_transformers.model.small import affordable, constants_of, thin_values, trying
+from mimo_transformers.model.small import affordable, constants_of, stir, thin_values, trying
 from mimo_transformers.tower.encoder import HfEncoder, features, refusal, rows_of
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_linears
-from mimo_transformers.trial.two_ranks import find_plan
+from mimo_transformers.trial.two_ranks import find_plan, right_plan
 
 _HIDDEN = 8
 _IMAGES = 3
 _TOLERANCE = 1e-5
-_STIR = 0.05
 _ROWS_DIMS = 3
 
 
@@ -87,15 +86,7 @@ def plan_of(config: HfEncoderConfig) -> TensorPlan:
     if key not in _PLANS:
         with trying():
             _PLANS[key] = _plan_of(thin_tower(config))
-    plan = _PLANS[key]
-    if isinstance(plan, str):
-        raise ConfigError(
-            "tp",
-            expected="1, since no tensor plan of this tower computes what one process does",
-            got=f"more for {config.model_type!r}, of which {plan}",
-            fix="Leave tp out; any number of lanes (dp) works.",
-        )
-    return plan
+    return right_plan(_PLANS[key], config.model_type)
 
 
 def thin_tower(config: HfEncoderConfig) -> HfEncoderConfig:
@@ -104,18 +95,15 @@ def thin_tower(config: HfEncoderConfig) -> HfEncoderConfig:
     return HfEncoderConfig(model_type=config.model_type, values=values, feature_layer=config.feature_layer)
 
 
-def _stirred(config: HfEncoderConfig) -> nn.Module:
+def _small(config: HfEncoderConfig) -> Any:
     library = config.library()
-    network: nn.Module = affordable(lambda: new_tower(library)).float()
-    for parameter in network.parameters():
-        parameter.add_(torch.randn_like(parameter), alpha=_STIR)
-    return network
+    return affordable(lambda: new_tower(library))
 
 
 def _try(config: HfEncoderConfig) -> Tried:
-    library = config.library()
-    constants = constants_of(affordable(lambda: new_tower(library)))
-    network = _stirred(config)
+    network = _small(config)
+    constants = constants_of(network)
+    network = stir(network)
     encoder = HfEncoder(config, _HIDDEN, constant=constants.get)
     encoder.read(network)
     pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
@@ -163,7 +151,7 @@ def _in_order(network: Any, pixels: Tensor, config: HfEncoderConfig) -> bool:
 
 
 def _plan_of(config: HfEncoderConfig) -> TensorPlan | str:
-    tried, network = tried_of(config), _stirred(config)
+    tried, network = tried_of(config), stir(_small(config))
     pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
     weights: list[Tensor] = []
 

@@ -14,7 +14,7 @@ from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_experts, split_layers
-from mimo_transformers.trial.two_ranks import find_plan
+from mimo_transformers.trial.two_ranks import find_plan, right_plan
 
 
 def tensor_splits(stage: HfStage, axis: TensorAxis) -> dict[str, Split]:
@@ -41,14 +41,7 @@ def plan_of(config: HfDecoderConfig, *, shared: bool) -> TensorPlan:
         ConfigError: there is none.
     """
     plan = _plan_of(described(config, **({"num_key_value_heads": 1} if shared else {})))
-    if isinstance(plan, str):
-        raise ConfigError(
-            "tp",
-            expected="1, since no tensor plan of this model computes what one process does",
-            got=f"more for {config.model_type!r}, of which {plan}",
-            fix="Leave tp out; any number of lanes (dp), stages (pp) and context ranks (cp) works.",
-        )
-    return plan
+    return right_plan(plan, config.model_type)
 
 
 def expert_splits(stage: HfStage, axis: ExpertAxis) -> dict[str, Split]:

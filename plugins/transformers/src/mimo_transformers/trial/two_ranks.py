@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from mimo.hooks import ConfigError
 from mimo.model.runtime import ExpertAxis, Split, TensorAxis
 from mimo_transformers.model.small import general
 from mimo_transformers.trial.tensor_plan import TensorPlan
@@ -44,6 +45,22 @@ def find_plan(
         except Exception as error:  # noqa: BLE001 - whatever a model of the library does when it is cut
             problem = problem or f"a small one fails with {type(error).__name__}: {error}"
     return problem
+
+
+def right_plan(found: TensorPlan | str, model_type: str) -> TensorPlan:
+    """Return what `find_plan` has found of a model.
+
+    Raises:
+        ConfigError: no plan, by the key ``tp`` of the module.
+    """
+    if isinstance(found, str):
+        raise ConfigError(
+            "tp",
+            expected="1, since no tensor plan of this model computes what one process does",
+            got=f"more for {model_type!r}, of which {found}",
+            fix="Leave tp out; any number of lanes (dp) works.",
+        )
+    return found
 
 
 @attrs.frozen(kw_only=True)
