@@ -47,11 +47,35 @@ class Toy:
         return "toy.jsonl:7"
 
 
+@attrs.frozen
+class Weighted(Toy):
+    """The same, each token with its number as weight."""
+
+    def weights(self, sample: int) -> Sequence[float]:
+        return range(1, len(self.ids) + 1)
+
+
 def layout(
-    toy: Toy, max_tokens: int = 100, rows: Mapping[str, object] = ROWS, grids: Mapping[str, Any] | None = None
+    toy: Toy,
+    max_tokens: int = 100,
+    rows: Mapping[str, object] = ROWS,
+    grids: Mapping[str, Any] | None = None,
+    patterns: Mapping[str, Any] | None = None,
 ) -> SampleLayout:
     """Lay out the one sample."""
-    return lay_out(toy, 0, tokenizer=TOKENIZER, rows=rows, max_tokens=max_tokens, grids=grids or {})  # type: ignore[arg-type]
+    return lay_out(
+        toy,
+        0,
+        tokenizer=TOKENIZER,
+        rows=rows,  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        grids=grids or {},
+        patterns=patterns or {},
+    )
+
+
+LINES = {"image": lambda size: ["<", *([size[1], "|"] * size[0]), ">"]}
+"""An image is its lines of rows, each ended by a bar."""
 
 
 def placed(found: SampleLayout) -> list[tuple[str, int, int]]:
@@ -67,6 +91,41 @@ def test_data_layout_expands_placeholders_and_labels_text() -> None:
     assert placed(found) == [("image", 1, 3)]
     assert not found.truncated
     assert found.tokens.dtype == found.labels.dtype == "int64"
+
+
+def test_data_layout_writes_the_text_of_an_item() -> None:
+    """Text of an item's pattern stands around and between its rows, and isn't learnt; text behind it is, as ever."""
+    found = layout(Toy([5, IMAGE, 6, END], [("image", (2, 2))]), patterns=LINES)
+    assert found.tokens.tolist() == [5, 60, IMAGE, IMAGE, 124, IMAGE, IMAGE, 124, 62, 6, END]
+    assert found.labels.tolist() == [NO_LABEL] * 8 + [6, END, NO_LABEL]
+    assert [item.runs for item in found.items] == [((2, 4), (5, 7))]
+    assert placed(found) == [("image", 2, 4)]
+
+
+def test_data_layout_weights_text_of_an_item_nothing() -> None:
+    """The weights of a dataset are those of its own tokens, wherever an item's text moves them."""
+    toy = Weighted([5, IMAGE, 6, END], [("image", (1, 1))])
+    found = layout(toy, patterns=LINES)
+    assert found.tokens.tolist() == [5, 60, IMAGE, 124, 62, 6, END]
+    assert found.weights is not None
+    assert found.weights.tolist() == [0, 0, 0, 0, 3, 4, 0]
+
+
+def test_data_layout_cuts_before_an_item_with_its_text() -> None:
+    """An item that has room for its rows and not for its text is left out whole."""
+    toy = Toy([5, IMAGE, END], [("image", (1, 2))])
+    assert layout(toy, max_tokens=6, patterns=LINES).tokens.tolist() == [5, 60, IMAGE, IMAGE, 124, 62]
+    cut = layout(toy, max_tokens=5, patterns=LINES)
+    assert (cut.tokens.tolist(), cut.items, cut.truncated) == ([5], (), True)
+
+
+def test_data_layout_refuses_a_pattern_of_other_rows() -> None:
+    """A pattern must have the rows of its item, and no placeholder in its text."""
+    toy = Toy([IMAGE, END], [("image", (2, 2))])
+    with pytest.raises(PluginError, match=r"toy.jsonl:7: image 0: expected a pattern of the 4 rows .*got 3 rows"):
+        layout(toy, patterns={"image": lambda _size: [3]})
+    with pytest.raises(PluginError, match="got 4 rows, and 1 placeholders in its text"):
+        layout(toy, patterns={"image": lambda _size: [4, "<image>"]})
 
 
 def test_data_layout_of_text_only() -> None:

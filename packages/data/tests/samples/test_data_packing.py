@@ -17,7 +17,7 @@ def layout(tokens: list[int], *items: tuple[str, int, int]) -> SampleLayout:
         tokens=np.array(tokens, dtype=np.int64),
         labels=np.array(tokens, dtype=np.int64) + 100,
         items=tuple(
-            PlacedItem(info=ItemInfo(sample=0, index=i, modality=modality, size=(1,)), start=start, rows=rows)
+            PlacedItem(info=ItemInfo(sample=0, index=i, modality=modality, size=(1,)), runs=((start, start + rows),))
             for i, (modality, start, rows) in enumerate(items)
         ),
         truncated=False,

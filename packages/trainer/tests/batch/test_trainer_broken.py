@@ -44,7 +44,7 @@ class Ahead:
 def lay_out(_dataset: object, sample: int) -> SampleLayout:
     """Return a sample of three tokens, of which the first two are rows of an item each."""
     infos = (ItemInfo(sample=sample, index=index, modality="image", size=(1, 1)) for index in range(2))
-    items = tuple(PlacedItem(info=info, start=info.index, rows=1) for info in infos)
+    items = tuple(PlacedItem(info=info, runs=((info.index, info.index + 1),)) for info in infos)
     ids = np.array([1, 2, 3])
     return SampleLayout(sample=sample, tokens=ids, labels=ids, items=items, truncated=False)
 

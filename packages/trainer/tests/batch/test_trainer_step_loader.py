@@ -82,7 +82,7 @@ def _lay_out(data: Numbers, sample: int) -> SampleLayout:
     data.read.append(("layout", sample))
     if -sample in data.broken:
         raise DataError(data.where(sample), expected="a sample", got="none")
-    item = PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), start=0, rows=1)
+    item = PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), runs=((0, 1),))
     none = np.zeros(4, np.int64)
     return SampleLayout(sample=sample, tokens=none, labels=none, items=(item,), truncated=False)
 

@@ -15,13 +15,19 @@ from mimo.trainer.batch.token_shards import TokenCut
 
 
 def draw_layout(choice: random.Random, sample: int) -> SampleLayout:
-    """Draw a sample of texts and items of two modalities between them; token t of it is t."""
+    """Draw a sample of texts and items of two modalities between them, some in several runs; token t of it is t."""
     items, at = [], choice.choice([0, 1, 5])
     for index in range(choice.randrange(4)):
         modality, rows = choice.choice(["image", "sound"]), choice.randrange(7)
         info = ItemInfo(sample=sample, index=index, modality=modality, size=(rows,))
-        items.append(PlacedItem(info=info, start=at, rows=rows))
-        at += rows + choice.choice([0, 1, 4])
+        runs, left = [], rows
+        for _ in range(choice.choice([1, 1, 3])):
+            count = choice.randint(0, left)
+            runs.append((at, at + count))
+            at, left = at + count + choice.choice([0, 1, 2]), left - count
+        runs.append((at, at + left))
+        items.append(PlacedItem(info=info, runs=tuple(runs)))
+        at += left + choice.choice([0, 1, 4])
     tokens = np.arange(at, dtype=np.int64)
     return SampleLayout(sample=sample, tokens=tokens, labels=tokens, items=tuple(items), truncated=False)
 
@@ -46,8 +52,9 @@ def test_rows_lie_where_packed_samples_have_their_placeholders(
         for sample, layout in enumerate(layouts):
             for item in layout.items:
                 if item.info.modality == modality:
-                    for position in range(item.start, item.start + item.rows):
-                        numbers[sample, position] = len(numbers)
+                    for start, stop in item.runs:
+                        for position in range(start, stop):
+                            numbers[sample, position] = len(numbers)
         assert found.bounds[-1] == len(numbers)
         for rank in range(context):
             packed = pack(layouts, multiple=slices, context_size=context, context_rank=rank)

@@ -32,7 +32,9 @@ def layout(sample: int, length: int, items: int) -> SampleLayout:
         tokens=np.zeros(length, dtype=np.int64),
         labels=np.full(length, NO_LABEL),
         items=tuple(
-            PlacedItem(info=ItemInfo(sample=sample, index=index, modality="image", size=(1, 1)), start=index, rows=1)
+            PlacedItem(
+                info=ItemInfo(sample=sample, index=index, modality="image", size=(1, 1)), runs=((index, index + 1),)
+            )
             for index in range(items)
         ),
         truncated=False,

@@ -72,7 +72,7 @@ def test_an_item_that_one_rank_cannot_decode_is_reported_by_all(
 
 def place(sample: int, index: int, size: tuple[int, ...]) -> PlacedItem:
     """Return an item somewhere in a sample."""
-    return PlacedItem(info=ItemInfo(sample=sample, index=index, modality="image", size=size), start=0, rows=1)
+    return PlacedItem(info=ItemInfo(sample=sample, index=index, modality="image", size=size), runs=((0, 1),))
 
 
 def test_items_are_handed_on_where_there_is_enough_to_decode() -> None:

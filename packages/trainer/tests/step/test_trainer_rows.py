@@ -23,7 +23,7 @@ EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(na
 def items(*samples: int) -> list[PlacedItem]:
     """Return an item of six rows of each sample."""
     return [
-        PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(2, 3)), start=0, rows=6)
+        PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(2, 3)), runs=((0, 6),))
         for sample in samples
     ]
 

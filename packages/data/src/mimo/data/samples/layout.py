@@ -27,21 +27,43 @@ Rows: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], int]]
 """For each modality, the rows that an item of a size becomes."""
 Grids: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], Grid | None]]
 """For each modality whose rows may lie in grids, that of an item of a size, None for one in none."""
+Patterns: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], Sequence[str | int]]]
+"""For each modality whose items have text between their rows, that of an item of a size: texts, and counts of rows."""
 _NO_GRIDS: Grids = {}
+_NO_PATTERNS: Patterns = {}
 
 
 @attrs.frozen(kw_only=True)
 class PlacedItem:
-    """An item and the positions ``start … start + rows - 1`` of its sample that its rows take, and their grid.
+    """An item, and where its rows lie in its sample.
 
-    ``is_broken``: it can't be decoded, so that its rows are zeros.
+    Args:
+        info: of the item.
+        runs: begin and end of each run of positions that its rows take, ascending; at least one. Between them lies
+            text of the item.
+        grid: of the rows.
+        is_broken: it can't be decoded, so that its rows are zeros.
     """
 
     info: ItemInfo
-    start: int
-    rows: int
+    runs: tuple[tuple[int, int], ...]
     grid: Grid | None = None
     is_broken: bool = False
+
+    @property
+    def start(self) -> int:
+        """Position of its first row."""
+        return self.runs[0][0]
+
+    @property
+    def stop(self) -> int:
+        """Position behind its last row."""
+        return self.runs[-1][1]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(stop - start for start, stop in self.runs)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -50,7 +72,7 @@ class SampleLayout:
 
     Args:
         sample: its number in the dataset.
-        tokens: ids ``[S]``; an item is its placeholder's id, once for each of its rows.
+        tokens: ids ``[S]``; an item is its placeholder's id, once for each of its rows, and the text between these.
         labels: ``[S]``; the id to be predicted at each position, or `NO_LABEL`.
         items: the items that lie in it, by position.
         truncated: whether something was cut off to keep S within the limit.
@@ -86,14 +108,21 @@ class SampleLayout:
 
 
 def lay_out(
-    dataset: Dataset, sample: int, *, tokenizer: Tokenizer, rows: Rows, max_tokens: int, grids: Grids = _NO_GRIDS
+    dataset: Dataset,
+    sample: int,
+    *,
+    tokenizer: Tokenizer,
+    rows: Rows,
+    max_tokens: int,
+    grids: Grids = _NO_GRIDS,
+    patterns: Patterns = _NO_PATTERNS,
 ) -> SampleLayout:
     """Return the layout of one sample, at most ``max_tokens`` long.
 
     A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
     everything after it. Where the dataset says at which ids it may end, it is cut at the last of these that fits, and
-    to nothing if none does. Each position is labelled with the token after it where that is text (the end is text);
-    the last one has no label.
+    to nothing if none does. Each position is labelled with the token after it where that is text (the end is text, what
+    lies between an item's rows isn't); the last one has no label.
 
     Args:
         dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` and ``ends`` only.
@@ -102,11 +131,14 @@ def lay_out(
         rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
         max_tokens: limit of S.
         grids: of the modalities whose rows may lie in a grid, that of an item by its size; its product is its rows.
+        patterns: of the modalities whose items have text between their rows, what an item is by its size, in order:
+            counts of rows, which add up to its rows, and texts.
 
     Raises:
         DataError: placeholders and items do not match, a modality is not read by the model, an item's size is
             refused by ``rows``, an id is not the tokenizer's, or a weight is no finite number from 0 on.
-        PluginError: an item's grid is not as many rows as ``rows`` says.
+        PluginError: an item's grid or its pattern is not as many rows as ``rows`` says, or a text of the pattern holds
+            a placeholder.
     """
     where = dataset.where(sample)
     ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
@@ -119,6 +151,7 @@ def lay_out(
     pieces: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     items: list[PlacedItem] = []
     widths: list[NDArray[np.int64]] = [pieces[0]]
+    texts = [np.empty(0, dtype=np.bool_)]
     length = 0
     truncated = False
     for piece, modality in _pieces(ids, modalities):
@@ -130,13 +163,19 @@ def lay_out(
         else:
             info = next(waiting[modality])
             count = _rows(where, info, rows[modality])
-            truncated = count > room
-            if not truncated:
+            placed, runs = piece.repeat(count), [(0, count)]
+            if modality in patterns:
+                pattern = patterns[modality](info.size)
+                placed, runs = _item(f"{where}: {modality} {info.index}", pattern, count, int(piece[0]), tokenizer)
+            if truncated := len(placed) > room:
+                placed = placed[:0]
+            else:
                 grid = _grid(where, info, count, grids)
-                items.append(PlacedItem(info=info, start=length, rows=count, grid=grid))
-                widths.append(np.array([count]))
-            placed = piece.repeat(0 if truncated else count)
+                runs = [(length + start, length + stop) for start, stop in runs]
+                items.append(PlacedItem(info=info, runs=tuple(runs), grid=grid))
+                widths.append(np.array([len(placed)]))
         pieces.append(placed)
+        texts.append(np.full(len(placed), modality is None))
         length += len(placed)
         if truncated:
             break
@@ -146,12 +185,13 @@ def lay_out(
         kept = max((end for end in ends if end <= len(rows_of_ids)), default=0)
         tokens = tokens[: rows_of_ids[:kept].sum()]
         items = items[: np.count_nonzero(_is_any(ids[:kept], modalities))]
+    is_text = np.concatenate(texts)[: len(tokens)]
     if weights is not None:
-        weights = label_weights(weights, was_text=~_is_any(ids, modalities), is_text=~_is_any(tokens, modalities))
+        weights = label_weights(weights, was_text=~_is_any(ids, modalities), is_text=is_text)
     return SampleLayout(
         sample=sample,
         tokens=tokens,
-        labels=_labels(tokens, modalities),
+        labels=_labels(tokens, is_text),
         items=tuple(items),
         truncated=truncated,
         weights=weights,
@@ -178,11 +218,33 @@ def _is_any(ids: NDArray[np.int64], wanted: Iterable[int]) -> NDArray[np.bool_]:
     return found
 
 
-def _labels(tokens: NDArray[np.int64], placeholders: Iterable[int]) -> NDArray[np.int64]:
+def _labels(tokens: NDArray[np.int64], is_text: NDArray[np.bool_]) -> NDArray[np.int64]:
     labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
-    following = tokens[1:]
-    labels[:-1] = np.where(_is_any(following, placeholders), NO_LABEL, following)
+    labels[:-1] = np.where(is_text[1:], tokens[1:], NO_LABEL)
     return labels
+
+
+def _item(
+    where: str, pattern: Sequence[str | int], count: int, placeholder: int, tokenizer: Tokenizer
+) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """Return the ids of an item with text between its rows, and begin and end of each run of rows in them."""
+    ids: list[int] = []
+    runs: list[tuple[int, int]] = []
+    for piece in pattern:
+        if isinstance(piece, int):
+            runs.append((len(ids), len(ids) + piece))
+            ids += [placeholder] * piece
+        else:
+            ids += tokenizer.encode(piece)
+    found = sum(stop - start for start, stop in runs)
+    if found != count or ids.count(placeholder) != count:
+        raise PluginError(
+            where,
+            expected=f"a pattern of the {count} rows that its encoder says it becomes, and text without placeholders",
+            got=f"{found} rows, and {ids.count(placeholder) - found} placeholders in its text",
+            fix="Make rows() and pattern() agree.",
+        )
+    return np.array(ids, dtype=np.int64), runs or [(0, 0)]
 
 
 def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) -> int:

@@ -115,8 +115,9 @@ def pack(
                 places[inside] = positions[inside, None] if grid is None else grid[start:stop]
             samples[inside] = number
             for item in layout.items:
-                low, high = max(item.start, start), min(item.start + item.rows, stop)
-                found[item.info.modality].append(np.arange(low, max(low, high), dtype=np.int64) + (first - start))
+                for begin, end in item.runs:
+                    low, high = max(begin, start), min(end, stop)
+                    found[item.info.modality].append(np.arange(low, max(low, high), dtype=np.int64) + (first - start))
             first += stop - start
     return Packed(
         tokens=tokens,

@@ -137,6 +137,9 @@ class EncoderSpec:
             and across, in that order; their product is `rows`. A language model may turn by them
             (``mrope_section`` of ``decoder``). Without it, or where it returns None, rows lie one after the other as
             those of text do.
+        pattern: of an item of this size, what stands in its place: counts of rows, which add up to `rows`, and texts
+            that the tokenizer reads, such as the token that ends each line of an image. Without it its rows follow one
+            another.
         modality: what it reads, and the default name of its placeholder, ``<image>``.
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
@@ -165,6 +168,7 @@ class EncoderSpec:
     prepare: Callable[[Any, Any], Mapping[str, Tensor]]
     build: Callable[[Any, int], nn.Module]
     grid: Callable[[Any, tuple[int, ...]], tuple[int, int, int] | None] | None = None
+    pattern: Callable[[Any, tuple[int, ...]], Sequence[str | int]] | None = None
     modality: str = "image"
     parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     tensor: TensorSupport | None = None

@@ -149,5 +149,5 @@ def _fingerprint(layouts: Iterable[SampleLayout]) -> hashlib.blake2b:
         if layout.weights is not None:
             found.update(b"weights;" + layout.weights.tobytes())
         for item in layout.items:
-            found.update(f"{item.info.modality} {item.start} {item.rows} {item.info.size};".encode())
+            found.update(f"{item.info.modality} {item.runs} {item.info.size};".encode())
     return found

@@ -215,7 +215,7 @@ class Microbatch:
         return placed, tuple(
             (
                 len(layout.tokens),
-                *((item.info.modality, item.start, item.rows, item.info.size) for item in layout.items),
+                *((item.info.modality, item.runs, item.info.size) for item in layout.items),
             )
             for layout in self.layouts
         )

@@ -65,8 +65,8 @@ class TokenCut:
         for layout in layouts:
             for item in layout.items:
                 if item.info.modality == modality:
-                    starts.append(first + item.start)
-                    rows.append(item.rows)
+                    starts += [first + start for start, _ in item.runs]
+                    rows += [stop - start for start, stop in item.runs]
             first += len(layout.tokens)
         at = np.searchsorted(starts, self.bounds, side="right") - 1
         inside = np.minimum(self.bounds - np.array(starts)[at], np.array(rows)[at])

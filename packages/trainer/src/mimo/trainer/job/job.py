@@ -264,6 +264,9 @@ class Job:
             rows={modality: partial(spec.rows, config) for modality, spec, config in specs},
             max_tokens=self.settings.data.max_tokens,
             grids={modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
+            patterns={
+                modality: partial(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
+            },
         )
         if found.truncated and self.settings.data.longer == "refuse":
             raise DataError(

@@ -40,7 +40,7 @@ def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterat
         f"sizes from {source}"
     )
     table = Table("tokens", "", "weight", "text", *(["ids"] if ids else []), box=None, pad_edge=False)
-    items = {item.start: item for item in layout.items if item.rows}
+    items = {begin: item for item in layout.items for begin, end in item.runs if begin < end}
     for begin, end, weight in _runs(layout):
         place = f"{begin}-{end - 1}" if end - begin > 1 else str(begin)
         if begin in items:
@@ -63,7 +63,8 @@ def _runs(layout: SampleLayout) -> Iterator[tuple[int, int, float]]:
     weights = _token_weights(layout)
     owners = np.full(len(layout.tokens), -1)
     for number, item in enumerate(layout.items):
-        owners[item.start : item.start + item.rows] = number
+        for begin, end in item.runs:
+            owners[begin:end] = number
     begin = 0
     for (_, weight), run in groupby(zip(owners.tolist(), weights.tolist(), strict=True)):
         end = begin + len(list(run))
