@@ -12,6 +12,7 @@ import attrs
 from mimo.data.samples import TokenizerSpec
 from mimo.data.text.chat_template import ChatTemplate, template_of_folder
 from mimo.data.text.placeholders import Placeholders, mark
+from mimo.data.text.written import Written
 from mimo.hooks import ConfigError
 
 if TYPE_CHECKING:
@@ -27,11 +28,17 @@ class FileConfig:
         end: the token that closes every sample but conversations, which their templates close.
         placeholders: for modalities whose placeholder is another token than ``<modality>``, that token:
             ``{image = "<|image_pad|>"}``. In texts both stand for an item.
+        markers: what else stands for an item in texts, such as what a chat template writes for it.
+        items: for modalities whose items have text around them that the model was trained with, that text with the
+            placeholder in it, once: ``{image = "<img><IMG_CONTEXT></img>"}``. It takes the place of ``<modality>`` and
+            of the marker before a text becomes tokens.
     """
 
     path: str
     end: str = "</s>"
     placeholders: Mapping[str, str] = attrs.field(factory=dict)
+    markers: Mapping[str, str] = attrs.field(factory=dict)
+    items: Mapping[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +54,10 @@ class FileTokenizer:
     """The token of each modality's placeholder."""
     aliases: Mapping[int, int]
     """The id that the library gives to ``<modality>`` where another token is the placeholder, and that token's."""
+    markers: Mapping[str, str]
+    """What else stands for an item of each modality."""
+    written: Written
+    """What takes the place of these before a text becomes tokens."""
 
     def placeholder(self, modality: str) -> int:
         """Return the id of a modality's placeholder; `ConfigError` where it has none."""
@@ -63,11 +74,12 @@ class FileTokenizer:
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of ``text``, and where the text of each begins and ends; errors as `encode`."""
         ids, encoding = self._encoding(text)
-        return ids, encoding.offsets
+        return ids, self.written.spans_in(text, encoding.offsets)
 
     def item_texts(self, modality: str) -> tuple[str, ...]:
         """Return the texts that stand for one item."""
-        return tuple(dict.fromkeys((mark(modality), self.texts[modality])))
+        marker = [self.markers[modality]] if modality in self.markers else []
+        return tuple(dict.fromkeys((mark(modality), self.texts[modality], *marker)))
 
     def chat_template(self) -> ChatTemplate | None:
         """Return the template that lies beside the file, None if there is none."""
@@ -75,7 +87,7 @@ class FileTokenizer:
 
     def _encoding(self, text: str) -> tuple[list[int], tokenizers.Encoding]:
         with _refusals("the tokenizer refuses the text"):
-            encoding = self.backend.encode(text, add_special_tokens=False)
+            encoding = self.backend.encode(self.written.instead_of(text), add_special_tokens=False)
         ids: list[int] = [self.aliases.get(number, number) for number in encoding.ids] if self.aliases else encoding.ids
         for modality, number in self.placeholders.ids.items():
             texts = self.item_texts(modality)
@@ -109,10 +121,11 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
             got=repr(config.end),
             fix=f"Its special tokens are {', '.join(map(repr, special))}." if special else "It has no special tokens.",
         )
-    for modality in config.placeholders:
+    tables = {"placeholders": config.placeholders, "markers": config.markers, "items": config.items}
+    for key, modality in [(key, modality) for key, table in tables.items() for modality in table]:
         if modality not in modalities:
             raise ConfigError(
-                f"tokenizer.placeholders.{modality}",
+                f"tokenizer.{key}.{modality}",
                 expected=f"a modality of the model: {', '.join(map(repr, modalities)) or 'it has none'}",
                 got=repr(modality),
             )
@@ -133,9 +146,14 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
     vocabulary = 1 + max(backend.get_vocab(with_added_tokens=True).values())
     # A token of the plain vocabulary would be split; as a special one it keeps its id and is found whole.
     backend.add_special_tokens(list(texts.values()))
-    others = {modality: mark(modality) for modality, text in texts.items() if text != mark(modality)}
-    backend.add_special_tokens(list(others.values()))
-    aliases = {backend.token_to_id(text): found[modality] for modality, text in others.items()}
+    stands_for = [
+        (text, modality) for modality in modalities for text in (mark(modality), config.markers.get(modality))
+    ]
+    others = {text: modality for text, modality in stands_for if text not in (None, texts[modality])}
+    written = Written.of(config.items, texts, others)
+    others = {text: modality for text, modality in others.items() if modality not in config.items}
+    backend.add_special_tokens(list(others))
+    aliases = {backend.token_to_id(text): found[modality] for text, modality in others.items()}
     # Limits that the file may carry would cut or pad samples unseen; ours is `max_tokens`.
     backend.no_truncation()
     backend.no_padding()
@@ -149,6 +167,8 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
         vocabulary=vocabulary,
         texts=texts,
         aliases={alias: number for alias, number in aliases.items() if alias is not None},
+        markers=config.markers,
+        written=written,
     )
 
 
