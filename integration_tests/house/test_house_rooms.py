@@ -74,6 +74,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "runtime": Row("plan routes"),
     },
     "mimo_transformers": {
+        "images": Row(),
         "family": Row(),
         "model": Row("family", modules="attention experts modules own published small stage"),
         "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
