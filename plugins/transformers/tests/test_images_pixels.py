@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from library_images import library_inputs, module_of
 from PIL import Image
-from published_images import EACH, FOLDERS, SIZES, library_inputs, module_of, picture
+from published_images import EACH, FOLDERS, SIZES, picture
 from small_models import is_older
 
 from mimo_transformers.images import PARITY

@@ -7,17 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from published_images import (
-    EACH,
-    FOLDERS,
-    SIZES,
-    TILE,
-    library_inputs,
-    library_processor,
-    module_of,
-    picture,
-    torchvision_by_name,
-)
+from library_images import library_inputs, library_processor, module_of, torchvision_by_name
+from published_images import EACH, FOLDERS, SIZES, TILE, picture
 
 from mimo_transformers.images import PARITY
 
@@ -36,7 +27,7 @@ _CLASSES = {
     "smolvlm": ("smolvlm", "SmolVLMProcessor"),
     "mistral3": ("pixtral", "PixtralProcessor"),
 }
-_TOKENS = {
+_TOKENS: dict[str, dict[str, Any]] = {
     "gemma3": {"full_image_sequence": f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"},
     "idefics3": {"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>"},
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>"},
@@ -52,7 +43,7 @@ _TOKENS |= {"qwen2_5_vl": _TOKENS["qwen2_vl"], "qwen3_vl": _TOKENS["qwen2_vl"]}
 def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:
     """Return what the library's processor of a folder writes, of which there is only what its method looks up."""
     if name == "paligemma":  # whose processor has no method for one image: "<image>" as often as rows
-        return "<image>" * FOLDERS[name].preprocessor["image_seq_length"]
+        return "<image>" * int(FOLDERS[name].preprocessor["image_seq_length"])
     with torchvision_by_name():
         file, class_name = _CLASSES[name]
         processor = getattr(module_of("processing", file), class_name)

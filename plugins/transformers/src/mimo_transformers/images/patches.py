@@ -72,7 +72,7 @@ class PatchImages(ImageProcessing):
         height, width = checked_canvas(size, size)
         if max(size) / min(size) > _MAX_ASPECT:
             shown = f"an image of {height} x {width} pixels (height x width)"
-            raise ValueError(f"{shown}, one side of which is more than {_MAX_ASPECT} times the other")
+            raise ValueError(f"{shown} has one side more than {_MAX_ASPECT} times as long as the other")
         cell = self._cell
         down, across = (round(side / cell) * cell for side in size)
         if down * across > self.max_pixels:

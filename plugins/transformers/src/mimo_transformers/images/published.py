@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ class FolderKey:
 
     def number(self) -> float:
         """Return a finite number above 0."""
-        if not _is_number(self.value) or not 0 < self.value < float("inf"):
+        if not _is_number(self.value) or self.value <= 0:
             raise self.refused("a finite number above 0")
         return float(self.value)
 
@@ -158,7 +159,7 @@ def _square(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_pair(value: Any) -> bool:

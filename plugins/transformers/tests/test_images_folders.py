@@ -1,0 +1,102 @@
+"""What files of published folders mean, and what is refused of them, by file and key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+from library_images import module_of
+from published_images import EACH, FOLDERS, picture
+
+from mimo.hooks import ConfigError
+from mimo_transformers.images import KINDS, PARITY
+from mimo_transformers.images.defaults import OTHERS, PLAIN
+
+_FILES = {"CLIP": "clip", "ChineseCLIP": "chinese_clip", "DeiT": "deit", "GotOcr2": "got_ocr2", "Qwen2VL": "qwen2_vl"}
+_FILES |= {"LlavaNext": "llava_next", "LlavaOnevision": "llava_onevision"}
+
+
+@EACH
+def test_settings_are_plain_values(name: str) -> None:
+    """Numbers, texts, true and false and lists of these, from which the same settings are made again."""
+    processing = FOLDERS[name].processing()
+    values = attrs.asdict(processing)
+    assert all(_is_plain(value) for value in values.values())
+    assert KINDS[processing.kind](**values) == processing
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, str | int | float | bool)
+
+
+@EACH
+def test_the_table_inside_of_the_processors_file_is_read(name: str) -> None:
+    """Where the folder has no file of the image processor."""
+    folder = FOLDERS[name]
+    inside = attrs.evolve(
+        folder, preprocessor={}, processor={**folder.processor, "image_processor": folder.preprocessor}
+    )
+    assert inside.processing() == folder.processing()
+
+
+def test_tokens_of_each_family() -> None:
+    """What a chat template writes, the token of a row, and what stands around all of them."""
+    found = {name: FOLDERS[name].processing() for name in ("llava", "qwen3_vl", "gemma3", "internvl", "mistral3")}
+    assert {name: (one.marker, one.placeholder, one.before, one.after) for name, one in found.items()} == {
+        "llava": ("<image>", "<image>", "", ""),
+        "qwen3_vl": ("<|image_pad|>", "<|image_pad|>", "", ""),
+        "gemma3": ("<start_of_image>", "<image_soft_token>", "\n\n<start_of_image>", "<end_of_image>\n\n"),
+        "internvl": ("<IMG_CONTEXT>", "<IMG_CONTEXT>", "<img>", "</img>"),
+        "mistral3": ("[IMG]", "[IMG]", "", ""),
+    }
+
+
+def test_every_kind_has_its_parity() -> None:
+    """Each is met by a folder of the tests, which look up how parity is shown."""
+    assert set(PARITY) == set(KINDS) == {folder.processing().kind for folder in FOLDERS.values()}
+
+
+@pytest.mark.parametrize("name", sorted({*PLAIN, *OTHERS} - {"Qwen2_5_VLImageProcessor"}))  # which has no class
+def test_what_is_left_out_means_what_it_means_to_the_library(name: str) -> None:
+    """Each key of the tables is an attribute of the library's class."""
+    kind = name.removesuffix("ImageProcessor")
+    process = getattr(module_of("image_processing_pil", _FILES.get(kind, kind.lower())), f"{name}Pil")
+    for key, value in {**PLAIN, **OTHERS}[name].items():
+        assert _as_lists(value) == _as_lists(getattr(process, key)), key
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_lists(one) for one in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def test_any_family_with_a_plain_image_processor() -> None:
+    """Of a type that is not known, which has to say how many rows an image has; without one it is refused."""
+    folder = attrs.evolve(
+        FOLDERS["paligemma"],
+        config={"model_type": "unheard"},
+        preprocessor={"image_processor_type": "ViTImageProcessorFast", "size": 10},
+        processor={"image_seq_length": 3, "image_token": "<picture>"},
+    )
+    processing = folder.processing()
+    assert processing.text((5, 7)) == "<picture>" * 3
+    assert processing.prepare(picture((5, 7)))["pixels"].shape == (1, 3, 10, 10)
+    with pytest.raises(ConfigError, match=r"image_processor_type: expected one of .*ViTImageProcessor.*, got nothing"):
+        attrs.evolve(folder, preprocessor={"size": 10}).processing()
+
+
+def test_rows_are_counted_without_torch() -> None:
+    """What looks at a dataset starts fast."""
+    code = """
+import sys
+from mimo_transformers.images import processing_of
+processing = processing_of({"model_type": "qwen2_vl"}, {"image_processor_type": "Qwen2VLImageProcessor"}, {})
+assert processing.rows((280, 560)) == 200
+assert not {"torch", "transformers", "torchvision"} & set(sys.modules), sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - this interpreter, and the text above

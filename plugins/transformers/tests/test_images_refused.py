@@ -1,0 +1,205 @@
+"""What of published folders and of settings is refused, by file and key or by field, with what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import pytest
+from published_images import FOLDERS, Folder
+
+from mimo.hooks import ConfigError
+
+
+def _changed(name: str, file: str, changes: Mapping[str, Any]) -> Folder:
+    return attrs.evolve(FOLDERS[name], **{file: {**getattr(FOLDERS[name], file), **changes}})
+
+
+_PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    (
+        *("gemma3", "preprocessor", {"do_pan_and_scan": True}),
+        f"{_PREPROCESSOR}: do_pan_and_scan: expected false, as further crops of an image aren't made here, got True",
+    ),
+    (
+        *("llava_next", "preprocessor", {"image_processor_type": "FuyuImageProcessor"}),
+        f"{_PREPROCESSOR}: image_processor_type: expected one of LlavaNextImageProcessor for a model of",
+    ),
+    (
+        *("llava", "preprocessor", {"do_resize": False}),
+        f"{_PREPROCESSOR}: do_resize: expected true, as images have any size, got False",
+    ),
+    (
+        *("llava", "preprocessor", {"do_center_crop": False}),
+        f"{_PREPROCESSOR}: do_center_crop: expected true, or height and width in size, as images must",
+    ),
+    (
+        *("llava", "preprocessor", {"do_pad": True}),
+        f"{_PREPROCESSOR}: do_pad: expected false, as this image processor pads no image to a square, got True",
+    ),
+    (
+        *("llava padded", "preprocessor", {"do_normalize": False}),
+        f"{_PREPROCESSOR}: do_pad: expected false, as there is no mean colour without do_normalize, got True",
+    ),
+    (
+        *("llava", "preprocessor", {"size": {"longest_edge": 336}}),
+        f"{_PREPROCESSOR}: size: expected height and width, got {{'longest_edge': 336}}",
+    ),
+    (
+        *("llava", "preprocessor", {"crop_size": {"height": 28, "width": "28"}}),
+        f"{_PREPROCESSOR}: crop_size.width: expected a whole number from 1 to 32768, got '28'",
+    ),
+    (
+        *("llava", "preprocessor", {"resample": 9}),
+        f"{_PREPROCESSOR}: resample: expected a whole number from 0 to 5, got 9",
+    ),
+    (
+        *("llava", "preprocessor", {"image_std": [0.5, 0.0, 0.5]}),
+        f"{_PREPROCESSOR}: image_std: expected 3 numbers above 0, got [0.5, 0.0, 0.5]",
+    ),
+    (
+        *("llava", "preprocessor", {"image_mean": 0.5}),
+        f"{_PREPROCESSOR}: image_mean: expected a list of numbers, got 0.5",
+    ),
+    (
+        *("llava", "preprocessor", {"rescale_factor": float("nan")}),
+        f"{_PREPROCESSOR}: rescale_factor: expected a finite number above 0, got nan",
+    ),
+    (
+        *("llava", "processor", {"patch_size": 16}),
+        f"{_PROCESSOR}: patch_size: expected 14, as config.json says in vision_config.patch_size, got 16",
+    ),
+    (
+        *("llava", "config", {"vision_feature_select_strategy": "full"}),
+        "config.json: vision_feature_select_strategy: expected 'default', as processor_config.json says",
+    ),
+    (
+        *("llava", "processor", {"vision_feature_select_strategy": "some"}),
+        f"{_PROCESSOR}: vision_feature_select_strategy: expected 'default' or 'full', got 'some'",
+    ),
+    (
+        *("llava", "processor", {"num_additional_image_tokens": 0}),
+        f"{_PROCESSOR}: vision_feature_select_strategy: expected 'full', as the tower has no row before",
+    ),
+    (
+        *("llava padded", "config", {"vision_config": {"patch_size": 7, "model_type": "unheard"}}),
+        f"{_PROCESSOR}: num_additional_image_tokens: expected how many rows a tower of type 'unheard' has before those",
+    ),
+    (
+        *("llava padded", "config", {"vision_config": {"model_type": "siglip_vision_model"}}),
+        f"{_PROCESSOR}: patch_size: expected a whole number from 1 to 1024, got nothing",
+    ),
+    (
+        *("llava_next", "preprocessor", {"crop_size": {"height": 14, "width": 14}}),
+        f"{_PREPROCESSOR}: size.shortest_edge: expected {{'height': 14, 'width': 14}}, as {_PREPROCESSOR} says in crop",
+    ),
+    (
+        *("llava_next", "preprocessor", {"image_grid_pinpoints": [[28, 56]]}),
+        f"{_PREPROCESSOR}: image_grid_pinpoints: expected [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]], as",
+    ),
+    (
+        *("llava_onevision", "processor", {"vision_aspect_ratio": "anyres"}),
+        f"{_PROCESSOR}: vision_aspect_ratio: expected 'anyres_max_4', as config.json says in vision_aspect_ratio",
+    ),
+    (
+        *("llava_onevision", "processor", {"num_image_tokens": 17}),
+        f"{_PROCESSOR}: num_image_tokens: expected 16, as tiles of 28 pixels have in patches of 7, got 17",
+    ),
+    (
+        *("llava_onevision", "processor", {"vision_feature_select_strategy": "default"}),
+        f"{_PROCESSOR}: vision_feature_select_strategy: expected 'full', as tiles are put together of all their rows",
+    ),
+    (
+        *("qwen2_vl", "preprocessor", {"max_pixels": 1 << 28}),
+        f"{_PREPROCESSOR}: max_pixels: expected a whole number from 1 to 134217728, got 268435456",
+    ),
+    (
+        *("qwen2_vl", "preprocessor", {"merge_size": 4}),
+        f"{_PREPROCESSOR}: merge_size: expected 2, as config.json says in vision_config.spatial_merge_size, got 4",
+    ),
+    (
+        *("qwen3_vl", "preprocessor", {"size": {"height": 64, "width": 64}}),
+        f"{_PREPROCESSOR}: size.shortest_edge: expected a whole number from 1 to 134217728, got nothing",
+    ),
+    (
+        *("internvl", "preprocessor", {"size": {"height": 28, "width": 56}}),
+        f"{_PREPROCESSOR}: size: expected [28, 28], as config.json says in vision_config.image_size",
+    ),
+    (
+        *("internvl", "preprocessor", {"max_patches": 100_000}),
+        f"{_PREPROCESSOR}: max_patches: expected a whole number from 1 to 256, got 100000",
+    ),
+    (
+        *("smolvlm", "preprocessor", {"size": {"height": 64, "width": 64}}),
+        f"{_PREPROCESSOR}: size.longest_edge: expected a whole number from 1 to 32768, got nothing",
+    ),
+    (
+        *("mistral3", "processor", {"spatial_merge_size": 1}),
+        f"{_PROCESSOR}: spatial_merge_size: expected 2, as config.json says in spatial_merge_size, got 1",
+    ),
+    (
+        *("mistral3", "processor", {"image_break_token": 12}),
+        f"{_PROCESSOR}: image_break_token: expected a text, got 12",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "changes", "text"), REFUSED)
+def test_what_can_not_be_done_is_refused(name: str, file: str, changes: dict[str, Any], text: str) -> None:
+    """By file and key, with what would be right."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}"):
+        _changed(name, file, changes).processing()
+
+
+def test_a_file_inside_of_another_is_named() -> None:
+    """With both names."""
+    inside = attrs.evolve(FOLDERS["gemma3"], preprocessor={}, processor={"image_processor": {"do_pan_and_scan": True}})
+    with pytest.raises(ConfigError, match=r"^processor_config.json: image_processor: do_pan_and_scan: expected false"):
+        inside.processing()
+
+
+SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("llava", {"marker": ""}, "marker: expected a text, got ''"),
+    ("llava", {"rescale": 0.0}, "rescale: expected a finite number above 0, got 0.0"),
+    ("llava", {"mean": (0.5,)}, "mean: expected 3 numbers, got (0.5,)"),
+    ("llava", {"std": (0.5, 0.5, 0.0)}, "std: expected 3 numbers above 0, got (0.5, 0.5, 0.0)"),
+    ("llava", {"resample": "cubic"}, "resample: expected one of nearest, lanczos, bilinear, bicubic, box, hamming"),
+    ("llava", {"resize": (0,)}, "resize: expected 1 or 2 numbers from 1 to 32768, got (0,)"),
+    ("llava", {"crop": (1 << 16, 1)}, "crop: expected 0 or 2 numbers from 1 to 32768, got (65536, 1)"),
+    (
+        "llava",
+        {"crop": ()},
+        "crop: expected height and width, as only the shorter side of an image is resized",
+    ),
+    ("llava", {"image_rows": 0}, "image_rows: expected 1 to 16777216, got 0"),
+    ("llava_next", {"class_rows": -1}, "class_rows: expected 0 to 4096, got -1"),
+    ("llava_next", {"patch": 29}, "patch: expected at most tile = 28, got 29"),
+    ("llava_next", {"resolutions": ()}, "resolutions: expected one resolution or more, got ()"),
+    (
+        *("llava_next", {"resolutions": ((28, 30),)}),
+        "resolutions: expected heights and widths of whole tiles of 28 pixels, less than 256 tiles, got [28, 30]",
+    ),
+    (
+        *("llava_onevision", {"resolutions": ((28 * 16, 28 * 16),)}),
+        "resolutions: expected heights and widths of whole tiles of 28 pixels, less than 256 tiles, got [448, 448]",
+    ),
+    ("llava_onevision", {"max_tiles": 257}, "max_tiles: expected 1 to 256, got 257"),
+    ("qwen2_vl", {"max_pixels": 255}, "max_pixels: expected at least 256, got 255"),
+    ("qwen2_vl", {"min_pixels": 1, "max_pixels": 63}, "max_pixels: expected at least 64, got 63"),
+    ("internvl", {"min_tiles": 7}, "min_tiles: expected at most max_tiles = 6, got 7"),
+    ("idefics3", {"tile": 7}, "tile: expected a side in pixels that leaves less than 256 tiles of 112 pixels squared"),
+    (
+        *("idefics3", {"mean": (0.0, 1.0, 0.0)}),
+        "mean: expected numbers of which no colour becomes 0 throughout, as the model takes such tiles for padding",
+    ),
+    ("mistral3", {"patch": 1025}, "patch: expected 1 to 1024, got 1025"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "text"), SETTINGS)
+def test_settings_out_of_range_are_refused(name: str, changes: dict[str, Any], text: str) -> None:
+    """By field, before an image is seen."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}"):
+        attrs.evolve(FOLDERS[name].processing(), **changes)
