@@ -35,12 +35,12 @@ def _is_plain(value: Any) -> bool:
 
 @EACH
 def test_the_table_inside_of_the_processors_file_is_read(name: str) -> None:
-    """Where the folder has no file of the image processor."""
+    """Whether the folder has a file of the image processor beside it or not."""
     folder = FOLDERS[name]
-    inside = attrs.evolve(
-        folder, preprocessor={}, processor={**folder.processor, "image_processor": folder.preprocessor}
-    )
-    assert inside.processing() == folder.processing()
+    processor = {**folder.processor, "image_processor": folder.preprocessor}
+    for preprocessor in ({}, {"image_processor_type": "ViTImageProcessor", "size": 5}):
+        inside = attrs.evolve(folder, preprocessor=preprocessor, processor=processor)
+        assert inside.processing() == folder.processing()
 
 
 def test_tokens_of_each_family() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -151,6 +152,35 @@ def test_what_can_not_be_done_is_refused(name: str, file: str, changes: dict[str
     """By file and key, with what would be right."""
     with pytest.raises(ConfigError, match=f"^{re.escape(text)}"):
         _changed(name, file, changes).processing()
+
+
+JUNK: tuple[Any, ...] = (
+    -1,
+    0,
+    2.5,
+    10**30,
+    True,
+    "",
+    "1" * 9,
+    [],
+    [1],
+    [[1, 2]],
+    [None, 2],
+    {},
+    {"height": 1},
+    {"shortest_edge": "x"},
+)
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_no_value_of_a_key_ends_in_another_error(name: str) -> None:
+    """Whatever stands in a file is read or refused as a setting is."""
+    for file in ("config", "preprocessor", "processor"):
+        keys = getattr(FOLDERS[name], file)
+        for changes in [{key: value} for key in keys for value in JUNK]:
+            with contextlib.suppress(ConfigError):
+                processing = _changed(name, file, changes).processing()
+                assert processing.rows((64, 64)) > 0
 
 
 def test_a_file_inside_of_another_is_named() -> None:

@@ -54,9 +54,9 @@ def processing_of(
 
     Args:
         described: its ``config.json``.
-        preprocessor: its ``preprocessor_config.json``; empty where the folder has none, as the table
-            ``image_processor`` of the next says the same.
-        processor: its ``processor_config.json``; empty where the folder has none.
+        preprocessor: its ``preprocessor_config.json``; empty where the folder has none.
+        processor: its ``processor_config.json``, likewise. A table ``image_processor`` in it, as transformers 5 writes
+            one, takes the place of the file before, as it does in the library.
 
     Raises:
         ConfigError: by file and key, where the folder says what isn't known here, or its files disagree.

@@ -123,15 +123,12 @@ class PublishedFolder:
     def of(
         cls, described: Mapping[str, Any], preprocessor: Mapping[str, Any], processor: Mapping[str, Any]
     ) -> PublishedFolder:
-        """Return the folder of three files as they are read."""
+        """Return the folder of three files as they are read; the table in the last one comes before the second file."""
         inside = processor.get(_INSIDE)
-        return cls(
-            config=FolderFile(CONFIG, described),
-            preprocessor=FolderFile(f"{PROCESSOR}: {_INSIDE}", cast("Mapping[str, Any]", inside))
-            if isinstance(inside, Mapping) and not preprocessor
-            else FolderFile(PREPROCESSOR, preprocessor),
-            processor=FolderFile(PROCESSOR, processor),
-        )
+        image = FolderFile(PREPROCESSOR, preprocessor)
+        if isinstance(inside, Mapping):
+            image = FolderFile(f"{PROCESSOR}: {_INSIDE}", cast("Mapping[str, Any]", inside))
+        return cls(config=FolderFile(CONFIG, described), preprocessor=image, processor=FolderFile(PROCESSOR, processor))
 
 
 def agreed(*keys: FolderKey) -> FolderKey:
