@@ -79,7 +79,8 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "model": Row("family", modules="attention experts modules own published small stage"),
         "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
-        "weights": Row("family model tower"),
+        "whole": Row("images family model trial", modules="config encoder processing trial"),
+        "weights": Row("images family model tower whole"),
     },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""

@@ -1,6 +1,14 @@
 """Families of models of the library: configs, classes, and small ones of them. Free of torch until one is built."""
 
 from mimo_transformers.family.config import HfConfig, HfDecoderConfig, HfEncoderConfig
+from mimo_transformers.family.image_text import (
+    ImageHalf,
+    half_of,
+    image_half,
+    image_text_class,
+    is_image_text,
+    new_image_text,
+)
 from mimo_transformers.family.library import (
     ATTENTION,
     causal_class,
@@ -19,10 +27,16 @@ __all__ = [
     "HfConfig",
     "HfDecoderConfig",
     "HfEncoderConfig",
+    "ImageHalf",
     "causal_class",
     "config_of",
+    "half_of",
+    "image_half",
+    "image_text_class",
     "is_causal",
+    "is_image_text",
     "is_tower",
+    "new_image_text",
     "new_network",
     "new_tower",
     "quiet",

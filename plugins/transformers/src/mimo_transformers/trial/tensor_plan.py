@@ -24,11 +24,11 @@ _ROWS, _COLUMNS = 0, 1
 _USUAL: Mapping[str, str] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "query_key_value"), "colwise"),
     **dict.fromkeys(("query", "key", "value", "intermediate.dense", "lin1", "pwconv1", "pointwise_conv1"), "colwise"),
-    **dict.fromkeys(("gate_proj", "up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3"), "colwise"),
+    **dict.fromkeys(("gate_proj", "up_proj", "fc1", "linear_fc1", "c_fc", "dense_h_to_4h", "w1", "w3"), "colwise"),
     **dict.fromkeys(
         ("o_proj", "out_proj", "down_proj", "fc2", "dense", "dense_4h_to_h", "w2", "projection_layer"), "rowwise"
     ),
-    **dict.fromkeys(("lin2", "pwconv2", "pointwise_conv2"), "rowwise"),
+    **dict.fromkeys(("lin2", "pwconv2", "pointwise_conv2", "linear_fc2"), "rowwise"),
     "sinks": "colwise",
     "kv_a_proj_with_mqa": "mla_kv_a_proj",
 }

@@ -1,4 +1,4 @@
-"""The published families of ``hf-decoder`` and ``hf-encoder``: all of their kind that the installed library knows."""
+"""The published families of this package's plugins: all of their kind that the installed library knows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import ConfigError
-from mimo.model import HfFamilies, HfFamily, hf_no_dropout
+from mimo.model import HfFamilies, HfFamily, HfWhole, hf_no_dropout
 from mimo_transformers.family import (
     HfConfig,
     HfDecoderConfig,
     HfEncoderConfig,
     causal_class,
     config_of,
+    image_text_class,
     is_causal,
+    is_image_text,
     is_tower,
     new_network,
     tower_class,
@@ -24,6 +26,7 @@ from mimo_transformers.family import (
 
 if TYPE_CHECKING:
     from mimo.model import HfTensor
+    from mimo_transformers.whole.config import HfImagesConfig
 
 _NOT_OURS = frozenset(
     {
@@ -33,6 +36,10 @@ _NOT_OURS = frozenset(
     }
 )
 """Keys of a ``config.json`` that say nothing of what is computed, or that a setting of its own says."""
+
+_TEXT, _VISION = _SECTIONS = ("text_config", "vision_config")
+_SHAPES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+"""What of a language model shapes its rows, and what else its config must have to be one."""
 
 _DROPOUT = re.compile(r"^(?!classifier|summary).*(drop|dropout|dropout_prob|dropout_rate)$")
 """Keys that drop something at random, but for heads that no language model has."""
@@ -71,6 +78,31 @@ def _of_tower(model_type: str) -> HfFamily | None:
     )
 
 
+_PREPARING = ("preprocessor_config.json", "processor_config.json")
+"""Files beside a ``config.json`` that say how images are prepared."""
+
+
+def _of_image_text(model_type: str) -> HfFamily | None:
+    if not is_image_text(model_type):
+        return None
+    return _family(
+        model_type,
+        image_text_class(config_of(model_type, {})),
+        settings=_image_settings,
+        tensors=_image_tensors,
+        # As it is written; where the library has the model's own names; as towers were before transformers 5.
+        renamed=(
+            {},
+            {"": "model."},
+            {"vision_tower.": "vision_tower.vision_model."},
+            {"": "model.", "vision_tower.": "model.vision_tower.vision_model."},
+        ),
+        copies=lambda _config: {},
+        files=_PREPARING,
+        whole=HfWhole(section=_TEXT, hidden=_width, names=_language_names, tokenizer=_tokenizer),
+    )
+
+
 def _family(
     model_type: str,
     made: Any,
@@ -79,6 +111,8 @@ def _family(
     tensors: Callable[[Any], Sequence[HfTensor]],
     renamed: Sequence[Mapping[str, str]],
     copies: Callable[[Any], Mapping[str, str]],
+    files: Sequence[str] = (),
+    whole: HfWhole | None = None,
 ) -> HfFamily:
     needless = [re.compile(pattern) for pattern in made._keys_to_ignore_on_load_unexpected or ()]  # noqa: SLF001 - what the library passes over
     dropout = [key for key in config_of(model_type, {}).to_dict() if _DROPOUT.search(key)]
@@ -93,6 +127,8 @@ def _family(
         needless=lambda name: any(pattern.search(name) for pattern in needless),
         copies=copies,
         dropout=dropout,
+        files=files,
+        whole=whole,
     )
 
 
@@ -114,6 +150,30 @@ def _library(keys: Mapping[str, Any], model_type: str) -> Any:
 def _decoder_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
     said = _settings(keys, model_type=model_type, dropout=dropout)
     return {**said, "vocabulary": _library(keys, model_type).vocab_size}
+
+
+def _image_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
+    """Return the settings that a folder of a whole model means; of its language model no more than its width."""
+    from mimo_transformers.images import processing_of
+    from mimo_transformers.whole.processing import settings_of
+
+    described = {key: one for key, one in keys.items() if key not in _PREPARING}
+    preprocessor, processor = (keys.get(name) or {} for name in _PREPARING)
+    said = _settings(described, model_type=model_type, dropout=dropout)
+    library = _library(described, model_type)
+    null = [path for path in said["null"] if path.partition(".")[0] not in _SECTIONS]
+    values = {key: one for key, one in said["values"].items() if key not in _SECTIONS}
+    for section in _SECTIONS:
+        inside = getattr(library, section)
+        more = _settings(inside.to_dict(), model_type=inside.model_type, dropout=())
+        if section == _VISION:
+            kept = more["values"]
+            null += [f"{section}.{path}" for path in more["null"]]
+        else:
+            kept = {key: getattr(inside, key) for key in _SHAPES if getattr(inside, key, None) is not None}
+        values[section] = {**kept, "model_type": inside.model_type}
+    images = settings_of(processing_of(described, preprocessor, processor))
+    return {"model_type": model_type, "values": values, "null": sorted(null), "images": images}
 
 
 def _is_said(key: str, others: Collection[str]) -> bool:
@@ -150,6 +210,35 @@ def _tower_tensors(config: HfEncoderConfig) -> Sequence[HfTensor]:
     return tower_table(config)
 
 
+def _image_tensors(config: HfImagesConfig) -> Sequence[HfTensor]:
+    from mimo_transformers.weights.table import images_table
+
+    return images_table(config)
+
+
+def _language_names(config: HfImagesConfig) -> frozenset[str]:
+    from mimo_transformers.weights.table import language_names
+
+    return language_names(config)
+
+
+def _width(config: HfImagesConfig) -> int:
+    from mimo_transformers.whole.trial import width_of
+
+    return width_of(config)
+
+
+def _tokenizer(config: HfImagesConfig) -> Mapping[str, Mapping[str, str]]:
+    """Return what a tokenizer's settings say about images."""
+    images = config.processing
+    found = {"placeholders": {"image": images.placeholder}}
+    if images.marker != images.placeholder:
+        found["markers"] = {"image": images.marker}
+    if images.before or images.after:
+        found["items"] = {"image": f"{images.before}{images.placeholder}{images.after}"}
+    return found
+
+
 def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
     """Return the names of a tied output embedding, which a folder may hold once more."""
     if not config.tied:
@@ -165,5 +254,7 @@ def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
 
 CAUSAL = HfFamilies(of=_of, type_of=lambda config: str(config.model_type))
 """Every language model of the installed library."""
+IMAGES = HfFamilies(of=_of_image_text, type_of=lambda config: str(config.model_type))
+"""Every whole image-text model of it, of which the half that makes rows of images is meant."""
 TOWERS = HfFamilies(of=_of_tower, type_of=lambda config: str(config.model_type))
 """Every model of it that sees pictures of one size."""

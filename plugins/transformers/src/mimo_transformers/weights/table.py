@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from mimo.hooks import ConfigError
 from mimo.model import HfTensor, Stage
 from mimo.model.runtime import create_on
-from mimo_transformers.family import HfDecoderConfig, HfEncoderConfig, new_network, new_tower
-from mimo_transformers.model.small import thin_config, trying
+from mimo_transformers.family import HfDecoderConfig, HfEncoderConfig, new_image_text, new_network, new_tower
+from mimo_transformers.model.small import general, thin_config, trying
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.tower.encoder import HfEncoder
 from mimo_transformers.tower.trial import build_encoder, thin_tower
+from mimo_transformers.whole.config import HfImagesConfig
+from mimo_transformers.whole.encoder import HfImages
+from mimo_transformers.whole.trial import build_images, thin_images, width_of
 
-_Bridged: TypeAlias = HfStage | HfEncoder
+_Bridged: TypeAlias = HfStage | HfEncoder | HfImages
 _ANY_WIDTH = 8
 
 _MOST_EXPERTS = 1 << 16
@@ -64,15 +67,35 @@ def tower_table(config: HfEncoderConfig) -> Sequence[HfTensor]:
     return _table(whole, repr(thin), lambda: (new_tower(thin.library()), build_encoder(thin, _ANY_WIDTH)))
 
 
-_KNOWN: dict[str, tuple[_Location, ...]] = {}
+def images_table(config: HfImagesConfig) -> Sequence[HfTensor]:
+    """Return the table of the half of a whole model that makes rows of images.
+
+    Raises:
+        ConfigError: as `decoder_table`.
+    """
+    with create_on("meta"):
+        whole = build_images(config, width_of(config))
+    return _table(whole, *_thin_whole(config))
+
+
+def language_names(config: HfImagesConfig) -> frozenset[str]:
+    """Return the names of the other half's tensors, with ``*`` for each number."""
+    key, make = _thin_whole(config)
+    return frozenset(map(general, _locations_of(key, make).others))
+
+
+def _thin_whole(config: HfImagesConfig) -> tuple[str, Callable[[], tuple[Any, _Bridged]]]:
+    thin = thin_images(config)
+    return repr(thin), lambda: (new_image_text(thin.library()), build_images(thin, width_of(thin)))
+
+
+_KNOWN: dict[str, _Locations] = {}
 
 
 def _table(whole: _Bridged, described: str, make: Callable[[], tuple[Any, _Bridged]]) -> Sequence[HfTensor]:
     """Return the table of a module, of which ``make`` makes a thin one, and the library's."""
     shapes = {path: tuple(one.shape) for path, one in whole.named_parameters()}
-    if described not in _KNOWN:
-        _KNOWN[described] = _locations(make)
-    places = _KNOWN[described]
+    places = _locations_of(described, make).places
     rows: dict[_Location, tuple[int, int] | None] = {}
     for parts in _grouped(places, lambda place: place.theirs).values():
         end = 0
@@ -80,6 +103,19 @@ def _table(whole: _Bridged, described: str, make: Callable[[], tuple[Any, _Bridg
             start, end = end, end + (0 if place.alone else place.part_shape(shapes[place.ours])[place.along])
             rows[place] = None if place.alone else (start, end)
     return [_entry(found, rows[found[0]]) for found in _grouped(places, lambda place: place.ours).values()]
+
+
+@attrs.frozen(kw_only=True)
+class _Locations:
+    """Where all of ours lie.
+
+    Args:
+        places: of ours.
+        others: names of what is not ours.
+    """
+
+    places: tuple[_Location, ...]
+    others: frozenset[str]
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +167,13 @@ def _entry(found: Sequence[_Location], rows: tuple[int, int] | None) -> HfTensor
     )
 
 
-def _locations(make: Callable[[], tuple[Any, _Bridged]]) -> tuple[_Location, ...]:
+def _locations_of(described: str, make: Callable[[], tuple[Any, _Bridged]]) -> _Locations:
+    if described not in _KNOWN:
+        _KNOWN[described] = _locations(make)
+    return _KNOWN[described]
+
+
+def _locations(make: Callable[[], tuple[Any, _Bridged]]) -> _Locations:
     with trying(), tempfile.TemporaryDirectory() as folder:
         network, ours = make()
         network = network.to(torch.float64)
@@ -144,7 +186,11 @@ def _locations(make: Callable[[], tuple[Any, _Bridged]]) -> tuple[_Location, ...
         theirs = {name: tensor.long() for tensors in files for name, tensor in tensors.items()}
         ours = ours.double()
         ours.read(network)
-        return tuple(_Numbers.of(ours, list(ours.published(network)), count).locations(theirs))
+        numbers = _Numbers.of(ours, list(ours.published(network)), count)
+        # Of a whole model the other half is another module; of all else everything must be ours.
+        others = frozenset(filter(numbers.knows_not(theirs), theirs)) if isinstance(ours, HfImages) else frozenset()
+        own = {name: tensor for name, tensor in theirs.items() if name not in others}
+        return _Locations(places=tuple(numbers.locations(own)), others=others)
 
 
 def _parameters(network: Any) -> Iterator[Tensor]:
@@ -184,6 +230,10 @@ class _Numbers:
             owner[numbers] = index
             place[numbers] = torch.arange(len(numbers))
         return cls(paths=list(held), shapes=[tuple(one.shape) for one in held.values()], owner=owner, place=place)
+
+    def knows_not(self, theirs: Mapping[str, Tensor]) -> Callable[[str], bool]:
+        """Return what tells of a tensor of numbers whether none of them is one of ours."""
+        return lambda name: bool((self.owner[theirs[name]] < 0).all())
 
     def locations(self, theirs: Mapping[str, Tensor]) -> Iterator[_Location]:
         """Yield where ours lie in tensors of numbers.

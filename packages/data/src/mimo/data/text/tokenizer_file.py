@@ -11,8 +11,8 @@ import attrs
 
 from mimo.data.samples import TokenizerSpec
 from mimo.data.text.chat_template import ChatTemplate, template_of_folder
+from mimo.data.text.item_texts import ItemTexts
 from mimo.data.text.placeholders import Placeholders, mark
-from mimo.data.text.written import Written
 from mimo.hooks import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class FileTokenizer:
     """The id that the library gives to ``<modality>`` where another token is the placeholder, and that token's."""
     markers: Mapping[str, str]
     """What else stands for an item of each modality."""
-    written: Written
+    replaced: ItemTexts
     """What takes the place of these before a text becomes tokens."""
 
     def placeholder(self, modality: str) -> int:
@@ -74,7 +74,7 @@ class FileTokenizer:
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of ``text``, and where the text of each begins and ends; errors as `encode`."""
         ids, encoding = self._encoding(text)
-        return ids, self.written.spans_in(text, encoding.offsets)
+        return ids, self.replaced.spans_in(text, encoding.offsets)
 
     def item_texts(self, modality: str) -> tuple[str, ...]:
         """Return the texts that stand for one item."""
@@ -87,7 +87,7 @@ class FileTokenizer:
 
     def _encoding(self, text: str) -> tuple[list[int], tokenizers.Encoding]:
         with _refusals("the tokenizer refuses the text"):
-            encoding = self.backend.encode(self.written.instead_of(text), add_special_tokens=False)
+            encoding = self.backend.encode(self.replaced.instead_of(text), add_special_tokens=False)
         ids: list[int] = [self.aliases.get(number, number) for number in encoding.ids] if self.aliases else encoding.ids
         for modality, number in self.placeholders.ids.items():
             texts = self.item_texts(modality)
@@ -150,7 +150,7 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
         (text, modality) for modality in modalities for text in (mark(modality), config.markers.get(modality))
     ]
     others = {text: modality for text, modality in stands_for if text not in (None, texts[modality])}
-    written = Written.of(config.items, texts, others)
+    replaced = ItemTexts.of(config.items, texts, others)
     others = {text: modality for text, modality in others.items() if modality not in config.items}
     backend.add_special_tokens(list(others))
     aliases = {backend.token_to_id(text): found[modality] for text, modality in others.items()}
@@ -168,7 +168,7 @@ def build(config: FileConfig, modalities: Sequence[str]) -> FileTokenizer:
         texts=texts,
         aliases={alias: number for alias, number in aliases.items() if alias is not None},
         markers=config.markers,
-        written=written,
+        replaced=replaced,
     )
 
 

@@ -5,7 +5,7 @@ Free of torch.
 
 from mimo.model.spec.encoder_flops import Activation, encoder_layer_cost
 from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
-from mimo.model.spec.hf import HfFamilies, HfFamily, HfTensor, file_shapes, match_names, without_absent
+from mimo.model.spec.hf import HfFamilies, HfFamily, HfTensor, HfWhole, file_shapes, match_names, without_absent
 from mimo.model.spec.hf_keys import (
     HfKeys,
     hf_divisor,
@@ -93,6 +93,7 @@ __all__ = [
     "HfFamily",
     "HfKeys",
     "HfTensor",
+    "HfWhole",
     "LanguageModelSpec",
     "Lora",
     "Methods",

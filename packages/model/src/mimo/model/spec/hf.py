@@ -61,6 +61,24 @@ class HfTensor:
         return each if self.dims is None else tuple(each[self.dims.index(dim)] for dim in range(len(each)))
 
 
+@attrs.frozen(kw_only=True)
+class HfWhole:
+    """What a family says of the language model that its published folders hold besides.
+
+    Args:
+        section: of ``config.json`` that describes it.
+        hidden: of our config, the width of the rows that it takes.
+        names: of our config, the names of its tensors in a folder as it is written, with ``*`` for each number.
+        tokenizer: of our config, what settings of a tokenizer of the plugin ``file`` say about items: by key
+            (``placeholders``), by modality.
+    """
+
+    section: str
+    hidden: Callable[[Any], int]
+    names: Callable[[Any], frozenset[str]]
+    tokenizer: Callable[[Any], Mapping[str, Mapping[str, str]]]
+
+
 def _no_rename() -> tuple[Mapping[str, str], ...]:
     return ({},)
 
@@ -87,6 +105,9 @@ class HfFamily:
         copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
             a head that is tied to the embedding.
         beside: of our config, what ``config.json`` says of the tensors that are optional, where they are written.
+        files: names of further JSON files of a folder that ``settings`` reads, as far as they are there: it is given
+            each under its name, as if it were a key of ``config.json``.
+        whole: of an encoder whose folders hold a language model too, which it delivers rows to as it was published.
         adaptable: of our config, a table of linears beside which PEFT can put LoRA, by the names of the modules that
             `transformers` makes of a folder; None where these are those of ``tensors``.
         dropout: keys of ``config.json`` that say how much is dropped at random while a model is trained. ``settings``
@@ -108,6 +129,8 @@ class HfFamily:
     dropout: Sequence[str] = ()
     export_note: str = ""
     adaptable: Callable[[Any], Sequence[HfTensor]] | None = None
+    files: Sequence[str] = ()
+    whole: HfWhole | None = None
 
     def copies_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, str]:
         """Return ``copies`` with the names of a folder, with the prefixes that `match_names` has found."""

@@ -22,8 +22,10 @@ def import_hf(
     *folders: str,
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     config: Annotated[Path | None, Parameter(show_default=False)] = None,
+    settings: Annotated[Path | None, Parameter(show_default=False)] = None,
+    part: Annotated[tuple[str, ...], Parameter(show_default=False, negative="")] = (),
     ignore: Annotated[tuple[str, ...], Parameter(show_default=False, negative="")] = (),
-    plugin: Annotated[str, Parameter(show_default=False)] = "",
+    plugin: Annotated[tuple[str, ...], Parameter(show_default=False, negative="")] = (),
 ) -> None:
     """Read Hugging Face folders of safetensors: print the settings that they mean, and write a checkpoint.
 
@@ -32,24 +34,39 @@ def import_hf(
         out: folder for the checkpoint; mimo train FILE --finetune then begins with its weights. Without it, settings
             are printed and nothing is written.
         config: settings of a run, which must mean the same models as the folders.
+        settings: file to write, with all that training the model takes, its tokenizer and images included.
+        part: a module of a folder that holds several, vision or language, to be read without the others; may be
+            repeated.
         ignore: a key of config.json that drops at random, such as attention_dropout, to be set aside; may be repeated.
-        plugin: what is to read it; left out, a plugin that names the family comes before one that reads any.
+        plugin: what is to read an encoder or the language model; left out, a plugin that names the family comes before
+            one that reads any; may be repeated.
     """
     if not folders:
         raise ConfigError("folders", expected="at least one, as DIR or module=DIR", got="none")
     job = None if config is None else _job(config)
     if plugin and job is not None:
-        raise ConfigError("--plugin", expected="nothing, as --config names the plugin", got=repr(plugin))
-    parts = _parts(folders, job, ignore, plugin)
+        raise ConfigError("--plugin", expected="nothing, as --config names the plugin", got=repr(plugin[0]))
+    if settings is not None and (job is not None or settings.exists()):
+        expected = "nothing, as --config has the settings" if job is not None else "a new file"
+        raise ConfigError("--settings", expected=expected, got=repr(str(settings)))
+    parts = _parts(folders, job, ignore, plugin, part)
 
+    import tomli_w
+
+    from mimo.trainer.config.toml import make_settings, write_atomically
     from mimo.trainer.convert.import_hf import prepare, write
     from mimo.trainer.convert.import_report import show, show_left
+    from mimo.trainer.convert.whole_settings import whole_settings
+    from mimo.trainer.resolving.resolve import resolve
 
     # Before anything is printed: settings of what can't be read help nobody.
     reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
-    if job is None:
-        import tomli_w
-
+    table = None if settings is None else whole_settings(parts)
+    written = None if table is None else resolve(make_settings(table), purpose="generate")
+    if settings is not None and table is not None:
+        write_atomically(settings, tomli_w.dumps(table))
+        print(_line(f"# settings: {settings}"))
+    elif job is None:
         print(tomli_w.dumps({"modules": {part.name: part.table for part in parts}}), end="")
     for line in [*map(show, reads), *show_left(reads)]:
         print(_line(f"# {line}" if job is None else line))
@@ -59,7 +76,7 @@ def import_hf(
         saved = {part.name: part.table for part in parts}
         whole: Any = {"modules": saved} if job is None else _only(job, saved)
         with written_into(out):
-            folder = write(reads, out, config=whole)
+            folder = write(reads, out, config=whole if written is None else written.plain)
         print(f"# {folder}" if job is None else folder)
 
 
@@ -68,19 +85,20 @@ def export_hf(
     out: Path,
     /,
     *,
-    module: str = "language",
+    module: Annotated[str, Parameter(show_default=False)] = "",
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     shard_bytes: Annotated[int | None, Parameter(show_default=False)] = None,
     beside: Annotated[Path | None, Parameter(show_default=False)] = None,
     model_type: Annotated[str, Parameter(show_default=False)] = "",
     adapter: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Write a module of a checkpoint, LoRA added to its weights, as a folder that `transformers` loads.
+    """Write a model of a checkpoint, LoRA added to its weights, as a folder that `transformers` loads.
 
     Args:
         checkpoint: its folder, or a run directory for the newest one.
         out: the new folder.
-        module: which module.
+        module: which module; left out, the whole model where its encoder is that of a published one, or else the
+            language model.
         dtype: of the weights; checkpoints hold them in float32.
         shard_bytes: most bytes of weights in a file, unless a single tensor is larger; left out, 5,000,000,000.
         beside: folder to copy tokenizer files and the like from; left out, the one that the module was imported from.
@@ -89,7 +107,8 @@ def export_hf(
     """
     import torch
 
-    from mimo.trainer.convert.export_hf import export
+    from mimo.trainer.config.settings import LANGUAGE
+    from mimo.trainer.convert.export_hf import export, whole_or_language
     from mimo.trainer.resume.resume_point import step_folder
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,12 +116,15 @@ def export_hf(
         raise ConfigError("--shard-bytes", expected="at least 1", got=repr(shard_bytes))
     if beside is not None and not beside.is_dir():
         raise ConfigError("--beside", expected="a folder", got=repr(str(beside)))
+    step = step_folder(checkpoint)
+    if not module:
+        module = LANGUAGE if adapter else whole_or_language(step)
     if adapter and beside is not None:
         raise ConfigError("--beside", expected="nothing, as --adapter copies no files", got=repr(str(beside)))
     if adapter and shard_bytes is not None:
         raise ConfigError("--shard-bytes", expected="nothing, as --adapter writes one file", got=repr(shard_bytes))
     done = export(
-        step_folder(checkpoint),
+        step,
         out,
         module=module,
         dtype=dtypes[dtype],
@@ -136,7 +158,9 @@ def _job(config: Path) -> Job:
     return resolve(read_settings(config), purpose="generate")
 
 
-def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...], plugin: str) -> tuple[HfPart, ...]:
+def _parts(
+    folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...], plugin: tuple[str, ...], part: tuple[str, ...]
+) -> tuple[HfPart, ...]:
     """Return the modules that the words of the command name.
 
     Raises:
@@ -177,19 +201,30 @@ def _parts(folders: tuple[str, ...], job: Job | None, ignore: tuple[str, ...], p
             in_sections=bool(name),
             ignore=ignored,
         )
-        if not name:
+        if part:
+            parts = _chosen(parts, part)
+        elif not name:
             _check_whole(folder, parts)
-        for part in parts:
-            if part.name in found:
+        for one in parts:
+            if one.name in found:
                 raise ConfigError(
                     repr(word),
                     expected="each module once",
-                    got=f"{part.name} from {found[part.name].folder} too",
+                    got=f"{one.name} from {found[one.name].folder} too",
                     fix="Write module=DIR for each.",
                 )
-            found[part.name] = part
+            found[one.name] = one
     _check_ignored(ignore, found.values())
     return tuple(found.values())
+
+
+def _chosen(parts: tuple[HfPart, ...], wanted: tuple[str, ...]) -> tuple[HfPart, ...]:
+    """Return those of a folder's modules that are asked for."""
+    known = {part.name for part in parts}
+    for name in wanted:
+        if name not in known:
+            raise ConfigError("--part", expected=f"one of {', '.join(sorted(known))}", got=repr(name))
+    return tuple(part for part in parts if part.name in wanted)
 
 
 def _check_whole(folder: Path, parts: tuple[HfPart, ...]) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import attrs
 import torch
 
-from mimo.checkpoint import Manifest, write_safetensors
+from mimo.checkpoint import Manifest, Stream, read_manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import (
     ENCODERS,
     LANGUAGE_MODELS,
     HfFamily,
+    HfTensor,
+    HfWhole,
     LanguageModelSpec,
     file_shapes,
     hf_families,
@@ -28,8 +30,8 @@ from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
 from mimo.trainer.convert.adapter import write_adapter
 from mimo.trainer.convert.import_hf import left_whole
-from mimo.trainer.convert.merge import open_merged
-from mimo.trainer.convert.published_parts import CONFIG_NAME, Spec
+from mimo.trainer.convert.merge import Merged, open_merged
+from mimo.trainer.convert.published_parts import CONFIG_NAME, TIED, Spec
 from mimo.trainer.convert.streams import their_streams
 from mimo.trainer.resolving.checkpoint_settings import settings_of
 from mimo.trainer.resolving.resolve import resolve
@@ -61,6 +63,22 @@ class Exported:
     left: tuple[str, ...]
 
 
+def whole_or_language(checkpoint: Path, find: Find = find_installed) -> str:
+    """Return the name of the encoder that a published model was read by whole, the language model's if there is none.
+
+    Args:
+        checkpoint: a step's folder.
+        find: where plugins come from.
+    """
+    manifest = read_manifest(checkpoint)
+    for name in manifest.topology:
+        if name != LANGUAGE and name in manifest.config.get("modules", {}):
+            spec, config = _module(checkpoint, manifest, name, find)
+            if LANGUAGE in manifest.topology and any(family.whole for family in hf_families(spec, config)):
+                return name
+    return LANGUAGE
+
+
 def export(
     checkpoint: Path,
     out: Path,
@@ -74,6 +92,8 @@ def export(
     find: Find = find_installed,
 ) -> Exported:
     """Write a module's weights in a family's form, LoRA added to them; a few MiB are held at a time.
+
+    With a module whose family holds a language model too, that of the checkpoint goes into the same folder.
 
     Args:
         checkpoint: a step's folder, saved in any layout.
@@ -94,8 +114,7 @@ def export(
     """
     with open_merged(checkpoint) as merged:
         spec, config = _module(checkpoint, merged.manifest, module, find)
-        known = merged.manifest.common.get(f"{IMPORTED}.{module}")
-        imported = known if isinstance(known, Mapping) else {}
+        imported = _imported(merged.manifest, module)
         family, described = _family(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
         _, table = match_names(family, family.tensors(config), ())
         if adapter:
@@ -109,22 +128,19 @@ def export(
                 dtype=dtype,
             )
             return Exported(folder=out, family=family, tensors=2 * count, copied=(), left=())
-        held = {
-            name.removeprefix(f"{module}."): entry.shape
-            for name, entry in merged.tensors.items()
-            if name.startswith(f"{module}.")
-        }
-        table = without_absent(table, lambda entry: entry.ours in held)
-        left = _left(checkpoint, held, [entry.ours for entry in table], family, module)
-        streams = their_streams(table, held, merged, file_shapes(table, held), before=f"{module}.", dtype=dtype)
+        found = _place(checkpoint, merged, module, family, table, dtype)
         about = {
-            "architectures": [family.architecture],
-            "model_type": family.model_type,
-            "dtype": str(dtype).removeprefix("torch."),
+            **_about(family, config, found.table),
             **described,
             **_set_aside(imported, family),
-            **(family.beside(config) if any(entry.optional for entry in table) else {}),
+            "dtype": str(dtype).removeprefix("torch."),
         }
+        streams, left = found.streams, found.left
+        if family.whole is not None:
+            other, section = _language_of(checkpoint, merged, family.whole, config, about, dtype, find)
+            streams, left = {**streams, **other.streams}, (*left, *other.left)
+            about[family.whole.section] = section
+            about |= {TIED: section[TIED]} if TIED in section else {}
         files = _files_of(beside or (Path(imported["folder"]) if imported else None))
         write_safetensors(
             out,
@@ -136,6 +152,88 @@ def export(
     return Exported(
         folder=out, family=family, tensors=len(streams), copied=tuple(file.name for file in files), left=left
     )
+
+
+@attrs.frozen(kw_only=True)
+class _Placed:
+    """A module's tensors as a folder has them.
+
+    Args:
+        table: of those that are there.
+        streams: by their names.
+        left: parts of the module that the family has no place for.
+    """
+
+    table: Sequence[HfTensor]
+    streams: Mapping[str, Stream]
+    left: tuple[str, ...]
+
+
+def _place(
+    checkpoint: Path,
+    merged: Merged,
+    module: str,
+    family: HfFamily,
+    table: Sequence[HfTensor],
+    dtype: torch.dtype,
+) -> _Placed:
+    held = {
+        name.removeprefix(f"{module}."): entry.shape
+        for name, entry in merged.tensors.items()
+        if name.startswith(f"{module}.")
+    }
+    table = without_absent(table, lambda entry: entry.ours in held)
+    left = _left(checkpoint, held, [entry.ours for entry in table], family, module)
+    streams = their_streams(table, held, merged, file_shapes(table, held), before=f"{module}.", dtype=dtype)
+    return _Placed(table=table, streams=streams, left=left)
+
+
+def _about(family: HfFamily, config: Any, table: Sequence[HfTensor]) -> dict[str, Any]:
+    """Return what ``config.json`` says of a family, and of the tensors that are optional."""
+    said = {"architectures": [family.architecture], "model_type": family.model_type}
+    return {**said, **(family.beside(config) if any(entry.optional for entry in table) else {})}
+
+
+def _language_of(
+    checkpoint: Path,
+    merged: Merged,
+    whole: HfWhole,
+    config: Any,
+    about: Mapping[str, Any],
+    dtype: torch.dtype,
+    find: Find,
+) -> tuple[_Placed, Mapping[str, Any]]:
+    """Return the language model with the names that it has in a folder of a whole model, and its section there.
+
+    Raises:
+        ConfigError: it isn't of the family that the whole model has, or its tensors have other names.
+    """
+    spec, own = _module(checkpoint, merged.manifest, LANGUAGE, find)
+    kind = about[whole.section]["model_type"]
+    family, described = _family(spec, own, LANGUAGE, asked=kind, known=kind)
+    names = whole.names(config)
+    for renamed in family.renamed:
+        _, table = match_names(attrs.evolve(family, renamed=(renamed,)), family.tensors(own), ())
+        if {_general(name) for entry in table for name in entry.names} <= names:
+            found = _place(checkpoint, merged, LANGUAGE, family, table, dtype)
+            imported = _imported(merged.manifest, LANGUAGE)
+            return found, {**described, **_set_aside(imported, family), "model_type": family.model_type}
+    raise ConfigError(
+        f"modules.{LANGUAGE}.plugin",
+        expected=f"one that writes {kind} as {about['architectures'][0]} holds it",
+        got=repr(spec.name),
+        fix="Export the modules one by one: --module.",
+    )
+
+
+def _general(name: str) -> str:
+    return ".".join("*" if word.isdigit() else word for word in name.split("."))
+
+
+def _imported(manifest: Manifest, module: str) -> Mapping[str, Any]:
+    """Return what is known of the folder that a module was imported from; nothing if it wasn't."""
+    known = manifest.common.get(f"{IMPORTED}.{module}")
+    return known if isinstance(known, Mapping) else {}
 
 
 def _module(checkpoint: Path, manifest: Manifest, name: str, find: Find) -> tuple[Spec, Any]:

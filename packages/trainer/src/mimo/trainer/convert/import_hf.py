@@ -58,11 +58,12 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRe
     """
     parts = tuple(parts)
     configs = {part.name: asked.get(part.name, part.config) for part in parts}
-    hidden = _ANY_WIDTH  # of an encoder, what a folder holds doesn't depend on it
+    hidden = _ANY_WIDTH  # of an encoder alone, what a folder holds doesn't depend on it
     for part in parts:
         if not isinstance(part.reader.spec, EncoderSpec):
             hidden = part.reader.spec.hidden(configs[part.name])
-    return tuple(_prepare(part, configs[part.name], hidden) for part in parts)
+    compared = [_compare(part, configs[part.name], hidden) for part in parts]
+    return tuple(_prepare(one, [other for other in compared if other is not one]) for one in compared)
 
 
 def write(reads: Iterable[FolderRead], out: Path, *, config: Mapping[str, Any]) -> Path:
@@ -109,23 +110,74 @@ def _build(spec: Any, config: Any, hidden: int) -> nn.Module:
     return built
 
 
-def _prepare(part: HfPart, config: Any, hidden: int) -> FolderRead:
+@attrs.frozen(kw_only=True)
+class _Compared:
+    """A module beside its folder.
+
+    Args:
+        part: which, with the config that is asked for.
+        folder: its.
+        built: the module, without storage.
+        shapes: of its parameters by path.
+        renamed: prefixes of the folder's names, see `match_names`.
+        table: with these names.
+        expected: shapes of the tensors that the folder must hold, by name.
+        differing: settings that aren't the folder's.
+    """
+
+    part: HfPart
+    folder: PublishedFolder
+    built: nn.Module
+    shapes: Mapping[str, tuple[int, ...]]
+    renamed: Mapping[str, str]
+    table: Sequence[HfTensor]
+    expected: Mapping[str, tuple[int, ...]]
+    differing: Sequence[ConfigError]
+
+
+def _compare(part: HfPart, config: Any, hidden: int) -> _Compared:
     family, folder = part.reader.family, open_published(part.folder)
     _check_depth(part, config, folder)
-    built, shapes = whole_shapes(part.reader.spec, config, hidden)
+    width = hidden if family.whole is None else family.whole.hidden(config)
+    built, shapes = whole_shapes(part.reader.spec, config, width)
     renamed, table = match_names(family, family.tensors(config), folder.tensors)
-    expected = file_shapes(table, shapes)
-    differing = list(_settings_that_differ(part, config))
+    return _Compared(
+        part=attrs.evolve(part, config=config),
+        folder=folder,
+        built=built,
+        shapes=shapes,
+        renamed=renamed,
+        table=table,
+        expected=file_shapes(table, shapes),
+        differing=list(_settings_that_differ(part, config)),
+    )
+
+
+def _prepare(one: _Compared, others: Sequence[_Compared]) -> FolderRead:
+    """Return a module that is ready to be read.
+
+    Args:
+        one: it.
+        others: what is read besides.
+
+    Raises:
+        ConfigError: its settings are others than those of its folder.
+        CheckpointError: a tensor of the folder is missing, has another shape, or is read by nothing.
+    """
+    part, folder, expected, config = one.part, one.folder, one.expected, one.part.config
+    family = part.reader.family
     problems = list(_misfits(folder, expected))
-    if differing:
-        raise _refusal(part, differing, problems)
-    # Of a composed model's tensors this module reads those with its own prefix alone.
-    scope = tuple(renamed.values()) if part.section and renamed else ("",)
-    copies = family.copies_there(config, renamed)
-    for name in sorted(folder.tensors.keys() - set(expected)):
+    if one.differing:
+        raise _refusal(part, one.differing, problems)
+    beside = [other for other in others if other.part.folder == part.folder]
+    known = frozenset(expected).union(*(other.expected for other in beside))
+    copies = family.copies_there(config, one.renamed)
+    for name in sorted(folder.tensors.keys() - known):
         if (first := copies.get(name)) is not None:
             problems += [] if _equal(folder, name, first) else [_untied(part, name, first)]
-        elif name.startswith(scope) and (problem := left_over(family, config, name, partial(_whole, folder, name))):
+        elif _is_scope(one, beside, name) and (
+            problem := left_over(family, config, name, partial(_whole, folder, name))
+        ):
             problems.append(f"{name}: {problem}")
     if problems:
         raise CheckpointError(
@@ -134,19 +186,36 @@ def _prepare(part: HfPart, config: Any, hidden: int) -> FolderRead:
             got=f"{len(problems)} that do not fit:{''.join(f'{chr(10)}  {line}' for line in shorten(problems))}\n",
         )
     return FolderRead(
-        part=attrs.evolve(part, config=config),
+        part=part,
         streams=our_streams(
-            table,
-            shapes,
+            one.table,
+            one.shapes,
             folder,
             expected,
             dtype=torch.float32,
             where=lambda name: f"{folder.tensors[name].file}: {name}",
         ),
         dtypes=tuple(sorted({str(folder.tensors[name].dtype).removeprefix("torch.") for name in expected})),
-        fresh=_fresh(part, built, table),
+        fresh=_fresh(part, one.built, one.table),
         names=frozenset(expected) | copies.keys() | _compared(family, config, folder),
     )
+
+
+def _is_scope(one: _Compared, beside: Sequence[_Compared], name: str) -> bool:
+    """Tell whether a tensor that nothing reads would have to be read by this module.
+
+    Of a composed model's tensors a module reads those with its own prefix alone; what a whole one leaves, and a module
+    beside it knows, is that one's.
+    """
+    if one.part.reader.family.whole is None:
+        return name.startswith(tuple(one.renamed.values()) if one.part.section and one.renamed else ("",))
+    return bool(beside) and not any(_knows(other, name) for other in beside)
+
+
+def _knows(other: _Compared, name: str) -> bool:
+    family, config = other.part.reader.family, other.part.config
+    copies = family.copies_there(config, other.renamed)
+    return name in copies or not left_over(family, config, name, partial(_whole, other.folder, name))
 
 
 def _compared(family: HfFamily, config: Any, folder: PublishedFolder) -> frozenset[str]:

@@ -8,12 +8,15 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from mimo.checkpoint import read_published_json
 from mimo.hooks import ConfigError, discover
 from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, HfFamily, LanguageModelSpec
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure, unstructure
 
 CONFIG_NAME = "config.json"
+_VISION = "vision"
+"""Name of the module that reads all of a published model but its language model."""
 TIED = "tie_word_embeddings"
 _OF_MODELS = frozenset({"text_config", "llm_config", "vision_config", "audio_config", "speech_config", "video_config"})
 """Sections that describe a model also where they don't say of which family."""
@@ -81,28 +84,31 @@ def installed_readers(name: str) -> tuple[Reader, ...]:
     return readers_of(installed_modules(name))
 
 
-def installed_modules(name: str, plugin: str = "") -> list[tuple[str, Spec]]:
+def installed_modules(name: str, plugins: Collection[str] = ()) -> list[tuple[str, Spec]]:
     """Return what installed plugins can be the module ``name``; without a name, encoders have their plugin's.
 
     Only the language model has a name that is fixed.
 
     Args:
         name: of the module.
-        plugin: name of the only one that is wanted, empty for all.
+        plugins: names of those that are wanted; of encoders, or of language models, of which none is named, all are.
 
     Raises:
-        ConfigError: none of this name is installed.
+        ConfigError: one of this name isn't installed, or can't be this module.
     """
+    encoders, languages = discover(ENCODERS), discover(LANGUAGE_MODELS)
+    kinds: list[tuple[str | None, Mapping[str, Spec]]] = []
+    kinds += [(LANGUAGE, languages)] if name in {"", LANGUAGE} else []
+    kinds += [(name or None, encoders)] if name != LANGUAGE else []
+    for plugin in plugins:
+        if not any(plugin in specs for _, specs in kinds):
+            known = ", ".join(spec for _, specs in kinds for spec in specs)
+            raise ConfigError("--plugin", expected=f"one of {known}", got=repr(plugin))
     found: list[tuple[str, Spec]] = []
-    if name in {"", LANGUAGE}:
-        found += [(LANGUAGE, spec) for spec in discover(LANGUAGE_MODELS).values()]
-    if name != LANGUAGE:
-        found += [(name or spec.name, spec) for spec in discover(ENCODERS).values()]
-    wanted = [(module, spec) for module, spec in found if plugin in {"", spec.name}]
-    if plugin and not wanted:
-        known = ", ".join(spec.name for _, spec in found)
-        raise ConfigError("--plugin", expected=f"one of {known}", got=repr(plugin))
-    return wanted
+    for module, specs in kinds:
+        wanted = [spec for plugin, spec in specs.items() if plugin in plugins] or list(specs.values())
+        found += [(module or spec.name, spec) for spec in wanted]
+    return found
 
 
 def find_parts(
@@ -136,12 +142,14 @@ def find_parts(
             where, expected="weights in a floating type", got="a quantization_config", fix="Fetch the full weights."
         )
     kinds = {section: kind for section, (kind, _) in sections.items()}
-    found = _matching(kinds, readers)
-    named = {section for several in found.values() for section, _ in several}
-    open_kinds = {
-        section: kind for section, kind in kinds.items() if section not in named and (in_sections or not section)
-    }
-    found |= _matching_open(open_kinds, [(name, spec) for name, spec in open_to if name not in found])
+    found = None if in_sections else _find_whole(kinds, readers, open_to)
+    if found is None:
+        found = _matching(kinds, readers)
+        named = {section for several in found.values() for section, _ in several}
+        open_kinds = {
+            section: kind for section, kind in kinds.items() if section not in named and (in_sections or not section)
+        }
+        found |= _matching_open(open_kinds, [(name, spec) for name, spec in open_to if name not in found])
     if not found:
         known = sorted({f"{reader.family.model_type} ({reader.spec.name})" for reader in readers})
         raise ConfigError(
@@ -164,6 +172,31 @@ def find_parts(
                 fix="Give --config FILE, which names the module's plugin.",
             )
     return tuple(_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items())
+
+
+def _find_whole(
+    kinds: Mapping[str, str], readers: Iterable[Reader], open_to: Iterable[tuple[str, Spec]]
+) -> dict[str, list[tuple[str, Reader]]] | None:
+    """Return the two modules of a folder of a whole model, by an encoder that reads all but the language model.
+
+    None if the folder is none, or no plugin reads it so.
+    """
+    encoders = [(name, spec) for name, spec in open_to if isinstance(spec, EncoderSpec)]
+    whole = _matching_open({"": kinds.get("", "")}, encoders)
+    found: dict[str, list[tuple[str, Reader]]] = {}
+    for several in whole.values():
+        for section, reader in several:
+            if reader.family.whole is not None:
+                name = _VISION if reader.module == reader.spec.name else reader.module
+                found.setdefault(name, []).append((section, attrs.evolve(reader, module=name)))
+    if not found:
+        return None
+    ((_, first), *_), *_ = found.values()
+    assert first.family.whole is not None
+    inside = {section: kind for section, kind in kinds.items() if section in {"", first.family.whole.section}}
+    text = _matching(inside, [reader for reader in readers if reader.module == LANGUAGE])
+    languages = [(name, spec) for name, spec in open_to if name == LANGUAGE and name not in text]
+    return found | text | _matching_open({key: one for key, one in inside.items() if key}, languages)
 
 
 def _matching(kinds: Mapping[str, str], readers: Iterable[Reader]) -> dict[str, list[tuple[str, Reader]]]:
@@ -190,7 +223,11 @@ def _matching_open(
 
 def unread_sections(described: Mapping[str, Any], parts: Iterable[HfPart]) -> dict[str, str]:
     """Return the sections of a ``config.json`` that describe a model of which no part is, each with its family."""
+    parts = tuple(parts)
     read = {part.section for part in parts}
+    for part in parts:
+        if part.reader.family.whole is not None:
+            read |= described.keys() - {part.reader.family.whole.section}
     found = {}
     for section, one in described.items():
         kind = one.get("model_type", "") if isinstance(one, Mapping) else ""
@@ -207,11 +244,13 @@ def _part(
     said = _keys(described, section)
     ignored = {key: said[key] for key in reader.family.dropout if key in ignore and said.get(key)}
     try:
-        given = dict(reader.family.settings({**said, **dict.fromkeys(ignored, 0.0)}))
+        files = {name: read_published_json(folder / name) for name in reader.family.files if (folder / name).is_file()}
+        given = dict(reader.family.settings({**said, **dict.fromkeys(ignored, 0.0), **files}))
         config: Any = structure(given, reader.spec.config, f"modules.{reader.module}.config")
     except ConfigError as error:
+        of_a_file = error.where.startswith((CONFIG_NAME, *reader.family.files))
         raise ConfigError(
-            f"{where.parent}/{error.where}" if error.where.startswith(CONFIG_NAME) else f"{where}: {error.where}",
+            f"{folder}/{error.where}" if of_a_file else f"{where}: {error.where}",
             expected=error.expected,
             got=error.got,
             fix=error.fix,

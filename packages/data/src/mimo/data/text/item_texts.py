@@ -13,7 +13,7 @@ from mimo.hooks import ConfigError
 
 
 @attrs.frozen
-class Written:
+class ItemTexts:
     """What takes the place of which texts."""
 
     texts: Mapping[str, str]

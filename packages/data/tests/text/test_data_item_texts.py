@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo.data.text import tokenizer_file
-from mimo.data.text.written import Written
+from mimo.data.text.item_texts import ItemTexts
 from mimo.hooks import ConfigError
 
 SOFT, START, STOP = "<soft>", "<start>", "<stop>"
@@ -62,7 +62,7 @@ def test_tokens_of_an_item_stand_for_what_was_written(tmp_path: Path) -> None:
 @given(parts=st.lists(st.sampled_from(["<image>", "ab", "c", "\n", " "])))
 def test_spans_of_what_stays_are_its_letters(parts: list[str]) -> None:
     """Of each letter that stays its own place, of each that is put in that of what was there."""
-    written = Written({"<image>": "xyz!"})
+    written = ItemTexts({"<image>": "xyz!"})
     text = "".join(parts)
     other = written.instead_of(text)
     spans = written.spans_in(text, [(at, at + 1) for at in range(len(other))])

@@ -1,0 +1,121 @@
+"""`hf-images` against the library's whole models, and its layouts against the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from published_images import FOLDERS
+
+from mimo.hooks import ConfigError
+from mimo.model.testing import ModuleLayout, assert_conforms, assert_layouts
+from mimo_transformers import HF_IMAGES, HfImagesConfig
+from mimo_transformers.family import half_of, new_image_text, quiet
+from mimo_transformers.weights import IMAGES
+
+PICTURES = [Image.effect_noise(size, 80).convert("RGB") for size in ((40, 30), (20, 50), (64, 64))]
+
+
+def config_of(name: str, **changes: Any) -> HfImagesConfig:
+    """Return the settings that a small published folder means."""
+    folder = FOLDERS[name]
+    family = IMAGES.of(folder.config["model_type"])
+    assert family is not None
+    files = {"preprocessor_config.json": folder.preprocessor, "processor_config.json": folder.processor}
+    given = dict(family.settings({**folder.config, **files}))
+    return HfImagesConfig(**{**given, "null": tuple(given["null"]), **changes})
+
+
+def width_of(config: HfImagesConfig) -> int:
+    """Return the width of the rows of a small model."""
+    return int(config.library().text_config.hidden_size)
+
+
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_vl"])
+def test_it_keeps_the_promises_of_an_encoder(name: str) -> None:
+    """The conformance kit finds rows, empty batches, initial values and tensor ranks in order."""
+    config = config_of(name)
+    assert_conforms(HF_IMAGES, PICTURES, config=config, hidden=width_of(config))
+
+
+def test_layouts_compute_what_the_whole_does() -> None:
+    """Tensor ranks and recomputation, with and without images."""
+    config = config_of("internvl")
+    layouts = [ModuleLayout(tp=2), ModuleLayout(recompute="full")]
+    assert_layouts(HF_IMAGES, [PICTURES, PICTURES[:1], []], layouts, config=config, hidden=width_of(config))
+
+
+def test_what_is_frozen_is_the_tower_or_what_lies_behind_it() -> None:
+    """A merger inside of the library's tower counts as projector, as does a row of its own in the base model."""
+    made = {name: HF_IMAGES.build(config_of(name), 16) for name in ("qwen2_vl", "llava_next")}
+    behind = {
+        name: {path.split(".")[1] for path, _ in one.named_parameters() if path.startswith("projector.")}
+        for name, one in made.items()
+    }
+    assert behind == {"qwen2_vl": {"merger"}, "llava_next": {"multi_modal_projector", "image_newline"}}
+    assert all(
+        path.startswith(("encoder.", "projector.")) for one in made.values() for path, _ in one.named_parameters()
+    )
+
+
+def test_values_are_drawn_as_the_library_draws_them() -> None:
+    """Of the tower by the tower's own class: a scale of ones, positions that aren't zero."""
+    encoder: Any = HF_IMAGES.build(config_of("llava"), 16)
+    held = dict(encoder.named_parameters())
+    assert bool((held["encoder.post_layernorm.weight"] == 1).all())
+    assert 0 < float(held["encoder.embeddings.position_embedding.weight"].detach().std()) < 1
+    assert all(bool(one.isfinite().all()) for one in held.values())
+
+
+def test_rows_for_later_layers_stand_beside_the_others() -> None:
+    """Qwen3-VL's tower makes such rows: an encoder that kept them back would train another model."""
+    config = config_of("qwen3_vl")
+    encoder: Any = HF_IMAGES.build(config, 32)
+    items = [HF_IMAGES.prepare(config, image) for image in PICTURES]
+    with quiet(), torch.no_grad():
+        whole = new_image_text(config.library()).eval()
+        encoder.read(whole)
+        sizes = [(image.height, image.width) for image in PICTURES]
+        given = config.processing.collate([{"pixels": item["pixels"]} for item in items], sizes)
+        wanted = half_of(whole).base.get_image_features(**given)
+        found = encoder(items)
+    assert torch.allclose(found[:, :16], torch.cat(tuple(wanted.pooler_output)), atol=1e-6)
+    (later,) = wanted.deepstack_features
+    assert torch.allclose(found[:, 16:], torch.cat(tuple(later)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model_type": "llama"}, r"config.model_type: expected a model of images and text, got 'llama'"),
+        ({"images": {}}, r"config.images.kind: expected one of fixed, .*, got None. `mimo checkpoint import-hf DIR`"),
+        ({"images": {"kind": "fixed", "mena": 1}}, r"config.images.mena: expected a key of 'fixed', .* mean 'mean'\?"),
+        ({"images": {"kind": "patches", "patch": "4"}}, r"config.images.patch: expected a whole number, got '4'"),
+        ({"images": {"kind": "fixed"}}, r"config.images.marker: expected a text, got nothing"),
+    ],
+)
+def test_settings_are_refused_by_their_path(changes: dict[str, Any], text: str) -> None:
+    """Before anything is built."""
+    with pytest.raises(ConfigError, match=text):
+        HF_IMAGES.build(config_of("llava", **changes), 16)
+
+
+def test_rows_of_another_number_are_refused() -> None:
+    """Settings of images that aren't the model's would put its rows into other places."""
+    config = config_of("llava")
+    wrong = config_of("llava", images={**config.images, "image_rows": 5})
+    with pytest.raises(ConfigError, match=r"got 'llava' with 4 rows of an image of 56 x 84, where 5 are said"):
+        HF_IMAGES.build(wrong, 16)
+    with pytest.raises(
+        ConfigError, match="expected a language model that takes rows of 16, got one that takes rows of 8"
+    ):
+        HF_IMAGES.build(config, 8)
+
+
+def test_models_without_two_halves_are_refused() -> None:
+    """Mllama's layers read images by cross-attention."""
+    config = config_of("llava", model_type="mllama", values={}, null=())
+    with pytest.raises(ConfigError, match="got 'mllama' with no get_image_features"):
+        HF_IMAGES.build(config, 16)
