@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from library import compare_gradients, stirred
 from small_models import is_older, small
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from mimo.model.runtime import ExpertAxis, LanguageBatch, create_on
 from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
 from mimo.topology import Grid
 from mimo_transformers import HF_DECODER, HfDecoderConfig
-from mimo_transformers.family import config_of, new_network, quiet
+from mimo_transformers.family import config_of, new_network
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.tensor import expert_splits
 
@@ -31,11 +32,7 @@ def test_losses_and_every_gradient_are_those_of_the_library_on_each_sample(model
     """Packed rows, whole or in stages, learn what the library's model learns of one sample after the other."""
     torch.manual_seed(3)
     config = small(model_type)
-    with quiet():
-        network = new_network(config.library(), attention="eager").float()
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    network = stirred(config)
     ids = torch.randint(1, config.vocabulary, (sum(LENGTHS),))
     wanted = torch.stack([_library_loss(network, part) for part in ids.split(list(LENGTHS))]).sum()
     wanted.backward()
@@ -52,22 +49,9 @@ def test_losses_and_every_gradient_are_those_of_the_library_on_each_sample(model
     found.backward()
 
     assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
-    theirs = {name: one.grad for name, one in network.named_parameters(remove_duplicate=False)}
-    whole = float(torch.stack([one.norm() for one in theirs.values() if one is not None]).norm())
-    summed: dict[str, Tensor] = {}
-    for part in parts:
-        published = part.published(network)
-        for path, parameter in part.named_parameters():
-            assert parameter.grad is not None, path
-            name = published[path].name
-            whole_gradient = summed.setdefault(name, torch.zeros_like(network.get_parameter(name)))
-            piece = published[path].view(whole_gradient)
-            piece += parameter.grad
-    for name, gradient in summed.items():
-        other = theirs[name]
-        other = torch.zeros_like(gradient) if other is None else other
-        assert float((gradient - other).norm()) <= 1e-5 * max(float(other.norm()), 1e-3 * whole), name
-    assert {name for name, _ in network.named_parameters()} <= set(summed)
+    compare_gradients(
+        parts, network, {name: one.grad for name, one in network.named_parameters(remove_duplicate=False)}
+    )
 
 
 def _library_loss(network: Any, ids: Tensor) -> Tensor:

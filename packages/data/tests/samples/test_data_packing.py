@@ -44,6 +44,15 @@ def test_data_pack_keeps_modalities_apart() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_data_pack_says_which_rows_are_one_items(rank: int) -> None:
+    """Where it is asked for, of whole samples on every context rank; an item without rows is none."""
+    samples = [layout([9, 9, 1, 9], ("image", 0, 2), ("image", 3, 1)), layout([2]), layout([3, 8], ("audio", 1, 0))]
+    packed = pack(samples, context_size=2, context_rank=rank, with_items=True)
+    assert packed.items == (((0, 2), (3, 4)), (), ())
+    assert pack(samples).items == ()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_data_pack_cuts_places_in_grids_with_their_rows(rank: int) -> None:
     """Each context rank has its rows' places; samples without a grid count as text, and padding is 0."""
     pictured, plain = layout([9, 9, 9, 9, 1, 2], ("image", 0, 4)), layout([3, 4, 5])

@@ -55,8 +55,24 @@ SHAPES = [
 ]
 
 
+Spans = Sequence[tuple[int, int]]
+ITEMS: Sequence[tuple[tuple[int, ...], Sequence[Spans]]] = [
+    ((5, 5, 5), [[(0, 3)], [], [(1, 2), (3, 5)]]),
+    ((3, 5, 4, 1, 0, 5, 2), [[(0, 3)], [(1, 4)], [], [(0, 1)], [], [(0, 5)], [(0, 1)]]),
+    ((40, 33, 7, 35, 90, 0, 41, 90), [[(3, 20), (25, 39)], [], [(1, 7)], [(0, 2)], [(1, 81)], [], [], [(40, 50)]]),
+    ((600,), [[(100, 380), (400, 410)]]),
+]
+"""Lengths, and which rows of each segment are one item's: at its ends, of one row, wider than a piece of a call."""
+
+
 def _masked(
-    inputs: Sequence[Tensor], lengths: Sequence[int], *, causal: bool, window: int = 0, shape: Shape = SHAPES[0]
+    inputs: Sequence[Tensor],
+    lengths: Sequence[int],
+    *,
+    causal: bool,
+    window: int = 0,
+    shape: Shape = SHAPES[0],
+    items: Sequence[Spans] = (),
 ) -> Tensor:
     """Attention of query, key and value [T, N, D] with a [T, T] mask; rows beyond the segments give zeros."""
     query, key, value = inputs
@@ -68,7 +84,12 @@ def _masked(
     )
     sees = (segment.unsqueeze(1) == segment) & (segment >= 0)
     if causal:
-        sees &= torch.ones(rows, rows, dtype=torch.bool).tril()
+        earlier = torch.ones(rows, rows, dtype=torch.bool).tril()
+        for number, spans in enumerate(items):
+            for low, high in spans:
+                item = slice(sum(lengths[:number]) + low, sum(lengths[:number]) + high)
+                earlier[item, item] = True
+        sees &= earlier
     if window:
         sees &= torch.arange(rows).unsqueeze(1) - torch.arange(rows) < window
     scores = torch.einsum("tnd,snd->nts", query, key) * (shape.scale or 1 / math.sqrt(width))
@@ -90,7 +111,14 @@ def _held(lengths: Sequence[int], held: Sequence[Chunk]) -> Tensor:
 
 
 def _check_case(
-    lengths: Sequence[int], context: ContextAxis, *, causal: bool, sliced: bool, shape: Shape, window: int = 0
+    lengths: Sequence[int],
+    context: ContextAxis,
+    *,
+    causal: bool,
+    sliced: bool,
+    shape: Shape,
+    window: int = 0,
+    items: Sequence[Spans] = (),
 ) -> None:
     total = sum(lengths)
     torch.manual_seed(total)
@@ -104,7 +132,7 @@ def _check_case(
     else:
         here = _held(lengths, cut_segments(lengths, size=context.size)[context.rank])
         rows = len(here) + shape.padding
-        segments = Segments.of(lengths, causal=causal, window=window, rows=rows, context=context)
+        segments = Segments.of(lengths, causal=causal, window=window, rows=rows, context=context, items=items)
     padded = (0, 0, 0, 0, 0, rows - len(here))
     ours = [pad(x[here], padded, value=1e9).requires_grad_() for x in plain]
     theirs = [x.clone().requires_grad_() for x in plain]
@@ -123,7 +151,7 @@ def _check_case(
     query, key, value = theirs
     if shape.served is not None:
         key, value = key[:, shape.served], value[:, shape.served]
-    wanted = _masked((query, key, value), lengths, causal=causal, window=window, shape=shape)
+    wanted = _masked((query, key, value), lengths, causal=causal, window=window, shape=shape, items=items)
     torch.testing.assert_close(found[: len(here)], wanted[here], rtol=0, atol=1e-12)
     assert not found[len(here) :].any()
     found.backward(pad(gradient[here], padded, value=1.0))
@@ -146,13 +174,18 @@ def _check_attention(_rank: int) -> None:
         for window in WINDOWS:
             for shape in (SHAPES[1], SHAPES[-1]):
                 _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window)
+    for lengths, items in ITEMS:
+        for window in (0, *WINDOWS[1:]):
+            for shape in (SHAPES[1], SHAPES[-1]):
+                _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window, items=items)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
     """Values and gradients are those of masked attention over any context ranks.
 
-    Any lengths, empty ones, ranks without a row, shared heads, padding at the end, windows back.
+    Any lengths, empty ones, ranks without a row, shared heads, padding at the end, windows back, items whose rows see
+    each other wherever the ranks cut them.
     """
     run_ranks(ranks, _check_attention)
 
@@ -298,3 +331,15 @@ def test_rows_must_hold_the_segments() -> None:
     """More rows of segments than rows is our own mistake."""
     with pytest.raises(AssertionError, match="7 rows of segments in 6"):
         Segments.of((3, 4), causal=True, rows=6)
+
+
+@pytest.mark.parametrize(("before", "window"), [(0, 0), (0, 3), (4, 0), (4, 3)])
+def test_an_item_is_seen_whole_where_its_segment_is_read_in_parts(before: int, window: int) -> None:
+    """Its rows see each other behind what was read before; an item that was read then changes nothing."""
+    torch.manual_seed(1)
+    items = [(1, 4), (5, 8)]
+    inputs = [torch.randn(9, 2, 8, dtype=torch.float64) for _ in range(3)]
+    segments = Segments.continued(9 - before, before=before, window=window, items=items)
+    found = attend(inputs[0][before:], inputs[1], inputs[2], segments)
+    wanted = _masked(inputs, (9,), causal=True, window=window, items=[items])[before:]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)

@@ -159,9 +159,12 @@ class HfDecoderConfig(HfConfig):
 
     Args:
         vocabulary: number of token ids, 0 for that of the tokenizer.
+        bidirectional_items: whether the rows of one item, such as an image, all see each other, those before a layer's
+            window excepted; as in the composed model of Gemma 3, which says it nowhere in its ``config.json``.
     """
 
     vocabulary: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
+    bidirectional_items: bool = False
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is too large."""

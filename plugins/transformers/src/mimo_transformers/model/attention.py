@@ -39,6 +39,7 @@ class PackedRows:
         resumed: [T, H] rows of the stage before, None on the first stage.
         result: [T, H] rows behind the last layer of this stage, once that has run.
         causal: whether a row sees only itself and earlier rows of its sample.
+        items: of each sample, or none: the rows of its items, each of which sees all of its item.
     """
 
     lengths: tuple[int, ...]
@@ -48,6 +49,7 @@ class PackedRows:
     resumed: Tensor | None
     result: Tensor | None = None
     causal: bool = True
+    items: Sequence[Sequence[tuple[int, int]]] = ()
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
     _calls: dict[int, int] = attrs.field(factory=dict, init=False)
 
@@ -68,9 +70,13 @@ class PackedRows:
                     rows=rows,
                     device=device,
                     context=self.context,
+                    items=self.items,
                 )
             else:
-                self._segments[window] = Segments.continued(rows, before=self.cache.seen, window=window, device=device)
+                items = self.items[0] if self.items else ()
+                self._segments[window] = Segments.continued(
+                    rows, before=self.cache.seen, window=window, device=device, items=items
+                )
         return self._segments[window]
 
 

@@ -90,6 +90,7 @@ class HfStage(LanguageStage):
             context=self.context,
             cache=cache,
             resumed=None if self.stage.is_first else x,
+            items=batch.items if self.config.bidirectional_items else (),
         )
         found = run_base(self._networks[0], x.unsqueeze(0), packed).squeeze(0)
         if cache is not None:

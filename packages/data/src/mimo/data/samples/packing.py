@@ -35,6 +35,8 @@ class Packed:
         next_labels: ``[K, T]``, of the k-th row the label k + 1 tokens later of each row that has a label, and so have
             all tokens between in its sample; else `NO_LABEL`.
         next_counts: how many of each sample's are labels, for each of the K, those on other context ranks included.
+        items: of each sample, the rows ``start`` .. ``stop`` in it of each of its items that has some, those on other
+            context ranks included; nothing if it was not asked for.
         weights: of the labels; None where no sample has any, so that each is 1.
     """
 
@@ -48,6 +50,7 @@ class Packed:
     placeholders: Mapping[str, NDArray[np.int64]]
     next_labels: NDArray[np.int64]
     next_counts: tuple[tuple[int, ...], ...]
+    items: tuple[tuple[tuple[int, int], ...], ...] = ()
     weights: TargetWeights | None = None
 
     @property
@@ -73,6 +76,7 @@ def pack(
     context_size: int = 1,
     context_rank: int = 0,
     next_tokens: int = 0,
+    with_items: bool = False,
 ) -> Packed:
     """Return the samples end to end; none is legal.
 
@@ -82,6 +86,7 @@ def pack(
         context_size: context ranks over which each sample is cut, as `mimo.topology.context_spans` says.
         context_rank: the one of them whose rows to return.
         next_tokens: K, how many labels further on to return.
+        with_items: whether to return which rows are one item's.
 
     Raises:
         ValueError: ``multiple`` is less than 1.
@@ -132,8 +137,14 @@ def pack(
         next_counts=tuple(
             tuple(int(np.count_nonzero(each[k] != NO_LABEL)) for each in further) for k in range(next_tokens)
         ),
+        items=tuple(_spans(layout) for layout in layouts) if with_items else (),
         weights=_weights(layouts, further, samples, positions),
     )
+
+
+def _spans(layout: SampleLayout) -> tuple[tuple[int, int], ...]:
+    """Return the rows of each item of a sample."""
+    return tuple((item.start, item.start + item.rows) for item in layout.items if item.rows)
 
 
 def _weights(

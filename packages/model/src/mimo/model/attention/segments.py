@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo.model.attention.calls import Call, Piece, call_of
-from mimo.model.attention.chunks import Chunk, batch, cut_rows, cut_segments
+from mimo.model.attention.chunks import Chunk, Spans, batch, cut_rows, cut_segments
 from mimo.model.parallel import ContextAxis
 
 
@@ -57,6 +57,7 @@ class Segments:
         rows: int | None = None,
         device: torch.device | str = "cpu",
         context: ContextAxis | None = None,
+        items: Sequence[Spans] = (),
     ) -> Segments:
         """Return the segments of these lengths, 0 included, one after the other.
 
@@ -67,11 +68,14 @@ class Segments:
             rows: T, where padding at the end follows the last segment.
             device: where attention will run.
             context: where several ranks each hold `mimo.topology.context_spans` of every segment.
+            items: of each segment, or none: each row of one sees all of its rows, but those that a window ends before.
         """
         context = context or ContextAxis.single()
-        assert causal or not window, "a window looks back"
+        assert causal or not (window or items), "a window looks back, and what is not causal sees all of an item"
         held = cut_segments(lengths, size=context.size)
-        return cls._of(held, lengths, causal=causal, window=window, rows=rows, device=device, context=context)
+        return cls._of(
+            held, lengths, causal=causal, window=window, rows=rows, device=device, context=context, items=items
+        )
 
     @classmethod
     def sliced(
@@ -122,7 +126,7 @@ class Segments:
             call_of([chunks[i] for i in each], lengths, causal=False, window=0, device=torch.device(device))
             for each in batches
         )
-        query_index, inverse_index = _query_index(chunks, batches, calls, causal=False)
+        query_index, inverse_index = _query_index(chunks, batches, calls)
         packed = torch.arange(sum(lengths)).split(list(lengths))
         seen = [packed[chunks[i].segment] for each in batches for i in each]
         used = sum(chunk.rows for chunk in chunks)
@@ -140,7 +144,9 @@ class Segments:
         )
 
     @classmethod
-    def continued(cls, rows: int, *, before: int, window: int = 0, device: torch.device | str = "cpu") -> Segments:
+    def continued(
+        cls, rows: int, *, before: int, window: int = 0, device: torch.device | str = "cpu", items: Spans = ()
+    ) -> Segments:
         """Return the last ``rows`` of one causal segment, of which ``before`` came earlier and have only keys now.
 
         Args:
@@ -148,13 +154,21 @@ class Segments:
             before: how many keys and values stand before theirs.
             window: how many rows each sees at most, itself among them; 0 for all.
             device: where attention will run.
+            items: of the segment, each whole in these rows or before them.
         """
         held = before + rows
         if rows == 1:  # sees all that is left, for which no kernel needs a mask
             seen = slice(max(0, held - window) if window else 0, held)
             call = Call(1, 1, held, (Piece(slice(1), seen),))
         else:
-            call = call_of([Chunk(0, before, held)], [held], causal=True, window=window, device=torch.device(device))
+            call = call_of(
+                [Chunk(0, before, held)],
+                [held],
+                causal=True,
+                window=window,
+                device=torch.device(device),
+                items=[[(low, min(high, held)) for low, high in items]],
+            )
         return cls(
             causal=rows > 1,
             rows=rows,
@@ -179,26 +193,24 @@ class Segments:
         rows: int | None,
         device: torch.device | str,
         context: ContextAxis,
+        items: Sequence[Spans] = (),
     ) -> Segments:
         counts = tuple(sum(chunk.rows for chunk in each) for each in held)
         used = counts[context.rank]
         total = used if rows is None else rows
         assert used <= total, f"{used} rows of segments in {total}"
         chunks = held[context.rank]
-        batches = batch(chunks, lengths, causal=causal)
+        batches = batch(chunks, lengths, causal=causal, items=items)
+        on = torch.device(device)
         calls = tuple(
-            call_of([chunks[i] for i in each], lengths, causal=causal, window=window, device=torch.device(device))
+            call_of([chunks[i] for i in each], lengths, causal=causal, window=window, device=on, items=items)
             for each in batches
         )
         in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
         query_index = key_index = inverse_index = None
         if not in_order or context.size > 1:
-            query_index, inverse_index = _query_index(chunks, batches, calls, causal=causal)
-            key_index = (
-                query_index
-                if context.size == 1
-                else _key_index(held, context.rank, batches, calls, lengths, causal=causal)
-            )
+            query_index, inverse_index = _query_index(chunks, batches, calls)
+            key_index = query_index if context.size == 1 else _key_index(held, context.rank, batches, calls, lengths)
             query_index, key_index, inverse_index = (
                 query_index.to(device),
                 key_index.to(device),
@@ -219,7 +231,7 @@ class Segments:
 
 
 def _query_index(
-    chunks: Sequence[Chunk], batches: Sequence[Sequence[int]], calls: Sequence[Call], *, causal: bool
+    chunks: Sequence[Chunk], batches: Sequence[Sequence[int]], calls: Sequence[Call]
 ) -> tuple[Tensor, Tensor]:
     """Return the packed row that each query of the calls is, and the other way round."""
     table = torch.tensor([(chunk.start, chunk.stop) for chunk in chunks], dtype=torch.long).view(-1, 2)
@@ -228,7 +240,7 @@ def _query_index(
     pieces, offset = [torch.empty(0, dtype=torch.long)], 0
     for each, call in zip(batches, calls, strict=True):
         start, stop = table[each].split(1, 1)
-        first = call.keys - call.queries if causal else start
+        first = start if call.start is None else call.start
         at = first + torch.arange(call.queries)
         inside = (at >= start) & (at < stop)
         # Padding takes the place of its chunk's first or last row: finite, never read, so without gradient.
@@ -246,8 +258,6 @@ def _key_index(
     batches: Sequence[Sequence[int]],
     calls: Sequence[Call],
     lengths: Sequence[int],
-    *,
-    causal: bool,
 ) -> Tensor:
     """Return the row that each key of the calls is, among all ranks' used rows one rank after the other."""
     firsts = torch.tensor([0, *lengths], dtype=torch.long).cumsum(0)
@@ -260,7 +270,7 @@ def _key_index(
     pieces = [order[:0]]
     for each, call in zip(batches, calls, strict=True):
         own = [held[rank][i] for i in each]
-        last = torch.tensor([chunk.stop if causal else call.keys for chunk in own]).unsqueeze(1) - 1
+        last = torch.tensor([call.keys if call.start is None else chunk.stop for chunk in own]).unsqueeze(1) - 1
         first = firsts[torch.tensor([chunk.segment for chunk in own])].unsqueeze(1)
         pieces.append(gathered[first + torch.arange(call.keys).minimum(last)].flatten())
     return torch.cat(pieces)

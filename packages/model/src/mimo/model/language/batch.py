@@ -117,6 +117,8 @@ class LanguageBatch:
         weights: [T] fp32, how much each label counts in the loss, 0 where there is none; None: each counts 1.
         weight_sums: the sum of these over each sample, rows on other context ranks included; None as ``weights``.
         mtp_labels: labels of multi-token prediction, the next token but one first; none where it is not trained.
+        items: of each sample, the rows ``start`` .. ``stop`` in it that each of its items takes, ascending, those on
+            other context ranks included; nothing where the language model's spec doesn't ask for them.
         aux_losses: collects the auxiliary losses and counts of a forward.
         decode_cache: made by `SupportsDecodeCache.new_decode_cache`. With it the T rows continue the cached sample:
             ``lengths`` is (T,), and positions continue too. Such a forward has no backward and no context ranks.
@@ -134,6 +136,7 @@ class LanguageBatch:
     weight_sums: tuple[float, ...] | None = None
     grid_positions: Tensor | None = None
     mtp_labels: tuple[MtpLabels, ...] = ()
+    items: tuple[tuple[tuple[int, int], ...], ...] = ()
     aux_losses: AuxLosses = attrs.field(factory=AuxLosses)
     decode_cache: object = None
 
@@ -149,6 +152,7 @@ class LanguageBatch:
         grid_positions: Tensor | None = None,
         next_tokens: int = 0,
         weights: Tensor | None = None,
+        items: Sequence[Sequence[tuple[int, int]]] = (),
     ) -> LanguageBatch:
         """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `MtpLabels`."""
         samples = torch.full_like(tokens, len(lengths))
@@ -169,6 +173,7 @@ class LanguageBatch:
             weight_sums=_sums(weights, samples, len(lengths)),
             grid_positions=grid_positions,
             mtp_labels=MtpLabels.of(labels, samples, lengths=lengths, depth=next_tokens, weights=weights),
+            items=tuple(tuple(spans) for spans in items),
         )
 
     @property

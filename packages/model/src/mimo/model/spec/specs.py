@@ -217,6 +217,7 @@ class LanguageModelSpec:
         aux_losses: of a config, all that the forward of any stage adds to its `AuxLosses`.
         next_tokens: of a config, how many `LanguageBatch.mtp_labels` it is trained on. What only they need is the part
             ``next_tokens``, which checkpoints may lack that are evaluated or write.
+        reads_items: of a config, whether it reads `LanguageBatch.items`.
         recompute: support for recomputation, see `EncoderSpec`.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
@@ -240,6 +241,7 @@ class LanguageModelSpec:
     experts: ExpertSupport | None = None
     aux_losses: Callable[[Any], AuxLossNames] = lambda _config: AuxLossNames()
     next_tokens: Callable[[Any], int] = lambda _config: 0
+    reads_items: Callable[[Any], bool] = lambda _config: False
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()

@@ -189,6 +189,7 @@ class Microbatch:
                 context_size=language.grid.cp,
                 context_rank=context_rank,
                 next_tokens=self._job.next_tokens,
+                with_items=self._job.reads_items,
             )
         return self._packed[lane, context_rank]
 

@@ -114,7 +114,8 @@ class _Reading:
     def _full(self, written: Sequence[int]) -> LanguageBatch:
         tokens = np.concatenate([self.layout.tokens, np.asarray(written, dtype=np.int64)])
         layout = attrs.evolve(self.layout, tokens=tokens, labels=np.full(len(tokens), NO_LABEL, dtype=np.int64))
-        batch = language_batch(pack([layout]), self.program.job, self.program.device, trains=False)
+        job = self.program.job
+        batch = language_batch(pack([layout], with_items=job.reads_items), job, self.program.device, trains=False)
         return attrs.evolve(batch, decode_cache=self.cache)
 
     def _last(self, written: Sequence[int]) -> LanguageBatch:

@@ -212,6 +212,13 @@ class Job:
         assert isinstance(spec, LanguageModelSpec), spec
         return spec.next_tokens(self.language.config)
 
+    @property
+    def reads_items(self) -> bool:
+        """Whether the language model reads which rows are one item's."""
+        spec = self.language.spec
+        assert isinstance(spec, LanguageModelSpec), spec
+        return spec.reads_items(self.language.config)
+
     def width(self, edge: Edge) -> int:
         """Return the columns of the rows that travel on an edge."""
         source = self.module(edge.source.module)

@@ -144,6 +144,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         weight_sums=None if weights is None else weights.sums,
         grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
         mtp_labels=tuple(_mtp_labels(packed, k, tensor) for k in range(len(packed.next_labels)) if trains),
+        items=packed.items,
     )
 
 

@@ -106,7 +106,7 @@ def check_lanes(subject: LanguageSubject) -> None:
 
 @torch.no_grad()
 def check_causal(subject: LanguageSubject) -> None:
-    """A token changes nothing that comes before it."""
+    """A token changes nothing that comes before it, or before its item where rows of one see each other."""
     built, samples = subject.build(), subject.samples()
     vocabulary = subject.spec.vocabulary(subject.config)
     before = built.run(subject.pack(samples))
@@ -118,8 +118,10 @@ def check_causal(subject: LanguageSubject) -> None:
         }
         changed = attrs.evolve(samples[0], tokens=tokens, rows=rows)
         after = built.run(subject.pack([changed, *samples[1:]]))
-        what = f"rows before token {place}"
-        compare_rows(after[:place], before[:place], f"{what}, after a change of it and all later ones,", "before")
+        items = samples[0].items if subject.reads_items else []
+        first = min([place, *(low for low, high in items if low < place < high)])
+        what = f"rows before token {first}, after a change of {'it' if first == place else place} and all later ones,"
+        compare_rows(after[:first], before[:first], what, "before")
 
 
 def check_placeholders(subject: LanguageSubject) -> None:
@@ -181,13 +183,14 @@ def check_aux_losses(subject: LanguageSubject) -> None:
 
 @torch.no_grad()
 def check_cache(subject: LanguageSubject) -> None:
-    """A sample that is read in pieces, with a decode cache, has the rows of the whole."""
+    """A sample that is read in pieces, with a decode cache, has the rows of the whole; no piece ends in an item."""
     built = subject.build()
     sample = subject.samples()[0]
     if not isinstance(built.parts[0].module, SupportsDecodeCache):
         raise SkippedError("the module has no new_decode_cache")
     whole = built.run(subject.pack([sample]))
-    for cuts in ((1,) * len(sample), (_CUT, *(1,) * (len(sample) - _CUT)), (len(sample),)):
+    single = () if subject.reads_items else ((1,) * len(sample),)
+    for cuts in (*single, (_CUT, *(1,) * (len(sample) - _CUT)), (len(sample),)):
         cache, found, start = built.parts[0].module.new_decode_cache(), list[Tensor](), 0
         for count in cuts:
             found.append(built.run(_piece(subject, sample, start, start + count), cache=cache))
@@ -241,6 +244,7 @@ def _piece(subject: LanguageSubject, sample: Sample, start: int, stop: int) -> M
         lengths=[stop - start],
         placeholders={name: own[here[name]] - start for name, own in batch.placeholders.items()},
         grid_positions=None if grid is None else grid[start:stop],
+        items=batch.items,
     )
     rows = {name: own[here[name]] for name, own in whole.rows.items()}
     return attrs.evolve(whole, batch=piece, rows=rows)

@@ -56,6 +56,11 @@ class Sample:
             rows={name: torch.randn(len(own), hidden, generator=generator) for name, own in placeholders.items()},
         )
 
+    @property
+    def items(self) -> list[tuple[int, int]]:
+        """The rows of each item: an encoder's are of one."""
+        return sorted((int(own[0]), int(own[-1]) + 1) for own in self.placeholders.values() if len(own))
+
     def __len__(self) -> int:
         """Return its number of tokens."""
         return len(self.tokens)
@@ -83,6 +88,7 @@ def pack(
     *,
     hidden: int,
     next_tokens: int = 0,
+    reads_items: bool = False,
     size: int = 1,
     rank: int = 0,
     multiple: int = 1,
@@ -94,6 +100,7 @@ def pack(
         samples: of one microbatch.
         hidden: H.
         next_tokens: how many tokens after the next are to be predicted besides.
+        reads_items: whether the batch says which rows are one item's.
         size: number of context ranks.
         rank: which of them.
         multiple: of which the number of rows must be one.
@@ -142,5 +149,6 @@ def pack(
             MtpLabels(own, (own != NO_LABEL).nonzero().squeeze(1), each.counts)
             for own, each in zip(shares, further, strict=True)
         ),
+        items=tuple(tuple(sample.items) for sample in samples) if reads_items else (),
     )
     return Microbatch(batch=batch, rows=rows, held=held, places=places)

@@ -172,6 +172,11 @@ class LanguageSubject:
         """Width of a row."""
         return self.spec.hidden(self.config)
 
+    @property
+    def reads_items(self) -> bool:
+        """Whether it reads which rows are one item's."""
+        return self.spec.reads_items(self.config)
+
     def samples(self, lane: int = 0, lengths: Sequence[int] | None = None) -> list[Sample]:
         """Return the samples of a lane, of `LANES` if no lengths are given."""
         vocabulary = self.spec.vocabulary(self.config)
@@ -181,8 +186,9 @@ class LanguageSubject:
         ]
 
     def pack(self, samples: Sequence[Sample], **cut: int) -> Microbatch:
-        """Return samples packed, with all labels that the model is trained on; see `pack`."""
-        return pack(samples, hidden=self.hidden, next_tokens=self.spec.next_tokens(self.config), **cut)
+        """Return samples packed, with all labels that the model is trained on, and all that it reads; see `pack`."""
+        next_tokens, reads_items = self.spec.next_tokens(self.config), self.reads_items
+        return pack(samples, hidden=self.hidden, next_tokens=next_tokens, reads_items=reads_items, **cut)
 
     def layout(self, **changes: Any) -> LanguageLayout:
         """Return the layout of the whole module, with fields changed."""

@@ -1,0 +1,50 @@
+"""Language models in which the rows of an image see each other, in layouts beside the truth and the library's mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from jobs import CPU, make_job
+from oracle import Oracle
+from tables import Table, table
+from test_oracle import Modules, on
+
+from mimo.trainer.runtime import Microbatch, language_batch
+from mimo_transformers import shrink
+from mimo_transformers.family import config_of
+
+LAYOUTS: Mapping[str, Modules] = {
+    "cp2 pp2": {"vision": on(0, 0), "language": on(0, 3, pp=2, cp=2)},
+    "tp2, lanes": {"vision": on(0, 1), "language": on(0, 3, tp=2)},
+}
+
+
+def settings_of(layout: str, **config: Any) -> Table:
+    """Return the settings of a layout with a small Gemma 3."""
+    values = shrink(config_of("gemma3_text", {}), vocab_size=0)
+    del values["vocab_size"]
+    keys = {"plugin": "hf-decoder", "config": {"model_type": "gemma3_text", "values": values, **config}}
+    return table({**LAYOUTS[layout], "language": {**LAYOUTS[layout]["language"], **keys}}, microbatches=2)
+
+
+@pytest.mark.parametrize("layout", ["cp2 pp2", pytest.param("tp2, lanes", marks=pytest.mark.soak)])
+def test_layout_never_changes_the_result(layout: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures a sample, which context ranks cut."""
+    assert oracle.check(settings_of(layout, bidirectional_items=True)) == ""
+
+
+def test_a_batch_says_which_rows_are_one_items_where_it_is_read() -> None:
+    """The same on all context ranks: the runs of each sample's placeholders."""
+    job = make_job(settings_of("cp2 pp2", bidirectional_items=True))
+    assert job.train is not None
+    microbatch = Microbatch(job, job.train, range(6))
+    batches = [language_batch(microbatch.packed(0, rank), job, CPU) for rank in range(2)]
+    wanted = tuple(
+        tuple((item.start, item.start + item.rows) for item in layout.items) for layout in microbatch.layouts
+    )
+    assert any(len(spans) > 1 for spans in wanted)
+    assert [batch.items for batch in batches] == [wanted, wanted]
+    plain = make_job(settings_of("cp2 pp2"))
+    assert language_batch(Microbatch(plain, job.train, range(6)).packed(0), plain, CPU).items == ()
