@@ -19,6 +19,8 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, DecoderConfig, Stage
@@ -85,8 +87,9 @@ MODELS: Mapping[str, tuple[type[Any], Any]] = {
 
 
 def files_of(model: Any, folder: Path) -> dict[str, Tensor]:
-    """Return what a model's published folder holds, but for its vision."""
-    return {name: tensor for name, tensor in saved(model, folder).items() if not name.startswith("visual.")}
+    """Return what a model's published folder holds, but for its vision, as if it were of text alone."""
+    found = {name.replace(".language_model.", "."): tensor for name, tensor in saved(model, folder).items()}
+    return {name: tensor for name, tensor in found.items() if not name.startswith(("visual.", "model.visual."))}
 
 
 def ours_of(model: Any, family: HfFamily, folder: Path) -> tuple[Any, DecoderConfig]:
@@ -140,19 +143,32 @@ def test_transformers_reads_what_is_written(name: str, tmp_path: Path) -> None:
     assert DecoderConfig(**family.settings(described)) == DecoderConfig(**family.settings(again.config.to_dict()))
 
 
-def test_grids_turn_as_in_qwen2_vl(tmp_path: Path) -> None:
-    """Two images among text, of unequal grids: hidden rows, and gradients of weights and of the images' rows."""
-    text = {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1}
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 2, 3]}
-    vision = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "out_hidden_size": 24}
+TOWER: Mapping[str, Any] = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "out_hidden_size": 24}
+VLS: Mapping[str, tuple[Any, Any, Mapping[str, Any], Mapping[str, Any]]] = {
+    "qwen2_5_vl_text": (Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, {"mrope_section": [1, 2, 3]}, {}),
+    "qwen3_vl_text": (
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLConfig,
+        {"mrope_section": [4, 1, 1], "mrope_interleaved": True},
+        {"head_dim": 12},
+    ),
+}
+"""Of each family the composed model and its config, how the text turns, and more of its keys."""
+
+
+@pytest.mark.parametrize("model_type", VLS)
+def test_grids_turn_as_in_qwens_vls(model_type: str, tmp_path: Path) -> None:
+    """Two images among text, of unequal grids, and a sample of text: hidden rows, and gradients of all that is read."""
+    model, whole, turned, more = VLS[model_type]
+    text = {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1, **more}
+    rope = {"rope_type": "default", "rope_theta": 100.0, **turned}
     text = {**text, "rope_parameters": rope, "bos_token_id": None, "eos_token_id": None}
-    sections: Mapping[str, Any] = {"text_config": text, "vision_config": vision, "attn_implementation": "eager"}
-    theirs = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**sections)).eval()
+    theirs = model(whole(text_config=text, vision_config=TOWER, attn_implementation="eager")).eval()
     draw(theirs.parameters())
     theirs.model.visual.requires_grad_(False)
-    family = family_of("qwen2_5_vl_text")
+    family = family_of(model_type)
     ours, config = ours_of(theirs, family, tmp_path)
-    assert config.mrope_section == (1, 2, 3)
+    assert config.mrope_section == tuple(turned["mrope_section"])
 
     tokens = torch.arange(30) * 7 % 29
     grids = [(1, 2, 3), (1, 4, 1)]
@@ -165,17 +181,24 @@ def test_grids_turn_as_in_qwen2_vl(tmp_path: Path) -> None:
     )  # [3, 1, T]; their encoder merges patches two by two
     rows = torch.randn(len(places), 24, generator=torch.Generator().manual_seed(3))
     given_ours, given_theirs = (rows.clone().requires_grad_() for _ in range(2))
-    batch = packed(tokens, (len(tokens),), placeholders={"vision": places}, grid_positions=positions[:, 0].T)
+    plain = torch.arange(5)
+    batch = packed(
+        torch.cat((plain, tokens)),
+        (len(plain), len(tokens)),
+        placeholders={"vision": places + len(plain)},
+        grid_positions=torch.cat((plain[:, None].expand(-1, 3), positions[:, 0].T)),
+    )
     found = ours.logits(ours(batch, {"vision": given_ours}, None))
     embedded = theirs.model.language_model.embed_tokens(tokens).index_copy(0, places, given_theirs)
     expected = theirs(inputs_embeds=embedded[None], position_ids=positions).logits[0]
+    expected = torch.cat((theirs(input_ids=plain[None]).logits[0], expected))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
     torch.testing.assert_close(given_ours.grad, given_theirs.grad, rtol=1e-3, atol=1e-5)
-    for model in (ours, theirs):
-        put_gradients(model.parameters())
+    for one in (ours, theirs):
+        put_gradients(one.parameters())
     check_gradients(write_hf(ours, family, config), files_of(theirs, tmp_path / "gradients"))
     flat = ours(attrs.evolve(batch, grid_positions=None), {"vision": given_ours}, None)
     assert not torch.allclose(ours.logits(flat), found, atol=1e-3)
@@ -226,6 +249,7 @@ LEFT_OUT: Mapping[str, type[Any]] = {
     "qwen3_moe": Qwen3MoeConfig,
     "qwen2_vl_text": Qwen2VLTextConfig,
     "qwen2_5_vl_text": Qwen2_5_VLTextConfig,
+    "qwen3_vl_text": Qwen3VLTextConfig,
 }
 
 
@@ -280,6 +304,11 @@ REFUSED: Sequence[tuple[str, Mapping[str, Any], str]] = [
         "rope_parameters.full_attention: expected the same positions in all layers, got {'rope_theta': 5.0}",
     ),
     ("qwen2", {"rope_scaling": {"type": "default", "mrope_section": [1, 1, 1]}}, "mrope_section: expected [], as ours"),
+    (
+        "qwen3_vl_text",
+        {"rope_parameters": {"mrope_interleaved": False}},
+        "mrope_interleaved: expected True, as ours knows no other, got False",
+    ),
     ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers: expected the first layers"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: expected 1"),
 ]
@@ -308,6 +337,11 @@ def test_what_the_decoder_has_not_is_refused_by_its_key(
             "qwen2_vl_text",
             {"qkv_bias": True, "head_dim": 8, "mrope_section": (1, 1, 2)},
             "head_dim: expected hidden / heads = 6, as these models have no other, got 8",
+        ),
+        (
+            "qwen3_vl_text",
+            {"query_key_norm": True, "mrope_section": (1, 1, 1)},
+            "mrope_interleaved: expected True, as models of the family 'qwen3_vl_text' have no other, got False",
         ),
         ("qwen2_vl", {"qkv_bias": True}, "expected a language model with its vision tower, got a language model alone"),
         ("qwen3", {"experts": 4, "query_key_norm": True}, "experts: expected 0"),

@@ -13,7 +13,13 @@ SMALL = DecoderConfig(
 )
 WIDE = attrs.evolve(SMALL, hidden=16, heads=12, kv_heads=3, head_dim=4)
 NORMED = attrs.evolve(
-    WIDE, query_key_norm=True, attention_bias=False, qkv_bias=True, sliding_window=4, mrope_section=(1, 1, 0)
+    WIDE,
+    query_key_norm=True,
+    attention_bias=False,
+    qkv_bias=True,
+    sliding_window=4,
+    mrope_section=(1, 1, 0),
+    mrope_interleaved=True,
 )
 
 

@@ -78,6 +78,8 @@ class DecoderConfig:
         mrope_section: how many of the turned pairs of a head follow a row's position in time, down and across (Wang et
             al. 2024, arXiv:2409.12191, section 2.1), for encoders that tell the grids of their items; nothing for
             one position.
+        mrope_interleaved: whether these pairs take turns, as in Qwen3-VL: of every three the first follows time, the
+            others down and across until they have theirs, and all that remain follow time.
         norm_eps: added to mean squares before the root.
         query_key_norm: whether each head's query and key are normed before they are turned (Henry et al. 2020,
             arXiv:2010.04245, with the root mean square as in Qwen 3).
@@ -125,6 +127,7 @@ class DecoderConfig:
     rope_high_factor: float = attrs.field(default=4.0, validator=above_zero(where=_WHERE))
     rope_original_tokens: int = attrs.field(default=8192, validator=at_least(1, where=_WHERE))
     mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
     norm_eps: float = attrs.field(default=1e-5, validator=above_zero(where=_WHERE))
     query_key_norm: bool = False
     attention_bias: bool = False
@@ -185,6 +188,17 @@ class DecoderConfig:
             raise ConfigError(
                 f"{_WHERE}.mrope_section",
                 expected=f"a number of turned pairs for each of {', '.join(AXES)}, together the {pairs} of a head",
+                got=repr(list(section)),
+            )
+        if not section:
+            self._refuse(["mrope_interleaved"], "mrope_section is empty", "set mrope_section")
+        elif self.mrope_interleaved and any(
+            number > (pairs - axis + 2) // 3 for axis, number in enumerate(section) if axis
+        ):
+            raise ConfigError(
+                f"{_WHERE}.mrope_section",
+                expected=f"at most {(pairs + 1) // 3} pairs down and {pairs // 3} across, every third of the {pairs} of"
+                " a head, as mrope_interleaved says",
                 got=repr(list(section)),
             )
 

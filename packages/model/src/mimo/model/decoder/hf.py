@@ -1,4 +1,4 @@
-"""The published families that ``decoder`` can read and write: Llama, Mistral, Qwen 2 to 3, the text of Qwen2-VL.
+"""The published families that ``decoder`` can read and write: Llama, Mistral, Qwen 2 to 3, the text of their VLs.
 
 All have the same table of tensors. What sets a family apart is which keys of its ``config.json`` say what; a setting
 that its keys can't express is found by reading back what was written.
@@ -23,6 +23,7 @@ from mimo.model.decoder.hf_keys import (
     read_qwen2,
     read_qwen3,
     read_qwen3_moe,
+    read_qwen3_vl,
     write_common,
     write_llama,
     write_mistral,
@@ -30,8 +31,10 @@ from mimo.model.decoder.hf_keys import (
     write_qwen2_vl,
     write_qwen3,
     write_qwen3_moe,
+    write_qwen3_vl,
     write_window,
 )
+from mimo.model.decoder.hf_rope import Grids
 from mimo.model.spec import HfFamily, HfKeys, HfTensor
 
 _HEADLESS = (
@@ -119,7 +122,7 @@ def _family(
     write: Callable[[DecoderConfig], HfKeys],
     left_out: HfKeys,
     *,
-    grids: bool = False,
+    grids: Grids | None = None,
 ) -> HfFamily:
     def settings(keys: HfKeys) -> HfKeys:
         whole = {**left_out, **keys}
@@ -197,6 +200,18 @@ _OF_QWEN2_VL: HfKeys = {
     "rope_theta": 1_000_000.0,
 }
 
+_OF_QWEN3_VL: HfKeys = {
+    **_OF_LLAMA,
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 128_000,
+    "rope_theta": 500_000.0,
+}
+_TOGETHER = Grids(section=(16, 24, 24), interleaved=False)
+_IN_TURN = Grids(section=(24, 20, 20), interleaved=True)
+
 LLAMA = _family("llama", "LlamaForCausalLM", read_llama, write_llama, _OF_LLAMA)
 MISTRAL = _family("mistral", "MistralForCausalLM", read_mistral, write_mistral, _OF_MISTRAL)
 QWEN2 = _family("qwen2", "Qwen2ForCausalLM", read_qwen2, write_window, _OF_QWEN2)
@@ -206,13 +221,27 @@ QWEN3_MOE = attrs.evolve(
     # PEFT takes whatever is called as a part of an expert for one.
     adaptable=lambda config: [entry for entry in decoder_tensors(config) if ".mlp." not in entry.ours],
 )
-QWEN2_VL = _family("qwen2_vl_text", "Qwen2VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=True)
-QWEN2_5_VL = _family("qwen2_5_vl_text", "Qwen2_5_VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=True)
+QWEN2_VL = _family("qwen2_vl_text", "Qwen2VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=_TOGETHER)
+QWEN2_5_VL = _family(
+    "qwen2_5_vl_text", "Qwen2_5_VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=_TOGETHER
+)
+QWEN3_VL = _family("qwen3_vl_text", "Qwen3VLTextModel", read_qwen3_vl, write_qwen3_vl, _OF_QWEN3_VL, grids=_IN_TURN)
 # As they are published, their keys of text and of all stand together; their sections since transformers 5 are above.
 QWEN2_VL_WHOLE = _family(
-    "qwen2_vl", "Qwen2VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=True
+    "qwen2_vl", "Qwen2VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=_TOGETHER
 )
 QWEN2_5_VL_WHOLE = _family(
-    "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=True
+    "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=_TOGETHER
 )
-DECODER_HF = (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE, QWEN2_VL, QWEN2_5_VL, QWEN2_VL_WHOLE, QWEN2_5_VL_WHOLE)
+DECODER_HF = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    QWEN2_VL,
+    QWEN2_5_VL,
+    QWEN3_VL,
+    QWEN2_VL_WHOLE,
+    QWEN2_5_VL_WHOLE,
+)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mimo.hooks import ConfigError
 from mimo.model.decoder.config import DecoderConfig
-from mimo.model.decoder.hf_rope import read_rope, write_rope
+from mimo.model.decoder.hf_rope import Grids, read_rope, write_rope
 from mimo.model.spec import HfKeys, hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_refused, hf_small
 
 _NUMBERS = {
@@ -28,12 +28,12 @@ UNREAD = DecoderConfig().intermediate
 DROPOUT = ("attention_dropout",)
 
 
-def read_common(keys: HfKeys, *, grids: bool) -> dict[str, Any]:
+def read_common(keys: HfKeys, *, grids: Grids | None) -> dict[str, Any]:
     """Return the settings that all families have keys for.
 
     Args:
         keys: all that matter, what was left out included.
-        grids: whether the family turns rows of images by three positions.
+        grids: how the family turns rows of images by three positions, if it does.
     """
     hf_only(keys, "hidden_act", ["silu"])
     hf_no_dropout(keys, DROPOUT)
@@ -107,6 +107,11 @@ def read_qwen3(keys: HfKeys) -> dict[str, Any]:
     }
 
 
+def read_qwen3_vl(keys: HfKeys) -> dict[str, Any]:
+    """Return what the text of Qwen3-VL has besides."""
+    return {**_read_biases(keys), "query_key_norm": True}
+
+
 def read_qwen3_moe(keys: HfKeys) -> dict[str, Any]:
     """Return what Qwen3-MoE has besides."""
     hf_only(keys, "decoder_sparse_step", [1])
@@ -172,8 +177,8 @@ def write_window(config: DecoderConfig) -> HfKeys:
     }
 
 
-def write_qwen2_vl(config: DecoderConfig) -> HfKeys:
-    """Return those of Qwen2-VL's text besides."""
+def _write_grids(config: DecoderConfig, more: HfKeys) -> HfKeys:
+    """Return positions of a family whose rows of images always have three."""
     if not config.mrope_section:
         raise ConfigError(
             "modules.language.config.mrope_section",
@@ -181,6 +186,12 @@ def write_qwen2_vl(config: DecoderConfig) -> HfKeys:
             got="none",
             fix="Write it as another family.",
         )
+    return write_rope(config, {"mrope_section": list(config.mrope_section), **more})
+
+
+def write_qwen2_vl(config: DecoderConfig) -> HfKeys:
+    """Return those of Qwen2-VL's text besides."""
+    grids = _write_grids(config, {})
     if config.head_width * config.heads != config.hidden:
         raise ConfigError(
             "modules.language.config.head_dim",
@@ -188,7 +199,12 @@ def write_qwen2_vl(config: DecoderConfig) -> HfKeys:
             got=repr(config.head_width),
             fix="Write it as another family.",
         )
-    return {**write_window(config), **write_rope(config, {"mrope_section": list(config.mrope_section)})}
+    return {**write_window(config), **grids}
+
+
+def write_qwen3_vl(config: DecoderConfig) -> HfKeys:
+    """Return those of Qwen3-VL's text besides."""
+    return {"attention_bias": config.attention_bias, **_write_grids(config, {"mrope_interleaved": True})}
 
 
 def write_nothing(_config: DecoderConfig) -> HfKeys:

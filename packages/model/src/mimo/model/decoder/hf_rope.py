@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from mimo.model.decoder.config import DecoderConfig
 from mimo.model.spec import HfKeys, hf_number, hf_only, hf_real, hf_refused
 
@@ -21,10 +23,22 @@ _SCALED_BY: Mapping[str, tuple[str, ...]] = {
 }
 _LARGEST_BASE = 1e15  # of rotary positions; published ones are 1e11 at most
 _LARGEST_FACTOR = 1e6  # by which positions are stretched
-_SECTION = (16, 24, 24)  # of Qwen2-VL's families, where a folder names none
 
 
-def read_rope(keys: HfKeys, *, grids: bool) -> dict[str, Any]:
+@attrs.frozen
+class Grids:
+    """How a family turns rows of images by three positions.
+
+    Args:
+        section: turned pairs of each, where a folder names none.
+        interleaved: whether pairs take turns.
+    """
+
+    section: tuple[int, ...]
+    interleaved: bool
+
+
+def read_rope(keys: HfKeys, *, grids: Grids | None) -> dict[str, Any]:
     """Return what ``rope_scaling`` says and ``rope_theta`` beside it, or ``rope_parameters`` since transformers 5."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     rope = keys.get(name) or {}
@@ -39,15 +53,17 @@ def read_rope(keys: HfKeys, *, grids: bool) -> dict[str, Any]:
     if kind not in _SCALED_BY:
         raise hf_refused(f"{name}.rope_type", f"one of {', '.join(_SCALED_BY)}", kind)
     hf_only({"partial_rotary_factor": keys.get("partial_rotary_factor"), **rope}, "partial_rotary_factor", [1.0])
-    hf_only(rope, "mrope_interleaved", [False])
+    interleaved = grids is not None and grids.interleaved
+    hf_only(rope, "mrope_interleaved", [interleaved])
     base = hf_real({"rope_theta": keys["rope_theta"], **rope}, "rope_theta", low=1, most=_LARGEST_BASE)
-    section = _read_section(rope, name) if grids else ()
-    return {"rope_theta": base, "mrope_section": section, **_read_stretch(keys, rope, name, kind)}
+    section = () if grids is None else _read_section({"mrope_section": grids.section, **rope}, name)
+    turned = {"mrope_section": section, "mrope_interleaved": interleaved}
+    return {"rope_theta": base, **turned, **_read_stretch(keys, rope, name, kind)}
 
 
 def _read_section(rope: HfKeys, name: str) -> tuple[int, ...]:
     """Return how many turned pairs follow each of the three positions."""
-    section = rope.get("mrope_section", _SECTION)
+    section = rope["mrope_section"]
     where = f"{name}.mrope_section"
     if not isinstance(section, list | tuple):
         raise hf_refused(where, "whole numbers", section)

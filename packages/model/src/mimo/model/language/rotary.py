@@ -28,20 +28,31 @@ class Rotation:
         """Return the rotation of each row of ``batch``.
 
         With ``mrope_section`` the first pairs follow the first axis of ``batch.grid_positions``, the next the second,
-        the last the third (Wang et al. 2024, arXiv:2409.12191, section 2.1). Where the three are equal, as in text,
-        that is the rotation of one position.
+        the last the third (Wang et al. 2024, arXiv:2409.12191, section 2.1); with ``mrope_interleaved`` they take turns
+        (Qwen3-VL, arXiv:2511.21631, section 2.1). Where the three are equal, as in text, that is the rotation of one
+        position.
         """
         device = batch.positions.device
         positions = batch.positions.unsqueeze(1)  # [T, 1]
         if config.mrope_section and batch.grid_positions is not None:
-            axes = [axis for axis in range(len(AXES)) for _ in range(config.mrope_section[axis])]
-            positions = batch.grid_positions[:, axes]  # [T, D / 2]
+            positions = batch.grid_positions[:, pair_axes(config)]  # [T, D / 2]
         angles = positions.float() * pair_rates(config, device)
         return cls(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def turn(self, x: Tensor) -> Tensor:
         """Return ``x`` [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
         return turn(x, self.cosines, self.sines)
+
+
+def pair_axes(config: RotaryConfig) -> list[int]:
+    """Return which of `AXES` each pair follows, [D / 2].
+
+    Interleaved, a pair follows its number's rest of three where that axis has pairs left, and time otherwise.
+    """
+    section, count = config.mrope_section, len(AXES)
+    if config.mrope_interleaved:
+        return [pair % count if pair // count < section[pair % count] else 0 for pair in range(sum(section))]
+    return [axis for axis in range(count) for _ in range(section[axis])]
 
 
 def pair_rates(config: RotaryConfig, device: torch.device) -> Tensor:

@@ -124,6 +124,10 @@ class RotaryConfig(Protocol):
     def mrope_section(self) -> tuple[int, ...]:
         """How many turned pairs of a head follow each of `AXES`; nothing for one position."""
 
+    @property
+    def mrope_interleaved(self) -> bool:
+        """Whether these pairs take turns, instead of lying together by axis."""
+
 
 class MlpConfig(Protocol):
     """What `mimo.model.runtime.Mlp` reads of a config."""
