@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from mimo.hooks import ConfigError
+from mimo_transformers.family.headed import with_head
 
 ATTENTION = "mimo_packed_rows"
 """Name under which our attention over packed rows is registered; one with "flash" in it would be fetched."""
@@ -49,11 +50,30 @@ def config_of(model_type: str, values: Mapping[str, Any], *, where: str = "modul
 
 
 def is_causal(model_type: str) -> bool:
-    """Tell whether the library has a class for a model type that predicts the next token and is of text alone."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """Tell whether the library has a class for a model type that predicts the next token and is of text alone.
 
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not CONFIG_MAPPING[model_type].sub_configs
+    The text of a composed model whose rows turn by three positions is one with a head that is put on it.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type].sub_configs:
+        return False
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return True
+    return model_type in MODEL_MAPPING_NAMES and is_text_of_grids(CONFIG_MAPPING[model_type])
+
+
+def is_text_of_grids(config: Any) -> bool:
+    """Tell whether it is the text of a composed model whose rows may turn by three positions.
+
+    Args:
+        config: of the library, or its class.
+    """
+    if getattr(config, "base_config_key", "") != "text_config":
+        return False
+    keys = {*getattr(config, "ignore_keys_at_rope_validation", ()), *(getattr(config, "rope_parameters", None) or ())}
+    return "mrope_section" in keys
 
 
 @cache
@@ -64,16 +84,18 @@ def keys_of(model_type: str) -> frozenset[str]:
 
 
 def causal_class(config: Any) -> Any:
-    """Return the library's class that predicts the next token for a config.
+    """Return the library's class that predicts the next token for a config, or its text model with a head.
 
     Raises:
         ConfigError: it has none.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
+        if is_causal(config.model_type):
+            return with_head(MODEL_MAPPING[type(config)])
         raise ConfigError(
             "modules.language.config.model_type",
             expected="a language model of transformers: one with a class for causal language modelling",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mimo_transformers.family.library import is_text_of_grids
+
 LAYERS = 4
 _SMALL: Mapping[str, int] = {
     # widths
@@ -93,9 +95,9 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
     if "head_dim" in keys:  # with latent attention it is the width that is turned by positions
         turned = "qk_rope_head_dim" if "qk_rope_head_dim" in keys else "head_dim"
         found["head_dim"] = min(keys[turned] or _SMALL[turned], _SMALL[turned])
-    for key in _BY_LAYER:
-        if keys.get(key) and isinstance(keys[key], list):
-            found[key] = _varied(keys[key])
+    if is_text_of_grids(config):
+        found["rope_parameters"] = _small_sections({**keys, **found})
+    found |= {key: _varied(keys[key]) for key in _BY_LAYER if keys.get(key) and isinstance(keys[key], list)}
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if keys.get(key) is not None:
             found[key] = 0
@@ -103,6 +105,16 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
         found["image_size"] = _small_image(keys)
     found["tie_word_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     return {**found, **changes}
+
+
+def _small_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``rope_parameters`` of small keys, with sections of as many turned pairs as a head has."""
+    rope = keys.get("rope_parameters") or {}
+    if any(isinstance(inner, Mapping) for inner in rope.values()):  # of each kind of layers
+        return {kind: _small_sections({**keys, "rope_parameters": inner}) for kind, inner in rope.items()}
+    width = keys.get("head_dim") or keys["hidden_size"] // keys["num_attention_heads"]
+    pairs = int(width * rope.get("partial_rotary_factor", keys.get("partial_rotary_factor") or 1.0)) // 2
+    return {**rope, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
 
 
 def _small_image(keys: Mapping[str, Any]) -> int | list[int]:

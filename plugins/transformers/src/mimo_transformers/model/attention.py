@@ -39,6 +39,7 @@ class PackedRows:
         resumed: [T, H] rows of the stage before, None on the first stage.
         result: [T, H] rows behind the last layer of this stage, once that has run.
         causal: whether a row sees only itself and earlier rows of its sample.
+        places: [T, 3] of each row in time, down and across, where rows turn by these.
         items: of each sample, or none: the rows of its items, each of which sees all of its item.
     """
 
@@ -49,6 +50,7 @@ class PackedRows:
     resumed: Tensor | None
     result: Tensor | None = None
     causal: bool = True
+    places: Tensor | None = None
     items: Sequence[Sequence[tuple[int, int]]] = ()
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
     _calls: dict[int, int] = attrs.field(factory=dict, init=False)

@@ -130,8 +130,14 @@ def _run(network: Any, beside: dict[str, nn.Module], layers: Any) -> tuple[list[
 
 def run_base(base: Any, x: Tensor, rows: PackedRows) -> Any:
     """Return the last hidden rows [1, T, H] of a base model for embedded rows ``x`` [1, T, H]."""
-    found = base(inputs_embeds=x, position_ids=rows.positions.unsqueeze(0), use_cache=False, **{ROWS: rows})
+    positions = rows.positions if rows.places is None else rows.places.T  # [T] or [3, T]
+    found = base(inputs_embeds=x, position_ids=positions.unsqueeze(-2), use_cache=False, **{ROWS: rows})
     return found.last_hidden_state
+
+
+def turns_by_grids(network: Any) -> bool:
+    """Tell whether rows of a model turn by three positions, in time, down and across."""
+    return any(getattr(part, "mrope_section", None) for part in network.modules())
 
 
 def _refusal(config: Any, got: str) -> ConfigError:

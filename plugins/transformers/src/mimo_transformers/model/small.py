@@ -100,12 +100,25 @@ def draw_ids(config: HfDecoderConfig) -> Sequence[Tensor]:
     return [torch.randint(1, config.vocabulary, (length,)) for length in _LENGTHS]
 
 
-def batch_of(samples: Sequence[Tensor]) -> LanguageBatch:
-    """Return samples as packed rows, each of which but the last of a sample has the next id as its label."""
+def draw_places(samples: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return for each sample places [S, 3] in time, down and across, other ones on each axis."""
+    return [torch.stack((rows, rows // 2, rows % 3), 1) for rows in (torch.arange(len(ids)) for ids in samples)]
+
+
+def batch_of(samples: Sequence[Tensor], places: Sequence[Tensor] = ()) -> LanguageBatch:
+    """Return samples as packed rows, each of which but the last of a sample has the next id as its label.
+
+    Args:
+        samples: ids of each.
+        places: of their rows in time, down and across; nothing where each is its position.
+    """
     labels = [torch.cat((ids[1:], ids.new_tensor([NO_LABEL]))) for ids in samples]
     positions = torch.cat([torch.arange(len(ids)) for ids in samples])
     lengths = tuple(map(len, samples))
-    return LanguageBatch.of(torch.cat(list(samples)), torch.cat(labels), positions, lengths=lengths)
+    grid = torch.cat(list(places)) if places else None
+    return LanguageBatch.of(
+        torch.cat(list(samples)), torch.cat(labels), positions, lengths=lengths, grid_positions=grid
+    )
 
 
 def general(path: str) -> str:

@@ -31,7 +31,7 @@ from mimo_transformers.model.modules import (
     without_contents,
 )
 from mimo_transformers.model.own import make_own, replace
-from mimo_transformers.model.parts import Parts, find_parts, run_base
+from mimo_transformers.model.parts import Parts, find_parts, run_base, turns_by_grids
 from mimo_transformers.model.published import Published
 from mimo_transformers.model.small import constants, described
 
@@ -76,20 +76,24 @@ class HfStage(LanguageStage):
         _leave_out(base, layers, parts, stage, config)
         network.set_input_embeddings(nn.Identity())
         self._parts = parts
+        self._turns_by_grids = turns_by_grids(base)
         self._networks = (base, _with_head(network, self))  # not parts: what of them is here is registered above
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         x, positions = self.begin(batch, rows, hidden), batch.positions
+        places = batch.grid_positions if self._turns_by_grids else None
         cache, count = DecodeCache.of(batch), len(positions)
         if not count:  # the library's layers take no less than one row: one of padding
             x, positions = functional.pad(x, (0, 0, 0, 1)), functional.pad(positions, (0, 1))
+            places = None if places is None else functional.pad(places, (0, 0, 0, 1))
         packed = PackedRows(
             lengths=batch.lengths,
             positions=positions,
             context=self.context,
             cache=cache,
             resumed=None if self.stage.is_first else x,
+            places=places,
             items=batch.items if self.config.bidirectional_items else (),
         )
         found = run_base(self._networks[0], x.unsqueeze(0), packed).squeeze(0)

@@ -17,7 +17,16 @@ from mimo.hooks import ConfigError, UserError
 from mimo.model import Stage
 from mimo.model.runtime import LanguageBatch
 from mimo_transformers.family import HfDecoderConfig
-from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
+from mimo_transformers.model.parts import turns_by_grids
+from mimo_transformers.model.small import (
+    batch_of,
+    described,
+    draw_ids,
+    draw_places,
+    small_config,
+    stirred,
+    trying,
+)
 from mimo_transformers.model.stage import HfStage
 
 _STAGES = 2
@@ -103,12 +112,21 @@ def _differences(config: HfDecoderConfig) -> dict[str, float]:
     """Return by how much logits differ from the library's, over the largest."""
     network = stirred(config).eval()
     samples = draw_ids(config)
-    wanted = torch.cat([network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0] for ids in samples])
+    places = draw_places(samples) if turns_by_grids(network) else [None] * len(samples)
+    wanted = torch.cat([_of_library(network, ids, own) for ids, own in zip(samples, places, strict=True)])
     found = {}
     for what, count in (("on packed rows", 1), (f"in {_STAGES} pipeline stages", _STAGES)):
-        logits = _logits(config, network, batch_of(samples), count)
+        batch = batch_of(samples, [own for own in places if own is not None])
+        logits = _logits(config, network, batch, count)
         found[what] = float((logits - wanted).abs().max() / wanted.abs().max())
     return found
+
+
+def _of_library(network: Any, ids: Tensor, places: Tensor | None) -> Tensor:
+    """Return the library's logits [S, V] of one sample; with places [S, 3] where it turns by these."""
+    turned = {} if places is None else {"position_ids": places.T.unsqueeze(1)}
+    logits: Tensor = network(input_ids=ids.unsqueeze(0), use_cache=False, **turned).logits[0]
+    return logits
 
 
 def _logits(config: HfDecoderConfig, network: Any, batch: LanguageBatch, count: int) -> Tensor:

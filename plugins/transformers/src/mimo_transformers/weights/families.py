@@ -41,6 +41,10 @@ _TEXT, _VISION = _SECTIONS = ("text_config", "vision_config")
 _SHAPES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """What of a language model shapes its rows, and what else its config must have to be one."""
 
+_HEADLESS = (
+    "transformers has no class of this family that reads text alone and has a head: {0} gives hidden rows, of which "
+    "lm_head.weight, or where it is tied model.embed_tokens.weight, makes the logits"
+)
 _DROPOUT = re.compile(r"^(?!classifier|summary).*(drop|dropout|dropout_prob|dropout_rate)$")
 """Keys that drop something at random, but for heads that no language model has."""
 
@@ -129,6 +133,7 @@ def _family(
         dropout=dropout,
         files=files,
         whole=whole,
+        export_note=_HEADLESS.format(made.__name__) if made.__name__.endswith("TextModel") else "",
     )
 
 

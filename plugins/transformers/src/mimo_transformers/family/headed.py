@@ -1,0 +1,45 @@
+"""A head for text models of the library that have none of their own, as the texts of Qwen's and GLM's VLs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+_BASE = "model"
+
+
+@cache
+def with_head(base: Any) -> Any:
+    """Return a class of a text model and a linear without bias behind it, as the composed models have it.
+
+    Args:
+        base: the library's class of the text model; whether embedding and head are one its config says.
+    """
+    from torch import Tensor, nn
+    from transformers.modeling_outputs import CausalLMOutput
+
+    def __init__(self: Any, config: Any) -> None:  # noqa: N807 - of the class below
+        super(made, self).__init__(config)
+        setattr(self, _BASE, base(config))
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self: Any, input_ids: Tensor | None = None, *, inputs_embeds: Tensor | None = None, **others: Any
+    ) -> CausalLMOutput:
+        read = getattr(self, _BASE)(input_ids=input_ids, inputs_embeds=inputs_embeds, **others)
+        return CausalLMOutput(logits=self.lm_head(read.last_hidden_state))
+
+    made: Any = type(
+        base.__name__,
+        (base.__base__,),
+        {
+            "__init__": __init__,
+            "forward": forward,
+            "__module__": base.__module__,
+            "config_class": base.config_class,
+            "base_model_prefix": _BASE,
+            "_tied_weights_keys": {"lm_head.weight": f"{_BASE}.embed_tokens.weight"},
+        },
+    )
+    return made
