@@ -95,6 +95,8 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
     if "head_dim" in keys:  # with latent attention it is the width that is turned by positions
         turned = "qk_rope_head_dim" if "qk_rope_head_dim" in keys else "head_dim"
         found["head_dim"] = min(keys[turned] or _SMALL[turned], _SMALL[turned])
+        if turned == "head_dim" and heads and keys["head_dim"] == keys["hidden_size"] // heads:  # as of a whole row
+            found["head_dim"] = found.get("hidden_size", keys["hidden_size"]) // found["num_attention_heads"]
     if is_text_of_grids(config):
         found["rope_parameters"] = _small_sections({**keys, **found})
     found |= {key: _varied(keys[key]) for key in _BY_LAYER if keys.get(key) and isinstance(keys[key], list)}

@@ -38,7 +38,7 @@ _NOT_OURS = frozenset(
 """Keys of a ``config.json`` that say nothing of what is computed, or that a setting of its own says."""
 
 _TEXT, _VISION = _SECTIONS = ("text_config", "vision_config")
-_SHAPES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_SHAPES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
 """What of a language model shapes its rows, and what else its config must have to be one."""
 
 _HEADLESS = (
@@ -103,7 +103,9 @@ def _of_image_text(model_type: str) -> HfFamily | None:
         ),
         copies=lambda _config: {},
         files=_PREPARING,
-        whole=HfWhole(section=_TEXT, hidden=_width, names=_language_names, tokenizer=_tokenizer),
+        whole=HfWhole(
+            section=_TEXT, hidden=_width, settings=_language_settings, names=_language_names, tokenizer=_tokenizer
+        ),
     )
 
 
@@ -231,6 +233,12 @@ def _width(config: HfImagesConfig) -> int:
     from mimo_transformers.whole.trial import width_of
 
     return width_of(config)
+
+
+def _language_settings(config: HfImagesConfig) -> Mapping[str, Any]:
+    from mimo_transformers.whole.seeing import sees_items
+
+    return {"bidirectional_items": True} if sees_items(config) else {}
 
 
 def _tokenizer(config: HfImagesConfig) -> Mapping[str, Mapping[str, str]]:

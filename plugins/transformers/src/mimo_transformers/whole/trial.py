@@ -118,8 +118,6 @@ def thin_images(config: HfImagesConfig) -> HfImagesConfig:
     tower, text = library.vision_config, library.text_config
     thin_tower = {**thin_values(tower), **{key: size for key, size in _THIN_TOWER.items() if hasattr(tower, key)}}
     thin_tower |= {key: getattr(tower, key) for key in ("image_size", "window_size") if hasattr(tower, key)}
-    if "head_dim" in thin_tower:
-        thin_tower["head_dim"] = thin_tower["hidden_size"] // thin_tower["num_attention_heads"]
     thin_text = {**thin_values(text), "num_hidden_layers": 1}
     thin_text |= {key: one[:1] for key, one in thin_text.items() if key.endswith("layer_types") and one}
     sections = {"vision_config": (tower, thin_tower), "text_config": (text, thin_text)}

@@ -171,7 +171,27 @@ def find_parts(
                 got=plugins,
                 fix="Give --config FILE, which names the module's plugin.",
             )
-    return tuple(_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items())
+    parts = [_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items()]
+    return tuple(_in_whole(part, parts) for part in parts)
+
+
+def _in_whole(part: HfPart, parts: Iterable[HfPart]) -> HfPart:
+    """Return a part, a language model with the settings that it must have in a whole model."""
+    needed: dict[str, Any] = {}
+    for other in parts:
+        if part.name == LANGUAGE and other.reader.family.whole is not None:
+            needed |= other.reader.family.whole.settings(other.config)
+    spec = part.reader.spec
+    for key, value in needed.items():
+        if key not in attrs.fields_dict(spec.config):
+            raise ConfigError(
+                f"modules.{LANGUAGE}.plugin",
+                expected=f"one with {key} = {value!r}, as in the model of {part.folder / CONFIG_NAME}",
+                got=repr(spec.name),
+                fix="Name another plugin that reads the family: --plugin hf-decoder.",
+            )
+    given = {**part.given, **needed}
+    return attrs.evolve(part, given=given, config=attrs.evolve(part.config, **needed))
 
 
 def _find_whole(
