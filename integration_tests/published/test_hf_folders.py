@@ -78,7 +78,7 @@ def test_the_settings_of_a_folder_are_printed_and_mean_it(folders: Path, tmp_pat
 
 def test_a_composed_folder_holds_several_modules(folders: Path, tmp_path: Path) -> None:
     """All that plugins can read, or one of them: the same bits as where each has a folder of its own."""
-    out = checkpoint("import-hf", folders / "llava", "--out", tmp_path / "all")
+    out = checkpoint("import-hf", folders / "llava", "--plugin", "siglip", "--out", tmp_path / "all")
     assert f"siglip: siglip_vision_model from {folders / 'llava'} (vision_config) for siglip" in out
     checkpoint("import-hf", f"vision={folders / 'llava'}", "--out", tmp_path / "one")
     held = read_manifest(tmp_path / "one" / "step_00000000").tensors

@@ -85,7 +85,8 @@ def test_a_whole_model_is_refused_until_its_part_is_named(kind: str, tmp_path: P
         made = model.from_config(transformers.AutoConfig.for_model(kind, **WHOLE[kind]))
     there = publish(made, tmp_path / "there")
     name, family, unread, tensors = PART[kind]
-    for more in ((), ("--out", tmp_path / "out")):
+    tower = ("--plugin", "siglip")  # which reads nothing beside its tower
+    for more in (tower, (*tower, "--out", tmp_path / "out")):
         assert checkpoint("import-hf", there, *more).refused(
             f"{there}/config.json: expected models that are all read here, as no module is named, got {unread} too, "
             f"which would be left behind. Name the module for which a part of it is wanted: {name}={there} reads its "
@@ -104,8 +105,9 @@ def test_a_whole_model_is_refused_until_its_part_is_named(kind: str, tmp_path: P
 def test_a_folder_of_which_all_models_are_read_needs_no_name(tmp_path: Path) -> None:
     """Its projector is left behind, and said to be; so are both of its models where one is asked for."""
     there = published.llava(tmp_path / "llava")
+    tower = ("--plugin", "siglip")
     projector, head = "multi_modal_projector.* (4 tensors)", "vision_tower.head.* (11 tensors)"
-    assert f"\n# left behind in {there}: {projector}, {head}\n" in checkpoint("import-hf", there).printed
+    assert f"\n# left behind in {there}: {projector}, {head}\n" in checkpoint("import-hf", there, *tower).printed
     shown = checkpoint("import-hf", f"vision={there}").printed
     assert (
         f"\n# left behind in {there}: text_config (llama), language_model.* (21 tensors), {projector}, {head}\n"

@@ -5,31 +5,44 @@ from __future__ import annotations
 import random
 import shutil
 import tomllib
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
-from commands import here
+from commands import here, losses, succeed
 from published_images import FOLDERS
 from tables import Table
 from whole_models import (
     checkpoint_tensors,
     gradient_differences,
     library_step,
+    load,
     save,
     tune,
     write_conversations,
     write_whole,
 )
 
+import mimo_transformers
 from mimo.testing import Pool
 from mimo.testing.comparison import tensors_of
 from mimo.trainer import read_settings, resolve
 
+REFUSED = {
+    "paligemma": "got 'gemma': modules.language.config.model_type: expected attention with is_causal = True, got False",
+    "qwen3_vl": "expected a language model that takes rows of 32, got one that takes rows of 16",
+}
+"""Families that are read or prepared, and can't be trained."""
+WHOLE = tuple(name for name in FOLDERS if name not in REFUSED)
 QUICK = frozenset({"llava_next", "qwen2_5_vl", "idefics3", "mistral3"})
 """Tiles with rows between them, patches with places, text between rows: what differs most."""
+SOURCES = sorted(Path(mimo_transformers.__file__).parent.rglob("*.py"))
+DRAWN = WHOLE[zlib.crc32(b"".join(file.read_bytes() for file in SOURCES)) % len(WHOLE)]
+"""Another one whenever the plugin changes."""
 VISION = (
     {"ranks": "0"},
     {"ranks": "0-1"},
@@ -52,7 +65,7 @@ def in_soak(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     return [pytest.param(one, marks=() if one in quick else pytest.mark.soak) for one in every]
 
 
-@pytest.fixture(scope="module", params=in_soak(FOLDERS, QUICK))
+@pytest.fixture(scope="module", params=in_soak(WHOLE, QUICK))
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Return one model, imported, and what the library makes of a step with it."""
     return Whole(request.param, tmp_path_factory.mktemp("whole"))
@@ -134,3 +147,117 @@ def test_a_whole_model_comes_back_to_the_bit(whole: Whole, tmp_path: Path) -> No
     assert before.keys() == after.keys()
     assert all(before[name].equal(tensor) for name, tensor in after.items())
     assert {file.name for file in whole.there.iterdir()} == {file.name for file in (tmp_path / "back").iterdir()}
+
+
+@pytest.fixture(scope="module", params=in_soak(WHOLE, {DRAWN}))
+def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Return one model, imported."""
+    return Whole(request.param, tmp_path_factory.mktemp("tuned"))
+
+
+def fine_tune(whole: Whole, name: str, *overrides: str, **vision: Any) -> tuple[float, set[str]]:
+    """Train three steps over four processes with a grid for each half, and compare what comes out with the library.
+
+    Args:
+        whole: the model.
+        name: of the run.
+        overrides: of the settings.
+        vision: keys of the encoder.
+
+    Returns:
+        How the loss of the fourth step differs from that of the exported folder, and which tensors have changed.
+    """
+    settings = whole.spread({"ranks": "0-1", **vision}, {"ranks": "2-3", "tp": 2})
+    settings["run"] |= {"steps": 3, "directory": str(whole.path / name)}
+    settings |= {"optimizer": {"lr": 1e-2}, "logging": {"interval": 1}}
+    file = whole.path / f"{name}.toml"
+    file.write_text(tomli_w.dumps(settings), encoding="utf-8")
+    succeed("train", file, *overrides)
+    exported = whole.path / f"{name}-exported"
+    here("checkpoint", "export-hf", whole.path / name, exported)
+    succeed("train", file, *overrides, "run.steps=4", "checkpoint.load=latest")
+    model, loading = load(exported)
+    assert not any(loading.values()), loading
+    loss, _ = library_step(model, resolve(read_settings(whole.settings)))
+    before, after = tensors_of(whole.there), tensors_of(exported)
+    assert before.keys() == after.keys()
+    changed = {key for key, tensor in before.items() if not tensor.equal(after[key])}
+    return abs(losses(whole.path / name)[3] / loss - 1), changed
+
+
+def of_the_tower(whole: Whole) -> set[str]:
+    """Return the names of the tower's tensors in the folder."""
+    names = tensors_of(whole.there)
+    own = {name for name in names if "merger" not in name and "vision" in name.removeprefix("model.").split(".")[0]}
+    return own | {name for name in names if name.startswith(("visual.", "model.visual.")) and "merger" not in name}
+
+
+def test_a_tuned_model_is_the_librarys(tuned: Whole) -> None:
+    """Its projector and language model have changed, its frozen tower to no bit, and the library's loss is ours."""
+    difference, changed = fine_tune(tuned, "full", frozen=["encoder"])
+    assert difference < 1e-5
+    tower = of_the_tower(tuned)
+    assert len(tower) > 10
+    assert changed == tensors_of(tuned.there).keys() - tower
+
+
+def test_lora_changes_what_it_adapts(tuned: Whole) -> None:
+    """Beside linears of the language model; all else is as it was."""
+    is_ours = tuned.settings["modules"]["language"]["plugin"] == "decoder"
+    targets = "*.attention.query" if is_ours else "*.q_proj"
+    lora = f'modules.language.lora={{rank=2,targets=["{targets}"]}}'
+    difference, changed = fine_tune(tuned, "lora", lora, frozen=True)
+    assert difference < 1e-5
+    assert changed == {name for name in tensors_of(tuned.there) if name.endswith("q_proj.weight")} - of_the_tower(tuned)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_another_model_is_refused(name: str, tmp_path: Path) -> None:
+    """At the import, or before a run begins."""
+    write_whole(name, tmp_path / "there", num_hidden_layers=2)
+    data = write_conversations(tmp_path / "data")
+    file = tmp_path / "my.toml"
+    ended = here("checkpoint", "import-hf", tmp_path / "there", "--out", tmp_path / "ours", "--settings", file)
+    if ended.code == 0:
+        ended = here("check", file, f"data.path={data}")
+    assert ended.code == 2
+    assert REFUSED[name] in ended.err
+
+
+def test_a_part_is_read_where_it_is_asked_for(tmp_path: Path) -> None:
+    """And what is left behind is named; of the projector alone, or the tower alone, there is none."""
+    write_whole("llava", tmp_path / "there")
+    shown = here("checkpoint", "import-hf", tmp_path / "there", "--part", "language").printed
+    assert "left behind in" in shown
+    assert "multi_modal_projector.* (4 tensors)" in shown
+    assert "[modules.vision" not in shown
+    refused = here("checkpoint", "import-hf", tmp_path / "there", "--part", "audio")
+    assert refused.refused("--part: expected one of language, vision, got 'audio'.")
+
+
+def test_settings_are_written_once_and_for_a_language_model(tmp_path: Path) -> None:
+    """A file that is there stays; without a language model there is nothing to train."""
+    write_whole("llava", tmp_path / "there")
+    file = tmp_path / "my.toml"
+    words = ("checkpoint", "import-hf", tmp_path / "there", "--settings", file)
+    assert here(*words, "--part", "vision").refused(
+        "--settings: expected one folder with a language model, got vision."
+    )
+    assert here(*words).code == 0
+    assert here(*words).refused(f"--settings: expected a new file, got {str(file)!r}.")
+    (tmp_path / "there" / "tokenizer.json").unlink()
+    other = ("checkpoint", "import-hf", tmp_path / "there", "--settings", tmp_path / "other.toml")
+    assert here(*other).refused(
+        f"--settings: expected a tokenizer.json in the folder, got none in {tmp_path / 'there'}."
+    )
+
+
+def test_an_imported_model_answers_at_once(tmp_path: Path) -> None:
+    """Its checkpoint has the settings, so that nothing has to be trained before an image is shown to it."""
+    write_whole("mistral3", tmp_path / "there")
+    write_conversations(tmp_path / "data")
+    words = ("--out", tmp_path / "ours", "--settings", tmp_path / "my.toml")
+    here("checkpoint", "import-hf", tmp_path / "there", *words)
+    image = tmp_path / "data" / "1.png"
+    asked = ("--image", image, "--message", "<image>what?", "--max-tokens", "4")
+    assert succeed("generate", tmp_path / "ours", *asked)

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+import transformers
 from oracle import Outcome, Piece, compare
 from PIL import Image
 from published_images import FOLDERS, Folder
@@ -64,6 +65,15 @@ def write_whole(name: str, path: Path, *, seed: int = 0, **text: Any) -> Any:
         if said:
             (path / file).write_text(json.dumps(said))
     return model
+
+
+def load(path: Path) -> tuple[Any, Mapping[str, Any]]:
+    """Return the library's model in a folder, and what of the folder didn't fit."""
+    described = json.loads((path / "config.json").read_text())
+    made = getattr(transformers, described["architectures"][0])
+    with contextlib.redirect_stderr(io.StringIO()):
+        model, loading = made.from_pretrained(path, output_loading_info=True)
+    return model.float().eval(), loading
 
 
 def save(model: Any, path: Path) -> None:

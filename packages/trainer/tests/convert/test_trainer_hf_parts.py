@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.model import DECODER, HfFamilies
+from mimo.model import DECODER, HfFamilies, LanguageModelSpec
 from mimo.trainer.convert.published_parts import find_parts, installed_modules, readers_of
 
 TEXT = {
@@ -93,7 +93,10 @@ def test_a_plugin_that_reads_any_family_comes_after_one_that_names_it() -> None:
 
 
 def test_one_plugin_may_be_asked_for() -> None:
-    """Of those that are installed."""
-    assert [spec.name for _, spec in installed_modules("", "decoder")] == ["decoder"]
+    """Of those that are installed; encoders stay where only a language model is named."""
+    every, found = installed_modules(""), installed_modules("", ("decoder",))
+    assert [spec.name for _, spec in found if isinstance(spec, LanguageModelSpec)] == ["decoder"]
+    assert [one for one in found if one[0] != "language"] == [one for one in every if one[0] != "language"]
+    assert [spec.name for _, spec in installed_modules("vision", ("siglip",))] == ["siglip"]
     with pytest.raises(ConfigError, match=r"--plugin: expected one of decoder, .*, got 'nope'"):
-        installed_modules("language", "nope")
+        installed_modules("language", ("nope",))
