@@ -21,9 +21,9 @@ LAYOUTS: Mapping[str, Modules] = {
 }
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "items": ("gemma3_text", {"bidirectional_items": True}),
-    "grids": ("qwen3_vl_text", {}),
+    "deep grids": ("qwen3_vl_text", {"deepstack": 3}),
 }
-"""What the rows of an image do: see each other, or turn by their places."""
+"""What the rows of an image do: see each other, or turn by their places and are added behind three of four layers."""
 
 
 def settings_of(layout: str, model: str, **config: Any) -> Table:
@@ -40,6 +40,13 @@ def settings_of(layout: str, model: str, **config: Any) -> Table:
 def test_layout_never_changes_the_result(layout: str, model: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures a sample, which context ranks cut."""
     assert oracle.check(settings_of(layout, model)) == ""
+
+
+def test_edges_are_as_wide_as_what_travels_on_them() -> None:
+    """An encoder delivers rows for all layers that add some, and a stage hands on those of the next one."""
+    job = make_job(settings_of("cp2 pp2", "deep grids"))
+    widths = {edge.name: job.width(edge) // 32 for edge in job.graph.edges}
+    assert widths == {"vision->language": 4, "language.0-1": 2}
 
 
 def test_a_batch_says_which_rows_are_one_items_where_it_is_read() -> None:

@@ -47,7 +47,7 @@ def test_texts_of_vls_learn_of_images_what_the_library_does(model_type: str) -> 
     check_learning(small(model_type), samples, stages=2, logits=_whole_logits, grids=True)
 
 
-def test_grids_are_turned_alike_in_every_layout() -> None:
+def test_layouts_turn_grids_as_the_whole_does() -> None:
     """Stages, tensor and context ranks, and tied embeddings, whose head isn't the library's own."""
     lanes = ((7, 3, 5),)
     layouts = [LanguageLayout(pp=2, tp=2, lanes=lanes), LanguageLayout(cp=2, tp=2, lanes=lanes)]

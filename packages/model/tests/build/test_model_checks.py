@@ -256,6 +256,7 @@ def test_which_stages_train() -> None:
             r"modules\.language\.config\.mrope_section: expected a number of turned pairs for each of time, down, a",
         ),
         ({"mrope_section": (1, 1, 1)}, r"mrope_section: expected .*, together the 1 of a head, got \[1, 1, 1\]"),
+        ({"deepstack": 9}, r"config\.deepstack: expected at most layers = \d, got 9"),
         ({"mrope_interleaved": True}, r"mrope_interleaved: expected False, since mrope_section is empty, got True"),
         (
             {"head_dim": 12, "mrope_section": (1, 2, 3), "mrope_interleaved": True},

@@ -204,6 +204,56 @@ def test_grids_turn_as_in_qwens_vls(model_type: str, tmp_path: Path) -> None:
     assert not torch.allclose(ours.logits(flat), found, atol=1e-3)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_layers_add_rows_of_images_as_in_qwen3_vl(stages: int, tmp_path: Path) -> None:
+    """Both layers do, in stages of one too: losses, and gradients of weights and of all that the tower delivers."""
+    text = {**SMALL, "head_dim": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 1, 1], "mrope_interleaved": True}
+    said: Mapping[str, Any] = {"text_config": {**text, "rope_parameters": rope}, "attn_implementation": "eager"}
+    theirs: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**said, vision_config=TOWER)).eval()
+    draw(theirs.parameters())
+    family = family_of("qwen3_vl_text")
+    config = attrs.evolve(DecoderConfig(**family.settings(theirs.config.text_config.to_dict())), deepstack=2)
+    assert family.settings(family.describe(config)) == family.settings(theirs.config.text_config.to_dict())
+    whole: Any = DECODER.build(config, Stage())
+    read_hf(whole, family, config, files_of(theirs, tmp_path))
+    held = whole.state_dict()
+    ours: list[Any] = [DECODER.build(config, Stage(index, stages)) for index in range(stages)]
+    for stage in ours:
+        stage.load_state_dict({name: held[name] for name in stage.state_dict()})
+
+    tokens, places = torch.arange(20) * 7 % 29, torch.tensor([2, 3, 4, 12, 13])
+    places_in_grids = torch.stack((torch.arange(20), torch.arange(20) // 2, torch.arange(20) % 3))  # [3, T]
+    given = [torch.randn(5, 72, generator=torch.Generator().manual_seed(3)).requires_grad_()]
+    given.append(given[0].detach().clone().requires_grad_())
+    batch = packed(tokens, (20,), placeholders={"vision": places}, grid_positions=places_in_grids.T)
+    hidden: Any = None
+    for stage in ours:
+        hidden = stage(batch, {} if hidden is not None else {"vision": given[0]}, hidden)
+        assert hidden.shape == (20, DECODER.message_width(config, stage.stage))
+    found = ours[-1].logits(hidden)
+
+    own, *deep = given[1].split(24, 1)
+    embedded = theirs.model.language_model.embed_tokens(tokens).index_copy(0, places, own)
+    last = theirs.model.language_model(
+        inputs_embeds=embedded[None],
+        position_ids=places_in_grids[:, None],
+        visual_pos_masks=torch.zeros(1, 20, dtype=torch.bool).index_fill(1, places, value=True),
+        deepstack_visual_embeds=deep,
+    ).last_hidden_state
+    expected = theirs.lm_head(last)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(given[0].grad, given[1].grad, rtol=1e-3, atol=1e-5)
+    for name, parameter in whole.named_parameters():
+        parameter.grad = next(each for stage in ours for path, each in stage.named_parameters() if path == name).grad
+    for one in (whole, theirs):
+        put_gradients(one.parameters())
+    check_gradients(write_hf(whole, family, config), files_of(theirs, tmp_path / "gradients"))
+
+
 def test_where_all_is_text_three_positions_are_one() -> None:
     """A model with sections computes bitwise what it does without, whether it is given equal positions or none."""
     config = DecoderConfig(vocabulary=31, hidden=24, layers=2, heads=2, intermediate=20)
@@ -329,6 +379,7 @@ def test_what_the_decoder_has_not_is_refused_by_its_key(
         ("llama", {"query_key_norm": True}, "query_key_norm: expected False, as models of the family 'llama' have no"),
         ("llama", {"sliding_window": 8}, "sliding_window: expected 0"),
         ("llama", {"mrope_section": (1, 1, 1)}, "mrope_section"),
+        ("llama", {"deepstack": 1}, "deepstack: expected 0, as models of the family 'llama' have no other, got 1"),
         ("llama", {"hidden": 26, "head_dim": 6}, "hidden: expected a multiple of heads = 4, as LlamaConfig demands"),
         ("mistral", {"attention_bias": True}, "attention_bias: expected False"),
         ("qwen2", {}, "qkv_bias: expected True"),

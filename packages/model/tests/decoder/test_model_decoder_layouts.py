@@ -52,6 +52,11 @@ LAYOUTS = {
         LanguageLayout(tp=2, sequence_parallel=True, lanes=LANES),
         LanguageLayout(tp=4, pp=2, sequence_parallel=True, lanes=LANES),
     ],
+    "deep": [
+        LanguageLayout(pp=3, lanes=LANES),
+        LanguageLayout(cp=3, lanes=LANES),
+        LanguageLayout(tp=2, pp=3, sequence_parallel=True, lanes=LANES),
+    ],
 }
 CONFIGS = {
     "small": SMALL,
@@ -59,6 +64,7 @@ CONFIGS = {
     "wide": WIDE,
     "wide tied": attrs.evolve(WIDE, tied=True, attention_bias=False),
     "normed": NORMED,
+    "deep": attrs.evolve(SMALL, deepstack=2),
     "narrow vocabulary": attrs.evolve(WIDE, vocabulary=5, intermediate=5),
 }
 

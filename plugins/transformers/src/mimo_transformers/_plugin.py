@@ -73,6 +73,7 @@ HF_DECODER = LanguageModelSpec(
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     context=stage_context(),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
+    deepstack=lambda config: config.deepstack,
     reads_items=lambda config: config.bidirectional_items,
     hf_any=CAUSAL,
     recompute={"full": stage_recompute()["full"]},

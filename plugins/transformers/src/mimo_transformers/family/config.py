@@ -161,10 +161,14 @@ class HfDecoderConfig(HfConfig):
         vocabulary: number of token ids, 0 for that of the tokenizer.
         bidirectional_items: whether the rows of one item, such as an image, all see each other, those before a layer's
             window excepted; as in the composed model of Gemma 3, which says it nowhere in its ``config.json``.
+        deepstack: how many first layers add rows that encoders deliver beside those of the placeholders, each row of
+            ``hidden_size`` columns followed by so many others; as the tower of Qwen3-VL does
+            (``deepstack_visual_indexes``).
     """
 
     vocabulary: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     bidirectional_items: bool = False
+    deepstack: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is too large."""

@@ -14,7 +14,7 @@ import attrs
 from torch import Tensor, nn
 
 from mimo.hooks import PluginError
-from mimo.model.runtime import ContextAxis, DecodeCache, Segments, attend
+from mimo.model.runtime import ContextAxis, DecodeCache, DeepRows, Segments, attend
 from mimo_transformers.family import ATTENTION
 
 ROWS = "mimo_rows"
@@ -39,6 +39,7 @@ class PackedRows:
         resumed: [T, H] rows of the stage before, None on the first stage.
         result: [T, H] rows behind the last layer of this stage, once that has run.
         causal: whether a row sees only itself and earlier rows of its sample.
+        deep: rows that are added behind layers of this stage.
         places: [T, 3] of each row in time, down and across, where rows turn by these.
         items: of each sample, or none: the rows of its items, each of which sees all of its item.
     """
@@ -49,6 +50,7 @@ class PackedRows:
     cache: DecodeCache | None
     resumed: Tensor | None
     result: Tensor | None = None
+    deep: DeepRows = attrs.field(factory=lambda: DeepRows({}))
     causal: bool = True
     places: Tensor | None = None
     items: Sequence[Sequence[tuple[int, int]]] = ()

@@ -159,6 +159,11 @@ def without_contents(module: nn.Module) -> Any:
     return shell
 
 
+def turns_by_grids(network: Any) -> bool:
+    """Tell whether rows of a model turn by three positions, in time, down and across."""
+    return any(getattr(part, "mrope_section", None) for part in network.modules())
+
+
 Constant = Callable[[str], "float | None"]
 """Of what the library leaves as it was constructed, the number that it holds everywhere; None if there is none."""
 

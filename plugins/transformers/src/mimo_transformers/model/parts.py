@@ -135,11 +135,6 @@ def run_base(base: Any, x: Tensor, rows: PackedRows) -> Any:
     return found.last_hidden_state
 
 
-def turns_by_grids(network: Any) -> bool:
-    """Tell whether rows of a model turn by three positions, in time, down and across."""
-    return any(getattr(part, "mrope_section", None) for part in network.modules())
-
-
 def _refusal(config: Any, got: str) -> ConfigError:
     return ConfigError(
         "modules.language.config.model_type",

@@ -19,7 +19,7 @@ from mimo.hooks import ConfigError
 from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
 from mimo_transformers.family import HfDecoderConfig, new_network, quiet
-from mimo_transformers.model.attention import PackedRows, register_attention
+from mimo_transformers.model.attention import ROWS, PackedRows, register_attention
 from mimo_transformers.model.experts import BridgedGroupedLinear
 from mimo_transformers.model.modules import (
     BridgedEmbedding,
@@ -28,10 +28,11 @@ from mimo_transformers.model.modules import (
     Passing,
     fill_buffers,
     stand_in,
+    turns_by_grids,
     without_contents,
 )
 from mimo_transformers.model.own import make_own, replace
-from mimo_transformers.model.parts import Parts, find_parts, run_base, turns_by_grids
+from mimo_transformers.model.parts import Parts, find_parts, run_base
 from mimo_transformers.model.published import Published
 from mimo_transformers.model.small import constants, described
 
@@ -65,6 +66,7 @@ class HfStage(LanguageStage):
             lambda index: cast("nn.Module", layers[index]),
             norm=lambda: _one_after(base, parts),
             head=lambda: BridgedLinear(head, draw),
+            deepstack=config.deepstack,
         )
         if hasattr(self, "embedding"):
             self.embedding = BridgedEmbedding(embedding, draw)
@@ -74,6 +76,8 @@ class HfStage(LanguageStage):
         for part in (*layers, *self.children()):
             make_own(part, draw, lambda path: constants(described(config)).get(path), paths)
         _leave_out(base, layers, parts, stage, config)
+        for index in self.span[: max(0, config.deepstack - self.span.start)]:
+            layers[index].register_forward_hook(partial(_add_deep, index), with_kwargs=True)
         network.set_input_embeddings(nn.Identity())
         self._parts = parts
         self._turns_by_grids = turns_by_grids(base)
@@ -87,12 +91,14 @@ class HfStage(LanguageStage):
         if not count:  # the library's layers take no less than one row: one of padding
             x, positions = functional.pad(x, (0, 0, 0, 1)), functional.pad(positions, (0, 1))
             places = None if places is None else functional.pad(places, (0, 0, 0, 1))
+        x, deep = self.begin_deep(x)
         packed = PackedRows(
             lengths=batch.lengths,
             positions=positions,
             context=self.context,
             cache=cache,
             resumed=None if self.stage.is_first else x,
+            deep=deep,
             places=places,
             items=batch.items if self.config.bidirectional_items else (),
         )
@@ -102,7 +108,7 @@ class HfStage(LanguageStage):
         if not self.stage.is_last:
             assert packed.result is not None
             found = packed.result
-        return cast("Tensor", found[:count])
+        return deep.join(found, stop=self.span.stop)[:count]
 
     @property
     def layers_path(self) -> str:
@@ -206,6 +212,14 @@ def _one_after(base: Any, parts: Parts) -> nn.Module:
         )
     (path,) = parts.after
     return cast("nn.Module", base.get_submodule(path))
+
+
+def _add_deep(index: int, _layer: nn.Module, _given: Any, named: Mapping[str, Any], found: Any) -> Any:
+    """Return what a layer has, rows [1, T, H] or a tuple that begins with them, with rows of encoders added."""
+    rows: PackedRows = named[ROWS]
+    hidden = found[0] if isinstance(found, tuple) else found
+    hidden = rows.deep.add(index, hidden.squeeze(0)).unsqueeze(0)
+    return (hidden, *found[1:]) if isinstance(found, tuple) else hidden
 
 
 def _leave_out(base: Any, layers: Any, parts: Parts, stage: Stage, config: HfDecoderConfig) -> None:

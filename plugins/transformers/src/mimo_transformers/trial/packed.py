@@ -17,7 +17,7 @@ from mimo.hooks import ConfigError, UserError
 from mimo.model import Stage
 from mimo.model.runtime import LanguageBatch
 from mimo_transformers.family import HfDecoderConfig
-from mimo_transformers.model.parts import turns_by_grids
+from mimo_transformers.model.modules import turns_by_grids
 from mimo_transformers.model.small import (
     batch_of,
     described,
@@ -46,6 +46,9 @@ def check_config(config: HfDecoderConfig) -> None:
     where, values = "modules.language.config", config.library().to_dict()
     if config.vocabulary == 0:
         raise ConfigError(f"{where}.vocabulary", expected="a number of ids, or a tokenizer to take it from", got="0")
+    if config.deepstack > config.layers:
+        expected = f"at most values.num_hidden_layers = {config.layers}"
+        raise ConfigError(f"{where}.deepstack", expected=expected, got=repr(config.deepstack))
     stretched = sorted(_BY_LONGEST & set(_rope_types(values)))
     if stretched:
         raise ConfigError(

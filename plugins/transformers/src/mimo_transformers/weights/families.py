@@ -237,8 +237,10 @@ def _width(config: HfImagesConfig) -> int:
 
 def _language_settings(config: HfImagesConfig) -> Mapping[str, Any]:
     from mimo_transformers.whole.seeing import sees_items
+    from mimo_transformers.whole.trial import tried_of
 
-    return {"bidirectional_items": True} if sees_items(config) else {}
+    more = tried_of(config).parts - 1
+    return {**({"bidirectional_items": True} if sees_items(config) else {}), **({"deepstack": more} if more else {})}
 
 
 def _tokenizer(config: HfImagesConfig) -> Mapping[str, Mapping[str, str]]:

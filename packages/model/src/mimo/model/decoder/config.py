@@ -80,6 +80,8 @@ class DecoderConfig:
             one position.
         mrope_interleaved: whether these pairs take turns, as in Qwen3-VL: of every three the first follows time, the
             others down and across until they have theirs, and all that remain follow time.
+        deepstack: how many first layers add rows that encoders deliver beside those of the placeholders, each row of
+            ``hidden`` columns followed by so many others (Meng et al. 2024, arXiv:2406.04334; as in Qwen3-VL).
         norm_eps: added to mean squares before the root.
         query_key_norm: whether each head's query and key are normed before they are turned (Henry et al. 2020,
             arXiv:2010.04245, with the root mean square as in Qwen 3).
@@ -128,6 +130,7 @@ class DecoderConfig:
     rope_original_tokens: int = attrs.field(default=8192, validator=at_least(1, where=_WHERE))
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
+    deepstack: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     norm_eps: float = attrs.field(default=1e-5, validator=above_zero(where=_WHERE))
     query_key_norm: bool = False
     attention_bias: bool = False
@@ -154,6 +157,10 @@ class DecoderConfig:
         check_at_most(self, _LIMITS, where=_WHERE)
         self._check_heads()
         self._check_positions()
+        if self.deepstack > self.layers:
+            raise ConfigError(
+                f"{_WHERE}.deepstack", expected=f"at most layers = {self.layers}", got=repr(self.deepstack)
+            )
         if self.experts:
             self._check_experts()
         else:

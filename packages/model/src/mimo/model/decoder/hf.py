@@ -51,11 +51,12 @@ def _describe(
     family: str,
     settings: Callable[[HfKeys], Mapping[str, Any]],
     write: Callable[[DecoderConfig], HfKeys],
+    unwritten: frozenset[str],
 ) -> HfKeys:
     """Return what a folder says of ``config``, having made sure that it says all of it."""
     written = {**write_common(config), **write(config)}
-    unwritten = {name: getattr(config, name) for name in _UNWRITTEN}
-    back = _resolved(DecoderConfig(**{**settings(written), **unwritten}))
+    others = {name: getattr(config, name) for name in _UNWRITTEN | unwritten}
+    back = _resolved(DecoderConfig(**{**settings(written), **others}))
     for field in attrs.fields(DecoderConfig):
         ours, theirs = getattr(_resolved(config), field.name), getattr(back, field.name)
         if ours != theirs:
@@ -123,6 +124,7 @@ def _family(
     left_out: HfKeys,
     *,
     grids: Grids | None = None,
+    unwritten: frozenset[str] = frozenset(),
 ) -> HfFamily:
     def settings(keys: HfKeys) -> HfKeys:
         whole = {**left_out, **keys}
@@ -132,7 +134,7 @@ def _family(
         model_type=model_type,
         architecture=architecture,
         settings=settings,
-        describe=partial(_describe, family=model_type, settings=settings, write=write),
+        describe=partial(_describe, family=model_type, settings=settings, write=write, unwritten=unwritten),
         tensors=decoder_tensors,
         # Alone; in a composed model as transformers before 5 wrote it, and since.
         renamed=(
@@ -225,7 +227,15 @@ QWEN2_VL = _family("qwen2_vl_text", "Qwen2VLTextModel", read_qwen2, write_qwen2_
 QWEN2_5_VL = _family(
     "qwen2_5_vl_text", "Qwen2_5_VLTextModel", read_qwen2, write_qwen2_vl, _OF_QWEN2_VL, grids=_TOGETHER
 )
-QWEN3_VL = _family("qwen3_vl_text", "Qwen3VLTextModel", read_qwen3_vl, write_qwen3_vl, _OF_QWEN3_VL, grids=_IN_TURN)
+QWEN3_VL = _family(
+    "qwen3_vl_text",
+    "Qwen3VLTextModel",
+    read_qwen3_vl,
+    write_qwen3_vl,
+    _OF_QWEN3_VL,
+    grids=_IN_TURN,
+    unwritten=frozenset({"deepstack"}),  # which the folder's tower says
+)
 # As they are published, their keys of text and of all stand together; their sections since transformers 5 are above.
 QWEN2_VL_WHOLE = _family(
     "qwen2_vl", "Qwen2VLForConditionalGeneration", read_qwen2, write_nothing, _OF_QWEN2_VL, grids=_TOGETHER

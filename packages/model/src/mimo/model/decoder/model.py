@@ -67,12 +67,18 @@ class Decoder(LanguageStage):
     """One pipeline stage of the decoder, a `mimo.model.runtime.LanguageModule`."""
 
     def __init__(self, config: DecoderConfig, stage: Stage) -> None:
-        super().__init__(config, stage, lambda index: Layer(config, index), lambda: [Layer(config, config.layers - 1)])
+        super().__init__(
+            config,
+            stage,
+            lambda index: Layer(config, index),
+            lambda: [Layer(config, config.layers - 1)],
+            deepstack=config.deepstack,
+        )
         self.config = config
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
-        hidden = self.begin(batch, rows, hidden)
+        hidden, deep = self.begin_deep(self.begin(batch, rows, hidden))
         cache = DecodeCache.of(batch)
         segments = self._segments(batch, cache)
         rotation = Rotation.of(batch, self.config)
@@ -82,6 +88,7 @@ class Decoder(LanguageStage):
         chosen: dict[str, Choices] = {}
         for index, layer in self.layers.items():
             hidden, choices = layer(hidden, segments, rotation, routing, cache and cache.layer(index))
+            hidden = deep.add(int(index), hidden)
             if choices is not None:
                 chosen[f"layers.{index}"] = choices
         if cache is not None:
@@ -90,7 +97,7 @@ class Decoder(LanguageStage):
         chosen |= self.add_mtp_losses(batch, hidden, lambda layer, x: layer(x, segments, rotation, routing))
         if routing is not None:
             add_router_losses(routing, chosen, batch=batch, config=self.config, experts=self.expert_axis)
-        return hidden
+        return deep.join(hidden, stop=self.span.stop)
 
     def new_decode_cache(self) -> DecodeCache:
         """Return an empty KV cache of as many rows as the sliding window lets a row see."""

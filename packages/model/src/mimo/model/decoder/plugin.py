@@ -75,6 +75,7 @@ DECODER = LanguageModelSpec(
     experts=stage_experts(lambda config: config.experts),
     aux_losses=_aux_losses,
     next_tokens=lambda config: config.next_tokens,
+    deepstack=lambda config: config.deepstack,
     recompute=stage_recompute(),
     flops=_flops,
     hf=DECODER_HF,

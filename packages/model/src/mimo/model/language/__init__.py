@@ -3,6 +3,7 @@
 from mimo.model.language.attention import Attention
 from mimo.model.language.batch import NO_LABEL, AuxLosses, LanguageBatch, LanguageModule, MtpLabels
 from mimo.model.language.cache import DecodeCache, LayerCache, SupportsDecodeCache
+from mimo.model.language.deepstack import DeepRows
 from mimo.model.language.expert_plan import follow_loads, split_experts
 from mimo.model.language.mlp import Mlp
 from mimo.model.language.moe import Experts, Moe
@@ -18,6 +19,7 @@ __all__ = [
     "Attention",
     "AuxLosses",
     "DecodeCache",
+    "DeepRows",
     "Experts",
     "LanguageBatch",
     "LanguageModule",

@@ -11,8 +11,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mimo.model.language.batch import NO_LABEL, LanguageBatch, MtpLabels
+from mimo.model.language.deepstack import DeepRows
 from mimo.model.language.mtp import MtpModule, Run
 from mimo.model.layers import (
     Choices,
@@ -38,6 +40,7 @@ class LanguageStage(nn.Module):
         mtp_layers: makes the layers of one `MtpModule`.
         norm: makes what follows the last layer, an `RMSNorm` if None.
         head: makes the output embedding where it is none of the input's, a `Linear` without bias if None.
+        deepstack: how many first layers add rows of encoders, see `DeepRows`.
 
     Attributes:
         axis: over which the vocabulary, and with sequence parallelism the rows, are split.
@@ -55,8 +58,11 @@ class LanguageStage(nn.Module):
         *,
         norm: Callable[[], nn.Module] | None = None,
         head: Callable[[], Linear] | None = None,
+        deepstack: int = 0,
     ) -> None:
         super().__init__()
+        self.hidden, self.deepstack = config.hidden, deepstack
+        self.span = stage.layers(config.layers)
         self.vocabulary = config.vocabulary
         self.tied = config.tied
         self.stage = stage
@@ -76,23 +82,32 @@ class LanguageStage(nn.Module):
         self.next_weight = config.next_tokens_loss / max(config.next_tokens, 1)
 
     def begin(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
-        """Return what the layers take, [T, H]: embeddings on stage 0, else ``hidden``; see `LanguageModule`."""
+        """Return what the layers take, [T, H]: embeddings on stage 0, else ``hidden``; see `LanguageModule`.
+
+        With ``deepstack`` it is to be split by `begin_deep`.
+        """
         if self.stage.is_first:
             return self._embed(batch, rows)
         assert hidden is not None, "a later stage continues the rows of the one before"
         return hidden
+
+    def begin_deep(self, x: Tensor) -> tuple[Tensor, DeepRows]:
+        """Return of what `begin` has returned the rows [T, H] that the first layer takes, and those that layers add."""
+        return DeepRows.split(x, hidden=self.hidden, first=self.span.start)
 
     def end(self, hidden: Tensor) -> Tensor:
         """Return the output [T, H] of the stage from that of its layers: normed on the last stage."""
         return cast("Tensor", self.norm(hidden)) if self.stage.is_last else hidden
 
     def _embed(self, batch: LanguageBatch, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return text embeddings with the encoders' rows at their placeholders, [T, H].
+        """Return text embeddings with the encoders' rows at their placeholders, [T, H · (1 + K)] with ``deepstack`` K.
 
         Encoders without rows here take part too: whether there is a backward, in which ranks may wait for each other,
         then never depends on the data.
         """
         hidden = cast("Tensor", self.embedding(batch.tokens))
+        if self.deepstack:
+            hidden = functional.pad(hidden, (0, self.deepstack * self.hidden))
         for name, given in rows.items():
             positions = batch.placeholders.get(name, batch.tokens[:0])
             here = positions

@@ -203,7 +203,8 @@ class LanguageModelSpec:
     Args:
         name: what users write as ``modules.language.plugin``.
         config: attrs class of its settings; ``vocabulary`` of 0 there means the tokenizer's.
-        hidden: width of the rows that encoders must deliver and stages exchange.
+        hidden: width of the rows that stages exchange, and encoders deliver; where ``deepstack`` says more, see
+            `row_width` and `message_width`.
         layers: number of layers that stages may share out.
         vocabulary: number of token ids that it can read and write.
         build: makes the module of one stage; see `mimo.model.runtime.LanguageModule` for its forward.
@@ -217,6 +218,8 @@ class LanguageModelSpec:
         aux_losses: of a config, all that the forward of any stage adds to its `AuxLosses`.
         next_tokens: of a config, how many `LanguageBatch.mtp_labels` it is trained on. What only they need is the part
             ``next_tokens``, which checkpoints may lack that are evaluated or write.
+        deepstack: of a config, how many first layers add rows of encoders: these deliver, behind each row, one for each
+            such layer, and a stage hands on those that later layers add (`mimo.model.runtime.DeepRows`).
         reads_items: of a config, whether it reads `LanguageBatch.items`.
         recompute: support for recomputation, see `EncoderSpec`.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
@@ -241,11 +244,21 @@ class LanguageModelSpec:
     experts: ExpertSupport | None = None
     aux_losses: Callable[[Any], AuxLossNames] = lambda _config: AuxLossNames()
     next_tokens: Callable[[Any], int] = lambda _config: 0
+    deepstack: Callable[[Any], int] = lambda _config: 0
     reads_items: Callable[[Any], bool] = lambda _config: False
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None
+
+    def row_width(self, config: Any) -> int:
+        """Return the width of the rows that encoders must deliver."""
+        return self.hidden(config) * (1 + self.deepstack(config))
+
+    def message_width(self, config: Any, stage: Stage) -> int:
+        """Return the width of the rows that a stage hands on, or returns as the last."""
+        later = self.deepstack(config) - stage.layers(self.layers(config)).stop
+        return self.hidden(config) * (1 + max(later, 0))
 
 
 def hf_families(spec: EncoderSpec | LanguageModelSpec, config: Any) -> tuple[HfFamily, ...]:

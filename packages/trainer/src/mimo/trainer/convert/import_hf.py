@@ -61,7 +61,7 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRe
     hidden = _ANY_WIDTH  # of an encoder alone, what a folder holds doesn't depend on it
     for part in parts:
         if not isinstance(part.reader.spec, EncoderSpec):
-            hidden = part.reader.spec.hidden(configs[part.name])
+            hidden = part.reader.spec.row_width(configs[part.name])
     compared = [_compare(part, configs[part.name], hidden) for part in parts]
     return tuple(_prepare(one, [other for other in compared if other is not one]) for one in compared)
 

@@ -200,10 +200,10 @@ class Job:
 
     @property
     def hidden(self) -> int:
-        """Width of the language model's rows, which encoders deliver."""
+        """Width of the rows that encoders deliver to the language model."""
         spec = self.language.spec
         assert isinstance(spec, LanguageModelSpec), spec
-        return spec.hidden(self.language.config)
+        return spec.row_width(self.language.config)
 
     @property
     def next_tokens(self) -> int:
@@ -222,8 +222,10 @@ class Job:
     def width(self, edge: Edge) -> int:
         """Return the columns of the rows that travel on an edge."""
         source = self.module(edge.source.module)
-        if not self.is_inside(edge) or not isinstance(source.spec, EncoderSpec):
+        if not self.is_inside(edge):
             return self.hidden
+        if isinstance(source.spec, LanguageModelSpec):
+            return source.spec.message_width(source.config, self.stage(self.built(edge.source)))
         across = source.spec.seam if edge.is_boundary else source.spec.stages
         assert across is not None
         return across.width(source.config)

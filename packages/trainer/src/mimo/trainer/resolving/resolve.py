@@ -222,7 +222,7 @@ def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
 def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: Purpose) -> tuple[JobModule, ...]:
     language = next(module for module in modules if module.name == LANGUAGE)
     assert isinstance(language.spec, LanguageModelSpec)
-    hidden = language.spec.hidden(language.config)
+    hidden = language.spec.row_width(language.config)
     return tuple(
         with_training(module, settings, hidden=hidden, ahead=module.prefetch and purpose == "train")
         for module in modules

@@ -1,6 +1,6 @@
 """Samples of a language model, and how a rank's share of them is packed.
 
-Shapes: T rows, R rows of an encoder, H hidden.
+Shapes: T rows, R rows of an encoder, W columns of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sample:
         tokens: [T] ids.
         labels: [T] the next id, `NO_LABEL` at placeholders and before them.
         placeholders: by module, [R] ascending positions.
-        rows: by module, [R, H] what is put there.
+        rows: by module, [R, W] what is put there.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class Sample:
     rows: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, length: int, *, vocabulary: int, hidden: int, seed: int) -> Sample:
+    def of(cls, length: int, *, vocabulary: int, width: int, seed: int) -> Sample:
         """Return the sample of a length, a vocabulary and a seed; only longer ones have rows of encoders."""
         generator = torch.Generator().manual_seed(seed)
         ids = (torch.randn(length + 1, generator=generator) * _SCATTER).long() % vocabulary
@@ -53,7 +53,7 @@ class Sample:
             tokens=ids[:-1],
             labels=labels,
             placeholders=placeholders,
-            rows={name: torch.randn(len(own), hidden, generator=generator) for name, own in placeholders.items()},
+            rows={name: torch.randn(len(own), width, generator=generator) for name, own in placeholders.items()},
         )
 
     @property
@@ -86,7 +86,7 @@ class Microbatch:
 def pack(
     samples: Sequence[Sample],
     *,
-    hidden: int,
+    width: int,
     next_tokens: int = 0,
     reads_items: bool = False,
     size: int = 1,
@@ -98,7 +98,7 @@ def pack(
 
     Args:
         samples: of one microbatch.
-        hidden: H.
+        width: W.
         next_tokens: how many tokens after the next are to be predicted besides.
         reads_items: whether the batch says which rows are one item's.
         size: number of context ranks.
@@ -133,7 +133,7 @@ def pack(
         )
         places[name] = (here[every] >= 0).nonzero().squeeze(1)
         placeholders[name] = here[every[places[name]]]
-        rows[name] = torch.cat([torch.zeros(0, hidden), *(one.rows[name] for one in samples)])[places[name]]
+        rows[name] = torch.cat([torch.zeros(0, width), *(one.rows[name] for one in samples)])[places[name]]
     further = MtpLabels.of(labels, owners, lengths=lengths, depth=next_tokens)
     shares = [share(each.labels, NO_LABEL) for each in further]
     batch = LanguageBatch(

@@ -71,9 +71,13 @@ class Passed:
 
 @attrs.frozen(kw_only=True, eq=False)
 class BuiltLanguage(BuiltParts):
-    """All stages of a language model, as this rank holds them."""
+    """All stages of a language model, as this rank holds them.
 
-    hidden: int
+    Args:
+        widths: of the rows that each hands on.
+    """
+
+    widths: tuple[int, ...]
 
     def run(self, microbatch: Microbatch, *, cache: object = None, put: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return this rank's rows of a microbatch, through all stages.
@@ -85,13 +89,14 @@ class BuiltLanguage(BuiltParts):
         """
         batch = attrs.evolve(microbatch.batch, decode_cache=cache)
         axis, total = self.axes.axis, len(batch.tokens)
-        promised = (len(axis.span(total)) if axis.splits_rows else total, self.hidden)
+        count = len(axis.span(total)) if axis.splits_rows else total
         rows = self.rows_here(microbatch) if put is None else put
         hidden: Any = None
         for part in self.parts:
             hidden = part.language(batch, rows if part.stage.is_first else {}, hidden)
             if not isinstance(hidden, Tensor):
                 raise BrokenError(f"stage {part.stage.index} returned {type(hidden).__name__}, not a tensor")
+            promised = (count, self.widths[part.stage.index])
             if tuple(hidden.shape) != promised:
                 raise BrokenError(
                     f"stage {part.stage.index} returned a tensor of shape {tuple(hidden.shape)} of {total} tokens, "
@@ -168,9 +173,9 @@ class LanguageSubject:
     config: Any
 
     @property
-    def hidden(self) -> int:
-        """Width of a row."""
-        return self.spec.hidden(self.config)
+    def row_width(self) -> int:
+        """Width of an encoder's row."""
+        return self.spec.row_width(self.config)
 
     @property
     def reads_items(self) -> bool:
@@ -181,14 +186,14 @@ class LanguageSubject:
         """Return the samples of a lane, of `LANES` if no lengths are given."""
         vocabulary = self.spec.vocabulary(self.config)
         return [
-            Sample.of(length, vocabulary=vocabulary, hidden=self.hidden, seed=lane * _LANE_SEEDS + place)
+            Sample.of(length, vocabulary=vocabulary, width=self.row_width, seed=lane * _LANE_SEEDS + place)
             for place, length in enumerate(LANES[lane] if lengths is None else lengths)
         ]
 
     def pack(self, samples: Sequence[Sample], **cut: int) -> Microbatch:
         """Return samples packed, with all labels that the model is trained on, and all that it reads; see `pack`."""
         next_tokens, reads_items = self.spec.next_tokens(self.config), self.reads_items
-        return pack(samples, hidden=self.hidden, next_tokens=next_tokens, reads_items=reads_items, **cut)
+        return pack(samples, width=self.row_width, next_tokens=next_tokens, reads_items=reads_items, **cut)
 
     def layout(self, **changes: Any) -> LanguageLayout:
         """Return the layout of the whole module, with fields changed."""
@@ -205,7 +210,8 @@ class LanguageSubject:
         layout = layout or LanguageLayout()
         stages = [Stage(index, layout.pp) for index in range(layout.pp)]
         parts, axes = build_stages(self.spec, self.config, name=NAME, layout=layout, stages=stages)
-        built = BuiltLanguage(parts=parts, layout=layout, axes=axes, hidden=self.hidden)
+        widths = tuple(self.spec.message_width(self.config, stage) for stage in stages)
+        built = BuiltLanguage(parts=parts, layout=layout, axes=axes, widths=widths)
         if stirred:
             built.stir()
         return built
