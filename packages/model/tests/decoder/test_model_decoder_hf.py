@@ -209,8 +209,8 @@ def test_layers_add_rows_of_images_as_in_qwen3_vl(stages: int, tmp_path: Path) -
     """Both layers do, in stages of one too: losses, and gradients of weights and of all that the tower delivers."""
     text = {**SMALL, "head_dim": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
     rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 1, 1], "mrope_interleaved": True}
-    said: Mapping[str, Any] = {"text_config": {**text, "rope_parameters": rope}, "attn_implementation": "eager"}
-    theirs: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**said, vision_config=TOWER)).eval()
+    said: Mapping[str, Any] = {"text_config": {**text, "rope_parameters": rope}, "vision_config": TOWER}
+    theirs: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**{**said, "attn_implementation": "eager"})).eval()
     draw(theirs.parameters())
     family = family_of("qwen3_vl_text")
     config = attrs.evolve(DecoderConfig(**family.settings(theirs.config.text_config.to_dict())), deepstack=2)

@@ -66,6 +66,7 @@ HYBRID = attrs.evolve(
     build=_build,
     tensor=TensorSupport(divisible=_divisible, plan=_plan, splits_rows=True),
     recompute={**DECODER.recompute, "selective": _cheap},
+    deepstack=lambda _config: 0,
     flops=_flops,
     hf=HYBRID_HF,
 )
