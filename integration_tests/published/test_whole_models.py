@@ -34,7 +34,6 @@ from mimo.trainer import read_settings, resolve
 
 REFUSED = {
     "paligemma": "got 'gemma': modules.language.config.model_type: expected attention with is_causal = True, got False",
-    "qwen3_vl": "expected a language model that takes rows of 32, got one that takes rows of 16",
 }
 """Families that are read or prepared, and can't be trained."""
 WHOLE = tuple(name for name in FOLDERS if name not in REFUSED)
