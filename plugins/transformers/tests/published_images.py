@@ -155,6 +155,33 @@ FOLDERS: Mapping[str, Folder] = {
             "image_std": [0.5, 0.5, 0.5],
         },
     ),
+    "qwen3_vl_moe": Folder(
+        config={
+            "model_type": "qwen3_vl_moe",
+            "text_config": {**_QWEN_TEXT, "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2},
+            "vision_config": {
+                **_QWEN,
+                "out_hidden_size": 16,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        preprocessor={
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            **{key: value for key, value in _BOUNDS.items() if "pixels" not in key},
+            "size": {"shortest_edge": 512, "longest_edge": 4096},
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+    ),
+    "vipllava": Folder(
+        config={
+            **_llava(_CLIP, vision_feature_layers=[-2, 1]),
+            "model_type": "vipllava",
+        },
+        preprocessor={"image_processor_type": "CLIPImageProcessor", **_COVERED},
+        processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    ),
     "internvl": Folder(
         config={
             "model_type": "internvl",

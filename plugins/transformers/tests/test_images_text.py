@@ -21,8 +21,10 @@ _CLASSES = {
     "qwen2_vl": ("qwen2_vl", "Qwen2VLProcessor"),
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VLProcessor"),
+    "qwen3_vl_moe": ("qwen3_vl", "Qwen3VLProcessor"),
     "internvl": ("internvl", "InternVLProcessor"),
     "gemma3": ("gemma3", "Gemma3Processor"),
+    "vipllava": ("llava", "LlavaProcessor"),
     "idefics3": ("idefics3", "Idefics3Processor"),
     "smolvlm": ("smolvlm", "SmolVLMProcessor"),
     "mistral3": ("pixtral", "PixtralProcessor"),
@@ -37,7 +39,7 @@ _TOKENS: dict[str, dict[str, Any]] = {
     "smolvlm": {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"},
 }
 _TOKENS |= {"llava pixtral": {"spatial_merge_size": 1, **_TOKENS["mistral3"]}}
-_TOKENS |= {"qwen2_5_vl": _TOKENS["qwen2_vl"], "qwen3_vl": _TOKENS["qwen2_vl"]}
+_TOKENS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _TOKENS["qwen2_vl"])
 
 
 def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:

@@ -104,7 +104,12 @@ def _of_image_text(model_type: str) -> HfFamily | None:
         copies=lambda _config: {},
         files=_PREPARING,
         whole=HfWhole(
-            section=_TEXT, hidden=_width, settings=_language_settings, names=_language_names, tokenizer=_tokenizer
+            section=_TEXT,
+            hidden=_width,
+            keys=partial(_language_keys, model_type=model_type),
+            settings=_language_settings,
+            names=_language_names,
+            tokenizer=_tokenizer,
         ),
     )
 
@@ -233,6 +238,12 @@ def _width(config: HfImagesConfig) -> int:
     from mimo_transformers.whole.trial import width_of
 
     return width_of(config)
+
+
+def _language_keys(described: Mapping[str, Any], *, model_type: str) -> Mapping[str, Any]:
+    """Return what a whole model decides of its language model, whose own section may say something else."""
+    said = {key: one for key, one in described.items() if key not in _PREPARING}
+    return {"tie_word_embeddings": bool(_library(said, model_type).tie_word_embeddings)}
 
 
 def _language_settings(config: HfImagesConfig) -> Mapping[str, Any]:

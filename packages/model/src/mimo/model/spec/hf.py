@@ -68,6 +68,7 @@ class HfWhole:
     Args:
         section: of ``config.json`` that describes it.
         hidden: of our config, the width of the rows that it takes.
+        keys: of a whole ``config.json``, what that says of the section: whether the embeddings are tied, for example.
         settings: of our config, the settings that its plugin must have as it stands in the whole, by key.
         names: of our config, the names of its tensors in a folder as it is written, with ``*`` for each number.
         tokenizer: of our config, what settings of a tokenizer of the plugin ``file`` say about items: by key
@@ -76,6 +77,7 @@ class HfWhole:
 
     section: str
     hidden: Callable[[Any], int]
+    keys: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     settings: Callable[[Any], Mapping[str, Any]]
     names: Callable[[Any], frozenset[str]]
     tokenizer: Callable[[Any], Mapping[str, Mapping[str, str]]]

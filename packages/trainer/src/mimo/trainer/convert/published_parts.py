@@ -171,7 +171,13 @@ def find_parts(
                 got=plugins,
                 fix="Give --config FILE, which names the module's plugin.",
             )
-    parts = [_part(folder, described, *several[0], ignore=ignore(module)) for module, several in found.items()]
+    whole = next((reader.family.whole for ((_, reader), *_) in found.values() if reader.family.whole), None)
+    parts = []
+    for module, ((section, reader), *_) in found.items():
+        said = _keys(described, section)
+        if whole is not None and module == LANGUAGE:
+            said = {**said, **whole.keys(described)}
+        parts.append(_part(folder, described, section, reader, said=said, ignore=ignore(module)))
     return tuple(_in_whole(part, parts) for part in parts)
 
 
@@ -258,10 +264,15 @@ def unread_sections(described: Mapping[str, Any], parts: Iterable[HfPart]) -> di
 
 
 def _part(
-    folder: Path, described: Mapping[str, Any], section: str, reader: Reader, *, ignore: Collection[str]
+    folder: Path,
+    described: Mapping[str, Any],
+    section: str,
+    reader: Reader,
+    *,
+    said: Mapping[str, Any],
+    ignore: Collection[str],
 ) -> HfPart:
     where = folder / CONFIG_NAME
-    said = _keys(described, section)
     ignored = {key: said[key] for key in reader.family.dropout if key in ignore and said.get(key)}
     try:
         files = {name: read_published_json(folder / name) for name in reader.family.files if (folder / name).is_file()}
