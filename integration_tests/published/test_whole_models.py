@@ -15,6 +15,7 @@ import tomli_w
 import torch
 from commands import here, losses, succeed
 from published_images import FOLDERS
+from safetensors.torch import save_file
 from tables import Table
 from whole_models import (
     checkpoint_tensors,
@@ -37,6 +38,12 @@ REFUSED = {
 }
 """Families that are read or prepared, and can't be trained."""
 WHOLE = tuple(name for name in FOLDERS if name not in REFUSED)
+OF_CLASSES = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    **{name: f"model.{name}" for name in ("vision_tower.", "multi_modal_projector.", "image_newline")},
+}
+"""Names of tensors in a folder, and in the library's class, which some versions write."""
 QUICK = frozenset({"llava_next", "qwen2_5_vl", "idefics3", "mistral3"})
 """Tiles with rows between them, patches with places, text between rows: what differs most."""
 SOURCES = sorted(Path(mimo_transformers.__file__).parent.rglob("*.py"))
@@ -208,6 +215,37 @@ def test_lora_changes_what_it_adapts(tuned: Whole) -> None:
     difference, changed = fine_tune(tuned, "lora", lora, frozen=True)
     assert difference < 1e-5
     assert changed == {name for name in tensors_of(tuned.there) if name.endswith("q_proj.weight")} - of_the_tower(tuned)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefixes"),
+    [
+        ("llava", {"vision_tower.": "vision_tower.vision_model."}),  # as first published
+        ("llava_next", OF_CLASSES),
+        ("gemma3", {"vision_tower.": "vision_tower.vision_model."}),
+        ("qwen2_5_vl", {"visual.": "model.visual.", "model.": "model.language_model."}),
+    ],
+)
+def test_names_of_other_versions_are_read(name: str, prefixes: Mapping[str, str], tmp_path: Path) -> None:
+    """That the library reads itself, so that they are right."""
+    write_whole(name, tmp_path / "there", num_hidden_layers=2)
+    here("checkpoint", "import-hf", tmp_path / "there", "--out", tmp_path / "ours")
+    held = tensors_of(tmp_path / "there")
+    renamed = {with_prefix(key, prefixes): tensor for key, tensor in held.items()}
+    assert renamed.keys() != held.keys()
+    save_file(renamed, tmp_path / "there" / "model.safetensors", metadata={"format": "pt"})
+    _, loading = load(tmp_path / "there")
+    assert not any(loading.values()), loading
+    here("checkpoint", "import-hf", tmp_path / "there", "--out", tmp_path / "again")
+    one, other = (checkpoint_tensors(tmp_path / folder) for folder in ("ours", "again"))
+    assert one.keys() == other.keys()
+    assert all(tensor.equal(other[key]) for key, tensor in one.items())
+
+
+def with_prefix(name: str, prefixes: Mapping[str, str]) -> str:
+    """Return a name with another beginning, that of the first prefix that it has."""
+    found = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+    return name if found is None else prefixes[found] + name.removeprefix(found)
 
 
 @pytest.mark.parametrize("name", REFUSED)
