@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -76,13 +77,11 @@ def test_a_picture_without_a_white_is_refused(mode: str) -> None:
 )
 def test_other_settings_of_a_plain_processor(changes: dict[str, Any]) -> None:
     """Scaling, filters and sizes, also cuts larger than the picture, which are black around it."""
-    from attrs import evolve
-
     config = {key: value for key, value in FOLDERS["llava"].config.items() if key != "vision_config"}
     config["vision_config"] = {"patch_size": 5}
     processor = {"num_additional_image_tokens": 1, "patch_size": 5}
     preprocessor = {**FOLDERS["llava"].preprocessor, **changes}
-    folder = evolve(FOLDERS["llava"], config=config, preprocessor=preprocessor, processor=processor)
+    folder = attrs.evolve(FOLDERS["llava"], config=config, preprocessor=preprocessor, processor=processor)
 
     for size in ((31, 44), (90, 20), (3, 2)):
         image = picture(size)
@@ -104,3 +103,20 @@ def test_many_images_at_once_are_those_of_each() -> None:
         wanted = library_inputs(name, images)
         for key, value in found.items():
             assert torch.equal(value, torch.as_tensor(wanted[key])), (name, key)
+
+
+def test_tilings_of_several_tiles_at_least() -> None:
+    """InternVL's, as its image processor chooses them."""
+    folder = FOLDERS["internvl"]
+    preprocessor = {**folder.preprocessor, "min_patches": 3}
+    process: Any = module_of("image_processing_pil", "got_ocr2").GotOcr2ImageProcessorPil(size=preprocessor["size"])
+    for size in ((20, 20), (20, 40), (90, 30)):
+        found = attrs.evolve(folder, preprocessor=preprocessor).processing().prepare(picture(size))["pixels"]
+        wanted = process(picture(size), crop_to_patches=True, min_patches=3, max_patches=6, return_tensors="pt")
+        assert torch.equal(found, wanted["pixel_values"])
+
+
+@pytest.mark.parametrize("size", [(8, 1600), (1600, 8)], ids=str)
+def test_a_large_line_keeps_a_row_across(size: tuple[int, int]) -> None:
+    """Qwen's, which would be shrunk to less than a patch."""
+    _assert_same("qwen3_vl", picture(size))

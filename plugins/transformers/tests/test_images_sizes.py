@@ -173,6 +173,23 @@ def test_rows_of_images_of_any_size(name: str, height: int, width: int) -> None:
         assert grid is None or grid[1] * grid[2] == rows
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(
+            ("llava_next", (55, 176)),
+            ("llava_next", (88, 55)),
+        ),  # floats a little below a whole number
+        *(("llava_onevision", (47, 423)), ("llava_onevision", (423, 47))),
+        ("llava_onevision", (1152, 1200)),  # hardly more rows than nine tiles have
+        ("mistral3", (1545, 900)),  # hardly larger than the longest side
+    ],
+)
+def test_rows_of_images_at_bounds(name: str, size: tuple[int, int]) -> None:
+    """As the library rounds, and from where on it shrinks."""
+    assert _real(name).rows(size) == FORMULAS[name](*size)
+
+
 def _or_none(rows: Callable[[int, int], int], height: int, width: int) -> int | None:
     """Return rows, or None where the size is refused, or leaves nothing of a side."""
     try:
