@@ -44,7 +44,7 @@ _TOKENS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _TOKENS["qw
 
 def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:
     """Return what the library's processor of a folder writes, of which there is only what its method looks up."""
-    if name == "paligemma":  # whose processor has no method for one image: "<image>" as often as rows
+    if name == "paligemma":  # whose processor has no method for one image: a formula, beside methods for its kind
         return "<image>" * int(FOLDERS[name].preprocessor["image_seq_length"])
     with torchvision_by_name():
         file, class_name = _CLASSES[name]

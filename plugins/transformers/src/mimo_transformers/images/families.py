@@ -41,7 +41,8 @@ PARITY: Mapping[str, Mapping[str, str]] = {
     kind: {"pixels": "library", "text": "method", "rows": "library"} for kind in KINDS
 }
 """Against what each kind is tested: ``library``, an image processor or a model of the library, or ``method``, a method
-of its processor of texts that is called by itself, since that can't be built without a tokenizer or torchvision.
+of its processor of texts that is called by itself, since that can't be built without a tokenizer or torchvision. For
+PaliGemma's text, which no method writes alone, the formula stands beside LLaVA's and Gemma 3's of the same kind.
 """
 
 _Reader: TypeAlias = Callable[[PublishedFolder], ImageProcessing]
