@@ -17,9 +17,9 @@ from mimo_transformers import HF_DECODER
 HIDDEN, DEEP = 32, 3
 
 
-def deep(model_type: str) -> Any:
+def deep(model_type: str, **changes: Any) -> Any:
     """Return a small config of four layers, of which three add rows."""
-    return attrs.evolve(small(model_type), deepstack=DEEP)
+    return attrs.evolve(small(model_type, **changes), deepstack=DEEP)
 
 
 def _text_logits(text: Any, sample: Sample, rows: Tensor) -> Tensor:
@@ -49,10 +49,10 @@ def test_layers_add_rows_of_images_as_the_librarys_do(model_type: str, stages: i
 
 
 def test_layouts_hand_added_rows_on() -> None:
-    """Stages of a layer, and context and tensor ranks; another family than the one that is published so."""
+    """Stages of a layer, and context and tensor ranks, with a tied head that isn't the library's own."""
     lanes = ((7, 3, 5),)
     layouts = [LanguageLayout(pp=4, lanes=lanes), LanguageLayout(cp=2, tp=2, lanes=lanes)]
-    assert_language_layouts(HF_DECODER, layouts, config=deep("llama"))
+    assert_language_layouts(HF_DECODER, layouts, config=deep("qwen3_vl_text", tie_word_embeddings=True))
 
 
 def test_more_layers_than_there_are_add_nothing() -> None:

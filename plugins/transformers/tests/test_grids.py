@@ -9,8 +9,6 @@ from library import IMAGE, Sample, check_learning
 from small_models import small
 from torch import Tensor
 
-from mimo.model.testing import LanguageLayout, assert_language_layouts
-from mimo_transformers import HF_DECODER
 from mimo_transformers.family import is_causal
 from mimo_transformers.weights import CAUSAL
 
@@ -45,13 +43,6 @@ def test_texts_of_vls_learn_of_images_what_the_library_does(model_type: str) -> 
     torch.manual_seed(5)
     samples = [Sample.of(*parts, width=32) for parts in PARTS]
     check_learning(small(model_type), samples, stages=2, logits=_whole_logits, grids=True)
-
-
-def test_layouts_turn_grids_as_the_whole_does() -> None:
-    """Stages, tensor and context ranks, and tied embeddings, whose head isn't the library's own."""
-    lanes = ((7, 3, 5),)
-    layouts = [LanguageLayout(pp=2, tp=2, lanes=lanes), LanguageLayout(cp=2, tp=2, lanes=lanes)]
-    assert_language_layouts(HF_DECODER, layouts, config=small("qwen3_vl_text", tie_word_embeddings=True))
 
 
 def test_a_text_without_a_head_of_its_own_is_written_as_itself() -> None:

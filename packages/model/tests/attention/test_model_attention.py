@@ -60,7 +60,7 @@ ITEMS: Sequence[tuple[tuple[int, ...], Sequence[Spans]]] = [
     ((5, 5, 5), [[(0, 3)], [], [(1, 2), (3, 5)]]),
     ((3, 5, 4, 1, 0, 5, 2), [[(0, 3)], [(1, 4)], [], [(0, 1)], [], [(0, 5)], [(0, 1)]]),
     ((40, 33, 7, 35, 90, 0, 41, 90), [[(3, 20), (25, 39)], [], [(1, 7)], [(0, 2)], [(1, 81)], [], [], [(40, 50)]]),
-    ((600,), [[(100, 380), (400, 410)]]),
+    ((300,), [[(50, 190), (200, 210)]]),
 ]
 """Lengths, and which rows of each segment are one item's: at its ends, of one row, wider than a piece of a call."""
 
@@ -175,7 +175,7 @@ def _check_attention(_rank: int) -> None:
             for shape in (SHAPES[1], SHAPES[-1]):
                 _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window)
     for lengths, items in ITEMS:
-        for window in (0, *WINDOWS[1:]):
+        for window in (0, *WINDOWS[1::2]):
             for shape in (SHAPES[1], SHAPES[-1]):
                 _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window, items=items)
 
