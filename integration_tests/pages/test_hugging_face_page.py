@@ -13,6 +13,7 @@ from commands import here, mimo
 from house import ROOT
 from PIL import Image
 from published import logits_of
+from whole_models import load, write_conversations, write_whole
 
 from mimo.testing import Ended
 from mimo.trainer.runtime import installed_readers
@@ -62,6 +63,8 @@ def test_the_page_of_hugging_face_shows_commands_that_work(tmp_path: Path) -> No
     published.publish(transformers.AutoModelForCausalLM.from_config(mixture), tmp_path / "gpt-oss")
     tower = transformers.AutoConfig.for_model("dinov2", **shrink(transformers.AutoConfig.for_model("dinov2")))
     published.publish(transformers.AutoModel.from_config(tower), tmp_path / "dinov2")
+    write_whole("llava", tmp_path / "llava")
+    write_conversations(tmp_path).rename(tmp_path / "chat.jsonl")
     Image.new("L", (4, 4), 128).save(tmp_path / "a.png")
     (tmp_path / "train.jsonl").write_text('{"images": ["a.png"], "text": "a <image> b"}\n' * 2)
     both = here("checkpoint", "import-hf", "language=llama", "vision=siglip", cwd=tmp_path).printed
@@ -75,3 +78,10 @@ def test_the_page_of_hugging_face_shows_commands_that_work(tmp_path: Path) -> No
     assert (tmp_path / "checked" / "step_00000000").is_dir()
     assert logits_of(tmp_path / "exported", published.TOKENS).shape == (11, published.VOCABULARY)
     assert (tmp_path / "tower" / "config.json").exists()
+    shown = next(one.out for line, one in ended.items() if "--settings" in line)
+    assert "# vision: llava from llava for hf-images, " in shown
+    assert "# language: llama from llava (text_config) for decoder, " in shown
+    _, loading = load(tmp_path / "tuned-llava")
+    assert not any(loading.values()), loading
+    left = next(block for kind, block in BLOCKS if kind == "text" and "llava" in block)
+    assert left in here("checkpoint", "import-hf", "llava", "--part", "language", cwd=tmp_path).printed
