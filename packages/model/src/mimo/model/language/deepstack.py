@@ -2,7 +2,7 @@
 
 DeepStack (Meng et al. 2024, arXiv:2406.04334), as in Qwen3-VL. An encoder delivers rows of H · (1 + K) columns, and a
 stage hands on, behind its own rows, those that later layers add: [T, H · (1 + M)].
-Shapes: T rows, H hidden, R rows of an encoder, K layers that add some, M of them behind a stage.
+Shapes: T rows, H hidden, K layers that add some, M of them behind a stage.
 """
 
 from __future__ import annotations
