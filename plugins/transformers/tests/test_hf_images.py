@@ -14,6 +14,7 @@ from mimo.model.testing import ModuleLayout, assert_conforms, assert_layouts
 from mimo_transformers import HF_IMAGES, HfImagesConfig
 from mimo_transformers.family import half_of, new_image_text, quiet
 from mimo_transformers.weights import IMAGES
+from mimo_transformers.whole.packed_images import makes_one_call
 
 PICTURES = [Image.effect_noise(size, 80).convert("RGB") for size in ((40, 30), (20, 50), (64, 64))]
 
@@ -85,6 +86,15 @@ def test_rows_for_later_layers_stand_beside_the_others() -> None:
     (later,) = wanted.deepstack_features
     later = later if isinstance(later, torch.Tensor) else torch.cat(tuple(later))  # older ones don't split it
     assert torch.allclose(found[:, 16:], later, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("qwen2_5_vl", True), ("mistral3", True), ("llava", False)])
+def test_images_and_windows_go_through_one_call_of_attention(name: str, is_one: bool) -> None:
+    """Where the library would loop over them, or mask all rows of all images; towers of one size have batches."""
+    config = config_of(name)
+    encoder: Any = HF_IMAGES.build(config, width_of(config))
+    encoder([HF_IMAGES.prepare(config, image) for image in PICTURES])
+    assert makes_one_call(encoder.encoder) == is_one
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from mimo_transformers.model.modules import Constant, Draw, without_contents
 from mimo_transformers.model.own import make_own, replace
 from mimo_transformers.model.published import Published
 from mimo_transformers.whole.config import HfImagesConfig
+from mimo_transformers.whole.packed_images import use_image_attention
 
 SIZE = "size"
 """Of a prepared image, its height and width."""
@@ -46,16 +47,21 @@ class HfImages(nn.Module):
         config: its settings.
         idle: paths in the library's whole model of what isn't trained, since nothing that is handed on depends on it.
         constant: see `Constant`, by paths in the library's whole model.
+        one_call: whether attention over all images is one call, see `image_attention`.
 
     Attributes:
         encoder: the library's tower.
         projector: what the library's base model holds beside it.
     """
 
-    def __init__(self, config: HfImagesConfig, *, idle: frozenset[str] = frozenset(), constant: Constant) -> None:
+    def __init__(
+        self, config: HfImagesConfig, *, idle: frozenset[str] = frozenset(), constant: Constant, one_call: bool = False
+    ) -> None:
         super().__init__()
         self.config, self._processing = config, config.processing
         half = image_half(config.library())
+        if one_call:
+            use_image_attention(half.tower.config)
         inside = {part: f"{half.path}.{path}".strip(".") for path, part in half.base.named_modules()}
         _hide(half.base, half.tower_name)
         networks: tuple[tuple[Any, Any], ...] = ((half.tower, half.tower), (half.base, half.network))

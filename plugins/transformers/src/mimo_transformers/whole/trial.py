@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_
 from mimo_transformers.trial.two_ranks import find_plan, right_plan
 from mimo_transformers.whole.config import HfImagesConfig
 from mimo_transformers.whole.encoder import SIZE, HfImages, fixed_tensors, image_rows, prepared
+from mimo_transformers.whole.packed_images import makes_one_call
 
 _TOLERANCE = 1e-5
 _SIZES = ((56, 84), (140, 60), (84, 84))
@@ -35,12 +36,18 @@ class TriedImages:
         idle: paths in the library's whole model of parameters on which nothing depends that is handed on.
         constants: what begins with the same number everywhere, by general path.
         parts: how many rows of the language model's width lie side by side in each.
+        one_call: whether attention over all images can be one call.
     """
 
     problem: str = ""
     parts: int = 1
+    one_call: bool = False
     idle: frozenset[str] = frozenset()
     constants: Mapping[str, float] = attrs.field(factory=dict)
+
+    def encoder(self, config: HfImagesConfig) -> HfImages:
+        """Return the encoder of a config that was tried."""
+        return HfImages(config, idle=self.idle, constant=self.constants.get, one_call=self.one_call)
 
 
 _TRIED: dict[str, TriedImages] = {}
@@ -64,7 +71,7 @@ def build_images(config: HfImagesConfig, hidden: int) -> HfImages:
             expected=f"a language model that takes rows of {config.hidden * tried.parts}",
             got=f"one that takes rows of {hidden}",
         )
-    return HfImages(config, idle=tried.idle, constant=tried.constants.get)
+    return tried.encoder(config)
 
 
 def width_of(config: HfImagesConfig) -> int:
@@ -184,12 +191,28 @@ def _try(config: HfImagesConfig) -> TriedImages:
         if len(wanted[-1]) != processing.rows(size):
             got = f"{len(wanted[-1])} rows of an image of {size[0]} x {size[1]}, where {processing.rows(size)} are said"
             raise _UnfitError(got)
+    rows = torch.cat(wanted)
+    _check(encoder, items, rows)
+    with torch.enable_grad():
+        found = encoder(items)
+        (found * torch.randn_like(found)).sum().backward()
+    there = encoder.published(whole)
+    idle = frozenset(there[name].name for name, one in encoder.named_parameters() if one.grad is None)
+    one_call = _is_one_call(HfImages(config, constant=constants.get, one_call=True), whole, items, rows)
+    return TriedImages(idle=idle, constants=constants, parts=rows.shape[1] // config.hidden, one_call=one_call)
+
+
+def _check(encoder: HfImages, items: Sequence[Mapping[str, Tensor]], rows: Tensor) -> None:
+    """Refuse an encoder that doesn't make these rows of images in a batch, or does more than that.
+
+    Raises:
+        _UnfitError: saying what it does.
+    """
     fixed = {name: tensor.clone() for name, tensor in fixed_tensors(encoder)}
     chance = torch.get_rng_state()
     found = encoder(items)
     if not torch.equal(chance, torch.get_rng_state()):
         raise _UnfitError("a thin one draws random numbers while it trains")
-    rows = torch.cat(wanted)
     if found.shape != rows.shape:
         raise _UnfitError(f"rows of a thin one of the shape {tuple(found.shape)} in a batch of images")
     difference = float((found - rows).abs().max() / rows.abs().max())
@@ -199,12 +222,16 @@ def _try(config: HfImagesConfig) -> TriedImages:
         raise _UnfitError("no rows without an image")
     if changed := [name for name, tensor in fixed_tensors(encoder) if not torch.equal(tensor, fixed[name])]:
         raise _UnfitError(f"{', '.join(changed)} of a thin one that change while it trains")
-    with torch.enable_grad():
-        rows = encoder(items)
-        (rows * torch.randn_like(rows)).sum().backward()
-    there = encoder.published(whole)
-    idle = frozenset(there[name].name for name, one in encoder.named_parameters() if one.grad is None)
-    return TriedImages(idle=idle, constants=constants, parts=rows.shape[1] // config.hidden)
+
+
+def _is_one_call(encoder: HfImages, whole: Any, items: Sequence[Mapping[str, Tensor]], rows: Tensor) -> bool:
+    """Tell whether a tower hands all images to one call of attention, and makes the same rows so."""
+    try:
+        encoder.read(whole)
+        _check(encoder, items, rows)
+    except Exception:  # noqa: BLE001 - whatever a model of the library does with attention of another form
+        return False
+    return makes_one_call(encoder.encoder)
 
 
 def _split(encoder: nn.Module, axis: TensorAxis, plan: TensorPlan) -> dict[str, Split]:
@@ -220,7 +247,7 @@ def _plan_of(config: HfImagesConfig) -> TensorPlan | str:
     weights: list[Tensor] = []
 
     def make() -> nn.Module:
-        encoder = HfImages(config, idle=tried.idle, constant=tried.constants.get)
+        encoder = tried.encoder(config)
         encoder.read(whole)
         return encoder
 

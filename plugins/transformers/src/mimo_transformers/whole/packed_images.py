@@ -1,0 +1,72 @@
+"""Attention of towers over the packed rows of images or windows, in one call where the library would make one for each.
+
+The library asks for that where its attention is called something with "flash" in it, by the first rows of all segments.
+Shapes: T rows, N heads, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mimo.model.runtime import Segments, attend
+
+IMAGE_ATTENTION = "mimo_flash_rows"
+"""Name under which it is registered; set in a config alone, so that no kernel of this name is looked for."""
+_SEGMENTS = "_mimo_segments"
+"""Attribute of the first rows of segments: what was made of them, as all layers are given the same."""
+_CALLED = "_mimo_one_call"
+"""Attribute of attention that has been given segments."""
+
+
+def image_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: Tensor | None = None,
+    **_others: Any,
+) -> tuple[Tensor, None]:
+    """Return attention [B, T, N, D], each row to those of its own segment, or without segments to all of its image.
+
+    Args:
+        module: the layer's attention.
+        query: [B, N, T, D]; with segments B is 1.
+        key: likewise.
+        value: likewise.
+        attention_mask: added to the scores, if any.
+        scaling: of the scores.
+        dropout: 0.
+        cu_seq_lens_q: first rows of all segments, and T.
+    """
+    assert not dropout, "a trial refuses what draws random numbers"
+    if cu_seq_lens_q is None:
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        return found.transpose(1, 2), None
+    setattr(module, _CALLED, True)
+    segments = getattr(cu_seq_lens_q, _SEGMENTS, None)
+    if segments is None:
+        lengths = cu_seq_lens_q.diff().tolist()
+        segments = Segments.of(lengths, causal=False, rows=query.shape[2], device=query.device)
+        setattr(cu_seq_lens_q, _SEGMENTS, segments)
+    query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    return attend(query, key, value, segments, scale=scaling).unsqueeze(0), None
+
+
+def use_image_attention(config: Any) -> None:
+    """Have the layers of a config's tower call `image_attention`."""
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(IMAGE_ATTENTION, image_attention)
+    config._attn_implementation = IMAGE_ATTENTION  # noqa: SLF001 - the library's own way looks for a kernel
+
+
+def makes_one_call(tower: nn.Module) -> bool:
+    """Tell whether any layer of a tower that has run has been given segments."""
+    return any(hasattr(part, _CALLED) for part in tower.modules())
