@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -49,7 +50,7 @@ def test_help_and_version_answer_without_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ}
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    for word in ("train", "check", "simulate", "evaluate", "generate", "plugins", "init", "checkpoint"):
+    for word in ("train", "check", "simulate", "evaluate", "generate", "plugins", "models", "init", "checkpoint"):
         assert word in ended.stdout
 
 
@@ -219,3 +220,20 @@ def test_words_with_escape_sequences_are_refused(capsys: pytest.CaptureFixture[s
     err = capsys.readouterr().err
     assert err.startswith("mimo: word 2: expected text without control characters, got '\\x1b' in '\\x1b[2Jrun.toml'.")
     assert "\x1b" not in err
+
+
+def test_models_lists_families_and_tries_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """In tables or as JSON; the exit code of a trial says whether it can be trained."""
+    assert run(["models"]) == 0
+    shown = capsys.readouterr().out
+    axes = "dp tp sequence_parallel cp pp ep etp"
+    assert re.search(rf"^qwen3_moe +decoder +language +{axes} +not recorded", shown, re.MULTILINE)
+    assert run(["models", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {"model_type", "plugin", "part", "first", "named", "axes", "tested"} == set(listed[0])
+    assert run(["models", "mamba2"]) == 0
+    shown = capsys.readouterr().out
+    assert "mamba2: hybrid, language\n" in shown
+    assert re.search(r"^ep +no +expected 1, since language model 'hybrid' has no experts, got 2", shown, re.MULTILINE)
+    assert run(["models", "qwen3_moee"]) == 2
+    assert "Did you mean 'qwen3_moe'?" in capsys.readouterr().err

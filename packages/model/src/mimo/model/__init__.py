@@ -16,6 +16,7 @@ from mimo.model.spec import (
     MAX_TILES,
     MAX_VOCABULARY,
     MAX_WIDTH,
+    PARALLEL_AXES,
     STAGE_PARTS,
     Activation,
     AttentionConfig,
@@ -28,6 +29,7 @@ from mimo.model.spec import (
     HfFamilies,
     HfFamily,
     HfTensor,
+    HfTested,
     HfWhole,
     LanguageModelSpec,
     Lora,
@@ -63,6 +65,7 @@ from mimo.model.spec import (
     projector_cost,
     projector_divisible,
     stage_parts,
+    supported_axes,
     without_absent,
 )
 
@@ -91,6 +94,7 @@ __all__ = [
     "MAX_TILES",
     "MAX_VOCABULARY",
     "MAX_WIDTH",
+    "PARALLEL_AXES",
     "STAGE_PARTS",
     "Activation",
     "AttentionConfig",
@@ -105,6 +109,7 @@ __all__ = [
     "HfFamilies",
     "HfFamily",
     "HfTensor",
+    "HfTested",
     "HfWhole",
     "HybridConfig",
     "LanguageModelSpec",
@@ -155,5 +160,6 @@ __all__ = [
     "stage_recompute",
     "stage_tensor",
     "stage_trains",
+    "supported_axes",
     "without_absent",
 ]

@@ -3,9 +3,19 @@
 Free of torch.
 """
 
+from mimo.model.spec.axes import PARALLEL_AXES, supported_axes
 from mimo.model.spec.encoder_flops import Activation, encoder_layer_cost
 from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
-from mimo.model.spec.hf import HfFamilies, HfFamily, HfTensor, HfWhole, file_shapes, match_names, without_absent
+from mimo.model.spec.hf import (
+    HfFamilies,
+    HfFamily,
+    HfTensor,
+    HfTested,
+    HfWhole,
+    file_shapes,
+    match_names,
+    without_absent,
+)
 from mimo.model.spec.hf_keys import (
     HfKeys,
     hf_divisor,
@@ -79,6 +89,7 @@ __all__ = [
     "MAX_TILES",
     "MAX_VOCABULARY",
     "MAX_WIDTH",
+    "PARALLEL_AXES",
     "RESAMPLER_RATIO",
     "STAGE_PARTS",
     "Activation",
@@ -93,6 +104,7 @@ __all__ = [
     "HfFamily",
     "HfKeys",
     "HfTensor",
+    "HfTested",
     "HfWhole",
     "LanguageModelSpec",
     "Lora",
@@ -134,5 +146,6 @@ __all__ = [
     "projector_cost",
     "projector_divisible",
     "stage_parts",
+    "supported_axes",
     "without_absent",
 ]

@@ -144,16 +144,35 @@ class HfFamily:
 
 
 @attrs.frozen(kw_only=True)
+class HfTested:
+    """What a recorded test of a family beside its library has found.
+
+    Args:
+        version: of the library, ``transformers 5.23.0``.
+        problem: why it can't be trained; empty where it computed what the library computes.
+        refused: by axis along which it can't be split in two, why.
+    """
+
+    version: str
+    problem: str = ""
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
 class HfFamilies:
     """The families of a plugin that can read any of a kind, made as they are asked for.
 
     Args:
         of: of a ``model_type``, its family; None where it is of another kind.
         type_of: of our config, the ``model_type`` as which it is written.
+        known: lists each ``model_type`` that it might read, in a few seconds, some that it would refuse among them.
+        tested: reads what is recorded of some, by ``model_type``.
     """
 
     of: Callable[[str], HfFamily | None]
     type_of: Callable[[Any], str]
+    known: Callable[[], Sequence[str]] = tuple
+    tested: Callable[[], Mapping[str, HfTested]] = dict
 
 
 def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

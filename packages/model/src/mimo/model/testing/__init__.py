@@ -9,22 +9,25 @@ def test_conforms():
 ```
 
 It splits a module in two at most; `assert_layouts` and `assert_language_layouts` compare any other layout with the
-whole module. A `Subject` builds an encoder in a layout, for tests of your own on its ranks.
+whole module. A `Subject` builds an encoder in a layout, a `LanguageSubject` a language model, for tests of your own on
+its ranks; `try_axes` says along which axes a module can be split.
 """
 
+from mimo.model.testing.axes import try_axes
 from mimo.model.testing.checks import Verdict
 from mimo.model.testing.encoder.kit import CHECKS, assert_conforms, check_encoder
 from mimo.model.testing.encoder.layouts import assert_layouts
 from mimo.model.testing.encoder.subject import Built, ModuleLayout, Subject
 from mimo.model.testing.language.kit import LANGUAGE_CHECKS, assert_language_model_conforms, check_language_model
 from mimo.model.testing.language.layouts import assert_language_layouts
-from mimo.model.testing.language.subject import LanguageLayout
+from mimo.model.testing.language.subject import LanguageLayout, LanguageSubject
 
 __all__ = [
     "CHECKS",
     "LANGUAGE_CHECKS",
     "Built",
     "LanguageLayout",
+    "LanguageSubject",
     "ModuleLayout",
     "Subject",
     "Verdict",
@@ -34,4 +37,5 @@ __all__ = [
     "assert_layouts",
     "check_encoder",
     "check_language_model",
+    "try_axes",
 ]

@@ -21,7 +21,7 @@ from mimo.trainer.commands.data import make_data_app
 from mimo.trainer.commands.evaluate import evaluate
 from mimo.trainer.commands.generate import generate
 from mimo.trainer.commands.init import init
-from mimo.trainer.commands.plugins import plugins
+from mimo.trainer.commands.plugins import models, plugins
 from mimo.trainer.commands.profile import profile
 from mimo.trainer.commands.simulate import simulate
 from mimo.trainer.commands.train import train
@@ -84,7 +84,7 @@ def make_app() -> App:
         help_format="plaintext",  # others would take <image> for a tag
         suppress_keyboard_interrupt=False,
     )
-    for command in (train, check, simulate, profile, evaluate, generate, plugins, init, completion):
+    for command in (train, check, simulate, profile, evaluate, generate, plugins, models, init, completion):
         app.command(command)
     app.command(make_checkpoint_app())
     app.command(make_data_app())

@@ -1,9 +1,12 @@
-"""``mimo plugins``: list installed plugins, or check one."""
+"""``mimo plugins``: list installed plugins, or check one. ``mimo models``: the published models that they read."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from mimo.hooks import ConfigError
 
@@ -38,6 +41,41 @@ def plugins(*settings: str, check: str | None = None) -> int:
         raise ConfigError("plugins", expected="no settings without --check", got=repr(settings[0]))
     make_console().print(_table(survey(KINDS)))
     return 0
+
+
+def models(
+    model_type: Annotated[str, Parameter(show_default=False)] = "",
+    /,
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """List the families of published models that installed plugins read, or try one.
+
+    Args:
+        model_type: of a config.json; tries now what each plugin can do with this family, and prints of each axis
+            whether it can be split along it, or why not. Ends with 0 if one can train it, 1 if none can.
+        as_json: print it as JSON.
+    """
+    import attrs
+
+    from mimo.trainer.commands.tables.console import make_console
+    from mimo.trainer.commands.tables.models import show_families, show_trials
+    from mimo.trainer.convert.families import installed_families, try_family
+
+    if model_type:
+        trials = try_family(model_type)
+        shown, lines = [attrs.asdict(one) for one in trials], show_trials(trials)
+        code = int(all(one.problem for one in trials))
+    else:
+        families = installed_families()
+        shown, lines, code = [attrs.asdict(one) for one in families], show_families(families), 0
+    if as_json:
+        print(json.dumps(shown, indent=1))
+        return code
+    console = make_console()
+    for line in lines:
+        console.print(line)
+    return code
 
 
 def _table(rows: Iterable[PluginEntry | PluginFailure]) -> Table:

@@ -1,0 +1,162 @@
+"""The families of published models that installed plugins read, and what is known of each.
+
+Free of torch until one is tried.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from mimo.hooks import ConfigError, UserError
+from mimo.model import PARALLEL_AXES, EncoderSpec, HfFamily, HfTested, LanguageModelSpec, supported_axes
+from mimo.trainer.config.structure import structure
+from mimo.trainer.convert.published_parts import Spec, installed_modules
+
+_EXPERT_AXES = {"ep", "etp"}
+
+
+@attrs.frozen(kw_only=True)
+class ReadFamily:
+    """A family as one plugin reads it.
+
+    Args:
+        model_type: of its ``config.json``.
+        plugin: name of the plugin.
+        part: what it becomes: ``language``, or an encoder's modality.
+        first: whether this plugin reads it unless another one is named.
+        named: whether the plugin names it; of what it doesn't, a trial of the family has the last word.
+        axes: along which it can be split beside lanes; None where only a trial knows.
+        tested: what is recorded of a test beside its library.
+    """
+
+    model_type: str
+    plugin: str
+    part: str
+    first: bool
+    named: bool
+    axes: tuple[str, ...] | None
+    tested: HfTested | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why it can't be trained, as far as is recorded; empty for nothing."""
+        return "" if self.tested is None else self.tested.problem
+
+
+@attrs.frozen(kw_only=True)
+class TriedFamily:
+    """What a trial of a family by one plugin has found, of the config that is its ``config.json`` without any keys.
+
+    Args:
+        read: the family.
+        problem: why it can't be trained, empty if it can.
+        refused: by axis, why it can't be split in two along that, empty if it can.
+    """
+
+    read: ReadFamily
+    problem: str = ""
+    refused: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def read_families(specs: Iterable[Spec]) -> tuple[ReadFamily, ...]:
+    """Return the families that plugins read, in order; of several plugins of one, that which comes first is first."""
+    found: dict[str, list[ReadFamily]] = {}
+    for spec in specs:
+        for one in _families_of(spec):
+            found.setdefault(one.model_type, []).append(one)
+    return tuple(
+        attrs.evolve(one, first=not place)
+        for model_type in sorted(found)
+        for place, one in enumerate(sorted(found[model_type], key=lambda one: not one.named))
+    )
+
+
+def installed_families() -> tuple[ReadFamily, ...]:
+    """Return the same of all that is installed."""
+    return read_families(spec for _, spec in installed_modules(""))
+
+
+def try_family(model_type: str) -> tuple[TriedFamily, ...]:
+    """Return what each installed plugin that reads a family can do with it, tried now.
+
+    Raises:
+        ConfigError: none reads it.
+    """
+    specs = {spec.name: spec for _, spec in installed_modules("")}
+    every = installed_families()
+    found = [one for one in every if one.model_type == model_type]
+    if not found:
+        near = difflib.get_close_matches(model_type, [one.model_type for one in every], n=1)
+        raise ConfigError(
+            "model_type",
+            expected="one that an installed plugin reads",
+            got=repr(model_type),
+            fix=f"Did you mean {near[0]!r}?" if near else "`mimo models` lists them.",
+        )
+    return tuple(_tried(one, specs[one.plugin]) for one in found)
+
+
+def _families_of(spec: Spec) -> list[ReadFamily]:
+    part = spec.modality if isinstance(spec, EncoderSpec) else "language"
+    has, found = supported_axes(spec), []
+    for family in spec.hf:
+        without = set() if _has_experts(spec, family) else _EXPERT_AXES
+        axes = tuple(axis for axis in has if axis not in without)
+        found.append(_family(family.model_type, spec, part, axes, named=True))
+    if spec.hf_any is None:
+        return found
+    tested = spec.hf_any.tested()
+    for model_type in spec.hf_any.known():
+        record = tested.get(model_type)
+        one = _family(model_type, spec, part, _recorded_axes(has, record), named=False)
+        found.append(attrs.evolve(one, tested=record))
+    return found
+
+
+def _recorded_axes(has: Sequence[str], record: HfTested | None) -> tuple[str, ...] | None:
+    if record is None:
+        return None
+    return () if record.problem else tuple(axis for axis in has if axis not in record.refused)
+
+
+def _family(model_type: str, spec: Spec, part: str, axes: tuple[str, ...] | None, *, named: bool) -> ReadFamily:
+    return ReadFamily(model_type=model_type, plugin=spec.name, part=part, first=False, named=named, axes=axes)
+
+
+def _has_experts(spec: Spec, family: HfFamily) -> bool:
+    if not isinstance(spec, LanguageModelSpec) or spec.experts is None:
+        return False
+    return spec.experts.count(_usual_config(spec, family)) > 0
+
+
+def _usual_config(spec: Spec, family: HfFamily) -> Any:
+    """Return the config of a ``config.json`` without keys; the plugin's own defaults where a family needs some."""
+    try:
+        given = dict(family.settings({}))
+    except ConfigError:
+        given = {}
+    return structure(given, spec.config, f"config of {family.model_type}")
+
+
+def _tried(read: ReadFamily, spec: Spec) -> TriedFamily:
+    from mimo.model.testing import try_axes
+
+    family = next((one for one in spec.hf if one.model_type == read.model_type), None)
+    if family is None and spec.hf_any is not None:
+        family = spec.hf_any.of(read.model_type)
+    if family is None:
+        return TriedFamily(read=read, problem="the installed library has no such model that this plugin could read")
+    try:
+        return TriedFamily(read=read, refused=try_axes(spec, _usual_config(spec, family)))
+    except UserError as error:
+        return TriedFamily(read=read, problem=f"expected {error.expected}, got {error.got}")
+
+
+def axes_in_words(axes: Iterable[str]) -> str:
+    """Return axes as a table shows them: all have lanes."""
+    held = set(axes)
+    return " ".join(["dp", *(axis for axis in PARALLEL_AXES if axis in held)])

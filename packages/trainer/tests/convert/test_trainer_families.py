@@ -1,0 +1,70 @@
+"""Which families installed plugins read, which plugin comes first, and what is recorded or tried of them."""
+
+from collections.abc import Mapping
+
+import attrs
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.model import DECODER, HYBRID, HfFamilies, HfTested
+from mimo.trainer.convert.families import axes_in_words, read_families, try_family
+
+RECORD: Mapping[str, HfTested] = {
+    "llama": HfTested(version="library 2", refused={"cp": "rows are mixed"}),
+    "olmo": HfTested(version="library 2", problem="it draws random numbers"),
+}
+ANY = attrs.evolve(
+    DECODER,
+    name="any",
+    hf=(),
+    hf_any=HfFamilies(
+        of=lambda _kind: None,
+        type_of=lambda _config: "toy",
+        known=lambda: ["toy", "olmo", "llama"],
+        tested=lambda: RECORD,
+    ),
+)
+
+
+def test_a_plugin_that_names_a_family_comes_before_one_that_reads_any() -> None:
+    """Whatever is installed first; families are in order, each plugin's by itself."""
+    found = read_families([ANY, attrs.evolve(DECODER, hf=DECODER.hf[:1])])
+    assert [(one.model_type, one.plugin, one.first, one.named) for one in found] == [
+        ("llama", "decoder", True, True),
+        ("llama", "any", False, False),
+        ("olmo", "any", True, False),
+        ("toy", "any", True, False),
+    ]
+
+
+def test_axes_are_the_plugins_without_what_is_recorded_to_be_refused() -> None:
+    """Nothing is known of a family without record, and nothing is left of one that can't be trained."""
+    found = {(one.model_type, one.plugin): one for one in read_families([ANY, DECODER])}
+    assert found["llama", "any"].axes == ("tp", "sequence_parallel", "pp", "ep", "etp")
+    assert found["llama", "any"].tested == RECORD["llama"]
+    assert (found["olmo", "any"].axes, found["olmo", "any"].problem) == ((), "it draws random numbers")
+    assert (found["toy", "any"].axes, found["toy", "any"].problem) == (None, "")
+
+
+def test_experts_have_axes_where_a_family_has_experts() -> None:
+    """A family whose config.json can't be empty is taken as the plugin's own defaults."""
+    axes = {one.model_type: one.axes for one in read_families([DECODER, HYBRID])}
+    assert axes["llama"] == ("tp", "sequence_parallel", "cp", "pp")
+    assert axes["qwen3_moe"] == ("tp", "sequence_parallel", "cp", "pp", "ep", "etp")
+    assert "nemotron_h" in axes
+    assert axes_in_words(axes["llama"]) == "dp tp sequence_parallel cp pp"
+
+
+def test_a_trial_gives_the_reason_of_each_refusal() -> None:
+    """Of the family as its plugin builds it."""
+    (found,) = (one for one in try_family("llama") if one.read.plugin == "decoder")
+    assert {axis for axis, reason in found.refused.items() if not reason} == {"tp", "sequence_parallel", "cp", "pp"}
+    assert found.refused["ep"] == "expected 1, since language model 'decoder' has no experts, got 2"
+
+
+def test_an_unknown_family_is_refused_with_the_closest() -> None:
+    """Or with where they are listed."""
+    with pytest.raises(ConfigError, match=r"model_type: expected one that .* reads, got 'lama'\. Did you mean 'llama'"):
+        try_family("lama")
+    with pytest.raises(ConfigError, match=r"`mimo models` lists them"):
+        try_family("#")
