@@ -6,12 +6,14 @@ from mimo_transformers.family.image_text import (
     half_of,
     image_half,
     image_text_class,
+    image_text_types,
     is_image_text,
     new_image_text,
 )
 from mimo_transformers.family.library import (
     ATTENTION,
     causal_class,
+    causal_types,
     config_of,
     is_causal,
     is_text_of_grids,
@@ -20,6 +22,7 @@ from mimo_transformers.family.library import (
     new_tower,
     quiet,
     tower_class,
+    tower_types,
 )
 from mimo_transformers.family.small_keys import shrink, thin
 
@@ -30,10 +33,12 @@ __all__ = [
     "HfEncoderConfig",
     "ImageHalf",
     "causal_class",
+    "causal_types",
     "config_of",
     "half_of",
     "image_half",
     "image_text_class",
+    "image_text_types",
     "is_causal",
     "is_image_text",
     "is_text_of_grids",
@@ -45,4 +50,5 @@ __all__ = [
     "shrink",
     "thin",
     "tower_class",
+    "tower_types",
 ]

@@ -25,6 +25,13 @@ def is_image_text(model_type: str) -> bool:
     )
 
 
+def image_text_types() -> tuple[str, ...]:
+    """Return the types of all such models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return tuple(filter(is_image_text, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES))
+
+
 def image_text_class(config: Any) -> Any:
     """Return the library's class of a whole model of a config.
 

@@ -16,6 +16,9 @@ from mimo_transformers.family.headed import with_head
 ATTENTION = "mimo_packed_rows"
 """Name under which our attention over packed rows is registered; one with "flash" in it would be fetched."""
 
+_OF_PICTURES = ("image_size", "num_channels", "patch_size", "in_channels", "in_chans")
+"""Keys of which the config of a model that sees pictures has some."""
+
 
 def config_of(model_type: str, values: Mapping[str, Any], *, where: str = "modules.language.config") -> Any:
     """Return the library's config of a model type with these keys of a ``config.json``.
@@ -76,6 +79,13 @@ def is_text_of_grids(config: Any) -> bool:
     return "mrope_section" in keys
 
 
+def causal_types() -> list[str]:
+    """Return every model type of which `is_causal`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(filter(is_causal, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+
+
 @cache
 def keys_of(model_type: str) -> frozenset[str]:
     """Return the keys that a config of a known model type has, other names of them too."""
@@ -116,16 +126,30 @@ def new_network(config: Any, *, attention: str = ATTENTION) -> Any:
 
 def is_tower(model_type: str) -> bool:
     """Tell whether the library has a model of a type that sees pictures alone, all of one size."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-
-    if model_type not in MODEL_MAPPING_NAMES or CONFIG_MAPPING[model_type].sub_configs:
+    if not _has_pictures(model_type):
         return False
     try:
         made = tower_class(config_of(model_type, {}))
     except ConfigError:
         return False
     return bool(made.main_input_name == "pixel_values") and ".timm_" not in made.__module__  # which fetches by name
+
+
+def tower_types() -> list[str]:
+    """Return every model type that may be one of which `is_tower`; that is known once its class is imported."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return sorted(filter(_has_pictures, MODEL_MAPPING_NAMES))
+
+
+def _has_pictures(model_type: str) -> bool:
+    """Tell whether the library has one model of a type, and its config speaks of pictures."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    if model_type not in MODEL_MAPPING_NAMES or CONFIG_MAPPING[model_type].sub_configs:
+        return False
+    return any(hasattr(CONFIG_MAPPING[model_type], key) for key in _OF_PICTURES)
 
 
 def tower_class(config: Any) -> Any:

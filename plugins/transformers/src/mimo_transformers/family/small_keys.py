@@ -69,7 +69,7 @@ _THIN = 4
 _HEADS = ("num_attention_heads", "n_head")
 """As many also where a model has less, as two ranks share them out."""
 _WIDTHS = ("hidden_size", "num_layers", "window_size")
-_SIDE, _PATCHES = 64, 4
+_SIDE, _PATCHES, _STAGED_PATCHES = 64, 4, 16
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "mlp_only_layers", "moe_layers")
 
 
@@ -123,7 +123,9 @@ def _small_image(keys: Mapping[str, Any]) -> int | list[int]:
     """Return a small ``image_size``: of a few patches, and of more pixels where stages join them."""
     size, patch = keys["image_size"], keys.get("patch_size")
     one = patch[0] if isinstance(patch, list | tuple) else patch
-    side = _SIDE if "depths" in keys or not isinstance(one, int) else _PATCHES * one
+    side = _SIDE
+    if isinstance(one, int):
+        side = min(_SIDE, _STAGED_PATCHES * one) if "depths" in keys else _PATCHES * one
     return [side] * len(size) if isinstance(size, list | tuple) else side
 
 

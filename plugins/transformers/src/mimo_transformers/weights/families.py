@@ -15,14 +15,18 @@ from mimo_transformers.family import (
     HfDecoderConfig,
     HfEncoderConfig,
     causal_class,
+    causal_types,
     config_of,
     image_text_class,
+    image_text_types,
     is_causal,
     is_image_text,
     is_tower,
     new_network,
     tower_class,
+    tower_types,
 )
+from mimo_transformers.weights.tested import known, tested
 
 if TYPE_CHECKING:
     from mimo.model import HfTensor
@@ -278,9 +282,18 @@ def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
     return {f"{ends[0]}.weight": f"{ends[1]}.weight"}
 
 
-CAUSAL = HfFamilies(of=_of, type_of=lambda config: str(config.model_type))
+def _families(plugin: str, of: Callable[[str], HfFamily | None], look_up: Callable[[], Sequence[str]]) -> HfFamilies:
+    return HfFamilies(
+        of=of,
+        type_of=lambda config: str(config.model_type),
+        known=partial(known, plugin, look_up),
+        tested=partial(tested, plugin),
+    )
+
+
+CAUSAL = _families("hf-decoder", _of, causal_types)
 """Every language model of the installed library."""
-IMAGES = HfFamilies(of=_of_image_text, type_of=lambda config: str(config.model_type))
+IMAGES = _families("hf-images", _of_image_text, image_text_types)
 """Every whole image-text model of it, of which the half that makes rows of images is meant."""
-TOWERS = HfFamilies(of=_of_tower, type_of=lambda config: str(config.model_type))
+TOWERS = _families("hf-encoder", _of_tower, tower_types)
 """Every model of it that sees pictures of one size."""

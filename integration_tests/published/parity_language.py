@@ -1,0 +1,174 @@
+"""Parity of language models: `hf-decoder` on packed rows beside the library's model on each sample alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+import transformers
+from parity import Difference, Kind, difference_of
+from torch import Tensor
+from torch.nn import functional
+
+from mimo.model import Stage
+from mimo.model.runtime import NO_LABEL, LanguageBatch, read_hf, write_hf
+from mimo.model.testing import LanguageLayout, LanguageSubject
+from mimo.testing.comparison import saved
+from mimo.topology import DATA_AXES
+from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
+from mimo_transformers.family import new_network, quiet
+
+LANES = ((7, 3, 5), (4, 6))
+"""Tokens of each sample of two microbatches, which are two lanes where experts are spread."""
+LAYOUTS: Mapping[str, LanguageLayout] = {
+    "one process": LanguageLayout(lanes=LANES[:1]),
+    "pp=2": LanguageLayout(lanes=LANES[:1], pp=2),
+    "tp=2": LanguageLayout(lanes=LANES[:1], tp=2),
+    "ep=2": LanguageLayout(lanes=LANES, ep=2),
+}
+
+
+def small(model_type: str) -> HfDecoderConfig:
+    """Return the config of a small model of a family."""
+    with quiet():
+        values = shrink(transformers.AutoConfig.for_model(model_type))
+    return HfDecoderConfig(model_type=model_type, vocabulary=values.pop("vocab_size", 0), values=values)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Library:
+    """What the library's model makes of all samples, one after the other.
+
+    Args:
+        loss: sum over all labels.
+        logits: [T, V] by microbatch.
+        gradients: by parameter.
+    """
+
+    loss: float
+    logits: Sequence[Tensor]
+    gradients: Mapping[str, Tensor]
+
+
+def measure(rank: int, config: HfDecoderConfig, layouts: Sequence[str]) -> dict[str, Difference]:
+    """Return by how much layouts differ from the library; collective over the default group's ranks."""
+    subject = LanguageSubject(spec=HF_DECODER, config=config)
+    found = {}
+    library: Library | None = None
+    for name in layouts:
+        layout = LAYOUTS[name]
+        built = subject.build(layout)
+        parts, axes = built.parts, built.axes
+        network = _network(config)
+        theirs = _tensors(network)
+        published: dict[str, Any] = {}
+        for part in parts:
+            published |= part.module.published(network)  # type: ignore[operator]
+        with torch.no_grad():
+            for path, value in built.values().items():
+                published[path].view(theirs[published[path].name]).copy_(value)
+        library = library or _library(network)  # parameters are stirred by their names, the same in every layout
+        lanes = range(len(LANES)) if len(layout.lanes) == 1 else [axes.lane]
+        losses, logits = [], []
+        for lane in lanes:
+            batch = _batch(lane, config.vocabulary)
+            hidden = parts[0].language(batch, {}, None)
+            for part in parts[1:]:
+                hidden = part.language(batch, {}, hidden)
+            losses.append(parts[-1].language.losses(hidden, batch.labels).sum())
+            losses[-1].backward()
+            span = parts[-1].module.logits(hidden.detach())  # type: ignore[operator]
+            logits.append(axes.axis.collect(span.detach().T.contiguous(), config.vocabulary).T)
+        gradients: dict[str, Tensor] = {}
+        for path, gradient in built.gradients().items():
+            full = gradients.setdefault(published[path].name, torch.zeros_like(theirs[published[path].name]))
+            piece = published[path].view(full)
+            piece += gradient
+        found[name] = difference_of(
+            losses=(float(axes.total(torch.stack(losses).sum().detach(), DATA_AXES)), library.loss),
+            outputs=(torch.cat(logits), torch.cat([library.logits[lane] for lane in lanes])),
+            gradients=(gradients, library.gradients),
+        )
+    return found
+
+
+def _network(config: HfDecoderConfig) -> Any:
+    with quiet():
+        return new_network(config.library(), attention="eager").float()
+
+
+def _tensors(network: Any) -> dict[str, Tensor]:
+    return dict(network.named_buffers()) | dict(network.named_parameters(remove_duplicate=False))
+
+
+def _samples(lane: int, vocabulary: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(lane)
+    return [torch.randint(1, vocabulary, (length,), generator=generator) for length in LANES[lane]]
+
+
+def _batch(lane: int, vocabulary: int, changed: int | None = None) -> LanguageBatch:
+    """Return a microbatch; of the sample ``changed`` with every id exchanged for another."""
+    samples = _samples(lane, vocabulary)
+    if changed is not None:
+        samples[changed] = samples[changed] % (vocabulary - 1) + 1
+    labels = torch.cat([torch.cat((ids[1:], ids.new_tensor([NO_LABEL]))) for ids in samples])
+    positions = torch.cat([torch.arange(len(ids)) for ids in samples])
+    return LanguageBatch.of(torch.cat(samples), labels, positions, lengths=LANES[lane])
+
+
+def _library(network: Any) -> Library:
+    loss, logits = torch.zeros(()), []
+    for lane in range(len(LANES)):
+        rows = []
+        for ids in _samples(lane, network.config.vocab_size):
+            rows.append(network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0])
+            loss = loss + functional.cross_entropy(rows[-1][:-1], ids[1:], reduction="sum")
+        logits.append(torch.cat(rows).detach())
+    loss.backward()
+    gradients = {name: one.grad for name, one in network.named_parameters() if one.grad is not None}
+    return Library(loss=loss.item(), logits=logits, gradients=gradients)
+
+
+def leak(config: HfDecoderConfig) -> float:
+    """Return by how much one sample changes the logits of others in a microbatch, over the largest."""
+    stage: Any = HF_DECODER.build(config, Stage())
+    most = 0.0
+    with torch.no_grad():
+        logits = [stage.logits(stage(_batch(0, config.vocabulary, changed), {}, None)) for changed in (None, *range(3))]
+    for changed, found in enumerate(logits[1:]):
+        others = [place for place, length in enumerate(LANES[0]) for _ in range(length)]
+        kept = torch.tensor([place != changed for place in others])
+        assert not torch.equal(found[~kept], logits[0][~kept]), "what is changed changes nothing"
+        most = max(most, float((found[kept] - logits[0][kept]).abs().max() / logits[0].abs().max()))
+    return most
+
+
+@torch.no_grad()
+def weights(config: HfDecoderConfig) -> int:
+    """Have the library write a model, read that, write it again, and return the number of tensors in it."""
+    torch.manual_seed(5)
+    network, family = _network(config), HF_DECODER.hf_any.of(config.model_type)  # type: ignore[union-attr]
+    assert family is not None
+    for parameter in network.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        theirs = saved(network, Path(folder))
+        settings = family.settings(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+    read = HfDecoderConfig(**settings)
+    stage = HF_DECODER.build(read, Stage())
+    for parameter in stage.parameters():
+        parameter.fill_(torch.nan)
+    assert read_hf(stage, family, read, theirs) == (), "parameters that nothing published is read into"
+    back = write_hf(stage, family, read)
+    assert back.keys() == theirs.keys(), f"other names: {sorted(back.keys() ^ theirs.keys())[:4]}"
+    changed = [name for name, tensor in back.items() if not torch.equal(theirs[name], tensor)]
+    assert not changed, f"other values of {changed[:4]}"
+    return len(back)
+
+
+LANGUAGE = Kind(spec=HF_DECODER, small=small, measure=measure, leak=leak, weights=weights)

@@ -1,0 +1,109 @@
+"""Which published models can be trained, proved: `python integration_tests/published/table.py` tests all of them.
+
+Every family that `hf-decoder` and `hf-encoder` might read in the installed library is shrunk, tried, and measured
+beside the library (`parity.py`). What is found goes into the record that `mimo models` reads, family by family;
+``--resume`` leaves out what an earlier run has found. The page docs/models.md is written of the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from parity import Kind, Outcome, outcome_of
+from parity_language import LANGUAGE
+from parity_page import page_of
+from parity_towers import TOWERS
+
+from mimo_transformers.family import causal_types, is_tower, quiet, tower_types
+from mimo_transformers.weights.tested import RECORD
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+KINDS: Mapping[str, Kind] = {kind.spec.name: kind for kind in (LANGUAGE, TOWERS)}
+"""By plugin. Whole models of images and text get a kind of their own here, and a line in `families`."""
+
+
+def families() -> dict[str, list[str]]:
+    """Return by plugin every model type that it might read in the installed library."""
+    with quiet():
+        return {"hf-decoder": causal_types(), "hf-encoder": list(filter(is_tower, tower_types()))}
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as the record has it: of sizes one digit, as the next one is another on another machine."""
+    found = attrs.asdict(outcome)
+    found["leak"] = _rounded(found["leak"])
+    found["differences"] = {
+        layout: {name: _rounded(one[name]) for name in ("loss", "outputs", "gradients")}
+        for layout, one in found["differences"].items()
+    }
+    return found
+
+
+def _rounded(size: float) -> float:
+    return float(f"{size:.0e}")
+
+
+def read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return a record; one that isn't there is empty."""
+    held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {plugin: dict(held.get(plugin, {})) for plugin in KINDS}
+
+
+def write(file: Path, record: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a record, its families in order."""
+    ordered = {plugin: dict(sorted(of.items())) for plugin, of in record.items()}
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def chosen(known: Mapping[str, Iterable[str]], names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the plugins and model types to test.
+
+    Raises:
+        SystemExit: a name is no family's.
+    """
+    pairs = [(plugin, model_type) for plugin, types in known.items() for model_type in types]
+    wanted = set(names)
+    if unknown := wanted - {model_type for _, model_type in pairs}:
+        sys.exit(f"--families: expected model types of the installed library, got {', '.join(sorted(unknown))}")
+    return [pair for pair in pairs if not wanted or pair[1] in wanted]
+
+
+def main() -> None:
+    """Test, and write the record and the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--families", default="", help="model types, with commas between; left out, all")
+    parser.add_argument(
+        "--out", type=Path, default=RECORD, help="the record; docs/models.md is written with that of the plugin"
+    )
+    parser.add_argument("--resume", action="store_true", help="leave out what the record has of this library")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    known, record = families(), read(options.out)
+    named = [name for name in options.families.split(",") if name]
+    if not named:  # families that the library has no more
+        record = {plugin: {name: of[name] for name in known[plugin] if name in of} for plugin, of in record.items()}
+    for plugin, model_type in chosen(known, named):
+        if options.resume and record[plugin].get(model_type, {}).get("version") == Outcome().version:
+            continue
+        begun = time.perf_counter()
+        outcome = outcome_of(KINDS[plugin], model_type)
+        record[plugin][model_type] = plain(outcome)
+        write(options.out, record)
+        took = time.perf_counter() - begun
+        print(f"{plugin} {model_type}: {outcome.problem or 'as the library'} ({took:.1f} s)", flush=True)
+    if options.out == RECORD:
+        PAGE.write_text(page_of(record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What is recorded of families, and which families the plugins list."""
+
+import pytest
+import transformers
+from small_models import known as is_known
+
+from mimo_transformers import HF_DECODER, HF_ENCODER, shrink
+from mimo_transformers.family import causal_types, config_of, is_causal, is_tower, tower_types
+from mimo_transformers.weights import tested as record
+
+
+def test_the_record_says_what_can_be_trained_and_along_which_axes() -> None:
+    """Of families that compute what the library computes, and of those that are refused, why."""
+    assert HF_DECODER.hf_any is not None
+    families = HF_DECODER.hf_any.tested()
+    assert (families["llama"].problem, set(families["llama"].refused)) == ("", {"ep", "etp"})
+    assert families["llama"].version.startswith("transformers 5.")
+    assert set(families["bitnet"].refused) == {"tp", "ep", "etp"}
+    assert "which a small one fails" in families["bitnet"].refused["tp"]
+    assert families["phimoe"].problem == "'phimoe': a small one draws random numbers while it trains"
+
+
+def test_families_are_those_of_the_record_while_it_is_of_the_installed_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the library's own are looked up, which takes seconds."""
+    (recorded,) = {one.version for one in record.tested("hf-encoder").values()}
+    monkeypatch.setattr(record, "version", lambda _name: recorded.partition(" ")[2])
+    assert record.known("hf-encoder", list) == tuple(record.tested("hf-encoder"))
+    monkeypatch.setattr(record, "version", lambda _name: "4")
+    assert record.known("hf-encoder", lambda: ["other"]) == ["other"]
+
+
+def test_the_library_lists_what_might_be_read() -> None:
+    """Language models of text alone; towers, and some that show only later that they are none."""
+    text, towers = causal_types(), tower_types()
+    assert "llama" in text
+    assert not {"gemma3", "siglip_vision_model"} & set(text)
+    assert all(map(is_causal, text[::20]))
+    assert {"vit", "siglip_vision_model"} <= set(towers)
+    assert not {"llama", "clip"} & set(towers)
+    assert HF_ENCODER.hf_any is not None
+    assert HF_ENCODER.hf_any.of("vilt") is None  # which reads text too
+    assert not any(is_tower(one) for one in ("llama", "clip", "no-such-model"))
+
+
+def test_a_type_without_a_class_is_no_tower() -> None:
+    """The library names a class for it that it hasn't."""
+    assert not is_tower(is_known("voxtral_realtime_text"))
+
+
+def test_small_images_are_of_some_patches() -> None:
+    """Where stages join them, of more; not of thousands where a patch is a pixel."""
+    sides = {name: shrink(config_of(name, {}))["image_size"] for name in ("vit", "swin", "swin2sr")}
+    assert sides == {"vit": 64, "swin": 64, "swin2sr": 16}
+    assert transformers.ViTConfig().patch_size == 16
