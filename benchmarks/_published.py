@@ -1,4 +1,4 @@
-"""Our decoder beside the same model of `transformers`: the same weights and samples, each in the form that suits it.
+"""A decoder of ours beside the same model of `transformers`: the same weights and samples, each in its own form.
 
 Ours takes samples packed one after the other. `transformers` takes a batch, and attends by PyTorch's kernel: without a
 mask where all samples are equally long, which is its quickest way, and otherwise padded to the longest.
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-from mimo.model import DECODER, DecoderConfig, Stage
+from mimo.model import DECODER, LanguageModelSpec, Stage
 from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, local, read_hf
 from mimo.topology import Grid
 
@@ -36,16 +36,19 @@ class Llama:
     layers: int
     lengths: Sequence[int]
 
-    def steps(self, mesh: DeviceMesh) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    def steps(
+        self, mesh: DeviceMesh, spec: LanguageModelSpec = DECODER
+    ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
         """Return ours and theirs: forward and backward, which returns the mean loss of a label.
 
         Args:
             mesh: of one rank, as parameters lie on one where modules are trained.
+            spec: of ours.
         """
         torch.manual_seed(0)
         samples = [torch.randint(0, VOCABULARY, (length,)) for length in self.lengths]
         model = self._published()
-        return self._ours(model, samples, mesh), _theirs(model, samples)
+        return self._ours(_part(model, mesh, spec), samples), _theirs(model, samples)
 
     def _published(self) -> Any:
         model = LlamaForCausalLM(
@@ -62,8 +65,7 @@ class Llama:
         model.set_attn_implementation("sdpa")
         return model
 
-    def _ours(self, model: Any, samples: Sequence[Tensor], mesh: DeviceMesh) -> Callable[[], Tensor]:
-        part = _part(model, mesh)
+    def _ours(self, part: Part, samples: Sequence[Tensor]) -> Callable[[], Tensor]:
         tokens = torch.cat([*samples])
         labels = torch.cat([torch.cat([sample[1:], torch.tensor([NO_LABEL])]) for sample in samples])
         positions = torch.cat([torch.arange(len(sample)) for sample in samples])
@@ -81,11 +83,12 @@ class Llama:
         return step
 
 
-def _part(model: Any, mesh: DeviceMesh) -> Part:
-    """Return our decoder with a model's settings and weights, as it is built to be trained."""
-    family = next(family for family in DECODER.hf if family.model_type == "llama")
-    config = DecoderConfig(**family.settings(model.config.to_dict()))
-    plain = DECODER.build(config, Stage())
+def _part(model: Any, mesh: DeviceMesh, spec: LanguageModelSpec) -> Part:
+    """Return a language model of ours with a model's settings and weights, as it is built to be trained."""
+    every = [*spec.hf, *([spec.hf_any.of("llama")] if spec.hf_any else ())]
+    family = next(family for family in every if family is not None and family.model_type == "llama")
+    config = spec.config(**family.settings(model.config.to_dict()))
+    plain = spec.build(config, Stage())
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         files = {
@@ -93,7 +96,7 @@ def _part(model: Any, mesh: DeviceMesh) -> Part:
         }
     read_hf(plain, family, config, files)
     part = build_part(
-        DECODER,
+        spec,
         config,
         grid=Grid(name="language", ranks=(0,)),
         seed=0,

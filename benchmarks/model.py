@@ -1,13 +1,13 @@
 """Time of a model's parts in our form beside another form of the same computation, in one process.
 
 *Decoder*: forward and backward beside `transformers`' model of the same configuration, with the same weights and
-samples: of one length, and of the lengths of real texts, which there are padded. *Vision*: images at their own sizes
-packed, beside padded to the largest. *Mamba-2*: forward and backward of the scan by chunks beside the recurrence row by
-row, on two packed samples.
+samples: of one length, and of the lengths of real texts, which there are padded. *hf-decoder*: likewise, the library's
+own layers on packed rows beside the library alone. *Vision*: images at their own sizes packed, beside padded to the
+largest. *Mamba-2*: forward and backward of the scan by chunks beside the recurrence row by row, on two packed samples.
 
 Both of a pair take turns in one run, and each turn gives a ratio. Forms that must agree are compared before they are
-timed. ``nox -s bench -- model [--rounds N] [--threads N ...] [--cpu]`` prints a table, and as its last line one JSON
-object. With ``--cpu`` CPU seconds count, on a machine where others compute too.
+timed. ``nox -s bench -- model [--rounds N] [--threads N ...] [--cpu] [--only TEXT]`` prints a table, and as its last
+line one JSON object. With ``--cpu`` CPU seconds count, on a machine where others compute too.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mimo.model.runtime import SampleChunks, ScanInputs, scan_by_chunks, scan_by_row
+from mimo_transformers import HF_DECODER
 
 HEADS, WIDTH, GROUPS, STATE = 8, 64, 1, 64
 CHUNK = 64
+SMALL = "hidden 256, 4 layers, 8 samples of 128"
 LLAMAS = {
     "hidden 512, 8 layers, 2 samples of 512": Llama(hidden=512, layers=8, lengths=(512,) * 2),
-    "hidden 256, 4 layers, 8 samples of 128": Llama(hidden=256, layers=4, lengths=(128,) * 8),
+    SMALL: Llama(hidden=256, layers=4, lengths=(128,) * 8),
 }
 TEXTS = Llama(hidden=256, layers=4, lengths=tuple(min(length, 512) for length in TEXT_LENGTHS[:16]))
 
@@ -80,6 +82,13 @@ def pairs(mesh: DeviceMesh) -> Iterator[Pair]:
     check(ours, theirs)
     name = f"{len(TEXTS.lengths)} texts of {min(TEXTS.lengths)} to {max(TEXTS.lengths)}"
     yield Pair(what=f"decoder packed / transformers padded, {name}", ours=ours, other=theirs, aim=("<=", 1.0))
+    for what, llama, aim in (
+        (f"{SMALL}, packed / alone", LLAMAS[SMALL], 1.05),
+        (f"{name}, packed / padded", TEXTS, 0.5),
+    ):
+        ours, theirs = llama.steps(mesh, HF_DECODER)
+        check(ours, theirs)
+        yield Pair(what=f"hf-decoder / transformers, {what}", ours=ours, other=theirs, aim=("<=", aim))
     packed, largest, padded = _native.steps()
     check(packed, padded)
     yield Pair(what="vision packed / all as the largest", ours=packed, other=largest, aim=("<=", 1.0))
@@ -112,12 +121,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each, of which the median counts")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of torch, one after the other")
     parser.add_argument("--cpu", action="store_true", help="count CPU seconds of all threads")
+    parser.add_argument("--only", default="", help="pairs with this in their names")
     options = parser.parse_args()
     clock = time.process_time if options.cpu else time.perf_counter
     store = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     ratios, spread, aims = {}, {}, {}
     for pair in pairs(init_device_mesh("cpu", (1,))):
+        if options.only not in pair.what:
+            continue
         for threads in options.threads:
             torch.set_num_threads(threads)
             what = f"{pair.what}, {threads} thread{'s' if threads > 1 else ''}"
