@@ -185,6 +185,17 @@ def test_keys_that_mean_nothing_are_refused(llama: Path, tmp_path: Path, change:
     assert checkpoint("import-hf", there).refused(f"{there}/config.json: {text}")
 
 
+def test_what_serves_a_model_comes_back_from_its_config(llama: Path, tmp_path: Path) -> None:
+    """Ids that begin and end a text, and its longest one, which the layers compute without; nothing that isn't one."""
+    ids = {"bos_token_id": None, "eos_token_id": [5, 7], "max_position_embeddings": 96}
+    there = changed(llama, tmp_path / "there", {**ids, "pad_token_id": {"a": 1}})
+    checkpoint("import-hf", there, "--out", tmp_path / "out")
+    checkpoint("export-hf", tmp_path / "out", tmp_path / "back")
+    described = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert {key: described[key] for key in ids} == ids
+    assert "pad_token_id" not in described
+
+
 def test_a_key_that_drops_is_set_aside_by_name(llama: Path, tmp_path: Path) -> None:
     """On the command line, from where it goes into the printed settings, or in settings; an export has it again."""
     there = changed(llama, tmp_path / "there", {"attention_dropout": 0.25})

@@ -18,7 +18,7 @@ from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
 from mimo.model.runtime import write_hf
 from mimo.trainer.commands.hf import _line
-from mimo.trainer.convert.export_hf import _set_aside
+from mimo.trainer.convert.export_hf import _as_imported
 from mimo.trainer.convert.import_hf import left_whole, prepare
 from mimo.trainer.convert.import_report import left_names
 from mimo.trainer.convert.published_parts import HfPart, Reader, find_parts, installed_readers, readers_of, split_word
@@ -258,14 +258,19 @@ def test_names_that_are_not_read_are_put_together_by_their_beginnings() -> None:
     [
         ({"ignored": {"attention_dropout": 0.5, "auto_map": {"AutoModel": "evil.Model"}}}, {"attention_dropout": 0.5}),
         ({"ignored": {"attention_dropout": 0.5}, "model_type": "other"}, {}),
-        ({"ignored": [1]}, {}),
+        ({"ignored": [1], "carried": 7}, {}),
+        (
+            {"carried": {"eos_token_id": [2, 7], "bos_token_id": None, "vocab_size": 9}},
+            {"eos_token_id": [2, 7], "bos_token_id": None},
+        ),
+        ({"carried": {"eos_token_id": {"a": 1}, "bos_token_id": [[1]], "pad_token_id": True}}, {}),
         ({}, {}),
     ],
 )
 def test_an_export_writes_no_key_of_a_forged_checkpoint(imported: dict[str, Any], message: dict[str, Any]) -> None:
-    """Of what was set aside only keys that drop at random: others may name code that is run."""
+    """Only keys that drop at random, and numbers that are carried: others may name code that is run."""
     (family,) = (family for family in DECODER.hf if family.model_type == "llama")
-    assert _set_aside({"model_type": "llama", **imported}, family) == message
+    assert _as_imported({"model_type": "llama", **imported}, family) == message
 
 
 def test_names_of_others_are_printed_on_one_line_without_what_a_terminal_obeys() -> None:

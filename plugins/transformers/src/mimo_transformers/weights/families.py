@@ -208,7 +208,8 @@ def _without_null(value: Any, path: str, null: list[str]) -> Any:
 
 
 def _describe(config: HfConfig) -> Mapping[str, Any]:
-    said = config.library().to_dict()
+    """Return what the library's own ``save_pretrained`` writes, but for keys that are others' to say."""
+    said = config.library().to_diff_dict()
     kept = {key: value for key, value in said.items() if _is_said(key, _NOT_OURS - {"vocab_size"})}
     described: Mapping[str, Any] = json.loads(json.dumps(kept, default=str))
     return described

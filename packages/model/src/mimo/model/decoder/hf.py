@@ -35,7 +35,7 @@ from mimo.model.decoder.hf_keys import (
     write_window,
 )
 from mimo.model.decoder.hf_rope import Grids
-from mimo.model.spec import HfFamily, HfKeys, HfTensor
+from mimo.model.spec import HF_CARRIED, HfFamily, HfKeys, HfTensor
 
 _HEADLESS = (
     "transformers has no class of this family that reads text alone and has a head: {0} gives hidden rows, of which "
@@ -145,6 +145,7 @@ def _family(
         ),
         # Qwen2-VL's tower lies beside what is named as if alone.
         dropout=DROPOUT,
+        carried=HF_CARRIED,
         ignored=("*.rotary_emb.inv_freq", "visual.*"),
         copies=lambda config: {"lm_head.weight": "model.embed_tokens.weight"} if config.tied else {},
         export_note=_HEADLESS.format(architecture) if architecture.endswith("TextModel") else "",

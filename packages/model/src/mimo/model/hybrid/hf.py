@@ -16,7 +16,7 @@ from mimo.hooks import ConfigError
 from mimo.model.hybrid.config import ATTENTION, EXPERTS, MLP, HybridConfig
 from mimo.model.hybrid.hf_keys import WRITTEN_KINDS, read_mamba, read_nemotron, write_mamba, write_nemotron
 from mimo.model.hybrid.hf_tensors import adaptable_linears, hybrid_tensors, nemotron_tensors
-from mimo.model.spec import HfFamily, HfKeys
+from mimo.model.spec import HF_CARRIED, HfFamily, HfKeys
 
 _UNWRITTEN = frozenset(
     {"expert_bias_rate", "balance_loss", "z_loss", "next_tokens", "next_tokens_loss", "next_tokens_pattern"}
@@ -85,6 +85,7 @@ def _family(
         describe=partial(_describe, family=model_type, read=read, write=write),
         renamed=renamed,
         ignored=("mtp.*", "*.mtp.*"),
+        carried=HF_CARRIED,
         copies=lambda config: {"lm_head.weight": "backbone.embeddings.weight"} if config.tied else {},
         **more,
     )

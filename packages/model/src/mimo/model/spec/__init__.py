@@ -17,6 +17,7 @@ from mimo.model.spec.hf import (
     without_absent,
 )
 from mimo.model.spec.hf_keys import (
+    HF_CARRIED,
     HfKeys,
     hf_divisor,
     hf_flag,
@@ -80,6 +81,7 @@ from mimo.model.spec.tiling import best_tiling
 
 __all__ = [
     "AXES",
+    "HF_CARRIED",
     "MAX_HEADS",
     "MAX_LAYERS",
     "MAX_LEARNED_ROWS",

@@ -116,6 +116,8 @@ class HfFamily:
             `transformers` makes of a folder; None where these are those of ``tensors``.
         dropout: keys of ``config.json`` that say how much is dropped at random while a model is trained. ``settings``
             refuses other values than 0 (`mimo.model.hf_no_dropout`); a user can have them set aside by name.
+        carried: keys of ``config.json`` that are no settings of ours, and that whoever serves the model reads: whole
+            numbers, lists of them or null, that an export writes again as they were.
         export_note: what whoever loads an exported folder must know, as a sentence without its dot; empty for nothing.
     """
 
@@ -131,6 +133,7 @@ class HfFamily:
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
     beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
     dropout: Sequence[str] = ()
+    carried: Sequence[str] = ()
     export_note: str = ""
     adaptable: Callable[[Any], Sequence[HfTensor]] | None = None
     files: Sequence[str] = ()

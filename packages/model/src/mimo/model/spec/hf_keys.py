@@ -10,6 +10,8 @@ from mimo.hooks import ConfigError
 
 HfKeys: TypeAlias = Mapping[str, Any]
 """Keys of a ``config.json``."""
+HF_CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+"""What language models of ours compute without: ids of special tokens, and the longest text; see `HfFamily.carried`."""
 _LARGEST = (1 << 31) - 1  # of a size, far above any
 _LARGEST_EPS = 0.1  # published ones are 1e-3 at most
 

@@ -31,7 +31,7 @@ from mimo.trainer.config.structure import structure
 from mimo.trainer.convert.adapter import write_adapter
 from mimo.trainer.convert.import_hf import left_whole
 from mimo.trainer.convert.merge import Merged, open_merged
-from mimo.trainer.convert.published_parts import CONFIG_NAME, TIED, Spec
+from mimo.trainer.convert.published_parts import CONFIG_NAME, TIED, Spec, carried
 from mimo.trainer.convert.streams import their_streams
 from mimo.trainer.resolving.checkpoint_settings import settings_of
 from mimo.trainer.resolving.resolve import resolve
@@ -39,7 +39,7 @@ from mimo.trainer.resolving.resolve import resolve
 _BESIDE = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
-    *("preprocessor_config.json", "processor_config.json"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )
 """Small files of a published folder that go with weights of any training."""
 
@@ -132,7 +132,7 @@ def export(
         about = {
             **_about(family, config, found.table),
             **described,
-            **_set_aside(imported, family),
+            **_as_imported(imported, family),
             "dtype": str(dtype).removeprefix("torch."),
         }
         streams, left = found.streams, found.left
@@ -217,7 +217,7 @@ def _language_of(
         if {_general(name) for entry in table for name in entry.names} <= names:
             found = _place(checkpoint, merged, LANGUAGE, family, table, dtype)
             imported = _imported(merged.manifest, LANGUAGE)
-            return found, {**described, **_set_aside(imported, family), "model_type": family.model_type}
+            return found, {**described, **_as_imported(imported, family), "model_type": family.model_type}
     raise ConfigError(
         f"modules.{LANGUAGE}.plugin",
         expected=f"one that writes {kind} as {about['architectures'][0]} holds it",
@@ -284,12 +284,16 @@ def _family(spec: Spec, config: Any, module: str, *, asked: str, known: str) -> 
     )
 
 
-def _set_aside(imported: Mapping[str, Any], family: HfFamily) -> Mapping[str, Any]:
-    """Return the family's dropouts that the module was imported without; of a forged checkpoint nothing else."""
-    ignored = imported.get("ignored")
-    if imported.get("model_type") != family.model_type or not isinstance(ignored, Mapping):
+def _as_imported(imported: Mapping[str, Any], family: HfFamily) -> Mapping[str, Any]:
+    """Return keys of the imported ``config.json`` that no settings say; of a forged checkpoint nothing else.
+
+    They are the family's dropouts that were set aside, and what it carries.
+    """
+    if imported.get("model_type") != family.model_type:
         return {}
-    return {key: ignored[key] for key in family.dropout if key in ignored}
+    known = [imported.get(name) for name in ("ignored", "carried")]
+    ignored, others = (one if isinstance(one, Mapping) else {} for one in known)
+    return {**{key: ignored[key] for key in family.dropout if key in ignored}, **carried(family, others)}
 
 
 def _left(

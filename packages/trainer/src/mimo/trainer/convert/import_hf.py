@@ -336,6 +336,7 @@ def _about(read: FolderRead) -> Mapping[str, Any]:
         "dtypes": list(read.dtypes),
         "fresh": list(read.fresh),
         "ignored": dict(read.part.ignored),
+        "carried": dict(read.part.carried),
     }
 
 

@@ -45,6 +45,7 @@ class HfPart:
         given: the settings that the folder decides.
         described: all of its ``config.json``.
         ignored: keys of that which were set aside, with their values.
+        carried: keys of its section that an export writes again, with their values.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class HfPart:
     given: Mapping[str, Any]
     described: Mapping[str, Any] = attrs.field(factory=dict)
     ignored: Mapping[str, Any] = attrs.field(factory=dict)
+    carried: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def name(self) -> str:
@@ -300,7 +302,15 @@ def _part(
         given=given,
         described=described,
         ignored=ignored,
+        carried=carried(reader.family, said),
     )
+
+
+def carried(family: HfFamily, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys that a family carries with their values, as far as these are null or whole numbers."""
+    found = {key: said[key] for key in family.carried if key in said}
+    numbers = {key: one if isinstance(one, list) else [] if one is None else [one] for key, one in found.items()}
+    return {key: one for key, one in found.items() if all(type(number) is int for number in numbers[key])}
 
 
 def _keys(described: Mapping[str, Any], section: str) -> Mapping[str, Any]:
