@@ -85,7 +85,7 @@ def language_names(config: HfImagesConfig) -> frozenset[str]:
 
 
 def _thin_whole(config: HfImagesConfig) -> tuple[str, Callable[[], tuple[Any, _Bridged]]]:
-    thin = thin_images(config)
+    thin = thin_images(config, has_all_text=True)
     return repr(thin), lambda: (new_image_text(thin.library()), build_images(thin, width_of(thin)))
 
 

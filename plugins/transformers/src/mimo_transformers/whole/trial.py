@@ -116,17 +116,23 @@ def plan_of(config: HfImagesConfig) -> TensorPlan:
     return right_plan(_PLANS[key], config.model_type)
 
 
-def thin_images(config: HfImagesConfig) -> HfImagesConfig:
+def thin_images(config: HfImagesConfig, *, has_all_text: bool = False) -> HfImagesConfig:
     """Return the config of a whole model with all layers of the tower of another, of small widths.
 
     Images, patches and how they are joined stay as they are, since the number of rows follows from them.
+
+    Args:
+        config: of the other one.
+        has_all_text: whether the language model has all layers too, instead of one.
     """
     library = config.library()
     tower, text = library.vision_config, library.text_config
     thin_tower = {**thin_values(tower), **{key: size for key, size in _THIN_TOWER.items() if hasattr(tower, key)}}
     thin_tower |= {key: getattr(tower, key) for key in ("image_size", "window_size") if hasattr(tower, key)}
-    thin_text = {**thin_values(text), "num_hidden_layers": 1}
-    thin_text |= {key: one[:1] for key, one in thin_text.items() if key.endswith("layer_types") and one}
+    thin_text = thin_values(text)
+    if not has_all_text:
+        kinds = {key: one[:1] for key, one in thin_text.items() if key.endswith("layer_types") and one}
+        thin_text |= {"num_hidden_layers": 1, **kinds}
     sections = {"vision_config": (tower, thin_tower), "text_config": (text, thin_text)}
     others = {key: one for key, one in library.to_dict().items() if key not in sections}
     values = json.loads(json.dumps(others, default=str))
