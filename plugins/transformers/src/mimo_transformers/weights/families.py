@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import ConfigError
-from mimo.model import HfFamilies, HfFamily, HfWhole, hf_no_dropout
+from mimo.model import HfExample, HfFamilies, HfFamily, HfWhole, hf_no_dropout
 from mimo_transformers.family import (
     HfConfig,
     HfDecoderConfig,
@@ -29,6 +29,8 @@ from mimo_transformers.family import (
 from mimo_transformers.weights.tested import known, tested
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mimo.model import HfTensor
     from mimo_transformers.whole.config import HfImagesConfig
 
@@ -114,6 +116,7 @@ def _of_image_text(model_type: str) -> HfFamily | None:
             settings=_language_settings,
             names=_language_names,
             tokenizer=_tokenizer,
+            example=partial(_example, model_type=model_type),
         ),
     )
 
@@ -268,6 +271,13 @@ def _tokenizer(config: HfImagesConfig) -> Mapping[str, Mapping[str, str]]:
     if images.before or images.after:
         found["items"] = {"image": f"{images.before}{images.placeholder}{images.after}"}
     return found
+
+
+def _example(config: HfImagesConfig, described: Mapping[str, Any], folder: Path, *, model_type: str) -> HfExample:
+    from mimo_transformers.whole.example import write_example
+
+    said = {key: one for key, one in described.items() if key not in _PREPARING}
+    return write_example(config, _library(said, model_type), folder)
 
 
 def _copies(config: HfDecoderConfig) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from mimo_transformers.whole.packed_images import makes_one_call
 
 _TOLERANCE = 1e-5
 _SIZES = ((56, 84), (140, 60), (84, 84))
+_IDS = ("_token_id", "_token_index")
 _THIN_TOWER: Mapping[str, int] = {"embed_dim": 32, "num_heads": 4}
 """Of a tower, what `thin_values` has no name for."""
 
@@ -85,12 +86,13 @@ def tried_of(config: HfImagesConfig) -> TriedImages:
     Raises:
         ConfigError: a setting is wrong by itself.
     """
-    key = repr(config)
+    config.library(), config.processing  # before anything is tried
+    thin = thin_images(config)
+    key = json.dumps(attrs.asdict(thin), sort_keys=True)
     if key not in _TRIED:
-        config.library(), config.processing  # before anything is tried
         try:
             with trying():
-                _TRIED[key] = _try(thin_images(config))
+                _TRIED[key] = _try(thin)
         except (UserError, _UnfitError) as error:
             _TRIED[key] = TriedImages(problem=str(error))
         except Exception as error:  # noqa: BLE001 - whatever a model of the library does
@@ -126,13 +128,25 @@ def thin_images(config: HfImagesConfig, *, has_all_text: bool = False) -> HfImag
         has_all_text: whether the language model has all layers too, instead of one.
     """
     library = config.library()
-    tower, text = library.vision_config, library.text_config
-    thin_tower = {**thin_values(tower), **{key: size for key, size in _THIN_TOWER.items() if hasattr(tower, key)}}
-    thin_tower |= {key: getattr(tower, key) for key in ("image_size", "window_size") if hasattr(tower, key)}
-    thin_text = thin_values(text)
+    thin_text = thin_values(library.text_config)
     if not has_all_text:
         kinds = {key: one[:1] for key, one in thin_text.items() if key.endswith("layer_types") and one}
         thin_text |= {"num_hidden_layers": 1, **kinds}
+    # Ids don't matter to what is tried, so that one trial serves models that differ in them.
+    values = {key: one for key, one in thin_whole(library, thin_text).items() if not key.endswith(_IDS)}
+    return HfImagesConfig(model_type=config.model_type, values=values, images=config.images)
+
+
+def thin_whole(library: Any, thin_text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config of a whole model with all layers of the tower of another, of small widths.
+
+    Args:
+        library: config of the other.
+        thin_text: keys of the language model.
+    """
+    tower, text = library.vision_config, library.text_config
+    thin_tower = {**thin_values(tower), **{key: size for key, size in _THIN_TOWER.items() if hasattr(tower, key)}}
+    thin_tower |= {key: getattr(tower, key) for key in ("image_size", "window_size") if hasattr(tower, key)}
     sections = {"vision_config": (tower, thin_tower), "text_config": (text, thin_text)}
     others = {key: one for key, one in library.to_dict().items() if key not in sections}
     values = json.loads(json.dumps(others, default=str))
@@ -146,7 +160,7 @@ def thin_images(config: HfImagesConfig, *, has_all_text: bool = False) -> HfImag
     for name, (section, thin) in sections.items():
         values[name] = {**thin, "model_type": section.model_type}
     del values["model_type"]
-    return HfImagesConfig(model_type=config.model_type, values=_known(values), images=config.images)
+    return _known(values)
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,12 +178,12 @@ def refusal(config: HfImagesConfig, got: str) -> ConfigError:
     )
 
 
-def _images() -> list[Any]:
-    """Return images of unlike sizes."""
+def draw_images(sizes: Iterable[tuple[int, int]] = _SIZES) -> list[Any]:
+    """Return images of noise of some heights and widths."""
     from PIL import Image
 
     found = []
-    for height, width in _SIZES:
+    for height, width in sizes:
         pixels = torch.randint(0, 256, (height, width, 3))
         found.append(Image.frombytes("RGB", (width, height), bytes(pixels.flatten().tolist())))
     return found
@@ -187,7 +201,7 @@ def _try(config: HfImagesConfig) -> TriedImages:
     encoder = HfImages(config, constant=constants.get)
     encoder.read(whole)
     alone = half_of(whole.eval())
-    images, processing = _images(), config.processing
+    images, processing = draw_images(), config.processing
     items = [prepared(config, image) for image in images]
     wanted = []
     for image, item in zip(images, items, strict=True):
@@ -249,7 +263,7 @@ def _plan_of(config: HfImagesConfig) -> TensorPlan | str:
     tried = tried_of(config)
     library = config.library()
     whole = stir(affordable(partial(new_image_text, library)))
-    items = [prepared(config, image) for image in _images()]
+    items = [prepared(config, image) for image in draw_images()]
     weights: list[Tensor] = []
 
     def make() -> nn.Module:

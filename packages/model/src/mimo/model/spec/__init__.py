@@ -7,6 +7,7 @@ from mimo.model.spec.axes import PARALLEL_AXES, supported_axes
 from mimo.model.spec.encoder_flops import Activation, encoder_layer_cost
 from mimo.model.spec.flops import OpCost, attention_cost, linear_cost
 from mimo.model.spec.hf import (
+    HfExample,
     HfFamilies,
     HfFamily,
     HfTensor,
@@ -102,6 +103,7 @@ __all__ = [
     "EncoderSpec",
     "EncoderStages",
     "ExpertSupport",
+    "HfExample",
     "HfFamilies",
     "HfFamily",
     "HfKeys",

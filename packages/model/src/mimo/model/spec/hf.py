@@ -7,9 +7,13 @@ it for a module in memory, ``mimo checkpoint import-hf`` and ``export-hf`` for w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +65,24 @@ class HfTensor:
         return each if self.dims is None else tuple(each[self.dims.index(dim)] for dim in range(len(each)))
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class HfExample:
+    """A thin whole model that a library of published models has written into a folder, and what it makes of samples.
+
+    Args:
+        placeholder: the id of one row of an item.
+        words: ids that stand for text and nothing else.
+        items: raw items of unlike sizes, two or more.
+        logits: of the ids [S] of one sample, an item's placeholder once for each of its rows, and of its raw items in
+            order, the logits [S, V] that the library computes.
+    """
+
+    placeholder: int
+    words: range
+    items: Sequence[Any]
+    logits: Callable[[Sequence[int], Sequence[Any]], Tensor]
+
+
 @attrs.frozen(kw_only=True)
 class HfWhole:
     """What a family says of the language model that its published folders hold besides.
@@ -73,6 +95,9 @@ class HfWhole:
         names: of our config, the names of its tensors in a folder as it is written, with ``*`` for each number.
         tokenizer: of our config, what settings of a tokenizer of the plugin ``file`` say about items: by key
             (``placeholders``), by modality.
+        example: of our config, of a whole ``config.json``, and of an empty folder, into which it writes a
+            ``config.json`` and the weights of a thin model of the same family: the same in all but its widths, the
+            layers of its language model and its ids.
     """
 
     section: str
@@ -81,6 +106,7 @@ class HfWhole:
     settings: Callable[[Any], Mapping[str, Any]]
     names: Callable[[Any], frozenset[str]]
     tokenizer: Callable[[Any], Mapping[str, Mapping[str, str]]]
+    example: Callable[[Any, Mapping[str, Any], Path], HfExample]
 
 
 def _no_rename() -> tuple[Mapping[str, str], ...]:

@@ -56,11 +56,13 @@ def import_hf(
     from mimo.trainer.config.toml import make_settings, write_atomically
     from mimo.trainer.convert.import_hf import prepare, write
     from mimo.trainer.convert.import_report import show, show_left
+    from mimo.trainer.convert.whole_check import check_whole
     from mimo.trainer.convert.whole_settings import whole_settings
     from mimo.trainer.resolving.resolve import resolve
 
     # Before anything is printed: settings of what can't be read help nobody.
     reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
+    check_whole(parts)
     table = None if settings is None else whole_settings(parts)
     written = None if table is None else resolve(make_settings(table), purpose="generate")
     if settings is not None and table is not None:

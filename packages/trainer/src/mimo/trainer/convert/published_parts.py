@@ -10,7 +10,7 @@ import attrs
 
 from mimo.checkpoint import read_published_json
 from mimo.hooks import ConfigError, discover
-from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, HfFamily, LanguageModelSpec
+from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, HfFamily, HfWhole, LanguageModelSpec
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure, unstructure
 
@@ -176,11 +176,30 @@ def find_parts(
     whole = next((reader.family.whole for ((_, reader), *_) in found.values() if reader.family.whole), None)
     parts = []
     for module, ((section, reader), *_) in found.items():
-        said = _keys(described, section)
-        if whole is not None and module == LANGUAGE:
-            said = {**said, **whole.keys(described)}
+        said = _keys(described, section, whole if module == LANGUAGE else None)
         parts.append(_part(folder, described, section, reader, said=said, ignore=ignore(module)))
     return tuple(_in_whole(part, parts) for part in parts)
+
+
+def read_again(part: HfPart, folder: Path, *, whole: HfWhole, decided: Collection[str]) -> HfPart:
+    """Return a module of a whole model as another folder of the same family holds it.
+
+    Args:
+        part: the module.
+        folder: the other one, as the library writes it.
+        whole: what the encoder's family says of the language model.
+        decided: settings of the language model that its own section doesn't say, which stay as they are.
+
+    Raises:
+        ConfigError: as `find_parts`.
+    """
+    described = read_published_json(folder / CONFIG_NAME)
+    if part.name != LANGUAGE:
+        return _part(folder, described, "", part.reader, said=described, ignore=part.ignored)
+    said = _keys(described, whole.section, whole)
+    found = _part(folder, described, whole.section, part.reader, said=said, ignore=part.ignored)
+    kept = {key: getattr(part.config, key) for key in decided if key in part.given}
+    return attrs.evolve(found, config=attrs.evolve(found.config, **kept))
 
 
 def _in_whole(part: HfPart, parts: Iterable[HfPart]) -> HfPart:
@@ -313,12 +332,16 @@ def carried(family: HfFamily, said: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: one for key, one in found.items() if all(type(number) is int for number in numbers[key])}
 
 
-def _keys(described: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    """Return the keys of a section; of a composed model either place may tie the embeddings, as in transformers."""
+def _keys(described: Mapping[str, Any], section: str, whole: HfWhole | None) -> Mapping[str, Any]:
+    """Return the keys of a section, with what a whole model says of it.
+
+    Of a composed model either place may tie the embeddings, as in transformers.
+    """
+    decided = {} if whole is None else whole.keys(described)
     if not section:
-        return described
+        return {**described, **decided}
     tied = {TIED: True} if described.get(TIED) else {}
-    return {**described[section], **tied}
+    return {**described[section], **tied, **decided}
 
 
 def _sections(described: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
