@@ -43,6 +43,7 @@ def write_example(config: HfImagesConfig, library: Any, folder: Path) -> HfExamp
     Raises:
         ConfigError: no key says which token is a row of an image.
     """
+    its_placeholder = _placeholder(library)
     text = library.text_config
     values = thin_whole(library, {**thin_values(text), **json.loads(json.dumps(shrink(text), default=str))})
     vocabulary = int(values["text_config"]["vocab_size"])
@@ -54,19 +55,22 @@ def write_example(config: HfImagesConfig, library: Any, folder: Path) -> HfExamp
         model = stir(affordable(partial(new_image_text, small))).eval()
         model.save_pretrained(folder)
         images = draw_images(_SIZES)
+    placeholder = numbers[its_placeholder]
     return HfExample(
-        placeholder=_placeholder(small),
+        placeholder=placeholder,
         words=range(len(numbers), vocabulary),
         items=images,
-        logits=partial(_logits, model, config),
+        logits=partial(_logits, model, config, placeholder),
     )
 
 
-def _logits(model: Any, config: HfImagesConfig, tokens: Sequence[int], images: Sequence[Any]) -> Tensor:
+def _logits(
+    model: Any, config: HfImagesConfig, placeholder: int, tokens: Sequence[int], images: Sequence[Any]
+) -> Tensor:
     """Return the logits [S, V] of a sample."""
     ids = torch.tensor([list(tokens)])
     takes = inspect.signature(model.forward).parameters
-    is_row = (ids == _placeholder(model.config)).long()
+    is_row = (ids == placeholder).long()
     given = {key: is_row for key in ROW_TYPES if key in takes}
     with trying():
         if images:

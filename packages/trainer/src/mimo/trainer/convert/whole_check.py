@@ -32,7 +32,7 @@ _TOLERANCE = 1e-5
 _SAMPLES: Mapping[str, Sequence[int | None]] = {
     "text alone": (7,),
     "an image between texts": (3, None, 5),
-    "two images of unlike sizes, the last of which ends it": (None, 4, None),
+    "two images of unlike sizes and no text behind": (None, 4, None),
 }
 """Samples to compare, each as runs of so many words of text, and images."""
 _MAX_TOKENS = 1 << 20
@@ -73,7 +73,7 @@ def _check(encoder: HfPart, language: HfPart, whole: HfWhole) -> None:
 _ALONE = (
     "What it does with images besides can't be trained. Name the part of it that is wanted: language={0} or vision={0}."
 )
-_OTHER = "Name another plugin that reads its text, --plugin hf-decoder, or the part of it that is wanted: vision={0}."
+_OTHER = "Name another plugin for its text, --plugin NAME, if one computes it, or the part that is wanted: vision={0}."
 
 
 def _refusal(encoder: HfPart, language: HfPart, got: str, fix: str) -> ConfigError:
@@ -221,7 +221,7 @@ def _logits(samples: _Samples, encoder: HfPart, language: HfPart, whole: HfWhole
     model = _filled(language, reads.build(language.config, Stage()))
     rows = tower([sees.prepare(encoder.config, raw) for layout in layouts for raw in samples.raws(layout)])
     logits: Tensor = model.logits(model(batch, {encoder.name: rows}, None)).float()
-    return torch.split(logits, packed.lengths)
+    return torch.split(logits, list(packed.lengths))
 
 
 def _filled(part: HfPart, module: Any) -> Any:
