@@ -79,7 +79,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "model": Row("family", modules="attention experts modules own published small stage"),
         "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
-        "whole": Row("images family model trial", modules="config encoder processing seeing trial"),
+        "whole": Row("images family model trial", modules="config encoder example processing seeing trial"),
         "weights": Row("images family model tower whole"),
     },
 }

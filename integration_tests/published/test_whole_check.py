@@ -38,9 +38,9 @@ def scaled(self: Any, input_ids: torch.Tensor, *, pixel_values: Any = None, **ot
 def placed(self: Any, input_ids: torch.Tensor, *, pixel_values: Any = None, **others: Any) -> Any:
     """Compute what the library does, at positions that stay what they are over the rows of an image."""
     is_row = input_ids == self.config.image_token_id
-    goes_on = torch.ones_like(input_ids)
-    goes_on[:, 1:] -= (is_row[:, 1:] & is_row[:, :-1]).long()
-    positions = goes_on.cumsum(1) - 1
+    steps = torch.ones_like(input_ids)
+    steps[:, 1:] -= (is_row[:, 1:] & is_row[:, :-1]).long()
+    positions = steps.cumsum(1) - 1
     rows = embedded(self, input_ids, pixel_values)
     return THEIRS(self, inputs_embeds=rows, position_ids=positions, **others)
 
@@ -129,7 +129,7 @@ def test_settings_beside_its_section_are_compared(tmp_path: Path, monkeypatch: p
     assert f", and not in {TEXT}. " in ended.err
 
 
-def test_a_part_alone_is_read_all_the_same(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_alone_is_read(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the message says, since nothing is composed then."""
     monkeypatch.setattr(LlavaForConditionalGeneration, "forward", of_images(scaled))
     assert here("checkpoint", "import-hf", f"language={there}").code == 0

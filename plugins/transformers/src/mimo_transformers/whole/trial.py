@@ -23,6 +23,8 @@ from mimo_transformers.whole.packed_images import makes_one_call
 
 _TOLERANCE = 1e-5
 _SIZES = ((56, 84), (140, 60), (84, 84))
+_KEPT = ("image_size", "window_size", "vocab_size")
+"""Of a tower, what stays as it is; its vocabulary, as no setting says it."""
 _IDS = ("_token_id", "_token_index")
 _THIN_TOWER: Mapping[str, int] = {"embed_dim": 32, "num_heads": 4}
 """Of a tower, what `thin_values` has no name for."""
@@ -146,7 +148,7 @@ def thin_whole(library: Any, thin_text: Mapping[str, Any]) -> dict[str, Any]:
     """
     tower, text = library.vision_config, library.text_config
     thin_tower = {**thin_values(tower), **{key: size for key, size in _THIN_TOWER.items() if hasattr(tower, key)}}
-    thin_tower |= {key: getattr(tower, key) for key in ("image_size", "window_size") if hasattr(tower, key)}
+    thin_tower |= {key: getattr(tower, key) for key in _KEPT if hasattr(tower, key)}
     sections = {"vision_config": (tower, thin_tower), "text_config": (text, thin_text)}
     others = {key: one for key, one in library.to_dict().items() if key not in sections}
     values = json.loads(json.dumps(others, default=str))
