@@ -76,7 +76,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo_transformers": {
         "images": Row(),
         "family": Row(),
-        "model": Row("family", modules="attention experts modules own published small stage"),
+        "model": Row("family", modules="attention experts layers mixing modules own published small stage"),
         "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
         "whole": Row("images family model trial", modules="config encoder example processing seeing trial"),

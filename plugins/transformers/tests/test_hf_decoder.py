@@ -22,8 +22,13 @@ from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.tensor import expert_splits
 
 LENGTHS = (7, 3, 5)
-FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_moe", "cohere2", "granite")
-"""Of these one has windows and scaled embeddings, one sinks, two experts, one parallel layers, one scaled logits."""
+FAMILIES = (
+    *("llama", "gemma3_text", "gpt_oss", "qwen3_moe", "cohere2", "granite"),
+    *("stablelm", "jamba", "qwen3_next", "lfm3"),
+)
+"""Of the first row one has windows and scaled embeddings, one sinks, two experts, one parallel layers, one scaled
+logits; of the second one passes no keyword arguments to its attention, and the others have a scan, linear attention or
+short convolutions in some layers."""
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -114,13 +119,6 @@ def test_experts_of_a_form_of_their_own_stay_together() -> None:
         expert_splits(module, ExpertAxis(ep=2))
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba"])
-def test_a_family_that_mixes_samples_is_refused(model_type: str) -> None:
-    """A scan or a convolution that runs on from one sample to the next is found, and said with the difference."""
-    with pytest.raises(ConfigError, match=r"modules\.language\.config\.model_type: .* differ by .* on packed rows"):
-        HF_DECODER.build(small(model_type), Stage())
-
-
 def test_what_is_random_in_training_is_refused() -> None:
     """A router's jitter and dropout of attention would draw other numbers in each layout."""
     with pytest.raises(ConfigError, match=r"got 'phimoe': a small one draws random numbers"):
@@ -188,12 +186,12 @@ def test_an_unknown_model_type_is_refused_with_the_closest() -> None:
         new_network(config_of("siglip_vision_model", {}))
 
 
-def test_a_layer_that_asks_for_more_than_is_known_is_refused() -> None:
-    """Attention with a mask of its own isn't computed without it."""
+def test_attention_outside_of_layers_is_refused() -> None:
+    """Attention that runs beside the layers, of whose rows nothing is known."""
     from mimo_transformers.model.attention import packed_attention
 
     x = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(PluginError, match=r"expected one that passes keyword arguments on .* from Identity"):
+    with pytest.raises(PluginError, match=r"expected attention inside of layers alone, .* from Identity"):
         packed_attention(torch.nn.Identity(), x, x, x)
 
 

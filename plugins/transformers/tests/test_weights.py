@@ -39,10 +39,11 @@ def published(model_type: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["gemma3_text", "phi3", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe", "beam"]
+    "model_type",
+    ["gemma3_text", "phi3", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe", "beam", "jamba", "nemotron_h", "mamba2"],
 )
 def test_weights_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> None:
-    """Tied, fused, renamed; of experts one by one, stacked, transposed or in halves; with null inside of a key."""
+    """Tied, fused, renamed; of experts one by one, stacked, transposed or in halves; with null or infinity in keys."""
     network = published(model_type, tmp_path)
     family, theirs = family_of(model_type), load_file(tmp_path / "model.safetensors")
     settings = family.settings(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mimo.hooks import hookimpl
 from mimo.model import (
     STAGE_PARTS,
@@ -44,6 +46,12 @@ def _divisible(config: HfDecoderConfig) -> Mapping[str, int]:
     return config.heads
 
 
+def _check_context(config: HfDecoderConfig) -> None:
+    from mimo_transformers.trial.packed import check_context
+
+    check_context(config)
+
+
 def _split(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     from mimo_transformers.model.stage import HfStage
     from mimo_transformers.trial.tensor import tensor_splits
@@ -71,7 +79,7 @@ HF_DECODER = LanguageModelSpec(
     parts={**STAGE_PARTS, "embedding": ("embedding", "before")},
     stage_parts=stage_parts,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
-    context=stage_context(),
+    context=attrs.evolve(stage_context(), check=_check_context),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
     deepstack=lambda config: config.deepstack,
     reads_items=lambda config: config.bidirectional_items,

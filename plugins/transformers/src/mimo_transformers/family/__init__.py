@@ -12,6 +12,7 @@ from mimo_transformers.family.image_text import (
 )
 from mimo_transformers.family.library import (
     ATTENTION,
+    base_path_of,
     causal_class,
     causal_types,
     config_of,
@@ -32,6 +33,7 @@ __all__ = [
     "HfDecoderConfig",
     "HfEncoderConfig",
     "ImageHalf",
+    "base_path_of",
     "causal_class",
     "causal_types",
     "config_of",

@@ -124,6 +124,16 @@ def new_network(config: Any, *, attention: str = ATTENTION) -> Any:
     return causal_class(config)._from_config(config, attn_implementation=attention)  # noqa: SLF001 - as `AutoModel` does
 
 
+def base_path_of(network: Any) -> str:
+    """Return where the library's model has the one that it puts a head on."""
+    from transformers import PreTrainedModel
+
+    prefix = str(network.base_model_prefix)
+    if hasattr(network, prefix):
+        return prefix
+    return next((path for path, part in network.named_children() if isinstance(part, PreTrainedModel)), "")
+
+
 def is_tower(model_type: str) -> bool:
     """Tell whether the library has a model of a type that sees pictures alone, all of one size."""
     if not _has_pictures(model_type):

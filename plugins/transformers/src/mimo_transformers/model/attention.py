@@ -1,24 +1,26 @@
 """Attention over packed rows for the library's layers: one stateless function, registered under a name of ours.
 
-What a microbatch is travels as the keyword argument `ROWS` of a forward, from the model through its layers to here.
+What a microbatch is, each part of a layer has while the layer runs (`hold_rows`): attention finds it in itself.
 Shapes: T rows, N query heads, K key-value heads, D head width, V width of a value; with several tensor ranks N and K
 are this rank's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from mimo.hooks import PluginError
-from mimo.model.runtime import ContextAxis, DecodeCache, DeepRows, Segments, attend
+from mimo.model.runtime import ContextAxis, DecodeCache, DeepRows, LanguageBatch, Segments, attend
 from mimo_transformers.family import ATTENTION
 
-ROWS = "mimo_rows"
-"""The keyword argument that carries `PackedRows`."""
+_ROWS = "_mimo_rows"
+"""Attribute of a part of a layer: the `PackedRows` on which it runs."""
 _HEADS = "_mimo_heads"
 """Attribute of attention whose query heads aren't as many for each head of keys."""
 _WITHOUT_MEANING = frozenset(
@@ -55,10 +57,34 @@ class PackedRows:
     places: Tensor | None = None
     items: Sequence[Sequence[tuple[int, int]]] = ()
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
-    _calls: dict[int, int] = attrs.field(factory=dict, init=False)
+    _calls: dict[int | str, int] = attrs.field(factory=dict, init=False)
 
-    def call_of(self, layer: int) -> str:
-        """Return a name for this call of a layer's attention, which may be called several times in one forward."""
+    @classmethod
+    def of(cls, batch: LanguageBatch) -> PackedRows:
+        """Return those of a batch of whole samples, on a stage with all layers."""
+        return cls(
+            lengths=batch.lengths,
+            positions=batch.positions,
+            context=ContextAxis.single(),
+            cache=None,
+            resumed=None,
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many rows each sample has that has some, and then the padding."""
+        padding = len(self.positions) - sum(self.lengths)
+        return [size for size in (*self.lengths, padding) if size]
+
+    def alone(self, count: int) -> PackedRows:
+        """Return so many rows that are one sample."""
+        positions = torch.arange(count, device=self.positions.device)
+        return PackedRows(
+            lengths=(count,), positions=positions, context=self.context, cache=None, resumed=None, causal=self.causal
+        )
+
+    def call_of(self, layer: int | str) -> str:
+        """Return a name for this call of a layer's part, which may be called several times in one forward."""
         self._calls[layer] = self._calls.get(layer, -1) + 1
         return f"{layer}.{self._calls[layer]}"
 
@@ -113,15 +139,13 @@ def packed_attention(
         softcap: bounds the scores.
         s_aux: [N] sinks.
         is_causal: as ``module.is_causal`` if None.
-        others: `ROWS`, and what changes nothing.
+        others: what changes nothing.
 
     Raises:
-        PluginError: the layer asks for something else, or passed no `ROWS` on.
+        PluginError: the layer asks for something else.
     """
-    rows = others.pop(ROWS, None)
+    rows = rows_of(module)
     unknown = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_MEANING)
-    if not isinstance(rows, PackedRows):
-        raise refusal(module, "one that passes keyword arguments on to its attention", f"a call without {ROWS!r}")
     if attention_mask is not None or dropout or unknown:
         given = {"attention_mask": attention_mask is not None, "dropout": dropout > 0}
         asked = [*(name for name, is_given in given.items() if is_given), *unknown]
@@ -137,6 +161,32 @@ def packed_attention(
     heads = vars(module).get(_HEADS)
     attended = attend(query, key, value, segments, heads=heads, scale=scaling, soft_cap=softcap, sinks=s_aux)
     return attended.unsqueeze(0), None
+
+
+@contextmanager
+def hold_rows(part: nn.Module, rows: PackedRows) -> Iterator[None]:
+    """Have a part of a layer, and all inside of it, run on these rows within."""
+    inside = [vars(one) for one in part.modules()]
+    before = [one.get(_ROWS) for one in inside]
+    for one in inside:
+        one[_ROWS] = rows
+    try:
+        yield
+    finally:
+        for one, other in zip(inside, before, strict=True):
+            one[_ROWS] = other
+
+
+def rows_of(part: nn.Module) -> PackedRows:
+    """Return the rows on which a part of a layer runs.
+
+    Raises:
+        PluginError: none of its layers does.
+    """
+    rows = vars(part).get(_ROWS)
+    if not isinstance(rows, PackedRows):
+        raise refusal(part, "attention inside of layers alone", "a call from elsewhere")
+    return rows
 
 
 def set_heads(module: nn.Module, heads: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What takes the place of the library's modules inside of its models: parallel ones, and stand-ins for what isn't here.
+"""What takes the place of the library's modules inside of its models: parallel ones, which draw their own values.
 
 Shapes: T rows, H hidden, I inputs, O outputs; the library puts a dim of 1 before T.
 """
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from mimo.hooks import PluginError
 from mimo.model.runtime import Embedding, Linear, TensorAxis
-from mimo_transformers.model.attention import ROWS, PackedRows
 
 Draw = Callable[[nn.Module], None]
 """Draws the initial values of the parameters that a module of the library itself holds."""
@@ -104,51 +103,6 @@ class BridgedEmbedding(Embedding):
         vars(finishing)["_parameters"] = {"weight": found}  # read like a parameter
         finishing.padding_idx = None
         return cast("Tensor", finishing(torch.arange(len(ids), device=ids.device)))
-
-
-class LayerStandIn:
-    """Mixed into the class of a layer that another stage holds: it keeps its plain attributes, and computes nothing.
-
-    Attributes:
-        resumes: whether the rows of the stage before take the place of its input: it is the last layer before ours.
-        finishes: whether its input is the result of this stage: it is the first layer after ours.
-        wraps: whether the library's layer returns a tuple.
-    """
-
-    resumes: bool
-    finishes: bool
-    wraps: bool
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """Return the rows [1, T, H] that come in, or those of the stage before."""
-        hidden: Tensor = given[0] if given else named["hidden_states"]
-        rows = named[ROWS]
-        assert isinstance(rows, PackedRows)
-        if self.resumes:
-            assert rows.resumed is not None
-            hidden = rows.resumed.unsqueeze(0)
-        if self.finishes:
-            rows.result = hidden.squeeze(0)
-        return (hidden,) if self.wraps else hidden
-
-
-def stand_in(layer: nn.Module, *, resumes: bool, finishes: bool, wraps: bool) -> None:
-    """Make a layer of the library a `LayerStandIn`, without parameters or parts."""
-    original = type(layer)
-    layer.__class__ = type(original.__name__, (LayerStandIn, original), {})
-    vars(layer).update(_parameters={}, _buffers={}, _modules={}, resumes=resumes, finishes=finishes, wraps=wraps)
-
-
-class Passing(nn.Module):
-    """In the place of a module that another stage holds: returns rows as they come, and zeros where there are none."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.hidden = hidden
-
-    def forward(self, x: Tensor, *_given: Any, **_named: Any) -> Tensor:
-        """Return ``x`` [1, T, H]; zeros for ids [1, T]."""
-        return x if x.is_floating_point() else torch.zeros(*x.shape, self.hidden, device=x.device)
 
 
 def without_contents(module: nn.Module) -> Any:

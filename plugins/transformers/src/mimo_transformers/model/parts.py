@@ -5,6 +5,7 @@ Shapes: T rows, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from mimo.hooks import ConfigError, UserError
 from mimo.model.runtime import ContextAxis
-from mimo_transformers.model.attention import ROWS, PackedRows
-from mimo_transformers.model.modules import stand_in
+from mimo_transformers.family import base_path_of
+from mimo_transformers.model.attention import PackedRows
+from mimo_transformers.model.layers import about_to_run, stand_in
 
 _ROWS = 4
+_MOST_RETURNED = 3
 
 
 @attrs.frozen(kw_only=True)
@@ -28,14 +31,14 @@ class Parts:
         before: modules with parameters that run before the first layer, but for the input embedding.
         after: modules with parameters that run behind the last layer.
         buffered: modules with buffers alone, such as rotary positions, that layers read the results of.
-        wraps: whether layers return tuples.
+        returns: how long the tuples are that layers return, 0 for none.
     """
 
     layers: str
     before: tuple[str, ...]
     after: tuple[str, ...]
     buffered: tuple[str, ...]
-    wraps: bool
+    returns: int
 
 
 def find_parts(network: Any) -> Parts:
@@ -47,7 +50,8 @@ def find_parts(network: Any) -> Parts:
     Raises:
         ConfigError: it is not made of an embedding, layers, and what comes before and after them.
     """
-    base, config = network.base_model, network.config
+    base_path = base_path_of(network)
+    base, config = network.get_submodule(base_path), network.config
     layers_path = _layers_path(base, config.num_hidden_layers)
     layers = base.get_submodule(layers_path)
     embedding = network.get_input_embeddings()
@@ -58,7 +62,7 @@ def find_parts(network: Any) -> Parts:
     }
     if "" in beside:
         raise _refusal(config, f"parameters of its own in {type(base).__name__}")
-    head, prefix = network.get_output_embeddings(), f"{network.base_model_prefix}."
+    head, prefix = network.get_output_embeddings(), f"{base_path}."
     outside = [
         path
         for path, part in network.named_modules()
@@ -66,16 +70,18 @@ def find_parts(network: Any) -> Parts:
     ]
     if outside:
         raise _refusal(config, f"{', '.join(outside)} behind the model and before its output")
-    for wraps in (False, True):
+    for layer in layers:
+        stand_in(layer, resumes=False, finishes=False, returns=0)
+    problem = ""
+    for returns in range(_MOST_RETURNED + 1):
         for layer in layers:
-            if not wraps:
-                stand_in(layer, resumes=False, finishes=False, wraps=False)
-            layer.wraps = wraps
+            layer.returns = returns
         calls, result = _run(network, beside, layers)
         if isinstance(result, Tensor) and tuple(result.shape) == (1, _ROWS, config.hidden_size):
             break
+        problem = problem or str(result)
     else:
-        raise _refusal(config, f"a forward that fails without layers: {result}")
+        raise _refusal(config, f"a forward that fails without layers: {problem}")
     order = [path for path, _ in calls]
     first, last = order.index(""), len(order) - 1 - order[::-1].index("")
     with_parameters = [path for path, part in beside.items() if any(True for _ in part.parameters(recurse=False))]
@@ -88,7 +94,7 @@ def find_parts(network: Any) -> Parts:
         before=tuple(path for path in with_parameters if path in before),
         after=tuple(path for path in with_parameters if path in after),
         buffered=tuple(path for path in beside if path not in with_parameters),
-        wraps=wraps,
+        returns=returns,
     )
 
 
@@ -117,7 +123,7 @@ def _run(network: Any, beside: dict[str, nn.Module], layers: Any) -> tuple[list[
     try:
         with torch.no_grad():
             x = torch.zeros(1, _ROWS, network.config.hidden_size, device=device)
-            found = run_base(network.base_model, x, rows)
+            found = run_base(network.get_submodule(base_path_of(network)), layers, x, rows)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a model of the library does without its layers
@@ -128,10 +134,18 @@ def _run(network: Any, beside: dict[str, nn.Module], layers: Any) -> tuple[list[
     return (calls, found) if any(not path for path, _ in calls) else (calls, "no layer was called")
 
 
-def run_base(base: Any, x: Tensor, rows: PackedRows) -> Any:
-    """Return the last hidden rows [1, T, H] of a base model for embedded rows ``x`` [1, T, H]."""
+def run_base(base: Any, layers: Iterable[nn.Module], x: Tensor, rows: PackedRows) -> Any:
+    """Return the last hidden rows [1, T, H] of a base model for embedded rows ``x`` [1, T, H].
+
+    Args:
+        base: of the library.
+        layers: its, each a `BridgedLayer`.
+        x: embedded.
+        rows: that they are.
+    """
     positions = rows.positions if rows.places is None else rows.places.T  # [T] or [3, T]
-    found = base(inputs_embeds=x, position_ids=positions.unsqueeze(-2), use_cache=False, **{ROWS: rows})
+    with about_to_run(layers, rows):
+        found = base(inputs_embeds=x, position_ids=positions.unsqueeze(-2), use_cache=False)
     return found.last_hidden_state
 
 

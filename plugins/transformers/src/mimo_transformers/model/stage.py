@@ -18,16 +18,16 @@ from torch.nn import functional
 from mimo.hooks import ConfigError
 from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
-from mimo_transformers.family import HfDecoderConfig, new_network, quiet
-from mimo_transformers.model.attention import ROWS, PackedRows, register_attention
+from mimo_transformers.family import HfDecoderConfig, base_path_of, new_network, quiet
+from mimo_transformers.model.attention import PackedRows, register_attention
 from mimo_transformers.model.experts import BridgedGroupedLinear
+from mimo_transformers.model.layers import LAYER_ROWS, Passing, bridge_layers, mix_in, stand_in
+from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.modules import (
     BridgedEmbedding,
     BridgedLinear,
     Draw,
-    Passing,
     fill_buffers,
-    stand_in,
     turns_by_grids,
     without_contents,
 )
@@ -54,11 +54,13 @@ class HfStage(LanguageStage):
             network = new_network(library)
         shell = without_contents(network)
         draw: Draw = partial(type(network)._init_weights, shell)  # noqa: SLF001 - what the library draws by itself
-        base = network.base_model
+        base = network.get_submodule(base_path_of(network))
         layers = base.get_submodule(parts.layers)
         paths = {part: path for path, part in network.named_modules()}
         embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
-        replace(layers, draw)
+        mixed, here = mixing(described(config)), stage.layers(config.layers)
+        replace(layers, draw, weights=mixed.weights)
+        bridge_layers([layer for index, layer in enumerate(layers) if index in here], mixed.parts)
         fill_buffers(embedding, draw)
         super().__init__(
             config,
@@ -81,7 +83,8 @@ class HfStage(LanguageStage):
         network.set_input_embeddings(nn.Identity())
         self._parts = parts
         self._turns_by_grids = turns_by_grids(base)
-        self._networks = (base, _with_head(network, self))  # not parts: what of them is here is registered above
+        # No parts: what of them is here is registered above.
+        self._networks = (base, _with_head(network, self), layers)
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
@@ -102,12 +105,14 @@ class HfStage(LanguageStage):
             places=places,
             items=batch.items if self.config.bidirectional_items else (),
         )
-        found = run_base(self._networks[0], x.unsqueeze(0), packed).squeeze(0)
+        base, _, layers = self._networks
+        found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
         if cache is not None:
             cache.seen += count
         if not self.stage.is_last:
             assert packed.result is not None
             found = packed.result
+        found = found.to(x.dtype)  # some sum up in fp32 from layer to layer
         return deep.join(found, stop=self.span.stop)[:count]
 
     @property
@@ -123,7 +128,7 @@ class HfStage(LanguageStage):
         """Return for each parameter and buffer here, by its path, what it is in a model of the library, ``network``."""
         ends = {"embedding": network.get_input_embeddings(), "head": network.get_output_embeddings()}
         names = {part: path for path, part in network.named_modules()}
-        base, parts = network.base_model_prefix, self._parts
+        base, parts = base_path_of(network), self._parts
         prefixes = {key: names[part] for key, part in ends.items()} | {"layers": f"{base}.{parts.layers}"}
         prefixes |= dict.fromkeys(["norm"], f"{base}.{parts.after[0]}") if parts.after else {}
         prefixes |= {f"before.{_key(path)}": f"{base}.{path}" for path in parts.before}
@@ -168,7 +173,7 @@ class _Output:
 
 
 class _Given(nn.Module):
-    """In the place of a base model: its last hidden rows are those that it is given."""
+    """Mixed into the class of a base model: its last hidden rows are those that it is given."""
 
     def forward(self, *_given: Any, inputs_embeds: Tensor, **_named: Any) -> _Output:
         """Return them as the library's base models do."""
@@ -182,6 +187,13 @@ class _Product(nn.Module):
         super().__init__()
         self.stage = weakref.ref(stage)  # a reference would be a circle
 
+    @property
+    def weight(self) -> Tensor:
+        """What it multiplies with, of which a model may want to know the type."""
+        stage = self.stage()
+        assert stage is not None
+        return cast("Tensor", stage.embedding.weight if stage.tied else stage.head.weight)
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [1, T, V] of this rank's span of the vocabulary."""
         stage = self.stage()
@@ -191,7 +203,10 @@ class _Product(nn.Module):
 
 def _with_head(network: Any, stage: HfStage) -> Any:
     """Return the network with a base model and an output embedding that are the stage's."""
-    setattr(network, network.base_model_prefix, _Given())
+    path = base_path_of(network)
+    base = without_contents(network.get_submodule(path))
+    mix_in(base, _Given)
+    network.set_submodule(path, base)
     network.set_output_embeddings(_Product(stage))
     return network
 
@@ -216,7 +231,7 @@ def _one_after(base: Any, parts: Parts) -> nn.Module:
 
 def _add_deep(index: int, _layer: nn.Module, _given: Any, named: Mapping[str, Any], found: Any) -> Any:
     """Return what a layer has, rows [1, T, H] or a tuple that begins with them, with rows of encoders added."""
-    rows: PackedRows = named[ROWS]
+    rows: PackedRows = named[LAYER_ROWS]
     hidden = found[0] if isinstance(found, tuple) else found
     hidden = rows.deep.add(index, hidden.squeeze(0)).unsqueeze(0)
     return (hidden, *found[1:]) if isinstance(found, tuple) else hidden
@@ -227,7 +242,7 @@ def _leave_out(base: Any, layers: Any, parts: Parts, stage: Stage, config: HfDec
     here = stage.layers(config.layers)
     for index, layer in enumerate(layers):
         if index not in here:
-            stand_in(layer, resumes=index == here.start - 1, finishes=index == here.stop, wraps=parts.wraps)
+            stand_in(layer, resumes=index == here.start - 1, finishes=index == here.stop, returns=parts.returns)
     absent = [*(parts.before if not stage.is_first else ()), *(parts.after if not stage.is_last else ())]
     for path in absent:
         base.set_submodule(path, Passing(config.hidden))

@@ -1,13 +1,13 @@
 """Whether a family computes on packed rows what the library computes on each sample alone, tried on a small one of it.
 
-A layer that mixes rows by anything else than the library's attention interface, as a convolution or a scan does, would
-mix samples too, and nothing in its config says so.
+A layer may mix rows in other ways than through the library's attention interface, and nothing in its config says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mimo.hooks import ConfigError, UserError
 from mimo.model import Stage
-from mimo.model.runtime import LanguageBatch
 from mimo_transformers.family import HfDecoderConfig
+from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.modules import turns_by_grids
 from mimo_transformers.model.small import (
     batch_of,
@@ -31,6 +31,10 @@ from mimo_transformers.model.stage import HfStage
 
 _STAGES = 2
 _TOLERANCE = 1e-5
+_GRADIENT_TOLERANCE = 1e-4
+"""Of gradients, which are sums over all rows that may cancel one another."""
+_SMALL_GRADIENT = 1e-3
+"""Share of the whole gradient's norm below which a parameter's is compared with that share instead of itself."""
 
 
 _BY_LONGEST = frozenset({"dynamic", "longrope"})
@@ -66,6 +70,22 @@ def check_config(config: HfDecoderConfig) -> None:
         )
 
 
+def check_context(config: HfDecoderConfig) -> None:
+    """Refuse context ranks for a family that mixes rows by other means than attention.
+
+    Raises:
+        ConfigError: by the key ``cp`` of the module.
+    """
+    if found := mixing(described(config)).parts:
+        names = ", ".join(sorted(one.__name__ for one in found))
+        raise ConfigError(
+            "cp",
+            expected="1, since this model has parts that read all rows of a sample one after the other",
+            got=f"more for {config.model_type!r} with {names}",
+            fix="Leave cp out; any number of lanes (dp) and stages (pp) works.",
+        )
+
+
 def _rope_types(values: Any) -> Iterator[str]:
     """Yield all ``rope_type`` in nested keys."""
     if isinstance(values, Mapping):
@@ -94,16 +114,15 @@ def prove(config: HfDecoderConfig) -> None:
 def _problem(description: str) -> str:
     try:
         with trying():
-            differences = _differences(small_config(description))
+            for what, difference, allowed in _differences(small_config(description)):
+                if not difference <= allowed:
+                    return f"{what} of a small one differ by {difference:.1e}"
     except UserError as error:
         return str(error)
     except _RandomError:
         return "a small one draws random numbers while it trains"
     except Exception as error:  # noqa: BLE001 - whatever a model of the library does
         return f"a small one fails with {type(error).__name__}: {error}"
-    for what, difference in differences.items():
-        if not difference <= _TOLERANCE:
-            return f"logits of a small one differ by {difference:.1e} {what}"
     return ""
 
 
@@ -111,18 +130,31 @@ class _RandomError(Exception):
     """A model draws random numbers, which would be others in each layout."""
 
 
-def _differences(config: HfDecoderConfig) -> dict[str, float]:
-    """Return by how much logits differ from the library's, over the largest."""
+def _differences(config: HfDecoderConfig) -> Iterator[tuple[str, float, float]]:
+    """Yield by how much what a family computes differs from what the library does, over the largest, and may."""
     network = stirred(config).eval()
-    samples = draw_ids(config)
-    places = draw_places(samples) if turns_by_grids(network) else [None] * len(samples)
-    wanted = torch.cat([_of_library(network, ids, own) for ids, own in zip(samples, places, strict=True)])
-    found = {}
-    for what, count in (("on packed rows", 1), (f"in {_STAGES} pipeline stages", _STAGES)):
-        batch = batch_of(samples, [own for own in places if own is not None])
-        logits = _logits(config, network, batch, count)
-        found[what] = float((logits - wanted).abs().max() / wanted.abs().max())
-    return found
+    samples, factors = draw_ids(config), torch.randn(config.vocabulary)
+    places = draw_places(samples) if turns_by_grids(network) else ()
+
+    def learned(logits: Tensor) -> None:
+        ((logits * factors).sum() / logits.detach().abs().max()).backward()
+
+    with torch.enable_grad():
+        wanted = torch.cat([_of_library(network, ids, own) for ids, own in zip_longest(samples, places)])
+        learned(wanted)
+    (stage,) = _stages(config, network, 1)
+    with torch.enable_grad():
+        logits = _logits([stage], samples, places)
+        learned(logits)
+    yield "logits on packed rows", _difference(logits, wanted), _TOLERANCE
+    stages = _stages(config, network, _STAGES)
+    yield f"logits in {_STAGES} pipeline stages", _difference(_logits(stages, samples, places), wanted), _TOLERANCE
+    yield "gradients on packed rows", _gradient_difference(stage, network), _GRADIENT_TOLERANCE
+    others = [ids if index else torch.where(ids > 1, ids - 1, ids + 1) for index, ids in enumerate(samples)]
+    start = len(samples[0])
+    difference = _difference(_logits([stage], others, places)[start:], logits[start:])
+    # No bit, but where the number of rows of an expert, and with it the order of its sums, follows from all samples.
+    yield "logits of one sample after a change to another", difference, _TOLERANCE if config.experts else 0.0
 
 
 def _of_library(network: Any, ids: Tensor, places: Tensor | None) -> Tensor:
@@ -132,14 +164,38 @@ def _of_library(network: Any, ids: Tensor, places: Tensor | None) -> Tensor:
     return logits
 
 
-def _logits(config: HfDecoderConfig, network: Any, batch: LanguageBatch, count: int) -> Tensor:
-    hidden: Tensor | None = None
-    for index in range(count):
-        stage = HfStage(config, Stage(index, count))  # as it is trained: what is random then differs too
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+def _gradient_difference(stage: HfStage, network: Any) -> float:
+    """Return by how much the gradient of any parameter differs, over its norm."""
+    theirs = {name: one.grad for name, one in network.named_parameters(remove_duplicate=False)}
+    floor = _SMALL_GRADIENT * float(torch.stack([one.norm() for one in theirs.values() if one is not None]).norm())
+    found: dict[str, Tensor] = {}
+    published = stage.published(network)
+    for path, parameter in stage.named_parameters():
+        name = published[path].name
+        if parameter.requires_grad and theirs.get(name) is not None:
+            whole = found.setdefault(name, torch.zeros_like(network.get_parameter(name)))
+            published[path].view(whole).add_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    return max(float((one - theirs[name]).norm() / theirs[name].norm().clamp_min(floor)) for name, one in found.items())
+
+
+def _stages(config: HfDecoderConfig, network: Any, count: int) -> list[HfStage]:
+    """Return the stages of a model as they are trained: what is random then differs too."""
+    stages = [HfStage(config, Stage(index, count)) for index in range(count)]
+    for stage in stages:
         stage.read(network)
+    return stages
+
+
+def _logits(stages: Sequence[HfStage], samples: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    hidden: Tensor | None = None
+    for stage in stages:
         chance = torch.get_rng_state()
-        hidden = stage(batch, {}, hidden)
+        hidden = stage(batch_of(samples, places), {}, hidden)
         if not torch.equal(chance, torch.get_rng_state()):
             raise _RandomError
     assert hidden is not None
-    return stage.logits(hidden)
+    return stages[-1].logits(hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import attrs
 from torch import Tensor, nn
 
 from mimo.hooks import ConfigError
@@ -11,6 +12,8 @@ from mimo.model import Stage
 from mimo.model.runtime import ExpertAxis, Split, TensorAxis
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.experts import BridgedExperts
+from mimo_transformers.model.layers import PerSample
+from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_experts, split_layers
@@ -64,7 +67,8 @@ def expert_splits(stage: HfStage, axis: ExpertAxis) -> dict[str, Split]:
 def _has_known_experts(description: str) -> bool:
     with trying():
         stage = HfStage(small_config(description), Stage())
-    return any(isinstance(part, BridgedExperts) for part in stage.modules())
+    inside = {one for part in stage.modules() if isinstance(part, PerSample) for one in part.modules()}
+    return any(isinstance(part, BridgedExperts) and part not in inside for part in stage.modules())
 
 
 @cache
@@ -88,7 +92,10 @@ def _plan_of(description: str) -> TensorPlan | str:
             splits = split_layers(stage, axis, plan, heads=_heads(config))
             return splits | split_experts(stage, ExpertAxis.single())
 
-        return find_plan(filled, run, split, plans(config.library(), filled().layers_path))
+        found = plans(config.library(), filled().layers_path)
+        if mixing(description).parts:
+            found = (each for plan in found for each in (plan, attrs.evolve(plan, cuts_mixers=False)))
+        return find_plan(filled, run, split, found)
 
 
 def _heads(config: HfDecoderConfig) -> Heads:

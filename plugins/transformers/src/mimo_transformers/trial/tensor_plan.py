@@ -17,6 +17,7 @@ from mimo.hooks import ConfigError
 from mimo.model.runtime import ExpertAxis, LanguageStage, Split, TensorAxis
 from mimo_transformers.model.attention import set_heads
 from mimo_transformers.model.experts import BridgedExperts
+from mimo_transformers.model.layers import PerSample
 from mimo_transformers.model.modules import BridgedLinear, Way
 from mimo_transformers.model.small import general
 
@@ -67,10 +68,12 @@ class TensorPlan:
 
     Args:
         styles: of linears and parameters, by path; what is left out is copied.
+        cuts_mixers: whether this holds inside of what runs on one sample after the other; it is copied otherwise.
         summed: copied parameters of which each rank has a part of the gradient, by `general` paths in the whole module.
     """
 
     styles: Mapping[str, str]
+    cuts_mixers: bool = True
     summed: frozenset[str] = frozenset()
 
 
@@ -118,7 +121,11 @@ def split_linears(layer: nn.Module, axis: TensorAxis, plan: TensorPlan, *, heads
     """Hand ``axis`` to the linears of a layer or tower, which lies ``at`` a path; return how it is split."""
     splits: dict[str, Split] = {}
     owners: set[str] = set()
+    mixers = [part for part in layer.modules() if isinstance(part, PerSample) and not plan.cuts_mixers]
+    whole = {part for mixer in mixers for part in mixer.modules()}
     for path, part in layer.named_modules():
+        if part in whole and not isinstance(part, BridgedExperts):
+            continue
         style = _style(plan, path, at)
         if isinstance(part, BridgedExperts):
             part.tensor = axis

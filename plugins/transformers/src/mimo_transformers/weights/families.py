@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -51,6 +52,10 @@ _HEADLESS = (
     "transformers has no class of this family that reads text alone and has a head: {0} gives hidden rows, of which "
     "lm_head.weight, or where it is tied model.embed_tokens.weight, makes the logits"
 )
+_TAG = "__float__"
+"""Only key of the table that stands for a number in a ``config.json`` of the library."""
+_TAGGED = ("NaN", "Infinity", "-Infinity")
+
 _DROPOUT = re.compile(r"^(?!classifier|summary).*(drop|dropout|dropout_prob|dropout_rate)$")
 """Keys that drop something at random, but for heads that no language model has."""
 
@@ -163,7 +168,29 @@ def _settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str
 
 
 def _library(keys: Mapping[str, Any], model_type: str) -> Any:
-    return config_of(model_type, {key: keys[key] for key in keys if _is_said(key, _NOT_OURS - {"vocab_size"})})
+    said = {key: keys[key] for key in keys if _is_said(key, _NOT_OURS - {"vocab_size"})}
+    return config_of(model_type, _changed(said, _from_tagged))
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return plain data with each table and number changed, what lies inside of a table first."""
+    if isinstance(value, Mapping):
+        return change({key: _changed(one, change) for key, one in value.items()})
+    return [_changed(one, change) for one in value] if isinstance(value, list | tuple) else change(value)
+
+
+def _from_tagged(value: Any) -> Any:
+    """Return the number that the library writes as a table, as JSON has no infinity."""
+    if isinstance(value, Mapping) and set(value) == {_TAG} and value[_TAG] in _TAGGED:
+        return float(value[_TAG])
+    return value
+
+
+def _tagged(value: Any) -> Any:
+    """Return a number as the library writes it."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return {_TAG: next(name for name in _TAGGED if str(float(name)) == str(value))}
 
 
 def _decoder_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
@@ -213,7 +240,7 @@ def _without_null(value: Any, path: str, null: list[str]) -> Any:
 def _describe(config: HfConfig) -> Mapping[str, Any]:
     """Return what the library's own ``save_pretrained`` writes, but for keys that are others' to say."""
     said = config.library().to_diff_dict()
-    kept = {key: value for key, value in said.items() if _is_said(key, _NOT_OURS - {"vocab_size"})}
+    kept = {key: _changed(value, _tagged) for key, value in said.items() if _is_said(key, _NOT_OURS - {"vocab_size"})}
     described: Mapping[str, Any] = json.loads(json.dumps(kept, default=str))
     return described
 

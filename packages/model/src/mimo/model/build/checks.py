@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mimo.hooks import ConfigError, PluginError
@@ -42,6 +43,9 @@ def check_module(
             got=repr(grid.cp),
             fix="Leave cp out; any number of lanes (dp) works.",
         )
+    if grid.cp > 1 and spec.context is not None:
+        with _within(where, "cp"):
+            spec.context.check(config)
     _check_tensor(spec, config, grid=grid, where=where, noun=noun)
     if sequence_parallel and (spec.tensor is None or not spec.tensor.splits_rows):
         raise ConfigError(
@@ -68,6 +72,16 @@ def _check_recompute(spec: EncoderSpec | LanguageModelSpec, recompute: Recompute
     )
 
 
+@contextmanager
+def _within(where: str, key: str) -> Iterator[None]:
+    """Put the module's path before that of an error of this key."""
+    try:
+        yield
+    except ConfigError as error:
+        path = f"{where}.{key}" if error.where == key else error.where
+        raise ConfigError(path, expected=error.expected, got=error.got, fix=error.fix) from error
+
+
 def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
     if grid.tp == 1:
         return
@@ -78,11 +92,8 @@ def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: G
             got=repr(grid.tp),
             fix="Leave tp out; any number of lanes (dp) works.",
         )
-    try:
+    with _within(where, "tp"):
         counts = spec.tensor.divisible(config)
-    except ConfigError as error:
-        path = f"{where}.tp" if error.where == "tp" else error.where
-        raise ConfigError(path, expected=error.expected, got=error.got, fix=error.fix) from error
     for key, count in counts.items():
         if count % grid.tp:
             raise ConfigError(

@@ -56,9 +56,12 @@ class ContextSupport:
 
     Args:
         attach: given the module and this rank's `ContextAxis`, hands the axis to the submodules that use it.
+        check: of a config, raises a `ConfigError` of ``cp`` where it can't work so; the module's path is put before
+            that.
     """
 
     attach: Callable[[nn.Module, ContextAxis], None]
+    check: Callable[[Any], None] = lambda _config: None
 
 
 @attrs.frozen(kw_only=True)
