@@ -44,6 +44,14 @@ def test_each_axis_is_tried_with_two() -> None:
     assert found["tp"].startswith("expected a divisor of heads = 1, got 2")
     assert found["ep"] == "expected 1, since language model 'decoder' has no experts, got 2"
     assert all(try_axes(SIMPLE, {}).values())
+    widths: list[int] = []
+
+    def build(_config: Any, hidden: int) -> nn.Module:
+        widths.append(hidden)
+        return nn.Identity()
+
+    try_axes(attrs.evolve(SIMPLE, build=build), {}, hidden=5)
+    assert widths == [5]
 
 
 def test_a_plan_of_experts_may_refuse_too() -> None:

@@ -1,13 +1,16 @@
 """Which families installed plugins read, which plugin comes first, and what is recorded or tried of them."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 import pytest
+from torch import nn
 
 from mimo.hooks import ConfigError
-from mimo.model import DECODER, HYBRID, HfFamilies, HfTested
-from mimo.trainer.convert.families import axes_in_words, read_families, try_family
+from mimo.model import DECODER, HYBRID, EncoderSpec, HfFamilies, HfTested
+from mimo.trainer.convert.families import axes_in_words, read_families, try_family, try_folder
 
 RECORD: Mapping[str, HfTested] = {
     "llama": HfTested(version="library 2", refused={"cp": "rows are mixed"}),
@@ -25,6 +28,15 @@ ANY = attrs.evolve(
     ),
 )
 
+PIXELS = EncoderSpec(
+    name="pixels",
+    config=dict,
+    measure=lambda _raw: (1,),
+    rows=lambda _config, _size: 1,
+    prepare=lambda _config, _raw: {},
+    build=lambda _config, _hidden: nn.Identity(),
+)
+
 
 def test_a_plugin_that_names_a_family_comes_before_one_that_reads_any() -> None:
     """Whatever is installed first; families are in order, each plugin's by itself."""
@@ -34,6 +46,18 @@ def test_a_plugin_that_names_a_family_comes_before_one_that_reads_any() -> None:
         ("llama", "any", False, False),
         ("olmo", "any", True, False),
         ("toy", "any", True, False),
+    ]
+
+
+def test_a_whole_model_comes_beside_its_language_model() -> None:
+    """What is recorded of the whole says with which plugin; both are first."""
+    record = {"llama": HfTested(version="library 2", language="decoder")}
+    assert ANY.hf_any is not None
+    known = attrs.evolve(ANY.hf_any, known=lambda: ["llama", "toy"], tested=lambda: record)
+    found = read_families([attrs.evolve(PIXELS, hf_any=known), DECODER])
+    assert [(one.part, one.plugin, one.first, one.language) for one in found if one.model_type == "llama"] == [
+        ("language", "decoder", True, ""),
+        ("image", "pixels", True, "decoder"),
     ]
 
 
@@ -62,9 +86,25 @@ def test_a_trial_gives_the_reason_of_each_refusal() -> None:
     assert found.refused["ep"] == "expected 1, since language model 'decoder' has no experts, got 2"
 
 
+def test_a_folder_is_tried_by_what_it_says(tmp_path: Path) -> None:
+    """Its weights aren't needed; what its config.json says decides, and what ours can't do is refused by its key."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 1}))
+    (found,) = try_folder(tmp_path)
+    assert (found.read.plugin, found.read.first, found.problem, found.untried) == ("decoder", True, "", "")
+    assert found.refused["pp"] == "expected at most its layers = 1, got 2"
+    assert found.refused["tp"] == ""
+    file.write_text(json.dumps({"model_type": "no-such-model"}))
+    with pytest.raises(ConfigError, match=r"config\.json model_type: expected a family that can be read here: "):
+        try_folder(tmp_path)
+
+
 def test_an_unknown_family_is_refused_with_the_closest() -> None:
     """Or with where they are listed."""
-    with pytest.raises(ConfigError, match=r"model_type: expected one that .* reads, got 'lama'\. Did you mean 'llama'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model_type: expected one that .* reads, or a published folder, got 'lama'\. Did you mean 'llama'",
+    ):
         try_family("lama")
     with pytest.raises(ConfigError, match=r"`mimo models` lists them"):
         try_family("#")

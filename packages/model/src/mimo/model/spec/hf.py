@@ -180,11 +180,13 @@ class HfTested:
         version: of the library, ``transformers 5.23.0``.
         problem: why it can't be trained; empty where it computed what the library computes.
         refused: by axis along which it can't be split in two, why.
+        language: of an encoder that reads whole models, the plugin that was their language model.
     """
 
     version: str
     problem: str = ""
     refused: Mapping[str, str] = attrs.field(factory=dict)
+    language: str = ""
 
 
 @attrs.frozen(kw_only=True)

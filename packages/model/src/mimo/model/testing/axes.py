@@ -23,7 +23,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 _HIDDEN = 8
 
 
-def try_axes(spec: EncoderSpec | LanguageModelSpec, config: Any) -> dict[str, str]:
+def try_axes(spec: EncoderSpec | LanguageModelSpec, config: Any, *, hidden: int = _HIDDEN) -> dict[str, str]:
     """Return why a module can't be split in two along each of the `PARALLEL_AXES`, nothing where it can.
 
     It is built without storage. What a plugin finds out on a small model of it is found out.
@@ -31,13 +31,14 @@ def try_axes(spec: EncoderSpec | LanguageModelSpec, config: Any) -> dict[str, st
     Args:
         spec: the plugin.
         config: an instance of ``spec.config``; a vocabulary of 0 is none.
+        hidden: of an encoder, the width of the rows that it is to deliver, where not any will do.
 
     Raises:
         ConfigError: it can't be built at all.
     """
     with create_on("meta"):
         if isinstance(spec, EncoderSpec):
-            spec.build(config, _HIDDEN)
+            spec.build(config, hidden)
             return {axis: _refusal(spec, config, axis) for axis in PARALLEL_AXES}
         module = spec.build(config, Stage())
     found = {axis: _refusal(spec, config, axis) for axis in PARALLEL_AXES}

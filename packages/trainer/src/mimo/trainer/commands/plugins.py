@@ -44,7 +44,7 @@ def plugins(*settings: str, check: str | None = None) -> int:
 
 
 def models(
-    model_type: Annotated[str, Parameter(show_default=False)] = "",
+    model: Annotated[str, Parameter(show_default=False)] = "",
     /,
     *,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -52,20 +52,26 @@ def models(
     """List the families of published models that installed plugins read, or try one.
 
     Args:
-        model_type: of a config.json; tries now what each plugin can do with this family, and prints of each axis
-            whether it can be split along it, or why not. Ends with 0 if one can train it, 1 if none can.
+        model: the model_type of a config.json, or a published folder; tries now what each plugin can do with this
+            family, or with what the folder says, and prints of each axis whether it can be split along it, or why not.
+            Of a whole model, whose type doesn't say enough, it prints what is recorded. Ends with 0 if a plugin can
+            train it, or all that the folder holds; else with 1.
         as_json: print it as JSON.
     """
+    from pathlib import Path
+
     import attrs
 
     from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.commands.tables.models import show_families, show_trials
-    from mimo.trainer.convert.families import installed_families, try_family
+    from mimo.trainer.convert.families import installed_families, try_family, try_folder
+    from mimo.trainer.convert.published_parts import CONFIG_NAME
 
-    if model_type:
-        trials = try_family(model_type)
+    if model:
+        is_folder = (Path(model) / CONFIG_NAME).exists()
+        trials = try_folder(Path(model)) if is_folder else try_family(model)
         shown, lines = [attrs.asdict(one) for one in trials], show_trials(trials)
-        code = int(all(one.problem for one in trials))
+        code = int((any if is_folder else all)(one.problem for one in trials))
     else:
         families = installed_families()
         shown, lines, code = [attrs.asdict(one) for one in families], show_families(families), 0

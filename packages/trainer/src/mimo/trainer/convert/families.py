@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from mimo.checkpoint import read_published_json
 from mimo.hooks import ConfigError, UserError
 from mimo.model import PARALLEL_AXES, EncoderSpec, HfFamily, HfTested, LanguageModelSpec, supported_axes
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
-from mimo.trainer.convert.published_parts import Spec, installed_modules
+from mimo.trainer.convert.published_parts import CONFIG_NAME, HfPart, Spec, find_parts, installed_modules, readers_of
 
 _EXPERT_AXES = {"ep", "etp"}
 
@@ -27,7 +30,7 @@ class ReadFamily:
         model_type: of its ``config.json``.
         plugin: name of the plugin.
         part: what it becomes: ``language``, or an encoder's modality.
-        first: whether this plugin reads it unless another one is named.
+        first: whether this plugin reads it unless another one is named; a whole model is read by one that reads those.
         named: whether the plugin names it; of what it doesn't, a trial of the family has the last word.
         axes: along which it can be split beside lanes; None where only a trial knows.
         tested: what is recorded of a test beside its library.
@@ -46,20 +49,27 @@ class ReadFamily:
         """Why it can't be trained, as far as is recorded; empty for nothing."""
         return "" if self.tested is None else self.tested.problem
 
+    @property
+    def language(self) -> str:
+        """Of a whole model that is read by an encoder's plugin, the one that was its language model where tested."""
+        return "" if self.tested is None else self.tested.language
+
 
 @attrs.frozen(kw_only=True)
 class TriedFamily:
-    """What a trial of a family by one plugin has found, of the config that is its ``config.json`` without any keys.
+    """What a trial of a family by one plugin has found, of a folder or of a ``config.json`` without any keys.
 
     Args:
         read: the family.
         problem: why it can't be trained, empty if it can.
         refused: by axis, why it can't be split in two along that, empty if it can.
+        untried: why nothing was tried, empty if it was; all else is as it is recorded then.
     """
 
     read: ReadFamily
     problem: str = ""
     refused: Mapping[str, str] = attrs.field(factory=dict)
+    untried: str = ""
 
 
 def read_families(specs: Iterable[Spec]) -> tuple[ReadFamily, ...]:
@@ -69,7 +79,7 @@ def read_families(specs: Iterable[Spec]) -> tuple[ReadFamily, ...]:
         for one in _families_of(spec):
             found.setdefault(one.model_type, []).append(one)
     return tuple(
-        attrs.evolve(one, first=not place)
+        attrs.evolve(one, first=not place or bool(one.language))
         for model_type in sorted(found)
         for place, one in enumerate(sorted(found[model_type], key=lambda one: not one.named))
     )
@@ -93,16 +103,27 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
         near = difflib.get_close_matches(model_type, [one.model_type for one in every], n=1)
         raise ConfigError(
             "model_type",
-            expected="one that an installed plugin reads",
+            expected="one that an installed plugin reads, or a published folder",
             got=repr(model_type),
             fix=f"Did you mean {near[0]!r}?" if near else "`mimo models` lists them.",
         )
     return tuple(_tried(one, specs[one.plugin]) for one in found)
 
 
+def try_folder(folder: Path) -> tuple[TriedFamily, ...]:
+    """Return what the plugins that read a published folder can do with the models in it, tried now.
+
+    Raises:
+        ConfigError: none reads it, or what its files say can't be done.
+        CheckpointError: its ``config.json`` can't be read.
+    """
+    modules = installed_modules("")
+    described = read_published_json(folder / CONFIG_NAME)
+    return tuple(map(_tried_part, find_parts(folder, described, readers_of(modules), open_to=modules)))
+
+
 def _families_of(spec: Spec) -> list[ReadFamily]:
-    part = spec.modality if isinstance(spec, EncoderSpec) else "language"
-    has, found = supported_axes(spec), []
+    part, has, found = _part_of(spec), supported_axes(spec), []
     for family in spec.hf:
         without = set() if _has_experts(spec, family) else _EXPERT_AXES
         axes = tuple(axis for axis in has if axis not in without)
@@ -150,10 +171,39 @@ def _tried(read: ReadFamily, spec: Spec) -> TriedFamily:
         family = spec.hf_any.of(read.model_type)
     if family is None:
         return TriedFamily(read=read, problem="the installed library has no such model that this plugin could read")
+    if family.whole is not None:
+        return _recorded(read, spec)
     try:
         return TriedFamily(read=read, refused=try_axes(spec, _usual_config(spec, family)))
     except UserError as error:
         return TriedFamily(read=read, problem=f"expected {error.expected}, got {error.got}")
+
+
+def _recorded(read: ReadFamily, spec: Spec) -> TriedFamily:
+    """Return what is recorded of a whole model, whose type alone doesn't say what becomes of an item."""
+    untried = f"its type alone doesn't say how an {read.part} is prepared: `mimo models DIR` tries a published folder"
+    if read.tested is None:
+        return TriedFamily(read=read, untried=untried, problem="nothing is recorded of it")
+    refused = {axis: read.tested.refused.get(axis, "") for axis in supported_axes(spec)}
+    return TriedFamily(read=read, untried=untried, problem=read.problem, refused={} if read.problem else refused)
+
+
+def _tried_part(part: HfPart) -> TriedFamily:
+    from mimo.model.testing import try_axes
+
+    spec, family = part.reader.spec, part.reader.family
+    tested = {} if spec.hf_any is None else spec.hf_any.tested()
+    read = _family(family.model_type, spec, _part_of(spec), None, named=family in spec.hf)
+    read = attrs.evolve(read, first=True, tested=tested.get(family.model_type))
+    try:
+        width = {} if family.whole is None else {"hidden": family.whole.hidden(part.config)}
+        return TriedFamily(read=read, refused=try_axes(spec, part.config, **width))
+    except UserError as error:
+        return TriedFamily(read=read, problem=f"expected {error.expected}, got {error.got}")
+
+
+def _part_of(spec: Spec) -> str:
+    return spec.modality if isinstance(spec, EncoderSpec) else LANGUAGE
 
 
 def axes_in_words(axes: Iterable[str]) -> str:
