@@ -1,8 +1,8 @@
-"""By how much `hf-decoder` and `hf-encoder` differ from the library's own model of a family, in several layouts.
+"""By how much plugins differ from the library's own model of a family, in several layouts.
 
-A family is shrunk from the library's own config by one rule. What is measured: loss, outputs and every gradient of
-layouts beside the library on each sample alone; whether a sample changes others that it is packed with; whether
-published weights go in and out to the bit.
+A family of `hf-decoder` or `hf-encoder` is shrunk from the library's own config by one rule. What is measured: loss,
+outputs and every gradient of layouts beside the library on each sample alone; whether a sample changes others that it
+is packed with; whether published weights go in and out to the bit.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LOSS, OUTPUTS, GRADIENTS, LEAK = 1e-6, 1e-5, 1e-5, 1e-6
 _SMALL_GRADIENT = 1e-3
 """Share of the whole gradient's norm below which a parameter's counts as that."""
 ALONE = "one process"
+VERSION = f"transformers {transformers.__version__}"
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 
@@ -34,13 +35,13 @@ class Difference:
 
     Args:
         loss: relative.
-        outputs: of logits or rows, over the largest.
+        outputs: of logits or rows, over the largest; None where they weren't compared.
         gradients: of the parameter that differs most, over its own norm.
         worst: that parameter.
     """
 
     loss: float
-    outputs: float
+    outputs: float | None
     gradients: float
     worst: str = ""
 
@@ -49,7 +50,7 @@ class Difference:
         """What is larger than it may be, nothing where all is well."""
         each = {
             "the loss": (self.loss, LOSS),
-            "outputs": (self.outputs, OUTPUTS),
+            **({} if self.outputs is None else {"outputs": (self.outputs, OUTPUTS)}),
             f"the gradient of {self.worst}": (self.gradients, GRADIENTS),
         }
         return "; ".join(f"{what} by {size:.1e}" for what, (size, bound) in each.items() if not size <= bound)
@@ -64,16 +65,17 @@ class Outcome:
         problem: why it can't be trained, or what of it is wrong; empty where all is as in the library.
         refused: by axis that the plugin has, why it can't be split along that.
         differences: by layout.
-        leak: by how much other samples of a microbatch change one, over the largest output.
+        leak: by how much other samples of a microbatch change one, over the largest output; None where gradients of
+            whole microbatches alone show it.
         tensors: published ones that went in and out to the bit.
         weights: why they didn't.
     """
 
-    version: str = f"transformers {transformers.__version__}"
+    version: str = VERSION
     problem: str = ""
     refused: Mapping[str, str] = attrs.field(factory=dict)
     differences: Mapping[str, Difference] = attrs.field(factory=dict)
-    leak: float = 0.0
+    leak: float | None = None
     tensors: int = 0
     weights: str = ""
 
@@ -151,16 +153,19 @@ def _largest(every: Iterable[Difference]) -> Difference:
 
 
 def difference_of(
-    *, losses: tuple[float, float], outputs: tuple[Tensor, Tensor], gradients: tuple[Tensors, Tensors]
+    *,
+    losses: tuple[float, float],
+    outputs: tuple[Tensor, Tensor] | None = None,
+    gradients: tuple[Tensors, Tensors],
 ) -> Difference:
     """Return by how much one differs from the other, which is the library's, of each.
 
     Args:
         losses: sums.
-        outputs: of the same shape.
+        outputs: of the same shape, if any are compared.
         gradients: by the library's names; one that is left out counts as zeros.
     """
-    (loss, wanted), (output, library), (ours, theirs) = losses, outputs, gradients
+    (loss, wanted), (ours, theirs) = losses, gradients
     floor = _SMALL_GRADIENT * sum(float(one.norm()) ** 2 for one in theirs.values()) ** 0.5
     gaps = {}
     for name in ours.keys() | theirs.keys():
@@ -171,7 +176,7 @@ def difference_of(
     worst = max(sorted(gaps), key=gaps.__getitem__)
     return Difference(
         loss=abs(loss - wanted) / abs(wanted),
-        outputs=float((output - library).abs().max() / library.abs().max()),
+        outputs=None if outputs is None else float((outputs[0] - outputs[1]).abs().max() / outputs[1].abs().max()),
         gradients=gaps[worst],
         worst=worst,
     )

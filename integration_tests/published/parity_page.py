@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mimo_transformers.images import KINDS, PARITY
+
 Record = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 _TITLES = {"hf-decoder": "Language models", "hf-encoder": "Vision towers"}
@@ -19,14 +21,33 @@ on one process, and of gradients in layouts of two too; of gradients it is that 
 Weights that the library has written went in and out again to the bit: as many tensors as the last column says. A dash
 is an axis that the family refuses.
 
+Whole models of images and text are small published folders with a tokenizer and a processor; they are
+[measured by themselves](#whole-models-of-images-and-text).
+
 A published `config.json` may say more than the library's own config does (convolutions of LFM2), so every model is
 tried again before it is built.
+"""
+
+_WHOLE = "hf-images"
+_OPENING_WHOLE = """## Whole models of images and text
+
+By `hf-images` with a language model behind it: {trained} families in {folders} folders of {versions}. A small folder
+that the library has written, with a tokenizer and what its processor says, is imported by `mimo checkpoint import-hf`,
+and one step is trained on conversations with no image, one, and two of unlike sizes. Loss and every gradient are
+compared with the library's model on each sample alone: in one process, and in three layouts that are drawn by the
+folder's name, of which the largest difference is shown. So many tokens as the last column but one says are generated
+after an image, by the likeliest each, and are the library's, as are the logits. What is exported has the tensors and
+files of the folder to the bit, and the library loads it with nothing missing.
+"""
+_OPENING_IMAGES = """How images are prepared, and against what that is tested: `library` is an image processor or a
+model of the library, `method` a method of its processor of texts that is called by itself.
 """
 
 
 def page_of(record: Record) -> str:
     """Return the page of a record."""
-    return "\n".join([_OPENING, *(line for plugin in record for line in _section(plugin, record[plugin]))])
+    sections = [_whole(record[plugin]) if plugin == _WHOLE else _section(plugin, record[plugin]) for plugin in record]
+    return "\n".join([_OPENING, *(line for lines in sections for line in lines)])
 
 
 def _section(plugin: str, families: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -47,6 +68,48 @@ def _section(plugin: str, families: Mapping[str, Mapping[str, Any]]) -> Iterator
     yield ""
     yield "Refused, with the library's own config:"
     yield ""
+    yield from _refused(families)
+
+
+def _whole(folders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    trained = {name: one for name, one in folders.items() if not one["problem"]}
+    versions = ", ".join(sorted({one["version"] for one in folders.values()}))
+    yield _OPENING_WHOLE.format(
+        trained=len({one["model_type"] for one in trained.values()}), folders=len(trained), versions=versions
+    )
+    heads = ("folder", "`model_type`", "images", "language model", "loss", "logits", "gradients", "in layouts")
+    yield f"| {' | '.join([*heads, 'tokens', 'tensors'])} |"
+    yield "|" + "---|" * (len(heads) + 2)
+    for name, one in trained.items():
+        alone, *others = one["differences"].values()
+        cells = [name, f"`{one['model_type']}`", one["images"], f"`{one['language']}`"]
+        cells += [f"{alone[key]:.0e}" for key in ("loss", "outputs", "gradients")]
+        cells += [f"{max(other['gradients'] for other in others):.0e}", str(one["tokens"])]
+        yield f"| {' | '.join([*cells, str(one['tensors'] or one['weights'])])} |"
+    yield ""
+    yield "Layouts, of which each model has three, a grid for the encoder and one for the language model:"
+    yield ""
+    drawn = dict.fromkeys(layout for one in trained.values() for layout in list(one["differences"])[1:])
+    yield from (f"- {layout}" for layout in sorted(drawn))
+    yield ""
+    yield _OPENING_IMAGES
+    yield "| images | | pixels | text | rows |"
+    yield "|---|---|---|---|---|"
+    for kind, made in KINDS.items():
+        shown = [PARITY[kind][what] for what in ("pixels", "text", "rows")]
+        yield f"| {kind} | {_about(made)} | {' | '.join(shown)} |"
+    yield ""
+    yield "Refused:"
+    yield ""
+    yield from _refused(folders)
+
+
+def _about(made: type) -> str:
+    first, *_ = (made.__doc__ or "").splitlines()
+    return first.removeprefix("Settings of ").rstrip(".")
+
+
+def _refused(families: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "| `model_type` | why |"
     yield "|---|---|"
     for name, one in families.items():

@@ -1,8 +1,9 @@
 """Which published models can be trained, proved: `python integration_tests/published/table.py` tests all of them.
 
 Every family that `hf-decoder` and `hf-encoder` might read in the installed library is shrunk, tried, and measured
-beside the library (`parity.py`). What is found goes into the record that `mimo models` reads, family by family;
-``--resume`` leaves out what an earlier run has found. The page docs/models.md is written of the record.
+beside the library (`parity.py`), and so are small folders of whole image-text models (`parity_whole.py`). What is found
+goes into the record that `mimo models` reads, family by family; ``--resume`` leaves out what an earlier run has found.
+The page docs/models.md is written of the record.
 """
 
 from __future__ import annotations
@@ -11,29 +12,45 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from parity import Kind, Outcome, outcome_of
+
+sys.path.extend(  # where the helpers of tests lie, as pytest has it by itself
+    str(Path(__file__).parents[2] / folder)
+    for folder in (
+        *("integration_tests/support", "integration_tests/commands", "integration_tests/house"),
+        "plugins/transformers/tests",
+    )
+)
+
+from parity import VERSION, Outcome, outcome_of
 from parity_language import LANGUAGE
 from parity_page import page_of
 from parity_towers import TOWERS
+from parity_whole import whole_outcome
+from published_images import FOLDERS
 
 from mimo_transformers.family import causal_types, is_tower, quiet, tower_types
 from mimo_transformers.weights.tested import RECORD
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-KINDS: Mapping[str, Kind] = {kind.spec.name: kind for kind in (LANGUAGE, TOWERS)}
-"""By plugin. Whole models of images and text get a kind of their own here, and a line in `families`."""
+KINDS: Mapping[str, Callable[[str], Outcome]] = {
+    **{kind.spec.name: partial(outcome_of, kind) for kind in (LANGUAGE, TOWERS)},
+    "hf-images": whole_outcome,
+}
+"""By plugin, how a family of it is measured."""
 
 
 def families() -> dict[str, list[str]]:
-    """Return by plugin every model type that it might read in the installed library."""
+    """Return by plugin every model type that it might read in the installed library; folders of whole models."""
     with quiet():
-        return {"hf-decoder": causal_types(), "hf-encoder": list(filter(is_tower, tower_types()))}
+        towers = list(filter(is_tower, tower_types()))
+        return {"hf-decoder": causal_types(), "hf-encoder": towers, "hf-images": sorted(FOLDERS)}
 
 
 def plain(outcome: Outcome) -> dict[str, Any]:
@@ -47,8 +64,8 @@ def plain(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def _rounded(size: float) -> float:
-    return float(f"{size:.0e}")
+def _rounded(size: float | None) -> float | None:
+    return None if size is None else float(f"{size:.0e}")
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
@@ -93,10 +110,10 @@ def main() -> None:
     if not named:  # families that the library has no more
         record = {plugin: {name: of[name] for name in known[plugin] if name in of} for plugin, of in record.items()}
     for plugin, model_type in chosen(known, named):
-        if options.resume and record[plugin].get(model_type, {}).get("version") == Outcome().version:
+        if options.resume and record[plugin].get(model_type, {}).get("version") == VERSION:
             continue
         begun = time.perf_counter()
-        outcome = outcome_of(KINDS[plugin], model_type)
+        outcome = KINDS[plugin](model_type)
         record[plugin][model_type] = plain(outcome)
         write(options.out, record)
         took = time.perf_counter() - begun

@@ -8,7 +8,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.nn import functional
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from mimo.data import SampleLayout
 from mimo.trainer import Job
 
 END = "<|im_end|>"
@@ -100,6 +101,31 @@ def write_conversations(path: Path, count: int = 8) -> Path:
     return file
 
 
+def library_inputs(model: Any, job: Job, layout: SampleLayout, images: Sequence[Any]) -> dict[str, Any]:
+    """Return what the library's model takes of a sample.
+
+    Args:
+        model: of the library.
+        job: whose encoder prepares images.
+        layout: of the sample.
+        images: of it, in order.
+    """
+    ids = torch.from_numpy(layout.tokens)[None]
+    is_row = torch.zeros_like(ids)
+    for item in layout.items:
+        for start, stop in item.runs:
+            is_row[:, start:stop] = 1
+    takes = inspect.signature(model.forward).parameters
+    given: dict[str, Any] = {"input_ids": ids}
+    given |= {key: is_row for key in ("mm_token_type_ids", "token_type_ids") if key in takes}
+    if images:
+        (encoder,) = job.encoders
+        processing = encoder.config.processing
+        sizes = [(image.height, image.width) for image in images]
+        given |= processing.collate([processing.prepare(image) for image in images], sizes)
+    return given
+
+
 def library_step(model: Any, job: Job) -> tuple[float, Any]:
     """Return the loss of all training samples, each by itself, by the library's model, and it with its gradients.
 
@@ -108,25 +134,13 @@ def library_step(model: Any, job: Job) -> tuple[float, Any]:
         job: whose layouts of samples, and images, it sees.
     """
     assert job.train is not None
-    encoder = next(module for module in job.encoders)
-    processing = encoder.config.processing
     parts: list[torch.Tensor] = []
     total = 0.0
     for sample in range(len(job.train)):
         layout = job.lay_out(job.train, sample)
-        ids = torch.from_numpy(layout.tokens)[None]
         weights = torch.from_numpy(layout.targets.astype(np.float32) if layout.weights is None else layout.weights)
-        is_row = torch.zeros_like(ids)
-        for item in layout.items:
-            for start, stop in item.runs:
-                is_row[:, start:stop] = 1
-        given: dict[str, Any] = {"input_ids": ids}
-        takes = inspect.signature(model.forward).parameters
-        given |= {key: is_row for key in ("mm_token_type_ids", "token_type_ids") if key in takes}
-        if layout.items:
-            raw = [job.train.raw(sample, item.info.index) for item in layout.items]
-            sizes = [(image.height, image.width) for image in raw]
-            given |= processing.collate([processing.prepare(image) for image in raw], sizes)
+        given = library_inputs(model, job, layout, [job.train.raw(sample, item.info.index) for item in layout.items])
+        ids = given["input_ids"]
         logits = model(**given).logits[0]
         nll = functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
         parts.append((nll * weights[:-1]).sum())

@@ -1,10 +1,15 @@
 """What is recorded of families, and which families the plugins list."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import transformers
 from small_models import known as is_known
 
-from mimo_transformers import HF_DECODER, HF_ENCODER, shrink
+from mimo.model import HfTested
+from mimo_transformers import HF_DECODER, HF_ENCODER, HF_IMAGES, shrink
 from mimo_transformers.family import causal_types, config_of, is_causal, is_tower, tower_types
 from mimo_transformers.weights import tested as record
 
@@ -17,7 +22,26 @@ def test_the_record_says_what_can_be_trained_and_along_which_axes() -> None:
     assert families["llama"].version.startswith("transformers 5.")
     assert set(families["bitnet"].refused) == {"tp", "ep", "etp"}
     assert "which a small one fails" in families["bitnet"].refused["tp"]
+    assert not any(one.language for one in families.values())
     assert families["phimoe"].problem == "'phimoe': a small one draws random numbers while it trains"
+
+
+def test_the_record_of_whole_models_is_by_their_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Several folders of one type are one family, which can be trained where one of them can."""
+    assert HF_IMAGES.hf_any is not None
+    families = HF_IMAGES.hf_any.tested()
+    assert "llava padded" not in families
+    assert (families["llava"].problem, families["llava"].language) == ("", "decoder")
+    assert (families["gemma3"].problem, families["gemma3"].language) == ("", "hf-decoder")
+    assert families["paligemma"].problem.endswith("is_causal = True, got False, from GemmaAttention.")
+    one: dict[str, Any] = {"model_type": "a", "version": "x 1", "problem": "", "refused": {}, "language": "decoder"}
+    folders = {"a": {**one, "problem": "wrong"}, "a b": one, "a c": {**one, "refused": {"tp": "heads"}}}
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({"one": folders, "other": {"a": folders["a"]}}))
+    monkeypatch.setattr(record, "RECORD", file)
+    monkeypatch.setattr(record, "tested", record.tested.__wrapped__)
+    assert record.tested("one") == {"a": HfTested(version="x 1", refused={"tp": "heads"}, language="decoder")}
+    assert record.tested("other")["a"].problem == "wrong"
 
 
 def test_families_are_those_of_the_record_while_it_is_of_the_installed_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,18 +320,18 @@ def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
     return {f"{ends[0]}.weight": f"{ends[1]}.weight"}
 
 
-def _families(plugin: str, of: Callable[[str], HfFamily | None], look_up: Callable[[], Sequence[str]]) -> HfFamilies:
+def _families(plugin: str, of: Callable[[str], HfFamily | None], listed: Callable[[], Sequence[str]]) -> HfFamilies:
     return HfFamilies(
         of=of,
         type_of=lambda config: str(config.model_type),
-        known=partial(known, plugin, look_up),
+        known=listed,
         tested=partial(tested, plugin),
     )
 
 
-CAUSAL = _families("hf-decoder", _of, causal_types)
+CAUSAL = _families("hf-decoder", _of, partial(known, "hf-decoder", causal_types))
 """Every language model of the installed library."""
 IMAGES = _families("hf-images", _of_image_text, image_text_types)
-"""Every whole image-text model of it, of which the half that makes rows of images is meant."""
-TOWERS = _families("hf-encoder", _of_tower, tower_types)
+"""Every whole image-text model of it, of which the half that makes rows of images is meant; few are recorded."""
+TOWERS = _families("hf-encoder", _of_tower, partial(known, "hf-encoder", tower_types))
 """Every model of it that sees pictures of one size."""

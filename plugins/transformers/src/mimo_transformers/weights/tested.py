@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from mimo.model import HfTested
 
@@ -16,11 +17,21 @@ RECORD = Path(__file__).with_name("parity.json")
 @cache
 def tested(plugin: str) -> Mapping[str, HfTested]:
     """Return what is recorded of the families of a plugin, by model type."""
-    families = json.loads(RECORD.read_text(encoding="utf-8")).get(plugin, {})
-    return {
-        model_type: HfTested(version=one["version"], problem=one["problem"], refused=one["refused"])
-        for model_type, one in families.items()
-    }
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for name, one in json.loads(RECORD.read_text(encoding="utf-8")).get(plugin, {}).items():
+        found.setdefault(one.get("model_type", name), []).append(one)
+    return {model_type: _of_all(several) for model_type, several in found.items()}
+
+
+def _of_all(several: Sequence[Mapping[str, Any]]) -> HfTested:
+    """Return what is recorded of a family of which several folders were tested: it can be trained if one can."""
+    trained = [one for one in several if not one["problem"]] or several
+    return HfTested(
+        version=trained[0]["version"],
+        problem=trained[0]["problem"],
+        refused={axis: reason for one in trained for axis, reason in one["refused"].items()},
+        language=trained[0].get("language", ""),
+    )
 
 
 def known(plugin: str, look_up: Callable[[], Sequence[str]]) -> Sequence[str]:
