@@ -1,15 +1,18 @@
 """Which families installed plugins read, which plugin comes first, and what is recorded or tried of them."""
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import pytest
+from rich.console import Console
 from torch import nn
 
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, HYBRID, EncoderSpec, HfFamilies, HfTested
+from mimo.trainer.commands.tables.models import show_trials
 from mimo.trainer.convert.families import axes_in_words, read_families, try_family, try_folder
 
 RECORD: Mapping[str, HfTested] = {
@@ -94,6 +97,15 @@ def test_a_folder_is_tried_by_what_it_says(tmp_path: Path) -> None:
     assert (found.read.plugin, found.read.first, found.problem, found.untried) == ("decoder", True, "", "")
     assert found.refused["pp"] == "expected at most its layers = 1, got 2"
     assert found.refused["tp"] == ""
+    sections = {"text_config": {"model_type": "llama"}, "audio_config": {"model_type": "ear"}}
+    file.write_text(json.dumps({"model_type": "composed", **sections}))
+    text, sound = try_folder(tmp_path)
+    assert (text.read.model_type, text.problem) == ("llama", "")
+    assert (sound.read.model_type, sound.read.plugin, sound.read.part) == ("ear", "", "audio_config")
+    assert sound.problem == "nothing that is installed reads it in this folder"
+    lines = Console(width=200, record=True, file=io.StringIO())
+    lines.print(*show_trials([sound]))
+    assert lines.export_text().startswith("ear: no plugin, audio_config")
     file.write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(ConfigError, match=r"config\.json model_type: expected a family that can be read here: "):
         try_folder(tmp_path)

@@ -17,7 +17,15 @@ from mimo.hooks import ConfigError, UserError
 from mimo.model import PARALLEL_AXES, EncoderSpec, HfFamily, HfTested, LanguageModelSpec, supported_axes
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
-from mimo.trainer.convert.published_parts import CONFIG_NAME, HfPart, Spec, find_parts, installed_modules, readers_of
+from mimo.trainer.convert.published_parts import (
+    CONFIG_NAME,
+    HfPart,
+    Spec,
+    find_parts,
+    installed_modules,
+    readers_of,
+    unread_sections,
+)
 
 _EXPERT_AXES = {"ep", "etp"}
 
@@ -28,7 +36,7 @@ class ReadFamily:
 
     Args:
         model_type: of its ``config.json``.
-        plugin: name of the plugin.
+        plugin: name of the plugin; empty for a model in a folder that none reads.
         part: what it becomes: ``language``, or an encoder's modality.
         first: whether this plugin reads it unless another one is named; a whole model is read by one that reads those.
         named: whether the plugin names it; of what it doesn't, a trial of the family has the last word.
@@ -111,7 +119,7 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
 
 
 def try_folder(folder: Path) -> tuple[TriedFamily, ...]:
-    """Return what the plugins that read a published folder can do with the models in it, tried now.
+    """Return what plugins that read a published folder can do with each model in it, tried now, and what none reads.
 
     Raises:
         ConfigError: none reads it, or what its files say can't be done.
@@ -119,7 +127,14 @@ def try_folder(folder: Path) -> tuple[TriedFamily, ...]:
     """
     modules = installed_modules("")
     described = read_published_json(folder / CONFIG_NAME)
-    return tuple(map(_tried_part, find_parts(folder, described, readers_of(modules), open_to=modules)))
+    parts = find_parts(folder, described, readers_of(modules), open_to=modules)
+    left = unread_sections(described, parts)
+    return (*map(_tried_part, parts), *(_unread(section, kind) for section, kind in left.items()))
+
+
+def _unread(section: str, kind: str) -> TriedFamily:
+    read = ReadFamily(model_type=kind or section, plugin="", part=section, first=False, named=False, axes=None)
+    return TriedFamily(read=read, problem="nothing that is installed reads it in this folder")
 
 
 def _families_of(spec: Spec) -> list[ReadFamily]:

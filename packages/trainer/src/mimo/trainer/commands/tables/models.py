@@ -50,8 +50,8 @@ def show_trials(trials: Sequence[TriedFamily]) -> Iterator[RenderableType]:
     """Yield what was tried of one family, a table a plugin."""
     for trial in trials:
         read = trial.read
-        how = "" if read.first else f", by --plugin {read.plugin}"
-        names = f"{_plugins(read)}, {_parts(read)}" if trial.untried else f"{read.plugin}, {read.part}"
+        how = "" if read.first or not read.plugin else f", by --plugin {read.plugin}"
+        names = f"{_plugins(read)}, {_parts(read)}" if trial.untried else f"{read.plugin or 'no plugin'}, {read.part}"
         recorded = f"; recorded as in the library: {read.tested.version}" if read.tested and not read.problem else ""
         yield Text(f"{read.model_type}: {names}{how}{recorded}", style="bold")
         if trial.untried:
