@@ -22,6 +22,8 @@ from mimo.testing import RanksError, fork_ranks
 
 LOSS, OUTPUTS, GRADIENTS, LEAK = 1e-6, 1e-5, 1e-5, 1e-6
 """Bounds: of relative differences of losses, of outputs, of gradients by law 1, and of what other samples change."""
+SCANS = 1e-4
+"""Bound of gradients through scans and linear attention, whose sums cancel."""
 _SMALL_GRADIENT = 1e-3
 """Share of the whole gradient's norm below which a parameter's counts as that."""
 ALONE = "one process"
@@ -48,10 +50,14 @@ class Difference:
     @property
     def problem(self) -> str:
         """What is larger than it may be, nothing where all is well."""
+        return self.problem_within(GRADIENTS)
+
+    def problem_within(self, gradients: float) -> str:
+        """Return the same with another bound of gradients."""
         each = {
             "the loss": (self.loss, LOSS),
             **({} if self.outputs is None else {"outputs": (self.outputs, OUTPUTS)}),
-            f"the gradient of {self.worst}": (self.gradients, GRADIENTS),
+            f"the gradient of {self.worst}": (self.gradients, gradients),
         }
         return "; ".join(f"{what} by {size:.1e}" for what, (size, bound) in each.items() if not size <= bound)
 
@@ -90,6 +96,7 @@ class Kind:
         measure: of a rank, a config and names of layouts, the differences.
         leak: of a config, the share that others of a microbatch change.
         weights: of a config, how many published tensors went in and out.
+        gradients: of a config, the bound of gradients.
     """
 
     spec: LanguageModelSpec | EncoderSpec
@@ -97,6 +104,7 @@ class Kind:
     measure: Callable[[int, Any, Sequence[str]], Mapping[str, Difference]]
     leak: Callable[[Any], float]
     weights: Callable[[Any], int]
+    gradients: Callable[[Any], float] = lambda _config: GRADIENTS
 
 
 def outcome_of(kind: Kind, model_type: str) -> Outcome:
@@ -121,7 +129,9 @@ def _measured(kind: Kind, config: Any, refused: Mapping[str, str]) -> Outcome:
     if split := [f"{axis}=2" for axis in axes if axis in {"tp", "ep"}]:
         ranks = fork_ranks(2, kind.measure, config, split)
         differences |= {name: _largest(one[name] for one in ranks) for name in split}
-    problems = [f"{name}: {one.problem}" for name, one in differences.items() if one.problem]
+    bound = kind.gradients(config)
+    found = {name: one.problem_within(bound) for name, one in differences.items()}
+    problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if not leak <= LEAK:
         problems.append(f"samples of a microbatch change each other by {leak:.1e}")
     return Outcome(
