@@ -74,6 +74,28 @@ def _llava(tower: Mapping[str, Any], text: str = "llama", **others: Any) -> Mapp
     return {"model_type": "llava", "vision_config": tower, "text_config": {"model_type": text, **_TEXT}, **others}
 
 
+def _qwen3(model_type: str, **text: Any) -> Folder:
+    return Folder(
+        config={
+            "model_type": model_type,
+            "text_config": {**_QWEN_TEXT, **text},
+            "vision_config": {
+                **_QWEN,
+                "out_hidden_size": 16,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        preprocessor={
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            **{key: value for key, value in _BOUNDS.items() if "pixels" not in key},
+            "size": {"shortest_edge": 512, "longest_edge": 4096},
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+    )
+
+
 FOLDERS: Mapping[str, Folder] = {
     "llava": Folder(
         config=_llava(_CLIP),
@@ -136,44 +158,8 @@ FOLDERS: Mapping[str, Folder] = {
         },
         preprocessor={"image_processor_type": "Qwen2VLImageProcessorFast", **_BOUNDS},
     ),
-    "qwen3_vl": Folder(
-        config={
-            "model_type": "qwen3_vl",
-            "text_config": _QWEN_TEXT,
-            "vision_config": {
-                **_QWEN,
-                "out_hidden_size": 16,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
-            },
-        },
-        preprocessor={
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            **{key: value for key, value in _BOUNDS.items() if "pixels" not in key},
-            "size": {"shortest_edge": 512, "longest_edge": 4096},
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-        },
-    ),
-    "qwen3_vl_moe": Folder(
-        config={
-            "model_type": "qwen3_vl_moe",
-            "text_config": {**_QWEN_TEXT, "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2},
-            "vision_config": {
-                **_QWEN,
-                "out_hidden_size": 16,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
-            },
-        },
-        preprocessor={
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            **{key: value for key, value in _BOUNDS.items() if "pixels" not in key},
-            "size": {"shortest_edge": 512, "longest_edge": 4096},
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-        },
-    ),
+    "qwen3_vl": _qwen3("qwen3_vl"),
+    "qwen3_vl_moe": _qwen3("qwen3_vl_moe", moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2),
     "vipllava": Folder(
         config={
             **_llava(_CLIP, vision_feature_layers=[-2, 1]),
