@@ -28,11 +28,35 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import LANGUAGE_MODELS
 from mimo.model.runtime import SupportsDecodeCache
 from mimo.testing import Pool
-from mimo.trainer import Sampling, Trainer, generate, open_checkpoint, prompt_of, read_settings, resolve
+from mimo.trainer import (
+    Prompt,
+    Sampling,
+    Trainer,
+    generate,
+    generate_many,
+    open_checkpoint,
+    prompt_of,
+    read_settings,
+    resolve,
+)
 
 TEXT = "w1 <image> w3 w4 <image> w5"
 TOKENS = 24
 DRAWN = Sampling(temperature=1.5, top_p=0.95, seed=4)
+GPT_OSS: Mapping[str, Any] = {
+    "vocab_size": 300,
+    "eos_token_id": 256,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 5,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+}
 LANGUAGES: Mapping[str, Mapping[str, Any]] = {
     "decoder": {"mrope_section": (1, 1, 0)},
     "window": {"sliding_window": 6, "query_key_norm": True, "tied": True},
@@ -54,11 +78,42 @@ def settings_for(name: str, tp: int = 1) -> Table:
     return settings
 
 
+def pictures_of(job: Any) -> list[Any]:
+    """Return two pictures of the data."""
+    return [job.train.raw(sample, 0) for sample in range(24) if job.train.infos(sample)][:2]
+
+
+def prompts_of(job: Any) -> list[Prompt]:
+    """Return prompts of several lengths, with two pictures, one or none."""
+    pictures = pictures_of(job)
+    given = {TEXT: pictures, "w7": [], "w1 <image>": pictures[:1], "w2 w3 w5": [], "": pictures, "w9 w8": []}
+    return [prompt_of(job, text, {"image": own} if own else {}) for text, own in given.items()]
+
+
+def write_many(rank: int, settings: Table, batches: tuple[int, ...], use_cache: bool = True) -> list[list[str]]:  # noqa: FBT002 - ranks get arguments by position
+    """Return what a model writes after several prompts, greedily and drawn, so many at once; 0: each by itself."""
+    job = make_job(settings)
+    trainer, prompts = Trainer(job, rank=rank, device=CPU), prompts_of(job)
+    written = []
+    for batch in batches:
+        for sampling in (Sampling(), attrs.evolve(DRAWN, temperature=3.0)):
+            keys: Any = {"max_tokens": TOKENS, "sampling": sampling, "use_cache": use_cache}
+            if not batch:
+                written.append([generate(trainer, prompt, **keys) for prompt in prompts])
+                continue
+            answers = generate_many(trainer, prompts, batch=batch, **keys)
+            assert [answer.number for answer in answers] == list(range(len(prompts)))
+            for answer in answers:
+                assert (answer.ended == "max_tokens") == (answer.tokens == TOKENS)
+                assert len(answer.text.split()) == answer.tokens
+            written.append([answer.text for answer in answers])
+    return written
+
+
 def write(rank: int, settings: Table, *, strange: bool = False, use_cache: bool = True) -> list[str]:
     """Return what a model writes after pictures and text, greedily and drawn, by pieces."""
     job = make_job(settings)
-    assert job.train is not None
-    pictures = [job.train.raw(sample, 0) for sample in range(24) if job.train.infos(sample)][:2]
+    pictures = pictures_of(job)
     if strange:
         job = forgetful(settings)
     trainer, prompt = Trainer(job, rank=rank, device=CPU), prompt_of(job, TEXT, {"image": pictures})
@@ -111,6 +166,25 @@ def test_tensor_ranks_write_what_one_does(name: str, tp: int, pool: Pool) -> Non
     assert pool.run(tp, write, settings_for(name, tp)) == [alone] * tp
 
 
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_prompts_are_continued_at_once_as_each_by_itself(name: str, pool: Pool) -> None:
+    """With pictures or without, however many at once: what ends makes room for the next, and draws stay the same."""
+    ((alone, drawn, *together),) = pool.recall(1, write_many, settings_for(name), (0, 2, 6))
+    assert together[::2] == [alone] * 2
+    assert drawn[0] == together[1][0]  # the first of a file draws as a prompt by itself
+    assert together[1::2] == [together[1]] * 2
+    assert len({len(text.split()) for text in together[1]}) > 1  # not all end at once
+    if name == "decoder":
+        assert pool.run(1, write_many, settings_for(name), (3,), False) == [together[:2]]
+
+
+@pytest.mark.parametrize(("name", "tp"), [("decoder", 2), ("hybrid", 3)])
+def test_tensor_ranks_continue_several_prompts_as_one_does(name: str, tp: int, pool: Pool) -> None:
+    """Each of them, with the same draws."""
+    ((_, _, *together),) = pool.recall(1, write_many, settings_for(name), (0, 2, 6))
+    assert pool.run(tp, write_many, settings_for(name, tp), (3,)) == [together[:2]] * tp
+
+
 def test_parameters_over_lanes_are_gathered_for_it(pool: Pool) -> None:
     """Those of an encoder, whose lanes all encode all items."""
     settings = settings_for("decoder", 2)
@@ -143,7 +217,9 @@ def run_mixed(_rank: int) -> None:
     clip = (np.sin(np.arange(1600, dtype=np.float32)), 16_000)
     items: dict[str, list[Any]] = {"image": [picture], "audio": [clip]}
     texts = ["<image> w1 <audio>", "<audio> w1 <image>"]
-    found = [generate(trainer, prompt_of(job, text, items), max_tokens=9, sampling=DRAWN) for text in texts]
+    prompts = [prompt_of(job, text, items) for text in texts]
+    drawn = [attrs.evolve(DRAWN, seed=seed) for seed in range(4)]
+    found = [[generate(trainer, prompt, max_tokens=9, sampling=each) for each in drawn] for prompt in prompts]
     assert found[0] != found[1]
     assert generate(trainer, prompt_of(job, "", items), max_tokens=9)
     for text, printed in {
@@ -190,16 +266,23 @@ def test_other_layouts_are_refused(modules: Modules, text: str, pool: Pool) -> N
         assert all(part in printed for part in text.split(" .* ")), printed
 
 
-def write_checkpoint(rank: int, folder: str, tp: int) -> list[str]:
-    """Return what a checkpoint generates greedily after a text, with the decode cache and without."""
+HEAD = '[run]\nname = "x"\nsteps = 1\nglobal_batch = 1\n[data]\nplugin = "jsonl"\npath = "none.jsonl"\n'
+ASKED = ("to be", "or not to be, that is", "?")
+
+
+def write_checkpoint(rank: int, folder: str, tp: int) -> tuple[list[str], str]:
+    """Return what a checkpoint generates greedily after texts, two at a time, and without the cache after the first."""
     trainer = open_checkpoint(Path(folder), rank=rank, tp=tp)
-    prompt = prompt_of(trainer.job, "to be")
-    return [generate(trainer, prompt, max_tokens=TOKENS, use_cache=use_cache) for use_cache in (True, False)]
+    answers = generate_many(trainer, ASKED, max_tokens=TOKENS, batch=2)
+    return [answer.text for answer in answers], generate(trainer, ASKED[0], max_tokens=TOKENS, use_cache=False)
 
 
-@pytest.mark.parametrize(("family", "further"), [("llama", 1), ("nemotron_h", 0)])
-def test_published_weights_write_what_transformers_does(family: str, further: int, tmp_path: Path, pool: Pool) -> None:
-    """The same likeliest tokens after the same text, with its own cache; from one process and from two.
+@pytest.mark.parametrize(
+    ("family", "plugin"),
+    [("llama", "decoder"), ("nemotron_h", "hybrid"), ("llama", "hf-decoder"), ("gpt_oss", "hf-decoder")],
+)
+def test_published_weights_write_what_transformers_does(family: str, plugin: str, tmp_path: Path, pool: Pool) -> None:
+    """The same likeliest tokens after the same texts, with its own cache; from one process and from two.
 
     What would learn to predict further tokens need not be among the weights.
     """
@@ -207,17 +290,36 @@ def test_published_weights_write_what_transformers_does(family: str, further: in
     if family == "nemotron_h":
         keys = {**NEMOTRON, "vocab_size": 300, "eos_token_id": 256}
         config = transformers.AutoConfig.for_model(family, **copy.deepcopy(keys))
+    elif family == "gpt_oss":  # every other layer has a window
+        config = transformers.AutoConfig.for_model(family, **GPT_OSS)
     model: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.5)
     model.save_pretrained(there := tmp_path / "there")
-    tables = tomllib.loads(here("checkpoint", "import-hf", f"language={there}").printed)["modules"]
-    tables["language"]["config"]["next_tokens"] = further
-    words = ("--config", config_file(tmp_path, tables), "--out", tmp_path / "run")
-    assert here("checkpoint", "import-hf", f"language={there}", *words).code == 0
-    ids = torch.tensor([list(b"to be")])
+    choice = ("--plugin", plugin) if family == "llama" else ()
+    printed = here("checkpoint", "import-hf", f"language={there}", *choice).printed
+    tables = tomllib.loads(printed)["modules"]
+    assert tables["language"]["plugin"] == plugin
+    if plugin == "hf-decoder":
+        (settings := tmp_path / "run.toml").write_text(
+            HEAD + printed.replace('"hf-decoder"', '"hf-decoder"\nranks = "0"')
+        )
+    else:
+        tables["language"]["config"]["next_tokens"] = int(plugin == "decoder")
+        settings = config_file(tmp_path, tables)
+    words = ("--config", settings, "--out", tmp_path / "run")
+    assert not here("checkpoint", "import-hf", f"language={there}", *words).err
+    expected = [written_by(model, text) for text in ASKED]
+    assert len(set(expected)) == len(set(ASKED))
+    for tp in (1, 2):
+        assert pool.run(tp, write_checkpoint, str(tmp_path / "run"), tp) == [(expected, expected[0])] * tp
+
+
+def written_by(model: Any, text: str) -> str:
+    """Return what a model of the library writes after a text, greedily, of ids that are bytes."""
+    ids = torch.tensor([list(text.encode())])
     with torch.no_grad():
         found = model.generate(
             ids,
@@ -227,8 +329,6 @@ def test_published_weights_write_what_transformers_does(family: str, further: in
             pad_token_id=0,
             suppress_tokens=list(range(257, 300)),
         )
-    expected = [token for token in found[0, 5:].tolist() if token != 256]
-    assert len(set(expected)) > 2, expected
-    decoded = bytes(expected).decode("utf-8", errors="replace")
-    for tp in (1, 2):
-        assert pool.run(tp, write_checkpoint, str(tmp_path / "run"), tp) == [[decoded, decoded]] * tp
+    written = [token for token in found[0, ids.shape[1] :].tolist() if token != 256]
+    assert len(set(written)) > 2, written
+    return bytes(written).decode("utf-8", errors="replace")

@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import attrs
-import numpy as np
 import torch
 from commands import here
-from numpy.typing import NDArray
 from tables import Table
 from torch import Tensor
 from whole_models import checkpoint_tensors, library_inputs, library_step, load, save, write_conversations, write_whole
 
 from mimo.testing.comparison import tensors_of
-from mimo.trainer import Sampling, generate, open_checkpoint, prompt_of, read_settings, resolve
+from mimo.trainer import generate, open_checkpoint, prompt_of, read_settings, resolve
 
 VISION: Sequence[Mapping[str, Any]] = (
     {"ranks": "0"},
@@ -138,18 +136,6 @@ def _in_words(grid: Mapping[str, Any]) -> str:
     return " ".join([*said, *(key for key in grid if key not in {*axes, "ranks"})]) or "alone"
 
 
-@attrs.frozen(kw_only=True)
-class _Recorded(Sampling):
-    """The likeliest token, of logits that are kept."""
-
-    logits: list[NDArray[np.float32]] = attrs.field(factory=list)
-
-    def choose(self, logits: NDArray[np.float32], position: int) -> int:
-        """Return the id."""
-        self.logits.append(logits.copy())
-        return super().choose(logits, position)
-
-
 def greedy_logits(
     rank: int, ours: Path, model: Any, image: Path, text: str, tokens: int
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -166,9 +152,18 @@ def greedy_logits(
         tokens: most that are generated.
     """
     trainer = open_checkpoint(ours)
-    job, recorded = trainer.job, _Recorded()
+    job, recorded = trainer.job, list[Tensor]()
     prompt = prompt_of(job, text, {"image": [image]})
-    generate(trainer, prompt, max_tokens=tokens, sampling=recorded)
+    kind: Any = type(next(one for one in trainer.programs if one.module.name == job.language.name))
+    logits_of = kind.logits
+
+    def record(program: Any, hidden: Tensor) -> Tensor:
+        found: Tensor = logits_of(program, hidden)
+        recorded.append(found[0, : job.tokenizer.vocabulary].clone())
+        return found
+
+    with patch.object(kind, "logits", record):
+        generate(trainer, prompt, max_tokens=tokens)
     layout, theirs = job.lay_out(prompt, 0), list[Tensor]()
     given = library_inputs(model, job, layout, [raw for _, raw in prompt.items])
     with torch.no_grad():
@@ -183,4 +178,4 @@ def greedy_logits(
                 for key, one in given.items()
                 if key.endswith("token_type_ids")
             }
-    return [torch.from_numpy(one) for one in recorded.logits], theirs
+    return recorded, theirs

@@ -339,7 +339,7 @@ def test_an_item_is_seen_whole_where_its_segment_is_read_in_parts(before: int, w
     torch.manual_seed(1)
     items = [(1, 4), (5, 8)]
     inputs = [torch.randn(9, 2, 8, dtype=torch.float64) for _ in range(3)]
-    segments = Segments.continued(9 - before, before=before, window=window, items=items)
+    segments = Segments.continued([9 - before], before=[before], window=window, items=[items])
     found = attend(inputs[0][before:], inputs[1], inputs[2], segments)
     wanted = _masked(inputs, (9,), causal=True, window=window, items=[items])[before:]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from mimo.model import DECODER, HYBRID, AuxLossNames, DecoderConfig, HybridConfi
 from mimo.model.decoder.model import Decoder, Layer
 from mimo.model.runtime import (
     NO_LABEL,
+    DecodeCache,
     Experts,
     LanguageBatch,
     Linear,
@@ -277,6 +278,22 @@ class Restarts(Decoder):
         return super().forward(attrs.evolve(batch, decode_cache=None), *given)
 
 
+class Confuses(Decoder):
+    """Gives a decode cache whose sequences stay where they are when another ends."""
+
+    def new_decode_cache(self) -> DecodeCache:
+        """Return the cache."""
+        return Unmoved()
+
+
+class Unmoved(DecodeCache):
+    """Moves nothing."""
+
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Drop numbers alone."""
+        self.seen = tuple(self.seen[sequence] for sequence in sequences)
+
+
 class Shifts(Decoder):
     """Hands over other rows where it is cut."""
 
@@ -499,6 +516,9 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "an idle cache": Fault(
         lambda: spec_of(Restarts), "decode cache", "rows of a sample in pieces of (1, 1, 1, 1, 1, 1, 1) differ"
+    ),
+    "a cache that confuses samples": Fault(
+        lambda: spec_of(Confuses), "decode cache", "rows of a sample beside others differ"
     ),
     "other rows where it is cut": Fault(lambda: spec_of(Shifts), "stages", "a rank's rows differ from those of"),
     "other gradients again": Fault(lambda: spec_of(Repeats), "recompute", "the gradient of rows of 'vision' differs"),

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from mimo.trainer.api.runs import TrainResult, evaluate, train
     from mimo.trainer.config.settings import Settings
     from mimo.trainer.config.toml import read_settings
-    from mimo.trainer.decoding.decode import generate
+    from mimo.trainer.decoding.decode import generate, generate_many
     from mimo.trainer.decoding.prompt import Prompt, prompt_of
+    from mimo.trainer.decoding.running import Answer
     from mimo.trainer.decoding.sampling import Sampling
     from mimo.trainer.job.job import Job
     from mimo.trainer.resolving.resolve import resolve
@@ -26,6 +27,7 @@ else:  # a test compares the two
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "Answer": "decoding.running",
             "Job": "job.job",
             "Prompt": "decoding.prompt",
             "RunFailedError": "api.outcome",
@@ -35,6 +37,7 @@ else:  # a test compares the two
             "Trainer": "step.trainer",
             "evaluate": "api.runs",
             "generate": "decoding.decode",
+            "generate_many": "decoding.decode",
             "open_checkpoint": "api.checkpoint",
             "prompt_of": "decoding.prompt",
             "read_settings": "config.toml",
@@ -44,6 +47,7 @@ else:  # a test compares the two
     )
 
 __all__ = [
+    "Answer",
     "Job",
     "Prompt",
     "RunFailedError",
@@ -53,6 +57,7 @@ __all__ = [
     "Trainer",
     "evaluate",
     "generate",
+    "generate_many",
     "open_checkpoint",
     "prompt_of",
     "read_settings",

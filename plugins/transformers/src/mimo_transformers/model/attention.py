@@ -37,7 +37,7 @@ class PackedRows:
         lengths: rows of each sample, those on other context ranks included.
         positions: [T] of each row in its sample; rows behind the last sample are padding.
         context: over which each sample is split.
-        cache: of the sample that is continued, if any.
+        cache: of the sequences that are continued, if any.
         resumed: [T, H] rows of the stage before, None on the first stage.
         result: [T, H] rows behind the last layer of this stage, once that has run.
         causal: whether a row sees only itself and earlier rows of its sample.
@@ -90,23 +90,18 @@ class PackedRows:
 
     def segments(self, window: int) -> Segments:
         """Return where the samples lie, for layers whose rows see at most ``window`` rows; 0 for all."""
+        if self.cache is not None:
+            return self.cache.segments(window)
         if window not in self._segments:
-            rows, device = len(self.positions), self.positions.device
-            if self.cache is None:
-                self._segments[window] = Segments.of(
-                    self.lengths,
-                    causal=self.causal,
-                    window=window,
-                    rows=rows,
-                    device=device,
-                    context=self.context,
-                    items=self.items,
-                )
-            else:
-                items = self.items[0] if self.items else ()
-                self._segments[window] = Segments.continued(
-                    rows, before=self.cache.seen, window=window, device=device, items=items
-                )
+            self._segments[window] = Segments.of(
+                self.lengths,
+                causal=self.causal,
+                window=window,
+                rows=len(self.positions),
+                device=self.positions.device,
+                context=self.context,
+                items=self.items,
+            )
         return self._segments[window]
 
 

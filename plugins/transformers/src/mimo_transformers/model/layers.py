@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mimo.model.runtime import LayerCache
 from mimo_transformers.model.attention import PackedRows, hold_rows, refusal, rows_of
 
 _NEXT = "_mimo_next_rows"
@@ -67,13 +68,14 @@ class PerSample(nn.Module):
     def forward(self, *given: Any, **named: Any) -> Any:
         """Return what the library's part makes of each sample, one behind the other; None for what isn't of rows.
 
-        Of a sample that is continued it runs on all rows again, which are saved for that.
+        Of samples that are continued it runs on all rows again, which are saved for that.
 
         Raises:
             PluginError: it takes a tensor that isn't of rows, [1, T, …].
         """
         rows = rows_of(self)
-        count, sizes = len(rows.positions), rows.sizes
+        count = len(rows.positions)
+        sizes = own = rows.sizes
         tensors = tensors_in((given, named))
         for tensor in tensors:
             if not _are_rows(tensor, count):
@@ -81,8 +83,8 @@ class PerSample(nn.Module):
                 raise refusal(self, "tensors of rows [1, T, …] for what mixes rows", got)
         if rows.cache is not None:
             saved = rows.cache.layer(rows.call_of(vars(self)[_PATH]))
-            tensors = [saved.extend(str(place), one.squeeze(0)).unsqueeze(0) for place, one in enumerate(tensors)]
-            sizes = [rows.cache.seen + count]
+            sizes = rows.cache.step.sizes
+            tensors = [_continued(saved, str(place), one, sizes) for place, one in enumerate(tensors)]
         found = []
         for size, pieces in zip(
             sizes, zip(*(one.split(sizes, _ROWS_DIM) for one in tensors), strict=True), strict=True
@@ -90,15 +92,24 @@ class PerSample(nn.Module):
             one_given, one_named = _with_tensors((given, named), pieces)
             with hold_rows(self, rows.alone(size)):
                 found.append(super().forward(*one_given, **one_named))
-        return self._joined(found, sizes, count)
+        return self._joined(found, sizes, own)
 
-    def _joined(self, found: Sequence[Any], sizes: Sequence[int], count: int) -> Any:
-        """Return results of samples behind one another, the last ``count`` rows of all."""
+    def _joined(self, found: Sequence[Any], sizes: Sequence[int], own: Sequence[int]) -> Any:
+        """Return results of samples behind one another, of each its ``own`` rows, the last ones."""
         joined = []
         for leaves in zip(*map(tensors_in, found), strict=True):
             are_rows = all(_are_rows(leaf, size) for leaf, size in zip(leaves, sizes, strict=True))
-            joined.append(torch.cat(leaves, _ROWS_DIM)[:, -count:] if are_rows else None)
+            new = [leaf[:, -count:] for leaf, count in zip(leaves, own, strict=True)] if are_rows else []
+            joined.append(torch.cat(new, _ROWS_DIM) if are_rows else None)
         return _with_tensors(found[0], joined)
+
+
+def _continued(saved: LayerCache, name: str, new: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Save rows [1, T, …], and return all that came of their samples, so many of each, behind one another."""
+    found = saved.extend(name, new.squeeze(0))
+    if found.dim() == new.dim():  # of single rows with all places: [C, L, …]
+        found = torch.cat([places[:size] for places, size in zip(found, sizes, strict=True)])
+    return found.unsqueeze(0)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

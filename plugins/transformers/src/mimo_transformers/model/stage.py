@@ -90,7 +90,8 @@ class HfStage(LanguageStage):
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         x, positions = self.begin(batch, rows, hidden), batch.positions
         places = batch.grid_positions if self._turns_by_grids else None
-        cache, count = DecodeCache.of(batch), len(positions)
+        items = batch.items if self.config.bidirectional_items else ()
+        cache, count = DecodeCache.of(batch, items=items), len(positions)
         if not count:  # the library's layers take no less than one row: one of padding
             x, positions = functional.pad(x, (0, 0, 0, 1)), functional.pad(positions, (0, 1))
             places = None if places is None else functional.pad(places, (0, 0, 0, 1))
@@ -103,12 +104,12 @@ class HfStage(LanguageStage):
             resumed=None if self.stage.is_first else x,
             deep=deep,
             places=places,
-            items=batch.items if self.config.bidirectional_items else (),
+            items=items,
         )
         base, _, layers = self._networks
         found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
         if cache is not None:
-            cache.seen += count
+            cache.end()
         if not self.stage.is_last:
             assert packed.result is not None
             found = packed.result

@@ -40,8 +40,8 @@ def attend(
 
     Args:
         query: [T, N, D].
-        key: [T, K, D], or of all `Segments.held` rows; K divides N, and each key-value head serves N / K query heads
-            in a row (Ainslie et al. 2023, arXiv:2305.13245).
+        key: [T, K, D], or of all `Segments.held` rows; of `Segments.single_rows` [C, L, K, D]. K divides N, and each
+            key-value head serves N / K query heads in a row (Ainslie et al. 2023, arXiv:2305.13245).
         value: like ``key``, of any width.
         segments: of these T rows.
         heads: [N] the key-value head of each query head, where they are not served in equal rows.
@@ -51,6 +51,8 @@ def attend(
             arXiv:2508.10925).
     """
     assert query.shape[0] == segments.rows, f"{query.shape[0]} rows, segments of {segments.rows}"
+    if key.dim() == query.dim() + 1:
+        return _attend_single(query, key, value, segments, heads=heads, scale=scale, soft_cap=soft_cap, sinks=sinks)
     key, value = _seen(key, value, segments)
     if heads is not None:
         key, value = key[:, heads], value[:, heads]
@@ -68,9 +70,6 @@ def attend(
                 weigh(q[:, :, piece.queries], k[:, :, piece.keys], v[:, :, piece.keys], mask=piece.mask)
                 for piece in call.pieces
             ]
-        elif grouped and call.queries == 1 and not segments.causal:
-            found.append(_of_one_row(q, k, v, call.pieces[0].keys, scale))
-            continue
         else:
             outs = [
                 functional.scaled_dot_product_attention(
@@ -128,10 +127,29 @@ def _weigh(
     return attended
 
 
-def _of_one_row(query: Tensor, key: Tensor, value: Tensor, keys: slice, scale: float | None) -> Tensor:
-    """Return [C, N, D] of one query [C, N, 1, D] to all of ``keys``; a group's heads, as rows, read their keys once."""
-    rows = query.unflatten(1, (key.shape[1], -1)).squeeze(3)  # [C, K, N / K, D]
-    return functional.scaled_dot_product_attention(rows, key[:, :, keys], value[:, :, keys], scale=scale).flatten(1, 2)
+def _attend_single(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    *,
+    heads: Sequence[int] | None,
+    scale: float | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return [C, N, D] of one query [N, D] of each segment to its keys [L, K, D], which lie in room for L each."""
+    if heads is not None:
+        key, value = key[:, :, heads], value[:, :, heads]
+    mask = segments.calls[0].pieces[0].mask
+    key, value = key.transpose(1, 2), value.transpose(1, 2)  # [C, K, L, D]
+    if soft_cap is not None or sinks is not None:
+        rows = query.unsqueeze(2)  # [C, N, 1, D]
+        found = _weigh(rows, key, value, mask=mask, causal=False, scale=scale, soft_cap=soft_cap, sinks=sinks)
+    else:  # a group's heads, as rows, read their keys once
+        rows = query.unflatten(1, (key.shape[1], -1))  # [C, K, N / K, D]
+        found = functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
+    return found.flatten(1, 2)
 
 
 def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:

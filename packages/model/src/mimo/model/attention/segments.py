@@ -21,7 +21,7 @@ from mimo.model.parallel import ContextAxis
 
 @attrs.frozen(kw_only=True, eq=False)
 class Segments:
-    """Where the segments of packed rows lie; make it with `Segments.of`, `sliced`, `crossed` or `continued`.
+    """Where the segments of packed rows lie; make it with `Segments.of` or another of its class methods.
 
     Args:
         causal: whether a row sees only itself and earlier rows of its segment.
@@ -145,41 +145,78 @@ class Segments:
 
     @classmethod
     def continued(
-        cls, rows: int, *, before: int, window: int = 0, device: torch.device | str = "cpu", items: Spans = ()
+        cls,
+        lengths: Sequence[int],
+        *,
+        before: Sequence[int],
+        window: int = 0,
+        device: torch.device | str = "cpu",
+        items: Sequence[Spans] = (),
     ) -> Segments:
-        """Return the last ``rows`` of one causal segment, of which ``before`` came earlier and have only keys now.
+        """Return the last rows of causal segments, of which others came earlier and have only keys now.
 
         Args:
-            rows: T, at least one.
-            before: how many keys and values stand before theirs.
+            lengths: rows of each segment, 0 included, one segment after the other.
+            before: how many keys and values of each stand before those of its rows, if it has any.
             window: how many rows each sees at most, itself among them; 0 for all.
             device: where attention will run.
-            items: of the segment, each whole in these rows or before them.
+            items: of each segment, or none, counted from the first of its keys; each in these rows or outside.
         """
-        held = before + rows
-        if rows == 1:  # sees all that is left, for which no kernel needs a mask
-            seen = slice(max(0, held - window) if window else 0, held)
-            call = Call(1, 1, held, (Piece(slice(1), seen),))
-        else:
-            call = call_of(
-                [Chunk(0, before, held)],
-                [held],
-                causal=True,
-                window=window,
-                device=torch.device(device),
-                items=[[(low, min(high, held)) for low, high in items]],
-            )
+        held = [earlier + rows if rows else 0 for earlier, rows in zip(before, lengths, strict=True)]
+        chunks = [
+            Chunk(segment, stop - rows, stop)
+            for segment, (rows, stop) in enumerate(zip(lengths, held, strict=True))
+            if rows
+        ]
+        batches, on = batch(chunks, held, causal=True, items=items), torch.device(device)
+        calls = tuple(
+            call_of([chunks[i] for i in each], held, causal=True, window=window, device=on, items=items)
+            for each in batches
+        )
+        query_index, inverse_index = _query_index(chunks, batches, calls)
+        key_index = _key_index(torch.arange(sum(held)), chunks, batches, calls, held)
+        used = sum(lengths)
         return cls(
-            causal=rows > 1,
-            rows=rows,
-            used=rows,
-            held=held,
-            calls=(call,),
+            causal=True,
+            rows=used,
+            used=used,
+            held=sum(held),
+            calls=calls,
+            query_index=query_index.to(device),
+            key_index=key_index.to(device),
+            inverse_index=inverse_index.to(device),
+            context=ContextAxis.single(),
+            counts=(used,),
+        )
+
+    @classmethod
+    def single_rows(
+        cls, held: Sequence[int], *, keys: int, window: int = 0, device: torch.device | str = "cpu"
+    ) -> Segments:
+        """Return one row of each segment, which sees the segment's keys; `attend` takes these as [C, L, K, D].
+
+        Args:
+            held: how many of its L keys each row sees, the first ones; at least one.
+            keys: L.
+            window: of these, how many of the last it sees at most; 0 for all.
+            device: where attention will run.
+        """
+        count, mask = len(held), None
+        if any(own < keys for own in held) or 0 < window < keys:
+            at, ends = torch.arange(keys, device=device), torch.tensor(held, device=device).unsqueeze(1)
+            mask = (at < ends) if not window else (at < ends) & (at >= ends - window)
+            mask = mask.view(count, 1, 1, keys)
+        return cls(
+            causal=False,
+            rows=count,
+            used=count,
+            held=count * keys,
+            calls=(Call(count, 1, keys, (Piece(slice(1), slice(keys), mask),)),),
             query_index=None,
             key_index=None,
             inverse_index=None,
             context=ContextAxis.single(),
-            counts=(rows,),
+            counts=(count,),
         )
 
     @classmethod
@@ -210,7 +247,11 @@ class Segments:
         query_index = key_index = inverse_index = None
         if not in_order or context.size > 1:
             query_index, inverse_index = _query_index(chunks, batches, calls)
-            key_index = query_index if context.size == 1 else _key_index(held, context.rank, batches, calls, lengths)
+            key_index = (
+                query_index
+                if context.size == 1
+                else _key_index(_gathered(held, lengths), chunks, batches, calls, lengths)
+            )
             query_index, key_index, inverse_index = (
                 query_index.to(device),
                 key_index.to(device),
@@ -252,14 +293,8 @@ def _query_index(
     return torch.cat(pieces), inverse_index
 
 
-def _key_index(
-    held: Sequence[Sequence[Chunk]],
-    rank: int,
-    batches: Sequence[Sequence[int]],
-    calls: Sequence[Call],
-    lengths: Sequence[int],
-) -> Tensor:
-    """Return the row that each key of the calls is, among all ranks' used rows one rank after the other."""
+def _gathered(held: Sequence[Sequence[Chunk]], lengths: Sequence[int]) -> Tensor:
+    """Return for each row of the segments where it is among all ranks' used rows, one rank after the other."""
     firsts = torch.tensor([0, *lengths], dtype=torch.long).cumsum(0)
     chunks = [chunk for each in held for chunk in each]
     table = torch.tensor([(chunk.segment, chunk.start, chunk.rows) for chunk in chunks], dtype=torch.long).view(-1, 3)
@@ -267,9 +302,21 @@ def _key_index(
     order = torch.arange(sum(lengths))
     gathered = torch.empty_like(order)
     gathered[order + (firsts[segment] + start - rows.cumsum(0) + rows).repeat_interleave(rows)] = order
-    pieces = [order[:0]]
+    return gathered
+
+
+def _key_index(
+    gathered: Tensor,
+    chunks: Sequence[Chunk],
+    batches: Sequence[Sequence[int]],
+    calls: Sequence[Call],
+    lengths: Sequence[int],
+) -> Tensor:
+    """Return the row that each key of the calls is, where row i of the segments is row ``gathered[i]``."""
+    firsts = torch.tensor([0, *lengths], dtype=torch.long).cumsum(0)
+    pieces = [gathered[:0]]
     for each, call in zip(batches, calls, strict=True):
-        own = [held[rank][i] for i in each]
+        own = [chunks[i] for i in each]
         last = torch.tensor([call.keys if call.start is None else chunk.stop for chunk in own]).unsqueeze(1) - 1
         first = firsts[torch.tensor([chunk.segment for chunk in own])].unsqueeze(1)
         pieces.append(gathered[first + torch.arange(call.keys).minimum(last)].flatten())

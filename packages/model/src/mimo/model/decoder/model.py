@@ -92,7 +92,7 @@ class Decoder(LanguageStage):
             if choices is not None:
                 chosen[f"layers.{index}"] = choices
         if cache is not None:
-            cache.seen += len(batch.tokens)
+            cache.end()
         hidden = self.end(hidden)
         chosen |= self.add_mtp_losses(batch, hidden, lambda layer, x: layer(x, segments, rotation, routing))
         if routing is not None:
@@ -107,5 +107,5 @@ class Decoder(LanguageStage):
     def _segments(self, batch: LanguageBatch, cache: DecodeCache | None) -> Segments:
         window, rows, device = self.config.sliding_window, batch.tokens.shape[0], batch.tokens.device
         if cache is not None:
-            return Segments.continued(rows, before=cache.held, window=window, device=device)
+            return cache.segments(window)
         return Segments.of(batch.lengths, causal=True, window=window, rows=rows, device=device, context=self.context)

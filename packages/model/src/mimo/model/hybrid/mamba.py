@@ -9,10 +9,11 @@ several tensor ranks N and G are this rank's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import cast
+from typing import TypeAlias, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,9 +21,11 @@ from torch.nn import functional
 from mimo.model.hybrid.config import HybridConfig
 from mimo.model.hybrid.sequences import Sequences
 from mimo.model.language import LayerCache
-from mimo.model.layers import Linear, ScanInputs, convolve, convolve_continued, scan, scan_on
+from mimo.model.layers import Linear, ScanInputs, convolve, convolve_continued, scan, scan_on, scan_single
 from mimo.model.parallel import TensorAxis
 
+Follow: TypeAlias = Callable[[Tensor, int], Iterable[Tensor]]
+"""Of new rows and a number, those of each run of sequences behind as many earlier ones."""
 _STEPS = (1e-3, 1e-1)
 """Between which the first steps are drawn."""
 _STEP_FLOOR = 1e-4
@@ -49,20 +52,19 @@ class Convolution(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(
-        self, x: Tensor, sequences: Sequences, columns: slice, before: Callable[[Tensor, int], Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, sequences: Sequences, columns: slice, follow: Follow | None = None) -> Tensor:
         """Return [R, W] of ``x`` [R, W], which are some of the columns here.
 
-        With ``before``, which puts so many earlier rows before some, they continue those.
+        With ``follow``, which puts so many earlier rows before those of each sequence, they continue these.
         """
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if self.columns is not None:
             weight, bias = weight[self.columns], None if bias is None else bias[self.columns]
         weight, bias = weight[columns], None if bias is None else bias[columns]
-        if before is not None:
-            return convolve_continued(before(x, weight.shape[1] - 1), weight, bias)
+        if follow is not None:
+            runs = [convolve_continued(seen, weight, bias).flatten(0, 1) for seen in follow(x, weight.shape[1] - 1)]
+            return torch.cat(runs) if len(runs) > 1 else runs[0]
         return convolve(x, weight, bias, sequences.chunks)
 
 
@@ -170,12 +172,12 @@ class Mamba(nn.Module):
         here = sequences.context.spans(len(self.heads))[sequences.context.rank]
         inputs, writes, reads, heads = self._share(here)
         x, b, c, steps = packed.split([cut.stop - cut.start for cut in (inputs, writes, reads, heads)], 1)
-        before = [None if cache is None else partial(cache.follow, name) for name in ("input", "write", "read")]
-        x = self.input_conv(x, sequences, inputs, before[0])
+        follow = [None if cache is None else partial(cache.follow, name) for name in ("input", "write", "read")]
+        x = self.input_conv(x, sequences, inputs, follow[0])
         x = x.unflatten(1, (x.shape[1] // self.head_width, self.head_width))
-        b = self.write_conv(b, sequences, writes, before[1])
+        b = self.write_conv(b, sequences, writes, follow[1])
         b = b.unflatten(1, (b.shape[1] // self.state, self.state))
-        c = self.read_conv(c, sequences, reads, before[2])
+        c = self.read_conv(c, sequences, reads, follow[2])
         c = c.unflatten(1, (c.shape[1] // self.state, self.state))
         wide = torch.promote_types(steps.dtype, torch.float32)
         steps = functional.softplus(steps.to(wide) + self.step_bias[heads].to(wide)).clamp(*self.step_range)
@@ -186,8 +188,7 @@ class Mamba(nn.Module):
         given = ScanInputs(x=x, steps=steps, rates=rates, b=b, c=c, skip=self.skip[heads])
         if cache is None:
             return scan(given, sequences.chunks).flatten(1)
-        y, cache.tensors["state"] = scan_on(given, sequences.chunks, cache.tensors.get("state"))
-        return y.flatten(1)
+        return _continue(given, sequences, cache).flatten(1)
 
     def _share(self, heads: range) -> tuple[slice, slice, slice, slice]:
         """Return which columns go with some heads: of the input, of where it is written and read, and of the steps."""
@@ -208,3 +209,20 @@ class Mamba(nn.Module):
         each, rest = divmod(len(seen), seen[-1] - seen[0] + 1)
         found = tuple(group - seen[0] for group in seen)
         return None if not rest and found == tuple(head // each for head in range(len(seen))) else found
+
+
+def _continue(given: ScanInputs, sequences: Sequences, cache: LayerCache) -> Tensor:
+    """Return what the rows of cached sequences read, [R, N, P], and save the states behind them."""
+    wide = torch.promote_types(given.x.dtype, torch.float32)
+    like = given.x.new_empty(0, dtype=wide)
+    states = cache.state("state", (*given.x.shape[1:], given.b.shape[2]), like)
+    found = []
+    for run, chunks in zip(cache.runs, sequences.pieces, strict=True):
+        rows = {name: getattr(given, name)[run.span] for name in ("x", "steps", "b", "c")}
+        piece = attrs.evolve(given, **rows)
+        if chunks is None:
+            y, states[run.sequences] = scan_single(piece, states[run.sequences])
+        else:
+            y, states[run.first] = scan_on(piece, chunks, states[run.first])
+        found.append(y)
+    return torch.cat(found) if len(found) > 1 else found[0]

@@ -97,7 +97,7 @@ class Hybrid(LanguageStage):
             if choices is not None:
                 chosen[f"layers.{index}"] = choices
         if cache is not None:
-            cache.seen += len(batch.tokens)
+            cache.end()
         hidden = self.end(hidden)
         chosen |= self.add_mtp_losses(batch, hidden, lambda layer, x: layer(x, segments, sequences, routing))
         if routing is not None:
@@ -109,9 +109,9 @@ class Hybrid(LanguageStage):
         return DecodeCache()
 
     def _segments(self, batch: LanguageBatch, cache: DecodeCache | None) -> Segments:
-        rows, device = batch.tokens.shape[0], batch.tokens.device
         if cache is not None:
-            return Segments.continued(rows, before=cache.held, device=device)
+            return cache.segments()
+        rows, device = batch.tokens.shape[0], batch.tokens.device
         return Segments.of(batch.lengths, causal=True, rows=rows, device=device, context=self.context)
 
     def _sequences(self, batch: LanguageBatch, cache: DecodeCache | None) -> Sequences:
@@ -119,7 +119,7 @@ class Hybrid(LanguageStage):
             batch.lengths,
             rows=batch.tokens.shape[0],
             chunk=self.config.mamba_chunk,
-            before=None if cache is None else cache.seen,
+            step=None if cache is None else cache.step,
             device=batch.tokens.device,
             context=self.context,
         )

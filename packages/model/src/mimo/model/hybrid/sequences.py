@@ -7,14 +7,14 @@ Shapes: T rows of this rank, R of them in no padding, G rows of all context rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model.attention import cut_segments
+from mimo.model.attention import CacheStep, cut_segments
 from mimo.model.layers import SampleChunks
 from mimo.model.parallel import ContextAxis
 
@@ -30,6 +30,8 @@ class Sequences:
         order: [G] which row each row of the samples is, among all ranks' one rank after the other; None for one rank.
         place: [G] the inverse.
         context: over which the rows are split.
+        pieces: where cached sequences are continued, the chunks of each run of them (`LayerCache.runs`); None for
+            single rows, which need none.
     """
 
     rows: int
@@ -38,6 +40,7 @@ class Sequences:
     order: Tensor | None
     place: Tensor | None
     context: ContextAxis
+    pieces: tuple[SampleChunks | None, ...] = ()
 
     @classmethod
     def of(
@@ -46,7 +49,7 @@ class Sequences:
         *,
         rows: int,
         chunk: int,
-        before: int | None = None,
+        step: CacheStep | None = None,
         device: torch.device | str = "cpu",
         context: ContextAxis | None = None,
     ) -> Sequences:
@@ -56,7 +59,7 @@ class Sequences:
             lengths: rows of each sample, on all context ranks together.
             rows: T, where padding at the end follows the last sample.
             chunk: rows of a chunk, see `SampleChunks`.
-            before: of one sample that is read bit by bit, how many rows came before.
+            step: of a decode cache whose sequences are continued.
             device: where they will be run over.
             context: where several ranks each hold `mimo.topology.context_spans` of every sample.
         """
@@ -74,10 +77,11 @@ class Sequences:
         return cls(
             rows=rows,
             counts=tuple(sum(one.rows for one in each) for each in held),
-            chunks=SampleChunks.of(lengths, chunk=chunk, before=before, device=device),
+            chunks=SampleChunks.of(lengths if step is None else (), chunk=chunk, device=device),
             order=None if place is None else place.argsort().to(device),
             place=None if place is None else place.to(device),
             context=context,
+            pieces=() if step is None else tuple(_pieces(step, chunk)),
         )
 
     def take(self, shares: Sequence[Tensor]) -> Tensor:
@@ -104,3 +108,11 @@ class Sequences:
         if self.place is not None:
             y = self.context.to_rows(y.index_select(0, self.place), self.counts, widths)
         return functional.pad(y, (0, 0, 0, self.rows - used))
+
+
+def _pieces(step: CacheStep, chunk: int) -> Iterator[SampleChunks | None]:
+    """Yield the chunks of each run of a step's rows."""
+    for run in step.runs:
+        before = step.before[run.first]
+        is_single = run.rows == 1
+        yield None if is_single else SampleChunks.of((run.rows,), chunk=chunk, before=before, device=step.device)

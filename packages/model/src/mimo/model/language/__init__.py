@@ -2,7 +2,7 @@
 
 from mimo.model.language.attention import Attention
 from mimo.model.language.batch import NO_LABEL, AuxLosses, LanguageBatch, LanguageModule, MtpLabels
-from mimo.model.language.cache import DecodeCache, LayerCache, SupportsDecodeCache
+from mimo.model.language.cache import DecodeCache, LayerCache, SequenceCache, SupportsDecodeCache
 from mimo.model.language.deepstack import DeepRows
 from mimo.model.language.expert_plan import follow_loads, split_experts
 from mimo.model.language.mlp import Mlp
@@ -31,6 +31,7 @@ __all__ = [
     "MtpModule",
     "Rotation",
     "Routing",
+    "SequenceCache",
     "SupportsDecodeCache",
     "add_router_losses",
     "column",

@@ -120,8 +120,9 @@ class LanguageBatch:
         items: of each sample, the rows ``start`` .. ``stop`` in it that each of its items takes, ascending, those on
             other context ranks included; nothing where the language model's spec doesn't ask for them.
         aux_losses: collects the auxiliary losses and counts of a forward.
-        decode_cache: made by `SupportsDecodeCache.new_decode_cache`. With it the T rows continue the cached sample:
-            ``lengths`` is (T,), and positions continue too. Such a forward has no backward and no context ranks.
+        decode_cache: made by `SupportsDecodeCache.new_decode_cache`. With it each sample continues the cached sequence
+            of the same number, positions too, and samples beyond those cached begin new ones; one of no rows waits.
+            Such a forward has no backward, no padding and no context ranks.
     """
 
     tokens: Tensor

@@ -1,6 +1,14 @@
 """Layers that know of tensor ranks, deferred weight gradients and LoRA."""
 
-from mimo.model.layers.chunked_scan import SampleChunks, ScanInputs, scan, scan_by_chunks, scan_by_row, scan_on
+from mimo.model.layers.chunked_scan import (
+    SampleChunks,
+    ScanInputs,
+    scan,
+    scan_by_chunks,
+    scan_by_row,
+    scan_on,
+    scan_single,
+)
 from mimo.model.layers.convolution import convolve, convolve_continued
 from mimo.model.layers.deferred_weights import DeferredWeightGrads, DefersWeightGrads, WeightGradQueue
 from mimo.model.layers.grouped_linear import GroupedLinear
@@ -33,6 +41,7 @@ __all__ = [
     "scan_by_chunks",
     "scan_by_row",
     "scan_on",
+    "scan_single",
     "vocabulary_argmax",
     "vocabulary_cross_entropy",
 ]

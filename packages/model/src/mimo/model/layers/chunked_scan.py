@@ -133,6 +133,22 @@ def scan_on(inputs: ScanInputs, chunks: SampleChunks, state: Tensor | None) -> t
     return form(inputs, chunks, state)
 
 
+def scan_single(inputs: ScanInputs, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what one more row of each sample reads, [C, N, P], and its state after it, [C, N, P, S].
+
+    Args:
+        inputs: of C rows, one of each sample.
+        states: [C, N, P, S] after the rows before; 0 before the first.
+    """
+    inputs = inputs.widened()
+    x, steps = inputs.x, inputs.steps
+    each = x.shape[1] // inputs.b.shape[1]
+    b, c = (part.repeat_interleave(each, 1).unsqueeze(2) for part in (inputs.b, inputs.c))  # [C, N, 1, S]
+    decays = (steps * inputs.rates).exp()[..., None, None]
+    states = decays * states + (steps.unsqueeze(2) * x).unsqueeze(3) * b
+    return (states * c).sum(3) + x * inputs.skip.unsqueeze(1), states
+
+
 def _quickest(inputs: ScanInputs) -> Callable[..., tuple[Tensor, Tensor]]:
     return scan_by_kernel if inputs.x.numel() and has_kernels(inputs.x.device, "mamba_ssm") else scan_by_chunks
 

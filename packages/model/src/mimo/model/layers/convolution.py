@@ -34,19 +34,19 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, chunks: SampleChunk
 
 
 def convolve_continued(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the same of more rows of one sample, [T, W], by the same sums in the same order; see `convolve`.
+    """Return the same of more rows of samples, [..., T, W], by the same sums in the same order; see `convolve`.
 
     Args:
-        seen: [K - 1 + T, W], the rows before these at first, 0 where there are none.
+        seen: [..., K - 1 + T, W], the rows before these at first, 0 where there are none.
         weight: [W, K].
         bias: [W].
     """
     taps = weight.shape[1]
-    rows = len(seen) - taps + 1
-    x = seen[taps - 1 :]
+    rows = seen.shape[-2] - taps + 1
+    x = seen.narrow(-2, taps - 1, rows)
     y = x * weight[:, -1] if bias is None else torch.addcmul(bias, x, weight[:, -1])
     for back in range(1, taps):
-        y = torch.addcmul(y, seen[taps - 1 - back :][:rows], weight[:, -1 - back])
+        y = torch.addcmul(y, seen.narrow(-2, taps - 1 - back, rows), weight[:, -1 - back])
     return functional.silu(y)
 
 

@@ -25,6 +25,8 @@ def generate(
     temperature: float = 0.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: Annotated[int | None, Parameter(show_default=False)] = None,
     tp: int = 1,
 ) -> int:
@@ -41,9 +43,13 @@ def generate(
         temperature: divides the logits before a token is drawn; 0 for the likeliest one.
         top_p: draws among the likeliest tokens that together have this probability; 1 for all.
         top_k: draws among so many of the likeliest tokens; 0 for all.
+        min_p: draws among tokens at least this share as likely as the likeliest; 0 for all.
+        repetition_penalty: makes tokens less likely that were there before, above 1; 1 for none.
         seed: of the draws; left out, that of the run.
         tp: processes over which the language model is split.
     """
+    import attrs
+
     from mimo.launch import with_slurm
     from mimo.trainer.decoding.prompt import chat_text, lay_out_prompt, prompt_of
     from mimo.trainer.decoding.sampling import Sampling, nothing_drawn
@@ -56,7 +62,14 @@ def generate(
     for name, value in (("max-tokens", max_tokens), ("tp", tp)):
         if value < 1:
             raise ConfigError(f"--{name}", expected="1 or more", got=repr(value))
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed or 0)
+    sampling = Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed or 0,
+    )
     if seed is not None and not temperature:
         raise nothing_drawn("--seed")
     items = read_items(image, audio, item)
@@ -70,6 +83,6 @@ def generate(
     lay_out_prompt(job, prompt_of(job, text, items))
     check_world(job.world, with_slurm(os.environ))
     if seed is None:
-        sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=job.settings.run.seed)
+        sampling = attrs.evolve(sampling, seed=job.settings.run.seed)
     request = GenerateRequest(items=items, text=text, max_tokens=max_tokens, sampling=sampling)
     return run_job(job, partial(generate_text, folder, request), purpose="generate")

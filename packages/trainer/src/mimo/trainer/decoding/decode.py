@@ -1,36 +1,33 @@
-"""Generation from a prompt, token by token, on one process or over tensor ranks.
+"""Generation from prompts, token by token: some sequences run at once, and one that ends makes room for the next.
 
-The prompt is computed once; each token after it computes one row if the language model has a decode cache
-(`mimo.model.runtime.SupportsDecodeCache`), and otherwise the full text again. Every rank chooses each token itself, of
-the same logits.
-Shapes: V ids of the tokenizer, H hidden.
+Every rank chooses each token itself, of the same logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor
 
-from mimo.data import NO_LABEL, SampleLayout, pack
+from mimo.data import Tokenizer
 from mimo.hooks import ConfigError
-from mimo.model.runtime import LanguageBatch, SupportsDecodeCache
+from mimo.trainer.decoding.choosing import choose
 from mimo.trainer.decoding.detokenise import StreamedText
-from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prepared_item, prompt_of
+from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prompt_of
+from mimo.trainer.decoding.reader import SequenceReader
+from mimo.trainer.decoding.running import Answer, Question, Running
 from mimo.trainer.decoding.sampling import Sampling
-from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.encoder_program import on_device, take_rows
-from mimo.trainer.step.language_program import LanguageProgram, language_batch
-from mimo.trainer.step.program import Program
 from mimo.trainer.step.trainer import Trainer
 
 _GREEDY = Sampling()
 
 
-@torch.no_grad()
+def _no_text(_running: Running, _piece: str) -> None:
+    """Show nothing."""
+
+
 def generate(
     trainer: Trainer,
     prompt: Prompt | str,
@@ -57,111 +54,157 @@ def generate(
         ConfigError: the trainer is laid out otherwise, the prompt does not fit, or an item is broken.
         RunError: the logits are not finite.
     """
-    job = trainer.job
-    if isinstance(prompt, str):
-        prompt = prompt_of(job, prompt)
-    layout = lay_out_prompt(job, prompt)
-    language = _program(trainer, job.language.name)
-    assert isinstance(language, LanguageProgram)
-    trainer.optimizer.gather()
-    rows = {module.name: _encode(trainer, module.name, prompt, layout) for module in job.encoders}
-    reading = _Reading(language, layout, rows)
-    if use_cache and isinstance(language.part.module, SupportsDecodeCache):
-        reading.cache = language.part.module.new_decode_cache()
-    text, written, pieces = StreamedText(job.tokenizer), list[int](), list[str]()
-    while len(written) < max_tokens:
-        trainer.heartbeat()
-        logits = reading.read(written)[: job.tokenizer.vocabulary]  # rows of the head beyond it are no tokens
-        token = sampling.choose(logits.cpu().numpy(), len(layout.tokens) + len(written))
-        if token == job.tokenizer.end:
-            break
-        written.append(token)
-        pieces.append(text.add(token))
-        if pieces[-1]:
-            on_text(pieces[-1])
-    pieces.append(text.end())
-    if pieces[-1]:
-        on_text(pieces[-1])
-    return "".join(pieces)
+    (answer,) = answer_questions(
+        trainer,
+        _questions(trainer, [prompt]),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        use_cache=use_cache,
+        on_text=lambda _running, piece: on_text(piece),
+    )
+    return answer.text
 
 
-@attrs.define
-class _Reading:
-    """The sample that the language model continues.
+def generate_many(
+    trainer: Trainer,
+    prompts: Sequence[Prompt | str],
+    *,
+    max_tokens: int,
+    batch: int = 8,
+    sampling: Sampling = _GREEDY,
+    use_cache: bool = True,
+) -> list[Answer]:
+    """Return what the model generates after each prompt, in their order; collective.
+
+    The likeliest tokens are those that `generate` returns for each prompt by itself, but for roundings; draws depend on
+    the seed and the number of the prompt.
 
     Args:
-        program: the language model on this rank.
-        layout: of the prompt.
-        rows: of its items, from the encoders, by module.
-        cache: decode cache of the language model; None where it computes the full text for each token.
-    """
-
-    program: LanguageProgram
-    layout: SampleLayout
-    rows: Mapping[str, Tensor]
-    cache: object = None
-
-    def read(self, written: Sequence[int]) -> Tensor:
-        """Return the logits [V] of what comes after the prompt and these tokens, the last of which is new."""
-        if self.cache is None or not written:
-            batch, rows = self._full(written), self.rows
-        else:
-            batch, rows = self._last(written), {}
-        with self.program.on_compute("forward"):
-            hidden = self.program.part.language(batch, rows, None)
-            return self.program.logits(hidden[-1:])[0]
-
-    def _full(self, written: Sequence[int]) -> LanguageBatch:
-        tokens = np.concatenate([self.layout.tokens, np.asarray(written, dtype=np.int64)])
-        layout = attrs.evolve(self.layout, tokens=tokens, labels=np.full(len(tokens), NO_LABEL, dtype=np.int64))
-        job = self.program.job
-        batch = language_batch(pack([layout], with_items=job.reads_items), job, self.program.device, trains=False)
-        return attrs.evolve(batch, decode_cache=self.cache)
-
-    def _last(self, written: Sequence[int]) -> LanguageBatch:
-        def one(value: int) -> Tensor:
-            return torch.tensor([value], device=self.program.device)
-
-        places = self.layout.grid_positions
-        number = None if places is None else one(int(places.max()) + len(written))
-        return LanguageBatch(
-            tokens=one(written[-1]),
-            labels=one(NO_LABEL),
-            positions=one(len(self.layout.tokens) + len(written) - 1),
-            grid_positions=None if number is None else number.expand(1, 3),
-            lengths=(1,),
-            placeholders={},
-            samples=one(0),
-            label_tokens=(0,),
-            labelled=one(0)[:0],
-            decode_cache=self.cache,
-        )
-
-
-def _program(trainer: Trainer, name: str) -> Program:
-    """Return this rank's share of a module.
+        trainer: see `generate`.
+        prompts: of each, text and items before it.
+        max_tokens: largest number of tokens to generate after each.
+        batch: how many prompts are continued at once; what is kept of their tokens is held in memory.
+        sampling: how each token is chosen.
+        use_cache: see `generate`.
 
     Raises:
-        ConfigError: it is split by more than ``tp``, or lies elsewhere.
+        ConfigError: as `generate`, or ``batch`` is no number from 1 on.
+        RunError: the logits are not finite.
     """
-    module = trainer.job.module(name)
-    found = [program for program in trainer.programs if program.module.name == name]
-    if len(found) == 1 and found[0].part.stage.count == module.grid.cp == 1 and not module.sequence_parallel:
-        return found[0]
-    raise ConfigError(
-        f"modules.{name}",
-        expected="a module that is whole on each rank that generates, or split by tp alone",
-        got=f"ranks {list(module.grid.ranks)} with pp = {module.grid.pp}, cp = {module.grid.cp}, "
-        f"chunks = {module.chunks}, sequence_parallel = {str(module.sequence_parallel).lower()}",
-        fix="Load the checkpoint in another layout.",
+    questions = list(_questions(trainer, prompts))  # all are looked at before the first is read
+    answers = answer_questions(
+        trainer, iter(questions), max_tokens=max_tokens, batch=batch, sampling=sampling, use_cache=use_cache
     )
+    return sorted(answers, key=lambda answer: answer.number)
 
 
-def _encode(trainer: Trainer, name: str, prompt: Prompt, layout: SampleLayout) -> Tensor:
-    """Return an encoder's rows of the prompt; each of its lanes makes all of them."""
-    job, program = trainer.job, _program(trainer, name)
-    items = [item for item in layout.items if item.info.modality == program.module.modality]
-    given = [on_device(prepared_item(program.module, prompt, item.info), job, trainer.device) for item in items]
-    with program.on_compute("forward"):
-        found = program.part.encode(given, [item.info.size for item in items])
-    return take_rows(job, program.module, items, found).to(compute_dtype(job.settings.run.precision))
+@torch.no_grad()
+def answer_questions(
+    trainer: Trainer,
+    questions: Iterator[Question],
+    *,
+    max_tokens: int,
+    batch: int = 1,
+    sampling: Sampling = _GREEDY,
+    use_cache: bool = True,
+    on_text: Callable[[Running, str], None] = _no_text,
+) -> Iterator[Answer]:
+    """Yield what the model generates after each prompt, as soon as it ends; collective.
+
+    Args:
+        trainer: see `generate`.
+        questions: the prompts; one is taken when there is room for it.
+        max_tokens: see `generate`.
+        batch: how many are continued at once.
+        sampling: see `generate`.
+        use_cache: see `generate`.
+        on_text: called with each piece of text as soon as it is known, and the sequence that it belongs to.
+    """
+    if batch < 1:
+        raise ConfigError("--batch", expected="1 or more", got=repr(batch))
+    reader = SequenceReader(trainer, use_cache=use_cache)
+    trainer.optimizer.gather()
+    room = _Room(questions, rows=trainer.job.settings.data.max_tokens)
+    advance = _Advance(tokenizer=trainer.job.tokenizer, max_tokens=max_tokens, sampling=sampling, on_text=on_text)
+    while True:
+        new = [Running(one, StreamedText(advance.tokenizer)) for one in room.take(batch - len(reader.running))]
+        if not new and not reader.running:
+            return
+        logits = reader.begin(new) if new else reader.step()
+        ended = advance(new or reader.running, logits)
+        trainer.heartbeat()
+        if ended:
+            gone = {answer.number for answer in ended}
+            reader.keep(_kept([running.question.number not in gone for running in reader.running]))
+            yield from ended
+
+
+@attrs.frozen(kw_only=True)
+class _Advance:
+    """Gives sequences their next tokens."""
+
+    tokenizer: Tokenizer
+    max_tokens: int
+    sampling: Sampling
+    on_text: Callable[[Running, str], None]
+
+    def __call__(self, sequences: Sequence[Running], logits: Tensor) -> list[Answer]:
+        """Give each sequence the token that its logits [B, V] say, and return the answers of those that end by it."""
+        numbers = [running.question.number for running in sequences]
+        tokens = choose(self.sampling, logits, [running.ids for running in sequences], numbers)
+        answers = []
+        for running, token in zip(sequences, tokens, strict=True):
+            ends = token == self.tokenizer.end
+            if not ends:
+                self._show(running, running.add(token))
+            if ends or running.written == self.max_tokens:
+                self._show(running, running.end())
+                answers.append(running.answer("end" if ends else "max_tokens"))
+        return answers
+
+    def _show(self, running: Running, piece: str) -> None:
+        if piece:
+            self.on_text(running, piece)
+
+
+class _Room:
+    """Questions that wait, taken as far as one forward may read them.
+
+    Args:
+        questions: all.
+        rows: of one forward at most, but for a first prompt that is longer.
+    """
+
+    def __init__(self, questions: Iterator[Question], *, rows: int) -> None:
+        self._questions = questions
+        self._rows = rows
+        self._next = next(questions, None)
+
+    def take(self, count: int) -> list[Question]:
+        """Return the next ones, at most ``count``."""
+        taken: list[Question] = []
+        rows = 0
+        while self._next is not None and len(taken) < count:
+            rows += len(self._next.layout.tokens)
+            if taken and rows > self._rows:
+                break
+            taken.append(self._next)
+            self._next = next(self._questions, None)
+        return taken
+
+
+def _kept(stays: Sequence[bool]) -> list[int]:
+    """Return which sequences stay: where one goes, the last one takes its place, so that few are moved."""
+    kept = list(range(len(stays)))
+    for place in reversed(range(len(stays))):
+        if not stays[place]:
+            last = kept.pop()
+            if place < len(kept):
+                kept[place] = last
+    return kept
+
+
+def _questions(trainer: Trainer, prompts: Iterable[Prompt | str]) -> Iterator[Question]:
+    for number, prompt in enumerate(prompts):
+        whole = prompt_of(trainer.job, prompt) if isinstance(prompt, str) else prompt
+        yield Question(number=number, dataset=whole, layout=lay_out_prompt(trainer.job, whole))

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from mimo.data import Chat, ChatError, ChatSettings, SampleLayout, Tokenizer
+from mimo.data import Chat, ChatError, ChatSettings, Dataset, SampleLayout, Tokenizer
 from mimo.hooks import ConfigError, DataError, ItemInfo, UserError
 from mimo.model import EncoderSpec
 from mimo.trainer.config.structure import structure
@@ -117,27 +117,33 @@ def _chat_settings(job: Job) -> ChatSettings:
     return next(iter(found.values()))
 
 
-def lay_out_prompt(job: Job, prompt: Prompt) -> SampleLayout:
+def lay_out_prompt(job: Job, prompt: Dataset, sample: int = 0) -> SampleLayout:
     """Return where every token and item of a prompt lies.
+
+    Args:
+        job: of the model that continues it.
+        prompt: a `Prompt`, or a dataset of prompts.
+        sample: which of them.
 
     Raises:
         ConfigError: it is empty or too long, or its placeholders are not those of its items.
     """
-    _check_placeholders(job, prompt)
+    if isinstance(prompt, Prompt):
+        _check_placeholders(job, prompt)
     try:
-        layout = job.lay_out(prompt, 0)
+        layout = job.lay_out(prompt, sample)
     except DataError as error:
         raise ConfigError(error.where, expected=error.expected, got=error.got, fix=error.fix) from error
-    limit = job.settings.data.max_tokens
+    limit, where = job.settings.data.max_tokens, prompt.where(sample)
     if layout.truncated:
         raise ConfigError(
-            "the prompt",
+            where,
             expected=f"at most data.max_tokens = {limit} tokens, rows of items included",
             got="more",
             fix="Shorten it; what is written after it may be longer.",
         )
     if not len(layout.tokens):
-        raise ConfigError("the prompt", expected="at least one token", got="none", fix="Give a text or an item.")
+        raise ConfigError(where, expected="at least one token", got="none", fix="Give a text or an item.")
     return layout
 
 
@@ -155,17 +161,17 @@ def _check_placeholders(job: Job, prompt: Prompt) -> None:
             )
 
 
-def prepared_item(module: JobModule, prompt: Prompt, info: ItemInfo) -> Mapping[str, Any]:
+def prepared_item(module: JobModule, prompt: Dataset, info: ItemInfo) -> Mapping[str, Any]:
     """Return what an encoder computes on of an item.
 
     Raises:
-        ConfigError: it is broken behind its header.
+        UserError: it is broken behind its header.
     """
     assert isinstance(module.spec, EncoderSpec)
     try:
-        return finite_item(module.spec.prepare(module.config, prompt.raw(0, info.index)))
+        return finite_item(module.spec.prepare(module.config, prompt.raw(info.sample, info.index)))
     except (ValueError, TypeError, OSError) as error:
-        raise _unreadable(module, error) from error
+        raise _unreadable(module, error, None if isinstance(prompt, Prompt) else prompt.where(info.sample)) from error
 
 
 def _encoder(job: Job, modality: str) -> JobModule:
@@ -191,9 +197,12 @@ def _read(module: JobModule, raw: Any) -> tuple[tuple[int, ...], Any]:
         raise _unreadable(module, error) from error
 
 
-def _unreadable(module: JobModule, error: Exception) -> UserError:
+def _unreadable(module: JobModule, error: Exception, where: str | None = None) -> UserError:
+    """Return the error of an item, at its place or, without one, the option by which it was given."""
     if isinstance(error, UserError):
         return error
     return ConfigError(
-        flag(module.modality), expected=f"what encoder {module.spec.name!r} can read", got=f"something else: {error}"
+        where or flag(module.modality),
+        expected=f"what encoder {module.spec.name!r} can read",
+        got=f"something else: {error}",
     )

@@ -8,7 +8,7 @@ from typing import Any
 from mimo.model.spec import LanguageModelSpec
 from mimo.model.testing import modules
 from mimo.model.testing.checks import Check, Checks, Verdict, assert_kept
-from mimo.model.testing.language import layout_checks, row_checks, spec_checks
+from mimo.model.testing.language import cache_checks, layout_checks, row_checks, spec_checks
 from mimo.model.testing.language.layouts import subject_of
 
 LANGUAGE_CHECKS: Mapping[str, Check] = {
@@ -33,7 +33,7 @@ LANGUAGE_CHECKS: Mapping[str, Check] = {
     "parts": Check(spec_checks.check_parts),
     "costs": Check(spec_checks.check_costs),
     "published weights": Check(spec_checks.check_published),
-    "decode cache": Check(row_checks.check_cache),
+    "decode cache": Check(cache_checks.check_cache),
     "stages": Check(layout_checks.check_stages),
     "recompute": Check(layout_checks.check_recompute),
     "deferred gradients": Check(layout_checks.check_deferred),

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import attrs
 import torch
-from torch import Tensor
 
-from mimo.model.language import NO_LABEL, LanguageBatch, SupportsDecodeCache
-from mimo.model.testing.checks import BrokenError, SkippedError
+from mimo.model.language import NO_LABEL
+from mimo.model.testing.checks import BrokenError
 from mimo.model.testing.compare import compare_gradients, compare_rows
-from mimo.model.testing.language.samples import ENCODERS, Microbatch, Sample
+from mimo.model.testing.language.samples import ENCODERS, Sample
 from mimo.model.testing.language.subject import BuiltLanguage, LanguageSubject, Passed
 
 _PADDING = 3
@@ -20,8 +19,6 @@ _AUX_LOSSES = 1e-5
 """By how much auxiliary losses may differ, as a share."""
 _IDS = 64
 """About so many ids of a large vocabulary are read and written."""
-_CUT = 3
-"""Rows of a sample that are read before the others come one by one."""
 
 
 def check_rows(subject: LanguageSubject) -> None:
@@ -181,23 +178,6 @@ def check_aux_losses(subject: LanguageSubject) -> None:
         )
 
 
-@torch.no_grad()
-def check_cache(subject: LanguageSubject) -> None:
-    """A sample that is read in pieces, with a decode cache, has the rows of the whole; no piece ends in an item."""
-    built = subject.build()
-    sample = subject.samples()[0]
-    if not isinstance(built.parts[0].module, SupportsDecodeCache):
-        raise SkippedError("the module has no new_decode_cache")
-    whole = built.run(subject.pack([sample]))
-    single = () if subject.reads_items else ((1,) * len(sample),)
-    for cuts in (*single, (_CUT, *(1,) * (len(sample) - _CUT)), (len(sample),)):
-        cache, found, start = built.parts[0].module.new_decode_cache(), list[Tensor](), 0
-        for count in cuts:
-            found.append(built.run(_piece(subject, sample, start, start + count), cache=cache))
-            start += count
-        compare_rows(torch.cat(found), whole, f"rows of a sample in pieces of {cuts}", "those of the whole")
-
-
 def _check_zero(built: BuiltLanguage, passed: Passed, what: str) -> None:
     if float(passed.loss.detach()):
         raise BrokenError(f"{what} has the loss {float(passed.loss.detach()):.3g}, expected 0")
@@ -230,21 +210,3 @@ def _with_swapped_encoders(sample: Sample) -> Sample:
         placeholders={name: sample.placeholders[other[name]] for name in ENCODERS},
         rows={name: sample.rows[other[name]] for name in ENCODERS},
     )
-
-
-def _piece(subject: LanguageSubject, sample: Sample, start: int, stop: int) -> Microbatch:
-    """Return some rows of a sample, as they continue what a decode cache has read."""
-    whole = subject.pack([sample])
-    batch, grid = whole.batch, whole.batch.grid_positions
-    here = {name: (own >= start) & (own < stop) for name, own in batch.placeholders.items()}
-    piece = LanguageBatch.of(
-        batch.tokens[start:stop],
-        torch.full((stop - start,), NO_LABEL),
-        batch.positions[start:stop],
-        lengths=[stop - start],
-        placeholders={name: own[here[name]] - start for name, own in batch.placeholders.items()},
-        grid_positions=None if grid is None else grid[start:stop],
-        items=batch.items,
-    )
-    rows = {name: own[here[name]] for name, own in whole.rows.items()}
-    return attrs.evolve(whole, batch=piece, rows=rows)

@@ -1,0 +1,171 @@
+"""The forwards of generation: several sequences read at once as packed rows, on one process or over tensor ranks.
+
+New prompts are read in one forward, then each sequence's new token as one row, if the language model has a decode cache
+(`mimo.model.runtime.SupportsDecodeCache`); otherwise all of them again for each token.
+Shapes: B sequences, V ids of the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from mimo.data import NO_LABEL, SampleLayout, pack
+from mimo.hooks import ConfigError
+from mimo.model.runtime import LanguageBatch, SequenceCache, SupportsDecodeCache
+from mimo.trainer.decoding.prompt import prepared_item
+from mimo.trainer.decoding.running import Question, Running
+from mimo.trainer.job.job import Job
+from mimo.trainer.job.precision import compute_dtype
+from mimo.trainer.step.encoder_program import on_device, take_rows
+from mimo.trainer.step.language_program import LanguageProgram, language_batch
+from mimo.trainer.step.program import Program
+from mimo.trainer.step.trainer import Trainer
+
+
+class SequenceReader:
+    """Reads what sequences have so far, and returns the logits of what comes next.
+
+    Args:
+        trainer: whose model reads.
+        use_cache: whether to use the decode cache, if the language model has one.
+
+    Attributes:
+        running: the sequences that it holds.
+
+    Raises:
+        ConfigError: the trainer is laid out otherwise than each module whole, or split by ``tp`` alone.
+    """
+
+    def __init__(self, trainer: Trainer, *, use_cache: bool = True) -> None:
+        self._job: Job = trainer.job
+        language = _program(trainer, trainer.job.language.name)
+        assert isinstance(language, LanguageProgram)
+        self._language = language
+        self._encoders = {module.name: _program(trainer, module.name) for module in trainer.job.encoders}
+        module = language.part.module
+        self._cache: SequenceCache | None = None
+        if use_cache and isinstance(module, SupportsDecodeCache):
+            self._cache = module.new_decode_cache()
+        self.running: list[Running] = []
+
+    def begin(self, new: Sequence[Running]) -> Tensor:
+        """Read new sequences behind those that run, and return their logits [new, V]."""
+        rows = {name: self._encode(name, [running.question for running in new]) for name in self._encoders}
+        if self._cache is None:
+            self._save_rows(new, rows)
+        batch = self._full(new)
+        if self._cache is not None:
+            waiting = len(self.running)
+            batch = attrs.evolve(
+                batch,
+                lengths=(*(0,) * waiting, *batch.lengths),
+                label_tokens=(*(0,) * waiting, *batch.label_tokens),
+                samples=batch.samples + waiting,
+                items=(*((),) * waiting, *batch.items) if batch.items else (),
+                decode_cache=self._cache,
+            )
+        self.running += new
+        return self._logits(batch, rows, [len(running.ids) for running in new])
+
+    def step(self) -> Tensor:
+        """Read the last token of each sequence, and return the logits [B, V] of the next."""
+        if self._cache is not None:
+            return self._logits(self._last(), {}, None)
+        rows = {name: torch.cat([running.rows[name] for running in self.running]) for name in self._encoders}
+        return self._logits(self._full(self.running), rows, [len(running.ids) for running in self.running])
+
+    def keep(self, sequences: Sequence[int]) -> None:
+        """Hold these of the sequences alone, in this order."""
+        if self._cache is not None:
+            self._cache.keep(sequences)
+        self.running = [self.running[sequence] for sequence in sequences]
+
+    def _logits(self, batch: LanguageBatch, rows: Mapping[str, Tensor], lengths: Sequence[int] | None) -> Tensor:
+        """Return the logits of the last row of each sequence; None: each has one row."""
+        with self._language.on_compute("forward"):
+            hidden = self._language.part.language(batch, rows, None)
+            if lengths is not None:
+                hidden = hidden[torch.tensor(lengths, device=hidden.device).cumsum(0) - 1]
+            logits = self._language.logits(hidden)
+        return logits[:, : self._job.tokenizer.vocabulary]  # rows of the head beyond it are no tokens
+
+    def _full(self, sequences: Sequence[Running]) -> LanguageBatch:
+        """Return all rows of sequences."""
+        layouts = [_unlabelled(running) for running in sequences]
+        packed = pack(layouts, with_items=self._job.reads_items)
+        return language_batch(packed, self._job, self._language.device, trains=False)
+
+    def _last(self) -> LanguageBatch:
+        """Return the last row of each sequence."""
+        running, device = self.running, self._language.device
+        places = None
+        if any(each.next_place is not None for each in running):
+            places = torch.tensor([each.place for each in running], device=device).unsqueeze(1).expand(-1, 3)
+        samples = torch.arange(len(running), device=device)
+        return LanguageBatch(
+            tokens=torch.tensor([each.ids[-1] for each in running], device=device),
+            labels=torch.full_like(samples, NO_LABEL),
+            positions=torch.tensor([len(each.ids) - 1 for each in running], device=device),
+            grid_positions=places,
+            lengths=(1,) * len(running),
+            placeholders={},
+            samples=samples,
+            label_tokens=(0,) * len(running),
+            labelled=samples[:0],
+            decode_cache=self._cache,
+        )
+
+    def _encode(self, name: str, questions: Sequence[Question]) -> Tensor:
+        """Return an encoder's rows of all prompts; each of its lanes makes all of them."""
+        job, program = self._job, self._encoders[name]
+        modality = program.module.modality
+        assert modality is not None
+        pairs = [(question, item) for question in questions for item in question.layout.items_of(modality)]
+        given = [
+            on_device(prepared_item(program.module, question.dataset, item.info), job, program.device)
+            for question, item in pairs
+        ]
+        items = [item for _, item in pairs]
+        with program.on_compute("forward"):
+            found = program.part.encode(given, [item.info.size for item in items])
+        return take_rows(job, program.module, items, found).to(compute_dtype(job.settings.run.precision))
+
+    def _save_rows(self, new: Sequence[Running], rows: Mapping[str, Tensor]) -> None:
+        """Give each sequence the rows of its items."""
+        for name, encoded in rows.items():
+            modality = self._encoders[name].module.modality
+            assert modality is not None
+            counts = [sum(item.rows for item in each.question.layout.items_of(modality)) for each in new]
+            for running, own in zip(new, encoded.split(counts), strict=True):
+                running.rows = {**running.rows, name: own}
+
+
+def _unlabelled(running: Running) -> SampleLayout:
+    """Return the layout of a sequence so far, of which nothing is to be learned."""
+    tokens = np.asarray(running.ids, dtype=np.int64)
+    labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
+    return attrs.evolve(running.question.layout, tokens=tokens, labels=labels, weights=None)
+
+
+def _program(trainer: Trainer, name: str) -> Program:
+    """Return this rank's share of a module.
+
+    Raises:
+        ConfigError: it is split by more than ``tp``, or lies elsewhere.
+    """
+    module = trainer.job.module(name)
+    found = [program for program in trainer.programs if program.module.name == name]
+    if len(found) == 1 and found[0].part.stage.count == module.grid.cp == 1 and not module.sequence_parallel:
+        return found[0]
+    raise ConfigError(
+        f"modules.{name}",
+        expected="a module that is whole on each rank that generates, or split by tp alone",
+        got=f"ranks {list(module.grid.ranks)} with pp = {module.grid.pp}, cp = {module.grid.cp}, "
+        f"chunks = {module.chunks}, sequence_parallel = {str(module.sequence_parallel).lower()}",
+        fix="Load the checkpoint in another layout.",
+    )
