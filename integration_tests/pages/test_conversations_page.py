@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -19,7 +20,7 @@ APART = ("modules.vision.ranks=0-2", "modules.language.ranks=1-4", "modules.lang
 def folder(tmp_path: Path) -> Path:
     """A folder with the page's files."""
     for name, kind in (("train.jsonl", "json"), ("chat.toml", "toml")):
-        (block,) = re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+        block, *_ = re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
         (tmp_path / name).write_text(block)
     Image.radial_gradient("L").convert("RGB").resize((20, 30)).save(tmp_path / "zebra.png")
     return tmp_path
@@ -43,7 +44,7 @@ def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     assert losses(folder / "runs" / "apart") == pytest.approx(losses(folder / "runs" / "chat"), rel=1e-6)
     steps, _ = read_metrics(folder / "runs" / "apart")
     assert [(step["label_tokens"], step["label_weight"]) for step in steps] == [(18 + 23, 18 + 23)] * 4
-    (line,) = re.findall(r"^mimo (generate .*)$", TEXT, re.MULTILINE)
+    (line,) = re.findall(r"^mimo (generate .*--message.*)$", TEXT, re.MULTILINE)
     ended = mimo(*shlex.split(line), "--max-tokens", "3", cwd=folder)
     assert (ended.code, ended.err) == (0, ""), ended
     # Without --message the text says it all.
@@ -55,3 +56,37 @@ def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     )
     refused = here(*asked, "--message", "a", "b", cwd=folder)
     assert "--message: expected turns that the chat template takes, got 2 turns, of which the user" in refused.err
+    check_prompts(folder, prompt, ended.out)
+
+
+def check_prompts(folder: Path, prompt: str, said: str) -> None:
+    """A file of prompts is answered as each by itself, and options that don't go together are refused."""
+    (block,) = re.findall(r"^```json\n(.*?)^```$", TEXT.partition("## Asking")[2], re.MULTILINE | re.DOTALL)
+    (line,) = re.findall(r"^mimo (generate .*--prompts.*)$", TEXT, re.MULTILINE)
+    same = json.dumps({"images": ["zebra.png"], "text": prompt})
+    (folder / "prompts.jsonl").write_text(f"{block}\n{same}\n")
+    words = (*shlex.split(line), "--max-tokens", "3")
+    printed = mimo(*words, "--json", cwd=folder).printed
+    assert printed == (folder / "answers.jsonl").read_text()
+    answers = [json.loads(answer) for answer in printed.splitlines()]
+    assert [list(answer) for answer in answers] == [["prompt", "text", "tokens", "ended"]] * 3
+    assert [answer["prompt"] for answer in answers] == [1, 2, 4]
+    assert [answers[0]["text"], answers[2]["text"]] == [said.removesuffix("\n")] * 2
+    alone = mimo("generate", "runs/chat", "--text", "to be", "--max-tokens", "3", "--json", cwd=folder).printed
+    assert json.loads(alone) == {**answers[1], "prompt": 1}
+    for more, text in {
+        (): "--out: expected a file that is not there yet, got 'answers.jsonl'. Name another, or move it.",
+        ("--text", "a"): "--prompts: expected either a file of prompts or one prompt, got --text too",
+        ("--batch", "0"): "--batch: expected 1 or more, got 0",
+    }.items():
+        assert text in here(*words, *more, cwd=folder).err
+    asked = ("generate", "runs/chat")
+    (folder / "prompts.jsonl").write_text('{"text": "a"}\n{"images": ["/zebra.png"], "text": "<image>"}\n')
+    for given, text in {
+        ("--prompts", "prompts.jsonl"): "--prompts: expected --out FILE beside it, or --json, got neither",
+        ("--prompts", "prompts.jsonl", "--out", "none/b"): "--out: expected a file in an existing folder, got 'none/b'",
+        ("--text", "a", "--out", "b"): "--out: expected --prompts beside it, got none",
+        ("--text", "a", "--batch", "2"): "--batch: expected --prompts beside it, got none",
+        ("--prompts", "prompts.jsonl", "--json"): "prompts.jsonl:2: expected paths relative to the file and inside its",
+    }.items():
+        assert text in here(*asked, *given, cwd=folder).err

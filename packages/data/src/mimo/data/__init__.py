@@ -75,6 +75,7 @@ from mimo.data.samples import (
 )
 from mimo.data.sources import (
     BoundedCache,
+    PromptLines,
     Record,
     RecordDataset,
     RecordError,
@@ -83,6 +84,7 @@ from mimo.data.sources import (
     load_image,
     named_messages,
     open_image,
+    open_prompts,
     parse_object,
     parse_record,
     path_inside,
@@ -145,6 +147,7 @@ __all__ = [
     "PlacedItem",
     "PlacedMicrobatch",
     "Prefetcher",
+    "PromptLines",
     "Record",
     "RecordDataset",
     "RecordError",
@@ -188,6 +191,7 @@ __all__ = [
     "named_template",
     "named_templates",
     "open_image",
+    "open_prompts",
     "origin_of",
     "pack",
     "parse_conversation",

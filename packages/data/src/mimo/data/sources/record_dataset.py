@@ -138,10 +138,7 @@ class RecordDataset:
     def _encode(self, sample: int) -> ChatTokens:
         record = self._record(sample)
         try:
-            if record.conversation is not None:
-                return self._chat().encode(record.conversation)
-            ids = [*self._tokenizer.encode(record.text), self._tokenizer.end]
-            return ChatTokens(ids=ids, weights=None, ends=None)
+            return self._tokens_of(record)
         except ChatError as error:
             raise DataError(
                 self.where(sample), expected="a conversation that can be encoded", got=str(error)
@@ -155,6 +152,12 @@ class RecordDataset:
                 got=str(error),
                 fix="Change the text or the tokenizer.",
             ) from error
+
+    def _tokens_of(self, record: Record) -> ChatTokens:
+        if record.conversation is not None:
+            return self._chat().encode(record.conversation)
+        ids = [*self._tokenizer.encode(record.text), self._tokenizer.end]
+        return ChatTokens(ids=ids, weights=None, ends=None)
 
     def _record(self, sample: int) -> Record:
         return self._records_read.get(sample, partial(self._read, sample))

@@ -115,10 +115,7 @@ class Chat:
         Raises:
             ChatError: saying what of the conversation the template or the tokenizer refuses.
         """
-        for key in sorted(conversation.keys):
-            if not re.search(rf"\b{re.escape(key)}\b", self._template.source):
-                msg = f"the template {self._template.name!r} does not read {key!r}; choose another, or leave it out"
-                raise ChatError(msg)
+        self._check_keys(conversation)
         messages = self._with_system(conversation.messages)
         try:
             text, learnt, turns = self._render(messages, conversation.tools)
@@ -149,11 +146,30 @@ class Chat:
             msg = f"{len(turns)} turns, of which the user would not say the first and the last"
             raise ChatError(msg)
         said = (Message(role=(_USER, _ASSISTANT)[index % 2], parts=(turn,)) for index, turn in enumerate(turns))
+        return self.open(Conversation(messages=tuple(said)))
+
+    def open(self, conversation: Conversation) -> str:
+        """Return the text of a conversation, ending with what asks for the assistant's next answer.
+
+        Raises:
+            ChatError: the assistant has said the last of it, or the template refuses it.
+        """
+        self._check_keys(conversation)
+        if conversation.messages[-1].role == _ASSISTANT:
+            msg = f"the last message has the role {_ASSISTANT!r}, so that nothing is asked"
+            raise ChatError(msg)
         try:
-            messages = [self._written(message) for message in self._with_system(tuple(said))]
-            return self._renderer.render({**self._given, "messages": messages, "add_generation_prompt": True}).text
+            messages = [self._written(message) for message in self._with_system(conversation.messages)]
+            given = {**self._given, "messages": messages, "tools": list(conversation.tools) or None}
+            return self._renderer.render({**given, "add_generation_prompt": True}).text
         except RenderError as error:
             raise self._refusal(error) from error
+
+    def _check_keys(self, conversation: Conversation) -> None:
+        for key in sorted(conversation.keys):
+            if not re.search(rf"\b{re.escape(key)}\b", self._template.source):
+                msg = f"the template {self._template.name!r} does not read {key!r}; choose another, or leave it out"
+                raise ChatError(msg)
 
     def _refusal(self, error: RenderError) -> ChatError:
         return ChatError(f"the template {self._template.name!r} refuses it: {error}")

@@ -95,26 +95,36 @@ def chat_text(job: Job, turns: Sequence[str], raws: Mapping[str, Sequence[Any]] 
     if not any(mark in turn for mark in marks for turn in turns):
         turns = ["".join([*marks, turns[0]]), *turns[1:]] if turns else []
     try:
-        return Chat(_chat_settings(job), job.tokenizer).ask(turns)
+        return chat_of(job, "--message", "Write the prompt with --text, as the template would.").ask(turns)
     except ChatError as error:
         raise ConfigError("--message", expected="turns that the chat template takes", got=str(error)) from error
 
 
-def _chat_settings(job: Job) -> ChatSettings:
+def chat_of(job: Job, where: str, fix: str) -> Chat:
+    """Return what writes conversations as the job's data does.
+
+    Args:
+        job: of the model that answers.
+        where: names the option that has a conversation, in errors.
+        fix: what to do instead.
+
+    Raises:
+        ConfigError: the job's data has no chat template, or not one alone.
+    """
     data = job.plain["data"]
     sources = data.get("sources", {})
     tables = {f"data.sources.{name}.chat": source["chat"] for name, source in sources.items() if "chat" in source}
     tables |= {"data.chat": data["chat"]} if "chat" in data else {}
-    found = {where: structure(table, ChatSettings, where) for where, table in tables.items()}
+    found = {place: structure(table, ChatSettings, place) for place, table in tables.items()}
     ways = {(settings.template, settings.system) for settings in found.values()}
     if len(ways) != 1:
         raise ConfigError(
-            "--message",
+            where,
             expected="one chat template in the settings of the data",
-            got=", ".join(f"{where}.template = {found[where].template!r}" for where in found) or "none",
-            fix="Write the prompt with --text, as the template would.",
+            got=", ".join(f"{place}.template = {found[place].template!r}" for place in found) or "none",
+            fix=fix,
         )
-    return next(iter(found.values()))
+    return Chat(next(iter(found.values())), job.tokenizer)
 
 
 def lay_out_prompt(job: Job, prompt: Dataset, sample: int = 0) -> SampleLayout:

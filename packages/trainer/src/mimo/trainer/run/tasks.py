@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
-from PIL import Image
 
 from mimo.checkpoint import read_manifest
-from mimo.data import load_image
 from mimo.hooks import ConfigError
 from mimo.launch import Device, ProcessInfo, RunLock, choose_device, find_gpus, is_joining, with_slurm
 from mimo.launch.runtime import Fault, OnFailure, Terms, launch, start_method
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.decoding.decode import generate
-from mimo.trainer.decoding.prompt import prompt_of
-from mimo.trainer.decoding.sampling import Sampling
 from mimo.trainer.job.job import Job
-from mimo.trainer.report.console import show_evaluation, show_text
+from mimo.trainer.report.console import show_evaluation
 from mimo.trainer.resolving.resolve import Purpose, resolve
 from mimo.trainer.resume.attempt import forget_failure, note_failure
-from mimo.trainer.run.inference import evaluate, load_model
+from mimo.trainer.run.inference import evaluate
 
 Entry: TypeAlias = Callable[[Job, ProcessInfo], object]
-
-
-@attrs.frozen(kw_only=True)
-class GenerateRequest:
-    """The prompt and options of `mimo generate`.
-
-    Args:
-        items: raw, by modality, in the order of their placeholders.
-        text: with a placeholder for each of them; empty: those alone.
-        max_tokens: largest number of tokens to generate.
-        sampling: how they are chosen.
-    """
-
-    items: Mapping[str, Sequence[Any]]
-    text: str
-    max_tokens: int
-    sampling: Sampling
 
 
 def run_job(
@@ -105,59 +82,6 @@ def evaluate_checkpoint(step_folder: Path, job: Job, process: ProcessInfo) -> No
         )
     if process.rank == 0:
         print(show_evaluation(info))
-
-
-def generate_text(step_folder: Path, request: GenerateRequest, job: Job, process: ProcessInfo) -> None:
-    """Print what a checkpoint writes after a prompt, as it is written; the first rank does."""
-    trainer = load_model(job, process, step_folder)
-    shows = process.rank == 0
-    process.heartbeat.enter("generation")
-    with warnings.catch_warnings():
-        if not shows:  # what an encoder says of an item
-            warnings.simplefilter("ignore")
-        generate(
-            trainer,
-            prompt_of(job, request.text, request.items),
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            on_text=show_text if shows else lambda _piece: None,
-        )
-    process.heartbeat.enter("")
-    if shows:
-        show_text("\n")
-
-
-def read_items(
-    images: Sequence[Path], clips: Sequence[Path], others: Sequence[str]
-) -> Mapping[str, Sequence[Image.Image | Path]]:
-    """Return the items of a prompt by modality: images decoded, all else as the path of its file.
-
-    Args:
-        images: files.
-        clips: files.
-        others: ``MODALITY=FILE`` each.
-
-    Raises:
-        ConfigError: an image cannot be read, or one of the others is written otherwise.
-    """
-    items: dict[str, list[Image.Image | Path]] = {}
-    for path in images:
-        items.setdefault("image", []).append(_read_image(path))
-    for path in clips:
-        items.setdefault("audio", []).append(path)
-    for text in others:
-        modality, found, file = text.partition("=")
-        if not (modality and found and file):
-            raise ConfigError("--item", expected="MODALITY=FILE", got=repr(text))
-        items.setdefault(modality, []).append(Path(file))
-    return items
-
-
-def _read_image(path: Path) -> Image.Image:
-    try:
-        return load_image(path)
-    except ValueError as error:
-        raise ConfigError("--image", expected="an image that can be read", got=f"{str(path)!r}: {error}") from error
 
 
 def _note_failure(directory: Path, on_failure: OnFailure | None, fault: Fault) -> None:
