@@ -25,6 +25,7 @@ OWNERS = {
     "mimo.schedules": "schedule",
     "mimo.datasets": "data",
     "mimo.tokenizers": "data",
+    "mimo.answer_metrics": "data",
     "mimo.lifecycle": "hooks",
 }
 BESIDE = {

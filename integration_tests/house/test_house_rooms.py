@@ -99,7 +99,7 @@ TRAINER: Mapping[str, str] = {
     "decoding": "config job resolving items batch step resume",
     "report": "config job step",
     "run": "config job cost resolving batch step rerun resume convert decoding report",
-    "api": "config job resolving resume step run",
+    "api": "config job resolving resume step decoding run",
     "commands": "config job cost resolving items batch step rerun resume convert decoding report run",
 }
 """The rooms of mimo.trainer, lowest first, and which rooms each may import. Their `__init__` name nothing yet."""

@@ -57,6 +57,16 @@ def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     refused = here(*asked, "--message", "a", "b", cwd=folder)
     assert "--message: expected turns that the chat template takes, got 2 turns, of which the user" in refused.err
     check_prompts(folder, prompt, ended.out)
+    (line,) = re.findall(r"^mimo (evaluate .*)$", TEXT, re.MULTILINE)
+    printed = mimo(*shlex.split(line), "--max-tokens", "2", cwd=folder).printed
+    assert re.search(
+        r"^evaluation at step 4: loss .* samples exactly right, answers normalised 0\.0000, contains 0\.", printed
+    )
+    wrong = here("evaluate", "runs/chat", "--batch", "2", cwd=folder)
+    assert wrong.refused("--batch: expected --answers METRIC beside it, got none. Leave it out.")
+    assert (
+        "--answers: expected an installed metric of answers" in here(*shlex.split(line), "--answers=f1", cwd=folder).err
+    )
 
 
 def check_prompts(folder: Path, prompt: str, said: str) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import pluggy
 import pytest
 
-from mimo.data import DATASETS, TOKENIZERS
+from mimo.data import ANSWER_METRICS, DATASETS, TOKENIZERS
 from mimo.hooks import Kind
 
 
 @pytest.mark.parametrize(
     ("kind", "entry", "names"),
     [
+        (ANSWER_METRICS, "builtin", ["exact", "normalised", "contains"]),
         (DATASETS, "jsonl", ["jsonl"]),
         (DATASETS, "mixture", ["mixture"]),
         (DATASETS, "mock", ["mock"]),

@@ -14,6 +14,7 @@ from eye import make_job, on, table
 
 from mimo.hooks import ConfigError
 from mimo.launch import Gpus, ProcessInfo
+from mimo.trainer.decoding.answer_settings import AnswerSettings
 from mimo.trainer.resume.resume_point import step_folder
 from mimo.trainer.resume.run_state import RunState
 from mimo.trainer.resume.save import save_step
@@ -48,9 +49,11 @@ def test_an_evaluation_without_held_out_samples_is_refused(tmp_path: Path, run_r
     def evaluate(_rank: int) -> str:
         job = make_job(table({"language": on(0, 0)}, run={"directory": str(tmp_path)}))
         save_step(Trainer(job, rank=0, device=torch.device("cpu")), RunState(), [], 3)
-        process = ProcessInfo(rank=0, world=1, local_rank=0)
+        process, job = ProcessInfo(rank=0, world=1, local_rank=0), attrs.evolve(job, evaluation=None)
         with pytest.raises(ConfigError) as refused:
-            _tasks.evaluate_checkpoint(step_folder(tmp_path), attrs.evolve(job, evaluation=None), process)
+            _tasks.evaluate_checkpoint(
+                step_folder(tmp_path), AnswerSettings(), attrs.evolve(job, evaluation=None), process
+            )
         return str(refused.value)
 
     assert run_ranks(1, evaluate) == [

@@ -53,6 +53,7 @@ from mimo.data.placement import (
 )
 from mimo.data.samples import (
     NO_LABEL,
+    AnswerMetricSpec,
     DataPart,
     Dataset,
     DatasetSources,
@@ -117,14 +118,23 @@ TOKENIZERS = Kind(
     hookspecs=hookspecs,
     spec=TokenizerSpec,
 )
+ANSWER_METRICS = Kind(
+    group="mimo.answer_metrics",
+    noun="metric of answers",
+    hook="mimo_register_answer_metrics",
+    hookspecs=hookspecs,
+    spec=AnswerMetricSpec,
+)
 
 __all__ = [
+    "ANSWER_METRICS",
     "DATASETS",
     "FIRST_ORDER",
     "MAX_BATCH_SAMPLES",
     "NEWEST_ORDER",
     "NO_LABEL",
     "TOKENIZERS",
+    "AnswerMetricSpec",
     "BoundedCache",
     "Chat",
     "ChatError",

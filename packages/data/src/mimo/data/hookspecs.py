@@ -1,8 +1,8 @@
-"""Hooks of the kinds that this package owns: datasets and tokenizers."""
+"""Hooks of the kinds that this package owns: datasets, tokenizers and metrics of answers."""
 
 from __future__ import annotations
 
-from mimo.data.samples import DatasetSpec, TokenizerSpec
+from mimo.data.samples import AnswerMetricSpec, DatasetSpec, TokenizerSpec
 from mimo.hooks import hookspec
 
 
@@ -14,3 +14,8 @@ def mimo_register_datasets() -> list[DatasetSpec]:  # type: ignore[empty-body]
 @hookspec
 def mimo_register_tokenizers() -> list[TokenizerSpec]:  # type: ignore[empty-body]
     """Return the tokenizers of this plugin (entry-point group ``mimo.tokenizers``)."""
+
+
+@hookspec
+def mimo_register_answer_metrics() -> list[AnswerMetricSpec]:  # type: ignore[empty-body]
+    """Return the metrics of generated answers of this plugin (entry-point group ``mimo.answer_metrics``)."""

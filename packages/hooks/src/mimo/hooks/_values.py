@@ -172,6 +172,7 @@ class EvaluationInfo:
         loss: per label token, each counted by its weight.
         exact_match: share of samples of which every label token whose weight is not 0 is the argmax.
         samples: how many there were.
+        answers: mean score of generated answers, by metric; empty where none were generated.
         predictions: for the first samples, on one rank; empty on the others. Each is made when it is taken out.
     """
 
@@ -179,6 +180,7 @@ class EvaluationInfo:
     loss: float
     exact_match: float
     samples: int
+    answers: Mapping[str, float] = attrs.field(factory=dict)
     predictions: Sequence[Prediction] = attrs.field(default=(), eq=False, repr=False)
 
 

@@ -3,6 +3,7 @@
 from mimo.data.samples.layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
 from mimo.data.samples.packing import Packed, pack
 from mimo.data.samples.specs import (
+    AnswerMetricSpec,
     DataPart,
     Dataset,
     DatasetSources,
@@ -23,6 +24,7 @@ from mimo.data.samples.weights import MAX_WEIGHT, TargetWeights
 __all__ = [
     "MAX_WEIGHT",
     "NO_LABEL",
+    "AnswerMetricSpec",
     "DataPart",
     "Dataset",
     "DatasetSources",

@@ -235,3 +235,11 @@ class TokenizerSpec:
     name: str
     config: type
     build: Callable[[Any, Sequence[str]], Tokenizer]
+
+
+@attrs.frozen(kw_only=True)
+class AnswerMetricSpec:
+    """A metric of generated answers: ``score(answer, reference)`` returns a finite number, 1 for a right one."""
+
+    name: str
+    score: Callable[[str, str], float]

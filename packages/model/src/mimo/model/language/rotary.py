@@ -97,4 +97,6 @@ def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return ``x`` [T, N, D] with columns i and i + D / 2 turned by the angles of cosines, sines [T, 1, D / 2]."""
+    if not torch.is_grad_enabled():
+        return _turned(x, cosines, sines)
     return cast("Tensor", _Turn.apply(x, cosines, sines))  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -93,6 +93,8 @@ def local(parameter: Tensor, *, fresh: bool = False) -> Tensor:
     """
     if not isinstance(parameter, DTensor):
         return parameter
+    if not torch.is_grad_enabled():
+        return held(parameter)
     return cast("Tensor", _Local.apply(parameter, fresh))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 

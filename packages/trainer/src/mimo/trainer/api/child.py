@@ -52,15 +52,16 @@ def _train(outcome: Path, settings: Mapping[str, Any]) -> int:
     )
 
 
-def _evaluate(outcome: Path, checkpoint: str, overrides: list[str]) -> int:
+def _evaluate(outcome: Path, checkpoint: str, overrides: list[str], answers: Mapping[str, Any]) -> int:
     from functools import partial
 
     from mimo.trainer.api.entries import evaluate_for
     from mimo.trainer.api.outcome import write_fault
+    from mimo.trainer.decoding.answer_settings import AnswerSettings
     from mimo.trainer.run.start import start_evaluation
 
     entry, on_failure = partial(evaluate_for, outcome), partial(write_fault, outcome)
-    return start_evaluation(Path(checkpoint), overrides, entry, on_failure=on_failure)
+    return start_evaluation(Path(checkpoint), overrides, AnswerSettings(**answers), entry, on_failure=on_failure)
 
 
 TASKS: Mapping[str, Callable[..., int]] = {"train": _train, "evaluate": _evaluate}

@@ -8,6 +8,7 @@ from pathlib import Path
 from mimo.checkpoint import read_manifest
 from mimo.launch import ProcessInfo, is_joining, with_slurm
 from mimo.trainer.api.outcome import write_value
+from mimo.trainer.decoding.answer_settings import AnswerSettings
 from mimo.trainer.job.job import Job
 from mimo.trainer.run.inference import evaluate
 from mimo.trainer.run.train import train_rank
@@ -20,12 +21,12 @@ def train_for(outcome: Path, job: Job, process: ProcessInfo) -> None:
         write_value(outcome, None if last is None else {"step": last.step, "loss": last.loss})
 
 
-def evaluate_for(outcome: Path, checkpoint: Path, job: Job, process: ProcessInfo) -> None:
+def evaluate_for(outcome: Path, checkpoint: Path, answers: AnswerSettings, job: Job, process: ProcessInfo) -> None:
     """Evaluate a checkpoint, and write the result."""
-    info = evaluate(job, process, checkpoint, read_manifest(checkpoint).step)
+    info = evaluate(job, process, checkpoint, read_manifest(checkpoint).step, answers)
     assert info is not None, "resolving refuses settings without held-out samples"
     if _answers(process):
-        fields = ("step", "loss", "exact_match", "samples")
+        fields = ("step", "loss", "exact_match", "samples", "answers")
         write_value(outcome, {name: getattr(info, name) for name in fields})
 
 

@@ -47,19 +47,30 @@ def train(job: Job) -> TrainResult:
     return TrainResult(directory=job.directory, step=found["step"], loss=found["loss"])
 
 
-def evaluate(checkpoint: Path | str, overrides: Iterable[str] = ()) -> EvaluationInfo:
+def evaluate(
+    checkpoint: Path | str,
+    overrides: Iterable[str] = (),
+    *,
+    answers: Iterable[str] = (),
+    max_tokens: int = 64,
+    batch: int = 8,
+) -> EvaluationInfo:
     """Evaluate a checkpoint on the held-out samples, as `mimo evaluate` does, in fresh processes.
 
     Args:
         checkpoint: its folder, or a run directory for the newest one.
         overrides: settings that differ from those that it was saved with, as key=value; one process unless they name
             ranks.
+        answers: metrics by which generated answers are scored, such as ``"exact"``; none are generated without.
+        max_tokens: most tokens of an answer.
+        batch: how many answers are generated at once.
 
     Raises:
-        ConfigError: an override is wrong, or nothing is held out.
+        ConfigError: an override is wrong, a metric is not installed, or nothing is held out.
         CheckpointError: there is no such checkpoint, or it is damaged.
         RunFailedError: a rank failed.
         KeyboardInterrupt: Ctrl-C; all processes have ended.
     """
-    arguments = {"checkpoint": str(checkpoint), "overrides": list(overrides)}
+    scored = {"metrics": list(answers), "max_tokens": max_tokens, "batch": batch}
+    arguments = {"checkpoint": str(checkpoint), "overrides": list(overrides), "answers": scored}
     return EvaluationInfo(**run_fresh("evaluate", arguments, what=f"evaluation of {checkpoint}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from mimo.data import DATASETS, TOKENIZERS
+from mimo.data import ANSWER_METRICS, DATASETS, TOKENIZERS
 from mimo.hooks import Kind, discover
 from mimo.model import ENCODERS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
@@ -12,7 +12,7 @@ from mimo.schedule import SCHEDULES
 
 S = TypeVar("S")
 
-KINDS: tuple[Kind[Any], ...] = (ENCODERS, LANGUAGE_MODELS, OPTIMIZERS, SCHEDULES, DATASETS, TOKENIZERS)
+KINDS: tuple[Kind[Any], ...] = (ENCODERS, LANGUAGE_MODELS, OPTIMIZERS, SCHEDULES, DATASETS, TOKENIZERS, ANSWER_METRICS)
 
 
 class Find(Protocol):

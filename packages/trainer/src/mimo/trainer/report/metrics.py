@@ -67,7 +67,7 @@ class Metrics:
             {
                 "step": info.step,
                 "evaluation": True,
-                **attrs.asdict(info, filter=lambda attribute, _value: attribute.name != "predictions"),
+                **attrs.asdict(info, filter=lambda attribute, value: attribute.name != "predictions" and value != {}),
             },
         )
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import torch
 
 from mimo.hooks import EvaluationInfo
 from mimo.launch import ProcessInfo
 from mimo.model import LanguageModelSpec
+from mimo.trainer.decoding.answer_settings import AnswerSettings
+from mimo.trainer.decoding.scoring import score_answers
 from mimo.trainer.job.job import Job
 from mimo.trainer.resume.chain import links_of, load_links
 from mimo.trainer.step.trainer import Trainer
@@ -31,8 +34,23 @@ def load_model(job: Job, process: ProcessInfo, checkpoint: Path) -> Trainer:
     return trainer
 
 
-def evaluate(job: Job, process: ProcessInfo, checkpoint: Path, step: int) -> EvaluationInfo | None:
-    """Evaluate a step folder's weights on the held-out samples; None where the data has none."""
+def evaluate(
+    job: Job, process: ProcessInfo, checkpoint: Path, step: int, answers: AnswerSettings | None = None
+) -> EvaluationInfo | None:
+    """Evaluate a step folder's weights on the held-out samples; None where the data has none.
+
+    Args:
+        job: the whole.
+        process: this rank.
+        checkpoint: the step folder.
+        step: whose weights it has.
+        answers: how answers are generated and scored; None, or without metrics: none are.
+    """
     trainer = load_model(job, process, checkpoint)
+    scores: dict[str, float] = {}
+    if answers is not None and answers.metrics and job.evaluation is not None:
+        process.heartbeat.enter("generation")
+        scores = score_answers(trainer, job.evaluation, answers)
     process.heartbeat.enter("evaluation")
-    return trainer.evaluate(step)
+    info = trainer.evaluate(step)
+    return None if info is None else attrs.evolve(info, answers=scores)

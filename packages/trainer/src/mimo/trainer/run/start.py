@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from mimo.launch import ProcessInfo
     from mimo.launch.runtime import OnFailure
+    from mimo.trainer.decoding.answer_settings import AnswerSettings
     from mimo.trainer.job.job import Job
     from mimo.trainer.run.tasks import Entry
 
@@ -49,7 +50,8 @@ def start_training(settings: Settings, entry: Entry | None = None, *, on_failure
 def start_evaluation(
     checkpoint: Path,
     overrides: Iterable[str],
-    entry: Callable[[Path, Job, ProcessInfo], object] | None = None,
+    answers: AnswerSettings,
+    entry: Callable[[Path, AnswerSettings, Job, ProcessInfo], object] | None = None,
     *,
     on_failure: OnFailure | None = None,
 ) -> int:
@@ -58,6 +60,7 @@ def start_evaluation(
     Args:
         checkpoint: its folder, or a run directory for the newest one.
         overrides: settings that differ from those that it was saved with, as key=value.
+        answers: how answers are generated and scored.
         entry: what each rank does with the folder; None for `mimo.trainer.run.tasks.evaluate_checkpoint`.
         on_failure: is handed what ended it.
 
@@ -70,7 +73,9 @@ def start_evaluation(
     from mimo.trainer.resume.resume_point import step_folder
     from mimo.trainer.run.tasks import evaluate_checkpoint, run_job
 
+    answers.specs()
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, overrides, "evaluate"), purpose="evaluate")
     check_world(job.world, with_slurm(os.environ))
-    return run_job(job, partial(entry or evaluate_checkpoint, folder), purpose="evaluate", on_failure=on_failure)
+    task = partial(entry or evaluate_checkpoint, folder, answers)
+    return run_job(job, task, purpose="evaluate", on_failure=on_failure)

@@ -17,6 +17,7 @@ from mimo.launch import Device, ProcessInfo, RunLock, choose_device, find_gpus, 
 from mimo.launch.runtime import Fault, OnFailure, Terms, launch, start_method
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.config.toml import make_settings
+from mimo.trainer.decoding.answer_settings import AnswerSettings
 from mimo.trainer.job.job import Job
 from mimo.trainer.report.console import show_evaluation
 from mimo.trainer.resolving.resolve import Purpose, resolve
@@ -69,13 +70,13 @@ def run_job(
         return how(terms=attrs.evolve(terms, lock=lock))
 
 
-def evaluate_checkpoint(step_folder: Path, job: Job, process: ProcessInfo) -> None:
-    """Evaluate a checkpoint and print the result.
+def evaluate_checkpoint(step_folder: Path, answers: AnswerSettings, job: Job, process: ProcessInfo) -> None:
+    """Evaluate a checkpoint, generating answers if metrics of these are asked for, and print the result.
 
     Raises:
         ConfigError: there is nothing held out to evaluate on.
     """
-    info = evaluate(job, process, step_folder, read_manifest(step_folder).step)
+    info = evaluate(job, process, step_folder, read_manifest(step_folder).step, answers)
     if info is None:
         raise ConfigError(
             "data", expected="held-out samples", got="none", fix="For jsonl data, give data.evaluation_path=FILE."

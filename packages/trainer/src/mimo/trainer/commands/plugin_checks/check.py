@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mimo.data import DATASETS, TOKENIZERS
+from mimo.data import DATASETS, TOKENIZERS, AnswerMetricSpec
 from mimo.hooks import ConfigError, Kind, PluginError, PluginFailure, survey
 from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, LanguageModelSpec
 from mimo.optimizer import OPTIMIZERS, OptimizerSpec
@@ -18,6 +19,7 @@ from mimo.trainer.commands.plugin_checks.kinds import (
     check_schedule,
     check_settings,
     check_tokenizer,
+    look,
 )
 from mimo.trainer.config.plugin_kinds import KINDS, find_installed
 from mimo.trainer.config.structure import structure, suggest
@@ -32,6 +34,7 @@ _PICTURES = ((64, 64), (37, 90), (120, 45), (16, 16), (200, 3), (1, 1))
 """Width and height of each, in pixels: also such as people's data have where nobody looked."""
 _SMALL = 32
 """No number in the settings of a language model is made smaller than half of this."""
+_ANSWERS = ("", " ", "A zebra.", "zebra", "the 3 zebras\n", "é😀")
 _LIFECYCLE = "mimo.lifecycle"
 
 
@@ -79,6 +82,11 @@ def _check_all(kinds: Iterable[Kind[Any] | None], name: str, table: Mapping[str,
             yield from check_lifecycle(name)
             continue
         spec = find_installed(kind, name, "--check")
+        if isinstance(spec, AnswerMetricSpec):
+            if table:
+                raise ConfigError("config", expected="no settings, as a metric of answers has none", got=str(table))
+            yield look("scores", _scores, spec)
+            continue
         config = structure(table, spec.config, "config")
         yield from check_settings(table, spec.config)
         yield from _CHECKS.get(kind.group, _nothing_more)(spec, config)
@@ -102,6 +110,15 @@ def _check_optimizer(spec: OptimizerSpec, config: Any) -> Iterator[Verdict]:
     from mimo.trainer.commands.plugin_checks.optimizer import check_optimizer
 
     return check_optimizer(spec, config)
+
+
+def _scores(spec: AnswerMetricSpec) -> None:
+    """It returns a finite number for any two texts, and the same again."""
+    for answer in _ANSWERS:
+        for reference in _ANSWERS:
+            first, again = spec.score(answer, reference), spec.score(answer, reference)
+            assert math.isfinite(first), f"the score of {answer!r} beside {reference!r} is {first!r}"
+            assert first == again, f"the score of {answer!r} beside {reference!r} is {first!r}, then {again!r}"
 
 
 def _nothing_more(_spec: Any, _config: Any) -> Iterator[Verdict]:
