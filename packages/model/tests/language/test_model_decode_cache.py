@@ -297,12 +297,12 @@ def test_attention_of_single_rows_is_that_of_the_last(
     held, room = (5, 1, 9), 9
     generator = torch.Generator().manual_seed(6)
     query = torch.randn(3, 6, 8, generator=generator)
-    key, value = (torch.randn(3, room, 2, 8, generator=generator) for _ in range(2))
+    key, value = (torch.randn(3, 2, room, 8, generator=generator) for _ in range(2))
     segments = Segments.single_rows(held, keys=room, window=window)
     found = attend(query, key, value, segments, heads=heads, **extra)
     for row, count in enumerate(held):
         own = Segments.continued([1], before=[count - 1], window=window)
-        keys, values = key[row, :count], value[row, :count]
+        keys, values = key[row, :, :count].transpose(0, 1), value[row, :, :count].transpose(0, 1)
         torch.testing.assert_close(
             found[row : row + 1], attend(query[row : row + 1], keys, values, own, heads=heads, **extra)
         )

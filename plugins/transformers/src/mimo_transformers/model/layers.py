@@ -23,6 +23,7 @@ LAYER_ROWS = "mimo_rows"
 _PATH = "_mimo_path"
 """Attribute of a part that runs on one sample after the other: a name for what it saves of a sample."""
 _ROWS_DIM = 1
+_SAVED_DIMS = 3
 
 
 class BridgedLayer(nn.Module):
@@ -106,10 +107,10 @@ class PerSample(nn.Module):
 
 def _continued(saved: LayerCache, name: str, new: Tensor, sizes: Sequence[int]) -> Tensor:
     """Save rows [1, T, …], and return all that came of their samples, so many of each, behind one another."""
-    found = saved.extend(name, new.squeeze(0))
-    if found.dim() == new.dim():  # of single rows with all places: [C, L, …]
-        found = torch.cat([places[:size] for places, size in zip(found, sizes, strict=True)])
-    return found.unsqueeze(0)
+    found = saved.extend(name, new.reshape(new.shape[_ROWS_DIM], 1, -1))
+    if found.dim() > _SAVED_DIMS:  # of single rows with all places: [C, 1, L, D]
+        found = torch.cat([places[0, :size] for places, size in zip(found, sizes, strict=True)])
+    return found.reshape(1, -1, *new.shape[_ROWS_DIM + 1 :])
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -40,7 +40,7 @@ def attend(
 
     Args:
         query: [T, N, D].
-        key: [T, K, D], or of all `Segments.held` rows; of `Segments.single_rows` [C, L, K, D]. K divides N, and each
+        key: [T, K, D], or of all `Segments.held` rows; of `Segments.single_rows` [C, K, L, D]. K divides N, and each
             key-value head serves N / K query heads in a row (Ainslie et al. 2023, arXiv:2305.13245).
         value: like ``key``, of any width.
         segments: of these T rows.
@@ -138,11 +138,10 @@ def _attend_single(
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return [C, N, D] of one query [N, D] of each segment to its keys [L, K, D], which lie in room for L each."""
+    """Return [C, N, D] of one query [N, D] of each segment to its keys, of [C, K, L, D]."""
     if heads is not None:
-        key, value = key[:, :, heads], value[:, :, heads]
+        key, value = key[:, heads], value[:, heads]
     mask = segments.calls[0].pieces[0].mask
-    key, value = key.transpose(1, 2), value.transpose(1, 2)  # [C, K, L, D]
     if soft_cap is not None or sinks is not None:
         rows = query.unsqueeze(2)  # [C, N, 1, D]
         found = _weigh(rows, key, value, mask=mask, causal=False, scale=scale, soft_cap=soft_cap, sinks=sinks)

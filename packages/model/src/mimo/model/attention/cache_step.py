@@ -58,6 +58,7 @@ class CacheStep:
     device: torch.device
     items: Sequence[Spans] = ()
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
+    _places: dict[int, Tensor] = attrs.field(factory=dict, init=False)
 
     @cached_property
     def is_single(self) -> bool:
@@ -100,36 +101,58 @@ class CacheStep:
         return min(self.capacity, max(self.before, default=0) + 1)
 
     @cached_property
-    def places(self) -> tuple[Tensor | None, Tensor]:
-        """Which of the T rows are saved, None for all, and the places that they take among those of all sequences."""
-        if self.is_single:
-            places = [i * self.capacity + before % self.capacity for i, before in enumerate(self.before)]
-            return None, torch.tensor(places, device=self.device)
-        rows, taken, start = list[Tensor](), list[Tensor](), 0
-        for sequence, (length, before) in enumerate(zip(self.lengths, self.before, strict=True)):
-            saved = min(length, self.capacity)
-            rows.append(torch.arange(start + length - saved, start + length))
-            at = torch.arange(before + length - saved, before + length) % self.capacity
-            taken.append(at + sequence * self.capacity)
+    def saved(self) -> Tensor | None:
+        """Which of the T rows are saved, None for all: those that no later one of them takes the place of."""
+        if all(length <= self.capacity for length in self.lengths):
+            return None
+        rows, start = list[Tensor](), 0
+        for length in self.lengths:
+            rows.append(torch.arange(start + max(0, length - self.capacity), start + length))
             start += length
-        everything = sum(map(len, rows)) == start
-        return None if everything else torch.cat(rows).to(self.device), torch.cat(taken).to(self.device)
+        return torch.cat(rows).to(self.device)
+
+    def places(self, heads: int) -> Tensor:
+        """Return the places that the heads of saved rows take among [sequences, heads, capacity]: row by row."""
+        if heads not in self._places:
+            spans = [
+                (sequence, max(before, before + length - self.capacity), before + length)
+                for sequence, (length, before) in enumerate(zip(self.lengths, self.before, strict=True))
+            ]
+            self._places[heads] = self._index(spans, heads)
+        return self._places[heads]
+
+    def earlier(self, heads: int) -> Tensor:
+        """Return the places of the rows that new ones read beside each other, likewise."""
+        spans = [
+            (sequence, before - held, before)
+            for sequence, (length, before, held) in enumerate(zip(self.lengths, self.before, self.held, strict=True))
+            if length
+        ]
+        return self._index(spans, heads)
 
     @cached_property
-    def earlier(self) -> tuple[Tensor, Tensor]:
-        """Where the rows lie that new ones read beside each other, and the order that joins them with these.
-
-        Joined, each sequence that has new rows has its held ones, and then these.
-        """
-        places, order, start = list[Tensor](), list[Tensor](), 0
+    def order(self) -> Tensor:
+        """The order that joins earlier rows with the new ones behind them: of each sequence those, and then these."""
+        order, seen, start = list[Tensor](), 0, 0
         total = sum(held for held, length in zip(self.held, self.lengths, strict=True) if length)
-        seen = 0
-        for sequence, (length, before, held) in enumerate(zip(self.lengths, self.before, self.held, strict=True)):
+        for length, held in zip(self.lengths, self.held, strict=True):
             if length:
-                places.append(torch.arange(before - held, before) % self.capacity + sequence * self.capacity)
                 order += [torch.arange(seen, seen + held), torch.arange(total + start, total + start + length)]
                 seen, start = seen + held, start + length
-        return torch.cat(places).to(self.device), torch.cat(order).to(self.device)
+        return torch.cat(order).to(self.device)
+
+    def _index(self, spans: Sequence[tuple[int, int, int]], heads: int) -> Tensor:
+        """Return the places of rows of sequences, from one to another, as each head's."""
+        if all(stop - start == 1 for _, start, stop in spans):
+            found = [sequence * heads * self.capacity + at % self.capacity for sequence, at, _ in spans]
+            rows = torch.tensor(found, dtype=torch.long)
+        else:
+            pieces = (
+                torch.arange(start, stop) % self.capacity + sequence * heads * self.capacity
+                for sequence, start, stop in spans
+            )
+            rows = torch.cat([torch.arange(0), *pieces])
+        return (rows.unsqueeze(1) + torch.arange(heads) * self.capacity).flatten().to(self.device)
 
     def segments(self, window: int = 0) -> Segments:
         """Return where the sequences lie, for layers whose rows see at most ``window`` rows; 0 for all.

@@ -193,7 +193,7 @@ class Segments:
     def single_rows(
         cls, held: Sequence[int], *, keys: int, window: int = 0, device: torch.device | str = "cpu"
     ) -> Segments:
-        """Return one row of each segment, which sees the segment's keys; `attend` takes these as [C, L, K, D].
+        """Return one row of each segment, which sees the segment's keys; `attend` takes these as [C, K, L, D].
 
         Args:
             held: how many of its L keys each row sees, the first ones; at least one.

@@ -2,7 +2,8 @@
 
 Each layer saves what its later rows read: attention its keys and values (the KV cache), a convolution the last rows of
 its input, a scan its state. All of it is this rank's: of the heads that it computes.
-Shapes: C sequences, T new rows of all of them, P cached rows from before, L rows in which those of a sequence lie.
+Shapes: C sequences, T new rows of all of them, P cached rows from before, L rows in which those of a sequence lie, K
+heads of D columns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LayerCache:
 
     Args:
         cache: of all layers.
-        rows: rows that accumulate, by name: [sequences, capacity, …].
+        rows: rows that accumulate, by name: [sequences, heads, capacity, columns].
         tensors: tensors of one size for each sequence, such as states, by name: [sequences, …].
     """
 
@@ -41,24 +42,21 @@ class LayerCache:
         return self.cache.step.runs
 
     def extend(self, name: str, new: Tensor) -> Tensor:
-        """Save rows [T, …], and return what they read, as the segments of the forward take it.
+        """Save rows [T, K, D], and return what they read, as the segments of the forward take it.
 
         Returns:
-            Of single rows all places of the sequences, [C, L, …], which the next call overwrites; else the cached rows
-            and the new ones of each sequence in turn, [P + T, …].
+            Of single rows all places of the sequences, [C, K, L, D], which the next call overwrites; else the cached
+            rows and the new ones of each sequence in turn, [P + T, K, D].
         """
-        step = self.cache.step
+        step, heads = self.cache.step, new.shape[1]
         buffer = self._room(name, new)
-        flat, (saved, places) = buffer.flatten(0, 1), step.places
-        if step.is_single:
-            flat.index_copy_(0, places, new)
-            return buffer[: len(step.lengths), : step.padded]
-        found = new
-        if not step.is_first:
-            earlier, order = step.earlier
-            found = torch.cat((flat[earlier], new))[order]
-        flat.index_copy_(0, places, new if saved is None else new[saved])
-        return found
+        flat, found = buffer.flatten(0, 2), new
+        if not (step.is_single or step.is_first):
+            earlier = flat[step.earlier(heads)].view(-1, *new.shape[1:])
+            found = torch.cat((earlier, new))[step.order]
+        saved = new if step.saved is None else new[step.saved]
+        flat.index_copy_(0, step.places(heads), saved.flatten(0, 1))
+        return buffer[: len(step.lengths), :, : step.padded] if step.is_single else found
 
     def follow(self, name: str, new: Tensor, rows: int) -> Iterator[Tensor]:
         """Yield for each of `runs` its new rows behind the last ``rows`` before them, [C, rows + T, …]; saves the last.
@@ -97,11 +95,12 @@ class LayerCache:
 
     def _room(self, name: str, new: Tensor) -> Tensor:
         """Return where the rows of a name are saved, made large enough."""
-        old, shape = self.rows.get(name), (self.cache.sequences, self.cache.step.capacity)
-        if old is None or old.shape[:2] != shape:
-            self.rows[name] = new.new_zeros(*shape, *new.shape[1:])  # what no row has yet is masked, and must be finite
+        old, room = self.rows.get(name), (self.cache.sequences, new.shape[1], self.cache.step.capacity)
+        if old is None or old.shape[:3] != room:
+            # What no row has yet is masked, and must be finite; the rows of a head, which are read together, are too.
+            self.rows[name] = new.new_zeros(*room, new.shape[2])
             if old is not None:
-                self.rows[name][: old.shape[0], : old.shape[1]] = old
+                self.rows[name][: old.shape[0], :, : old.shape[2]] = old
         return self.rows[name]
 
 

@@ -128,6 +128,8 @@ def multiply(
         outputs: which outputs of the piece are computed, None for all.
         weight_grad_queue: where the gradients of weight and bias are deferred.
     """
+    if form is None and outputs is None and not torch.is_grad_enabled():
+        return functional.linear(x, held(weight), None if bias is None else held(bias))
     form = form or Dense()
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     if weight_grad_queue is None or not (trains and torch.is_grad_enabled()):
