@@ -179,7 +179,7 @@ def test_plugins_are_listed_with_their_distributions(capsys: pytest.CaptureFixtu
     assert run(["plugins"]) == 0
     lines = {tuple(line.split()[:2]): line for line in capsys.readouterr().out.splitlines()}
     assert "mimo-model" in lines["mimo.language_models", "decoder"]
-    assert "mimo_step_end" in lines["mimo.lifecycle", "metrics"]
+    assert "mimo_evaluated" in lines["mimo.lifecycle", "metrics"]
 
 
 def test_init_writes_a_new_file_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
