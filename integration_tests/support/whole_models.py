@@ -40,19 +40,21 @@ _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
 
 
-def write_whole(name: str, path: Path, *, seed: int = 0, **text: Any) -> Any:
+def write_whole(name: str, path: Path, *, seed: int = 0, stir: float = _STIR, **text: Any) -> Any:
     """Write a folder, and return the library's model that is in it.
 
     Args:
         name: of one of `FOLDERS`.
         path: the new folder.
         seed: of its weights.
+        stir: how far they are moved off what the library draws, embeddings apart; far, and what is generated depends on
+            all of a prompt, not on its last token alone.
         text: keys of its language model.
     """
     folder = FOLDERS[name]
     path.mkdir(parents=True)
     tokenizer = _tokenizer(folder)
-    model = new_whole(folder, tokenizer, seed=seed, **text)
+    model = new_whole(folder, tokenizer, seed=seed, stir=stir, **text)
     save(model, path)
     tokenizer.save(str(path / "tokenizer.json"))
     images = folder.processing()
@@ -198,7 +200,7 @@ def checkpoint_tensors(out: Path) -> dict[str, torch.Tensor]:
     return {name: one for file in sorted(out.rglob("*.safetensors")) for name, one in load_file(file).items()}
 
 
-def new_whole(folder: Folder, tokenizer: Tokenizer, *, seed: int, **text: Any) -> Any:
+def new_whole(folder: Folder, tokenizer: Tokenizer, *, seed: int, stir: float = _STIR, **text: Any) -> Any:
     """Return the library's model of a folder, with weights that are none of them 0 or 1."""
     described: Mapping[str, Any] = json.loads(json.dumps(folder.config))
     ids = {key: tokenizer.token_to_id(folder.processing().placeholder) for key in _IMAGE_TOKENS}
@@ -215,8 +217,8 @@ def new_whole(folder: Folder, tokenizer: Tokenizer, *, seed: int, **text: Any) -
     made: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
     model = made(config).float().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=_STIR)
+        for name, parameter in model.named_parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=_STIR if "embed_tokens" in name else stir)
     return model
 
 

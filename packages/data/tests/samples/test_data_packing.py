@@ -52,6 +52,15 @@ def test_data_pack_says_which_rows_are_one_items(rank: int) -> None:
     assert pack(samples).items == ()
 
 
+def test_data_pack_parts_an_item_at_its_text() -> None:
+    """Its rows on either side are two items for those that see each other, as in the library; none is lost."""
+    tiled = layout([1, 9, 9, 2, 9, 3], ("image", 1, 3))
+    tiled = attrs.evolve(tiled, items=(attrs.evolve(tiled.items[0], runs=((1, 3), (4, 5))),))
+    packed = pack([tiled], with_items=True)
+    assert packed.items == (((1, 3), (4, 5)),)
+    assert packed.placeholders["image"].tolist() == [1, 2, 4]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_data_pack_cuts_places_in_grids_with_their_rows(rank: int) -> None:
     """Each context rank has its rows' places; samples without a grid count as text, and padding is 0."""

@@ -316,5 +316,7 @@ def test_a_cache_takes_rows_of_its_sequences_alone() -> None:
         DecodeCache.of(attrs.evolve(batch, decode_cache=DecodeCache(seen=(1, 1))))
     with pytest.raises(AssertionError, match="without padding"):
         DecodeCache.of(attrs.evolve(batch, lengths=(3,), decode_cache=DecodeCache()))
+    with pytest.raises(AssertionError, match=r"rows 2 \.\. 6 of a sequence, which cut its item of rows \(1, 3\)"):
+        DecodeCache.of(attrs.evolve(batch, decode_cache=DecodeCache(seen=(2,))), items=[[(1, 3)]])
     with pytest.raises(AssertionError, match="made by another model"):
         DecodeCache.of(attrs.evolve(batch, decode_cache=cast("Any", object())))

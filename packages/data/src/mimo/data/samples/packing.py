@@ -36,7 +36,7 @@ class Packed:
             all tokens between in its sample; else `NO_LABEL`.
         next_counts: how many of each sample's are labels, for each of the K, those on other context ranks included.
         items: of each sample, the rows ``start`` .. ``stop`` in it of each of its items that has some, those on other
-            context ranks included; nothing if it was not asked for.
+            context ranks included; an item with text between its rows is several. Nothing if it was not asked for.
         weights: of the labels; None where no sample has any, so that each is 1.
     """
 
@@ -143,8 +143,8 @@ def pack(
 
 
 def _spans(layout: SampleLayout) -> tuple[tuple[int, int], ...]:
-    """Return the rows of each item of a sample."""
-    return tuple((item.start, item.start + item.rows) for item in layout.items if item.rows)
+    """Return the rows of each item of a sample; text between them parts an item in several."""
+    return tuple((start, stop) for item in layout.items for start, stop in item.runs if stop > start)
 
 
 def _weights(
