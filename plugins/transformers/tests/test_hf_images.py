@@ -130,3 +130,14 @@ def test_models_without_two_halves_are_refused() -> None:
     config = config_of("llava", model_type="mllama", values={}, null=())
     with pytest.raises(ConfigError, match="got 'mllama' with no get_image_features"):
         HF_IMAGES.build(config, 16)
+
+
+def test_what_a_whole_model_says_of_its_text_may_be_left_out() -> None:
+    """BLIP-2 says nothing of tied embeddings, which are then two; Gemma 3 ties them unless it is told otherwise."""
+    said = {}
+    for model_type in ("blip-2", "gemma3"):
+        family = IMAGES.of(model_type)
+        assert family is not None
+        assert family.whole is not None
+        said[model_type] = family.whole.keys({"model_type": model_type})
+    assert said == {"blip-2": {"tie_word_embeddings": False}, "gemma3": {"tie_word_embeddings": True}}

@@ -216,7 +216,8 @@ def _image_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequen
             kept = more["values"]
             null += [f"{section}.{path}" for path in more["null"]]
         else:
-            kept = {key: getattr(inside, key) for key in _SHAPES if getattr(inside, key, None) is not None}
+            whole = inside.to_dict()  # an attribute may differ by layer, and not be one
+            kept = {key: whole[key] for key in _SHAPES if whole.get(key) is not None}
         values[section] = {**kept, "model_type": inside.model_type}
     images = settings_of(processing_of(described, preprocessor, processor))
     return {"model_type": model_type, "values": values, "null": sorted(null), "images": images}
@@ -278,7 +279,7 @@ def _width(config: HfImagesConfig) -> int:
 def _language_keys(described: Mapping[str, Any], *, model_type: str) -> Mapping[str, Any]:
     """Return what a whole model decides of its language model, whose own section may say something else."""
     said = {key: one for key, one in described.items() if key not in _PREPARING}
-    return {"tie_word_embeddings": bool(_library(said, model_type).tie_word_embeddings)}
+    return {"tie_word_embeddings": bool(getattr(_library(said, model_type), "tie_word_embeddings", False))}
 
 
 def _language_settings(config: HfImagesConfig) -> Mapping[str, Any]:
