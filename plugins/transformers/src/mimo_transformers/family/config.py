@@ -172,7 +172,7 @@ class HfDecoderConfig(HfConfig):
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is too large."""
-        check_at_most(self, {"vocabulary": MAX_VOCABULARY}, where=_WHERE)
+        check_at_most(self, {"vocabulary": MAX_VOCABULARY, "deepstack": MAX_LAYERS}, where=_WHERE)
 
     def library(self) -> Any:
         """Return the library's config."""

@@ -28,10 +28,8 @@ _TURNS = (
 
 @torch.no_grad()
 def check_cache(subject: LanguageSubject) -> None:
-    """Samples read in pieces, with a decode cache, have the rows of the whole, alone and beside others.
-
-    No piece ends in an item where rows of one see each other.
-    """
+    """Samples read in pieces, with a decode cache, have the rows of the whole, alone and beside others."""
+    # No piece ends in an item where rows of one see each other.
     built, samples = subject.build(), subject.samples()
     if not isinstance(built.parts[0].module, SupportsDecodeCache):
         raise SkippedError("the module has no new_decode_cache")
