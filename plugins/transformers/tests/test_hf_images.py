@@ -139,7 +139,7 @@ def test_models_without_two_halves_are_refused() -> None:
 
 
 def test_what_a_whole_model_says_of_its_text_may_be_left_out() -> None:
-    """BLIP-2 says nothing of tied embeddings, which are then two; Gemma 3 ties them unless it is told otherwise."""
+    """BLIP-2 says nothing of tied embeddings, which are then two; Gemma 3 ties them by default."""
     said = {}
     for model_type in ("blip-2", "gemma3"):
         family = IMAGES.of(model_type)
