@@ -134,7 +134,7 @@ def compare_greedy(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> tuple[in
             return place, outputs, []
         if (chosen := int(ours[place].argmax())) != (wanted := int(expected.argmax())):
             return place, outputs, [f"token {place} is {chosen}, expected {wanted}"]
-    more = [f"generation goes on after {len(theirs)} tokens"] if len(ours) > len(theirs) else []
+    more = [f"generation continues after {len(theirs)} tokens"] if len(ours) > len(theirs) else []
     return len(theirs), outputs, more
 
 

@@ -118,7 +118,7 @@ def test_a_token_is_compared_where_its_choice_is_clear() -> None:
     assert compare_greedy([clear, other], [clear, other]) == (2, 0.0, [])
     assert compare_greedy([clear, other], [clear, clear])[2] == ["token 1 is 1, expected 0"]
     assert compare_greedy([clear], [clear, clear])[2] == ["generation ends after 1 tokens"]
-    assert compare_greedy([clear, clear], [clear])[2] == ["generation goes on after 1 tokens"]
+    assert compare_greedy([clear, clear], [clear])[2] == ["generation continues after 1 tokens"]
     count, outputs, wrong = compare_greedy([clear, tied.flip(0), clear], [clear, tied, other])
     assert (count, wrong) == (1, [])
     assert outputs == pytest.approx(1e-5, rel=0.1)

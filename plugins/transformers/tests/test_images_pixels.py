@@ -56,7 +56,7 @@ def test_what_a_palette_calls_transparent_is_white() -> None:
 @pytest.mark.parametrize("mode", ["I", "I;16", "F"])
 def test_a_picture_without_a_white_is_refused(mode: str) -> None:
     """Numbers that aren't bytes."""
-    text = f"^an image of Pillow's mode '{mode}', of which nothing tells what is white: save it in 8 bits$"
+    text = f"^an image of Pillow's mode '{mode}', whose white is not known: save it in 8 bits$"
     with pytest.raises(ValueError, match=text):
         FOLDERS["llava"].processing().prepare(Image.new(mode, (4, 4)))
 

@@ -44,7 +44,7 @@ def test_prompts_have_no_end(tmp_path: Path) -> None:
 
 
 def test_no_template_is_asked_for_where_all_are_texts(tmp_path: Path) -> None:
-    """The data of a model that writes on may have none."""
+    """The data of a model that generates may have none."""
 
     def refuse() -> Chat:
         raise AssertionError

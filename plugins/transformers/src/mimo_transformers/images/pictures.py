@@ -49,10 +49,10 @@ def in_colour(image: Image.Image) -> Image.Image:
     """Return an image in colour, what is transparent on white.
 
     Raises:
-        ValueError: its pixels aren't bytes, so that nothing tells what is white.
+        ValueError: its pixels aren't bytes, so that white is unknown.
     """
     if image.mode.startswith(_WIDE):
-        msg = f"an image of Pillow's mode {image.mode!r}, of which nothing tells what is white: save it in 8 bits"
+        msg = f"an image of Pillow's mode {image.mode!r}, whose white is not known: save it in 8 bits"
         raise ValueError(msg)
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")

@@ -1,4 +1,4 @@
-"""What the files of several families say alike: tokens, how pixels are scaled, sizes, and rows of a tower."""
+"""What the files of several families have in common: tokens, how pixels are scaled, sizes, and rows of a tower."""
 
 from __future__ import annotations
 

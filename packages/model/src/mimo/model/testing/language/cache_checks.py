@@ -21,7 +21,7 @@ _TURNS = (
     ((1, 0), (0, 3), (2, 3)),  # two with items begin while one waits
     ((1, 1), (0, 1), (2, 1)),
     ((2, 1), (0, 2)),  # one has ended, and the last has its place
-    ((0, 1), (1, 3)),  # another begins beside one that goes on
+    ((0, 1), (1, 3)),  # another begins beside one that continues
 )
 """How several samples are read: in each forward the sequences, by the number of the sample, with rows of each."""
 
