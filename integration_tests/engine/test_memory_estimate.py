@@ -25,6 +25,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
 from mimo.testing import Pool
+from mimo.topology.meshes import gradient_of
 from mimo.trainer import Trainer
 from mimo.trainer.runtime import RankMemory, estimate_memory
 from mimo_optimizer_distributed._fsdp import Group
@@ -55,7 +56,7 @@ class Watch:
     def look(self) -> None:
         """Take down what there is now."""
         self.gathered = max(self.gathered, sum(map(self._gathered, self._fsdp)))
-        held = [one.grad for one in self._parameters]
+        held = [gradient_of(one) for one in self._parameters]
         for group in self._groups:
             held += group._sums.values()
         for one in (one for group in self._fsdp for one in group.fsdp_params):

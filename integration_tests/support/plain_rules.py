@@ -95,5 +95,4 @@ def _rate(keys: Table, step: int, steps: int) -> float:
 
 def _norm(parameters: list[nn.Parameter]) -> float:
     given = [value.grad.detach() for value in parameters if value.grad is not None]
-    whole = [value.full_tensor() if hasattr(value, "full_tensor") else value for value in given]
-    return math.sqrt(sum(float(value.double().square().sum()) for value in whole))
+    return math.sqrt(sum(float(value.double().square().sum()) for value in given))

@@ -18,11 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tables import STEPS, Table
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mimo.data import Dataset, SampleOrder, weights_of
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part, local
+from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part
 from mimo.topology.meshes import Meshes
 from mimo.trainer import Job
 from mimo.trainer.runtime import JobModule, Microbatch, StepData, language_batch
@@ -80,7 +79,9 @@ def run_plain(
     """
     job = make_job(settings)
     parts = _build(job, device=device, dtype=dtype)
-    weights = {name: value for part in parts.values() for name, value in part.parameters.items()}
+    weights = {
+        f"{name}.{path}": value for name, part in parts.items() for path, value in part.module.named_parameters()
+    }
     if nudged:
         _nudge(weights.values())
     trained = {name: value for name, value in weights.items() if value.requires_grad}
@@ -118,7 +119,7 @@ def run_plain(
             whole.backward()
         norms.append(_norm(trained.values()))
         if step == 1:
-            gradients = {name: _plain(value.grad) for name, value in trained.items() if value.grad is not None}
+            gradients = {name: _copy(value.grad) for name, value in trained.items() if value.grad is not None}
         rules.clip()
         rules.set_rates(optimizer, step)
         optimizer.step()
@@ -130,7 +131,7 @@ def run_plain(
         losses=losses,
         norms=norms,
         gradients=gradients,
-        weights={name: _plain(value) for name, value in weights.items()},
+        weights={name: _copy(value) for name, value in weights.items()},
         gap=min(gaps, default=math.inf),
     )
 
@@ -223,19 +224,18 @@ def _nudge(weights: Iterable[Tensor]) -> None:
     """Move each number to the next one, up or down."""
     generator = torch.Generator().manual_seed(0)
     for value in weights:
-        held = value.to_local() if isinstance(value, DTensor) else value
-        way = torch.where(torch.rand(held.shape, generator=generator) < 0.5, math.inf, -math.inf)
-        held.copy_(torch.nextafter(held, way.to(held)))
+        way = torch.where(torch.rand(value.shape, generator=generator) < 0.5, math.inf, -math.inf)
+        value.copy_(torch.nextafter(value, way.to(value)))
 
 
-def _plain(value: Tensor) -> Tensor:
-    """Return a copy as a plain tensor, on the CPU."""
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone().cpu()
+def _copy(value: Tensor) -> Tensor:
+    """Return a copy on the CPU."""
+    return value.detach().clone().cpu()
 
 
 def _norm(parameters: Iterable[nn.Parameter]) -> float:
     """Return the norm of all gradients together."""
-    gradients = [_plain(value.grad).double() for value in parameters if value.grad is not None]
+    gradients = [_copy(value.grad).double() for value in parameters if value.grad is not None]
     return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
 
 
@@ -244,7 +244,7 @@ def _watch_gaps(module: nn.Module) -> list[float]:
     gaps: list[float] = []
 
     def watch(router: Router, _inputs: Any, choices: Choices) -> None:
-        ranked = choices.scores.detach() + (0.0 if router.bias is None else local(router.bias))
+        ranked = choices.scores.detach() + (0.0 if router.bias is None else router.bias)
         best = ranked.topk(router.chosen + 1, dim=1).values
         gaps.append(float((best[:, -2] - best[:, -1]).min()))
 

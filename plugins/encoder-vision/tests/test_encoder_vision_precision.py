@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.model.runtime import Part, TensorAxis, build_part, local
+from mimo.model.runtime import Part, TensorAxis, build_part, gradient_of
 from mimo.topology import Grid, Recompute
 from mimo_encoder_vision import VIT, VitConfig
 
@@ -44,7 +44,7 @@ def _run(part: Part, sizes: tuple[tuple[int, int], ...] = SIZES) -> tuple[Tensor
         rows.backward(torch.randn(rows.shape, generator=generator).to(rows.dtype))
     later()
     return rows.detach(), {
-        path: local(parameter.grad) for path, parameter in part.parameters.items() if parameter.grad is not None
+        path: gradient for path, one in part.parameters.items() if (gradient := gradient_of(one)) is not None
     }
 
 

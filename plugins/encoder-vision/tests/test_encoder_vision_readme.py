@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.model.runtime import TensorAxis, build_part
+from mimo.model.runtime import TensorAxis, build_part, gradient_of
 from mimo.topology import Grid
 
 
@@ -38,7 +38,7 @@ def _check_readme(_rank: int, dtype: torch.dtype) -> None:
     rows = part.encode(items, [spec.measure(image) for image in images])
     assert (rows.shape, rows.dtype) == ((2, 6), dtype)
     rows.sum().backward()
-    assert all(parameter.grad is not None for parameter in part.parameters.values())
+    assert all(gradient_of(parameter) is not None for parameter in part.parameters.values())
     assert part.encode([], []).shape == (0, 6)
 
 

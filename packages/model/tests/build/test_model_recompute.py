@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, EncoderSpec, check_module
-from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, local
+from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, gradient_of, local
 from mimo.topology import Grid, Recompute
 
 WAYS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -69,7 +69,7 @@ def _train(part: Part) -> tuple[dict[str, Tensor], list[LanguageBatch]]:
             loss.backward()
         later()
     return {
-        path: local(parameter.grad) for path, parameter in part.parameters.items() if parameter.grad is not None
+        path: gradient for path, one in part.parameters.items() if (gradient := gradient_of(one)) is not None
     }, batches
 
 
@@ -263,7 +263,7 @@ def _check_third_party(_rank: int) -> None:
             rows.square().sum().backward()
         later()
         assert runs["x"] == (2 if way == "full" else 1)
-        found.append([local(parameter.grad) for parameter in part.parameters.values() if parameter.grad is not None])
+        found.append([own for one in part.parameters.values() if (own := gradient_of(one)) is not None])
     assert len(found[0]) == len(found[1]) == 8
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 

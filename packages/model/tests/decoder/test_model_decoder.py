@@ -9,12 +9,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from mimo.model import DECODER, DecoderConfig, Stage
-from mimo.model.runtime import NO_LABEL, LanguageBatch, MimoModel, Part, TensorAxis, build_part, local
+from mimo.model.runtime import NO_LABEL, LanguageBatch, MimoModel, Part, TensorAxis, build_part, gradient_of, local
 from mimo.topology import Grid, StageId
 
 CONFIGS = {
@@ -115,9 +114,10 @@ def _reference(  # noqa: C901 - the whole model on one page is the point
     return total
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    assert isinstance(parameter.grad, DTensor)
-    return parameter.grad.to_local()
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = gradient_of(parameter)
+    assert gradient is not None
+    return gradient
 
 
 def _check_decoder(_rank: int, config: DecoderConfig) -> None:
@@ -201,7 +201,8 @@ def _check_empty(_rank: int) -> None:
     losses.sum().backward()
     assert losses.tolist() == [0.0] * 10
     for parameter in part.parameters.values():
-        assert parameter.grad is None or not local(parameter.grad).any()
+        gradient = gradient_of(parameter)
+        assert gradient is None or not gradient.any()
 
 
 def test_a_microbatch_of_nothing(run_ranks: Callable[..., list[Any]]) -> None:

@@ -23,6 +23,7 @@ from mimo.model.runtime import (
     Part,
     TensorAxis,
     build_part,
+    gradient_of,
     local,
 )
 from mimo.topology import Grid, context_spans
@@ -138,7 +139,8 @@ def _run(
     gradients: dict[str, Tensor] = {}
     for stage in stages:
         for name, parameter in stage.parameters.items():
-            gradient = torch.zeros_like(local(parameter)) if parameter.grad is None else local(parameter.grad)
+            found = gradient_of(parameter)
+            gradient = torch.zeros_like(local(parameter)) if found is None else found
             gradients[name] = gradients[name] + gradient if name in gradients else gradient
     assert rows.grad is not None
     greedy = stages[-1].language.greedy(hidden)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.model import DECODER, DecoderConfig
-from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, local
+from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, gradient_of
 from mimo.topology import Grid, Recompute
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -79,7 +79,9 @@ def _train(part: Part, dtype: torch.dtype) -> tuple[float, Tensor, dict[str, Ten
         whole.backward()
     later()
     assert rows.grad is not None
-    gradients = {name: local(value.grad) for name, value in part.parameters.items() if value.grad is not None}
+    gradients = {
+        name: gradient for name, value in part.parameters.items() if (gradient := gradient_of(value)) is not None
+    }
     return float(whole.detach()), losses.detach(), {**gradients, "rows": rows.grad}
 
 
@@ -137,7 +139,7 @@ def _check_tensor_ranks(_rank: int, sequence_parallel: bool) -> tuple[float, boo
     batch = LanguageBatch.of(tokens, tokens.roll(-1), torch.arange(ROWS), lengths=(30, 18))
     loss = part.language.losses(part.language(batch, {}, None), batch.labels).sum()
     loss.backward()
-    gradients = [local(value.grad) for value in part.parameters.values() if value.grad is not None]
+    gradients = [gradient for value in part.parameters.values() if (gradient := gradient_of(value)) is not None]
     return float(loss.detach()), all(gradient.isfinite().all() for gradient in gradients)
 
 

@@ -10,9 +10,8 @@ import attrs
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,6 +34,7 @@ from mimo.model.runtime import (
     Projector,
     TensorAxis,
     build_part,
+    gradient_of,
     local,
 )
 from mimo.topology import Grid
@@ -122,9 +122,10 @@ def _build(config: Config, mesh: DeviceMesh, context: ContextAxis, *, sequence_p
     return part
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    assert isinstance(parameter.grad, DTensor)
-    return parameter.grad.to_local()
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = gradient_of(parameter)
+    assert gradient is not None
+    return gradient
 
 
 def _run(part: Part, config: Config, grids: Sequence[tuple[int, int]], at: int = 0, slices: int = 1) -> Tensor:

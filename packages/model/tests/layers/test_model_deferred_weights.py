@@ -13,21 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from mimo.model import DECODER, DecoderConfig
-from mimo.model.parallel.sharding import distribute
 from mimo.model.runtime import (
     NO_LABEL,
     GroupedLinear,
     LanguageBatch,
     Linear,
     Part,
-    Split,
     TensorAxis,
     WeightGradQueue,
     build_part,
-    local,
+    gradient_of,
     multiply,
 )
 from mimo.topology import Grid
@@ -107,63 +104,54 @@ CASES = {
 }
 
 
-def _made(case: Case, mesh: DeviceMesh | None, weight_grad_queue: WeightGradQueue | None) -> nn.Module:
+def _made(case: Case, weight_grad_queue: WeightGradQueue | None) -> nn.Module:
     torch.manual_seed(3)
     layer = case.make()
     assert isinstance(layer, Linear | GroupedLinear)
     if isinstance(layer, Linear):
         layer.outputs = case.outputs
     layer.weight_grad_queue = weight_grad_queue
-    for name, parameter in list(layer.named_parameters()):
-        with torch.no_grad():
+    with torch.no_grad():
+        for parameter in layer.parameters():
             parameter.normal_()
-        if mesh is not None:
-            axis = TensorAxis.single()
-            whole = distribute(parameter.detach(), Split(), axis=axis, mesh=mesh, like=parameter.detach())
-            setattr(layer, name, nn.Parameter(whole))
     return layer
 
 
 def _gradients(layer: nn.Module) -> dict[str, Tensor | None]:
-    found = {}
-    for name, parameter in layer.named_parameters():
-        assert parameter.grad is None or isinstance(parameter.grad, DTensor) == isinstance(parameter, DTensor)
-        assert parameter.grad is None or parameter.grad.shape == parameter.shape
-        found[name] = None if parameter.grad is None else local(parameter.grad)
-    return found
+    assert all(one.grad is None or one.grad.shape == one.shape for one in layer.parameters())
+    return {name: parameter.grad for name, parameter in layer.named_parameters()}
 
 
 def _check_product(_rank: int, name: str) -> None:
     case = CASES[name]
-    for mesh in (None, DeviceMesh("cpu", [0], mesh_dim_names=("tp",))):
-        weight_grad_queue = WeightGradQueue()
-        usual, closed, split = (_made(case, mesh, given) for given in (None, weight_grad_queue, weight_grad_queue))
-        for microbatch in range(2):
-            x = torch.randn(case.rows, generator=torch.Generator().manual_seed(microbatch))
-            inputs = [x.clone().requires_grad_() for _ in range(3)]
-            wanted, *found = (case.call(layer, x) for layer, x in zip((usual, closed, split), inputs, strict=True))
-            assert all(torch.equal(one, wanted) for one in found)
-            gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(9)).to(wanted)
-            wanted.backward(gradient)
-            found[0].backward(gradient)
-            before = _gradients(split)
-            with weight_grad_queue.collect() as later:
-                found[1].backward(gradient)
-            for one in inputs[1:]:
-                assert one.grad is not None
-                assert inputs[0].grad is not None
-                assert torch.equal(one.grad, inputs[0].grad)
-            for leaf, value in _gradients(split).items():
-                assert value is before[leaf] is None or torch.equal(value, before[leaf]), leaf  # type: ignore[arg-type]
-            later()
-            for leaf, value in _gradients(usual).items():
-                ours, late = _gradients(closed)[leaf], _gradients(split)[leaf]
-                assert value is not None
-                assert ours is not None
-                assert late is not None
-                assert torch.equal(ours, value), leaf
-                torch.testing.assert_close(late, value, rtol=1e-6, atol=1e-6)
-                assert microbatch or torch.equal(late, value), leaf
+    weight_grad_queue = WeightGradQueue()
+    usual, closed, split = (_made(case, given) for given in (None, weight_grad_queue, weight_grad_queue))
+    for microbatch in range(2):
+        x = torch.randn(case.rows, generator=torch.Generator().manual_seed(microbatch))
+        inputs = [x.clone().requires_grad_() for _ in range(3)]
+        wanted, *found = (case.call(layer, x) for layer, x in zip((usual, closed, split), inputs, strict=True))
+        assert all(torch.equal(one, wanted) for one in found)
+        gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(9)).to(wanted)
+        wanted.backward(gradient)
+        found[0].backward(gradient)
+        before = _gradients(split)
+        with weight_grad_queue.collect() as later:
+            found[1].backward(gradient)
+        for one in inputs[1:]:
+            assert one.grad is not None
+            assert inputs[0].grad is not None
+            assert torch.equal(one.grad, inputs[0].grad)
+        for leaf, value in _gradients(split).items():
+            assert value is before[leaf] is None or torch.equal(value, before[leaf]), leaf  # type: ignore[arg-type]
+        later()
+        for leaf, value in _gradients(usual).items():
+            ours, late = _gradients(closed)[leaf], _gradients(split)[leaf]
+            assert value is not None
+            assert ours is not None
+            assert late is not None
+            assert torch.equal(ours, value), leaf
+            torch.testing.assert_close(late, value, rtol=1e-6, atol=1e-6)
+            assert microbatch or torch.equal(late, value), leaf
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -174,7 +162,7 @@ def test_a_product_split_equals_it_whole(run_ranks: Callable[..., list[Any]], na
 
 def _check_what_needs_no_gradient(_rank: int) -> None:
     weight_grad_queue = WeightGradQueue()
-    frozen, half, whole = (_made(CASES["linear"], None, weight_grad_queue) for _ in range(3))
+    frozen, half, whole = (_made(CASES["linear"], weight_grad_queue) for _ in range(3))
     frozen.requires_grad_(False)
     half.get_parameter("weight").requires_grad_(False)
     x = torch.randn(4, 8)
@@ -201,7 +189,7 @@ def test_only_what_trains_is_deferred(run_ranks: Callable[..., list[Any]]) -> No
 
 def _check_memory(_rank: int) -> None:
     weight_grad_queue = WeightGradQueue()
-    first, last = _made(CASES["linear"], None, weight_grad_queue), Linear(5, 5)
+    first, last = _made(CASES["linear"], weight_grad_queue), Linear(5, 5)
     last.weight_grad_queue = weight_grad_queue
     x = torch.randn(4, 8, requires_grad=True)
     hidden = first(x)
@@ -271,16 +259,16 @@ def _check_decoder(_rank: int, name: str) -> None:
         waiting.append(later)
     for path, parameter in split.parameters.items():
         if path.endswith(DEFERRED):
-            assert parameter.grad is None, path
+            assert gradient_of(parameter) is None, path
         if path.endswith(AT_ONCE):
-            assert parameter.grad is not None, path
+            assert gradient_of(parameter) is not None, path
     for later in reversed(waiting):
         later()
     for path, parameter in usual.parameters.items():
-        ours = split.parameters[path].grad
-        assert isinstance(ours, DTensor)
-        assert isinstance(parameter.grad, DTensor)
-        torch.testing.assert_close(ours.to_local(), parameter.grad.to_local(), rtol=1e-5, atol=1e-6, msg=path)
+        ours, wanted = gradient_of(split.parameters[path]), gradient_of(parameter)
+        assert ours is not None
+        assert wanted is not None
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6, msg=path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.model.parallel.sharding import distribute
-from mimo.model.runtime import Linear, Split, TensorAxis, local
+from mimo.model.runtime import Linear, Split, TensorAxis, gradient_of, local
+from mimo.topology.meshes import laid_out
 
 
 def _check_pieces(rank: int) -> None:
@@ -23,7 +25,8 @@ def _check_pieces(rank: int) -> None:
     full = torch.arange(15, dtype=torch.float64).view(5, 3).t().contiguous().t()  # 5 rows over 4 ranks, strides turned
     like = torch.empty(0, dtype=torch.float32)
     for dim, split in ((0, Split(0)), (1, Split(1)), (None, Split(summed=True))):
-        piece = distribute(full, split, axis=axis, mesh=mesh, like=like)
+        piece = distribute(full, split, axis=axis, mesh=mesh, like=like, requires_grad=False)
+        assert isinstance(piece, DTensor)
         assert piece.placements == ((Replicate(),) if dim is None else (Shard(dim),))
         assert piece.shape == full.shape
         assert piece.dtype == torch.float32
@@ -42,20 +45,30 @@ def test_pieces_are_those_of_torch_chunk(run_ranks: Callable[..., list[Any]]) ->
 def _check_gradients(_rank: int) -> None:
     mesh = DeviceMesh("cpu", [0], mesh_dim_names=("tp",))
     full = torch.ones(3, 2)
-    parameter = nn.Parameter(distribute(full, Split(0), axis=TensorAxis.single(), mesh=mesh, like=full))
+    make = partial(distribute, full, Split(0), axis=TensorAxis.single(), mesh=mesh, like=full)
+    parameter = make(requires_grad=True)
+    gradient = gradient_of(parameter)
+    assert gradient is None
     for count in (1, 2, 3):
         (local(parameter).sum() * 2).backward()  # sums hand back gradients without storage of their own
-        assert isinstance(parameter.grad, DTensor)
-        assert parameter.grad.placements == (Shard(0),)
-        assert torch.equal(parameter.grad.to_local(), torch.full((3, 2), 2.0 * count))
+        gradient = gradient_of(parameter)
+        assert gradient is not None
+        assert torch.equal(gradient, torch.full((3, 2), 2.0 * count))
+    assert gradient is not None
+    whole = laid_out(gradient, like=parameter)
+    assert isinstance(whole, DTensor)
+    assert whole.placements == (Shard(0),)
+    assert local(whole) is gradient
+    with torch.no_grad():
+        parameter.add_(1.0)
+    assert torch.equal(local(parameter), torch.full((3, 2), 2.0))
     plain = nn.Parameter(full)
     assert local(plain) is plain
-    frozen = nn.Parameter(parameter.detach(), requires_grad=False)
-    assert not local(frozen).requires_grad
+    assert not local(make(requires_grad=False)).requires_grad
 
 
 def test_gradients_add_up_in_the_parameters_layout(run_ranks: Callable[..., list[Any]]) -> None:
-    """Several backwards accumulate into a DTensor like the parameter; a plain or frozen parameter is just used."""
+    """Several backwards add to what layers compute with, which is what an optimizer changes."""
     run_ranks(1, _check_gradients)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model.runtime import EncoderLayer, LayerNorm, Linear, PackedEncoder, Projector, local, touched_by
+from mimo.model.runtime import EncoderLayer, LayerNorm, Linear, PackedEncoder, Projector, touched_by
 from mimo_encoder_audio._config import WhisperConfig, encoded_rows, stacked_rows
 
 _EPS = 1e-5
@@ -97,7 +97,7 @@ class AudioTransformer(PackedEncoder):
             lengths: R of each.
         """
         touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
-        weight = local(self.conv1.weight)
+        weight = self.conv1.weight
         pieces, places, offset = [weight.new_empty(0, weight.shape[1])], [], 0
         for clip, length in zip(clips[touched], lengths[touched], strict=True):
             assert len(clip) == 2 * length + 2, f"a clip of {len(clip)} frames, by its size of {length} rows"
@@ -111,7 +111,7 @@ class AudioTransformer(PackedEncoder):
         for rows, own in zip(places, frames.split([len(piece) for piece in pieces])[1:], strict=True):
             seen.append(_windows(own if rows.start else functional.pad(own, (0, 0, 1, 0)), stride=2))
         embedded = functional.gelu(self.conv2(torch.cat(seen)))
-        table = local(self.positions.weight)
+        table = self.positions.weight
         embedded = embedded + torch.cat([table[:0], *(table[rows.start : rows.stop] for rows in places)])
         return self.rows.pad(embedded, total=sum(lengths))
 

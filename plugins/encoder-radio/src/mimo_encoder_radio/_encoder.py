@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, local, packed_patches, touched_by
+from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, packed_patches, touched_by
 from mimo_encoder_radio._config import RadioConfig
 from mimo_encoder_radio._grids import Grid, grids_of
 from mimo_encoder_radio._positions import Positions, Prefix
@@ -81,7 +81,7 @@ class Radio(PackedEncoder):
 
     def _embed(self, images: Sequence[Tensor], grids: Sequence[Grid], lengths: Sequence[int]) -> Tensor:
         """Return class tokens, registers and embedded patches with their positions added, [T, W]."""
-        weight = local(self.patch.weight)
+        weight = self.patch.weight
         learned = self.prefix()
         touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
         source = _sources(lengths[touched], prefix=len(learned))[here]

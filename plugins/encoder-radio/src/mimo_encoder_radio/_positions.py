@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model.runtime import local
 from mimo_encoder_radio._grids import Grid
 
 _STD = 0.02  # of initial values, as RADIO's
@@ -31,7 +30,7 @@ class Prefix(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the rows [prefix, W]."""
-        return local(self.weight)
+        return self.weight
 
 
 class Positions(nn.Module):
@@ -62,8 +61,7 @@ class Positions(nn.Module):
             grids: of images, one after the other.
             rows: which of their patches.
         """
-        table = local(self.weight, fresh=True)
-        table = table.to(torch.promote_types(table.dtype, torch.float32))
+        table = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         places = {grid: corners(grid, side=self.side) for grid in {*grids, (0, 0)}}
         index, share = (torch.cat(each)[rows] for each in zip(*map(places.__getitem__, (*grids, (0, 0))), strict=True))
         # One pass with one gradient of the table, however many images there are.

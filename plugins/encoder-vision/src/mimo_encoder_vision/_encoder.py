@@ -22,7 +22,6 @@ from mimo.model.runtime import (
     PackedEncoder,
     Projector,
     Segments,
-    local,
     packed_patches,
     touched_by,
 )
@@ -92,7 +91,7 @@ class VisionTransformer(PackedEncoder):
 
     def _embed(self, tiles: Sequence[Tensor], grids: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Tensor:
         """Return embedded patches and class tokens with their positions added, [T, W]."""
-        config, weight = self.config, local(self.patch.weight)
+        config, weight = self.config, self.patch.weight
         touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
         # A class token is a patch of zeros, which no bias follows.
         assert not (config.class_tokens and config.patch_bias)
@@ -116,10 +115,10 @@ class VisionTransformer(PackedEncoder):
         if not isinstance(config, LearnedConfig):
             own = {grid: sine_positions(grid, width=config.width, like=like) for grid in each_once(grids)}
             return torch.cat([own[grid] for grid in grids]) if grids else like[:0]
-        weight = local(self.positions.weight)
+        weight = self.positions.weight
         lead, table = weight[: config.class_tokens], weight[config.class_tokens :]
         if config.class_tokens:
-            lead = lead + local(self.class_tokens.weight)
+            lead = lead + self.class_tokens.weight
         antialias = config.resize_positions == "bilinear"
         own = {grid: resized_positions(table, grid, antialias=antialias) for grid in each_once(grids)}
         # Nothing of each comes first, so that a rank without an image has gradients too.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, UnshardHandle, fully_shard
-from torch.distributed.tensor import DTensor
 
+from mimo.topology.meshes import local
 from mimo_optimizer_distributed.units import Owned
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Group:
     @property
     def pieces(self) -> dict[str, Tensor]:
         """This rank's piece of each parameter, by name: fp32, and none of the padding."""
-        return {name: _local(one.sharded_param) for name, one in self._parameters.items()}
+        return {name: local(one.sharded_param) for name, one in self._parameters.items()}
 
     @property
     def is_gathered(self) -> bool:
@@ -207,7 +207,7 @@ class Group:
         pieces = self._sum.end()
         self._sum = None
         for (name, one), padded in zip(self._trained.items(), pieces, strict=True):
-            piece = padded[: len(_local(one.sharded_param))]
+            piece = padded[: len(local(one.sharded_param))]
             if name in self._sums:
                 self._sums[name] += piece
             else:
@@ -226,7 +226,3 @@ def _group_of(state: FSDPState) -> FSDPParamGroup:
         return state._fsdp_param_group  # noqa: SLF001
     (group,) = state._fsdp_param_groups  # noqa: SLF001
     return group
-
-
-def _local(value: Tensor) -> Tensor:
-    return cast("DTensor", value)._local_tensor  # noqa: SLF001 - `to_local` makes a view, which counts versions apart

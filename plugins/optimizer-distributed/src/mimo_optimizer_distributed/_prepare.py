@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
@@ -20,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from mimo.optimizer import Access, DeferredGrads, ModuleParameters, Phase, Prepared
 from mimo.optimizer.runtime import FlatSum, InOrder, layers, replicate, sum_over
 from mimo.topology import StageId
-from mimo.topology.meshes import Meshes, as_parameter
+from mimo.topology.meshes import Meshes, as_parameter, laid_out, local
 from mimo_optimizer_distributed._fsdp import Begun, Group
 from mimo_optimizer_distributed._order import Order
 from mimo_optimizer_distributed._scatter import Scatter
@@ -289,9 +288,7 @@ class Spread:
     def _give(self, sums: Mapping[str, Tensor]) -> None:
         """Make sums the gradients of pieces."""
         for name, total in sums.items():
-            piece = self._pieces[name]
-            assert isinstance(piece, DTensor)
-            piece.grad = DTensor(total, copy.copy(piece._spec), requires_grad=False)  # noqa: SLF001
+            self._pieces[name].grad = laid_out(total, like=self._pieces[name])
         if sums:
             self._reduced(sums.keys())
 
@@ -366,10 +363,7 @@ def _can_be_spread(parameter: nn.Parameter) -> bool:
 
 def _plain(parameter: nn.Parameter) -> nn.Parameter:
     """Return the piece of a tensor rank as FSDP2 is to see it, and layers, once it is gathered: a plain tensor."""
-    piece = parameter.detach()
-    if isinstance(piece, DTensor):
-        piece = piece.to_local()
-    return nn.Parameter(piece, requires_grad=parameter.requires_grad)
+    return nn.Parameter(local(parameter).detach(), requires_grad=parameter.requires_grad)
 
 
 def _piece_of(parameter: nn.Parameter, piece: Tensor, mesh: DeviceMesh) -> nn.Parameter:

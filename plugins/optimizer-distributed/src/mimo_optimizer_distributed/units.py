@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
+
+from mimo.topology.meshes import local
 
 
 @attrs.frozen(eq=False)
@@ -25,12 +27,12 @@ class Owned:
 
 def owned(modules: Iterable[nn.Module], parameters: Mapping[str, nn.Parameter]) -> dict[str, Owned]:
     """Return where ``modules`` hold ``parameters``, by name."""
-    places: dict[nn.Parameter, dict[tuple[nn.Module, str], None]] = {}
+    places: dict[Tensor, dict[tuple[nn.Module, str], None]] = {}
     for module in modules:
         for part in module.modules():
             for leaf, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
                 places.setdefault(parameter, {})[part, leaf] = None
-    return {name: Owned(parameter, tuple(places[parameter])) for name, parameter in parameters.items()}
+    return {name: Owned(parameter, tuple(places[local(parameter)])) for name, parameter in parameters.items()}
 
 
 def sort_by_layer(layers: Iterable[nn.Module], found: Mapping[str, Owned]) -> dict[nn.Module | None, dict[str, Owned]]:

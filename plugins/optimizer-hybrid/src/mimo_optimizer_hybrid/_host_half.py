@@ -13,10 +13,11 @@ from torch import Tensor
 
 from mimo.hooks import RunError
 from mimo.optimizer.runtime import fused_adamw
+from mimo.topology.meshes import local
 from mimo_optimizer_hybrid._buckets import Piece, Span
 from mimo_optimizer_hybrid._lane import Lane, bytes_of, host_buffer
 from mimo_optimizer_hybrid._staging import Staging
-from mimo_optimizer_hybrid._tensors import Settings, local, shaped_like, sight
+from mimo_optimizer_hybrid._tensors import Settings, shaped_like, sight
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
 
 from mimo.optimizer import Access, ModuleParameters, Phase, Prepared
 from mimo.optimizer.runtime import layers as layers_of
+from mimo.topology.meshes import local
 from mimo_optimizer_hybrid.optimizer import HybridDeviceOptimizer
 
 
@@ -56,7 +57,7 @@ class Readers:
     """
 
     def __init__(self, part: ModuleParameters) -> None:
-        own = {parameter: name for name, parameter in part.parameters.items()}
+        own = {local(parameter): name for name, parameter in part.parameters.items()}
         self._stages: list[tuple[_Reader, list[_Reader]]] = []
         for module in part.modules:
             layers = [_Reader(layer, _names(layer, own)) for layer in layers_of(module)]
@@ -134,7 +135,7 @@ class Readers:
                 reader.waits.append(optimizer.waiter(reader.names))
 
 
-def _names(module: nn.Module, own: Mapping[nn.Parameter, str]) -> tuple[str, ...]:
+def _names(module: nn.Module, own: Mapping[Tensor, str]) -> tuple[str, ...]:
     return tuple(own[parameter] for parameter in module.parameters() if parameter in own)
 
 

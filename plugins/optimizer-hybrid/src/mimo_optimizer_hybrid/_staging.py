@@ -14,9 +14,10 @@ import attrs
 import torch
 from torch import Tensor
 
+from mimo.topology.meshes import local
 from mimo_optimizer_hybrid._buckets import Piece, Span
 from mimo_optimizer_hybrid._lane import Lane, bytes_of, host_buffer
-from mimo_optimizer_hybrid._tensors import local, sight
+from mimo_optimizer_hybrid._tensors import sight
 
 _SHARED = 2
 """Buffers that pieces take in turns."""

@@ -11,12 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mimo.optimizer import GRADIENT_SCALE
-
-
-def local(value: Tensor) -> Tensor:
-    """Return this rank's part, the tensor itself."""
-    # Not `to_local`, which makes a new view of a parameter each time.
-    return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+from mimo.topology.meshes import laid_out, local
 
 
 def mean_numbers(value: Tensor) -> float:
@@ -31,11 +26,7 @@ def mean_numbers(value: Tensor) -> float:
 
 def shaped_like(value: Tensor, flat: Tensor) -> Tensor:
     """Return the numbers of ``flat`` in the shape of ``value``, a DTensor if it is one, wherever ``flat`` lies."""
-    own = flat.view(local(value).shape)
-    if not isinstance(value, DTensor):
-        return own
-    # `DTensor.from_local` would move it to the device of the mesh.
-    return DTensor(own, value._spec, requires_grad=False)  # noqa: SLF001  # as FSDP2 does for what it offloads
+    return laid_out(flat.view(local(value).shape), like=value)
 
 
 def sight(value: Tensor) -> tuple[int, int, int]:

@@ -11,13 +11,14 @@ from torch import Tensor
 from mimo.hooks import RunError
 from mimo.optimizer import GRADIENT_SCALE
 from mimo.optimizer.runtime import fused_adamw, load_in_place, zeros_like
+from mimo.topology.meshes import local
 from mimo_optimizer_hybrid._balance import balanced_fraction
 from mimo_optimizer_hybrid._division import Division
 from mimo_optimizer_hybrid._host_half import HostHalf
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
 from mimo_optimizer_hybrid._memory import HeldBytes, ask_alone
 from mimo_optimizer_hybrid._parameters import Parameters, group_parameters
-from mimo_optimizer_hybrid._tensors import Settings, local, mean_numbers
+from mimo_optimizer_hybrid._tensors import Settings, mean_numbers
 
 __all__ = ["HeldBytes", "HybridDeviceOptimizer"]
 

@@ -62,7 +62,8 @@ from mimo.model.layers import (
     vocabulary_argmax,
     vocabulary_cross_entropy,
 )
-from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis, local
+from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis
+from mimo.topology.meshes import gradient_of, local
 
 __all__ = [
     "NO_LABEL",
@@ -122,6 +123,7 @@ __all__ = [
     "convolve_continued",
     "covering",
     "create_on",
+    "gradient_of",
     "left_over",
     "linears",
     "local",

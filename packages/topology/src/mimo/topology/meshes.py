@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -31,7 +31,18 @@ from mimo.topology._groups import (
 )
 from mimo.topology.collectives import backend_for, connect, connects_late
 
-__all__ = ["DATA_AXES", "ROW_AXES", "Meshes", "as_parameter", "needed_groups", "tied_pairs"]
+__all__ = [
+    "DATA_AXES",
+    "ROW_AXES",
+    "Meshes",
+    "as_parameter",
+    "gradient_of",
+    "laid_out",
+    "leaf_of",
+    "local",
+    "needed_groups",
+    "tied_pairs",
+]
 
 
 def as_parameter(value: DTensor, *, requires_grad: bool) -> nn.Parameter:
@@ -48,6 +59,34 @@ def as_parameter(value: DTensor, *, requires_grad: bool) -> nn.Parameter:
     value.requires_grad_(requires_grad)
     value._is_param = True  # noqa: SLF001  # as nn.Parameter marks tensors of other classes
     return cast("nn.Parameter", value)
+
+
+def local(value: Tensor) -> Tensor:
+    """Return the piece of a DTensor that lies here, not a copy; a plain tensor is its own piece.
+
+    Of a module's parameter it is the one that layers compute with, to which autograd gives the gradient.
+    """
+    # Not `to_local`, which makes a view, or an edge of the graph of gradients, and takes as long as a small product.
+    return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+
+
+def laid_out(piece: Tensor, *, like: Tensor) -> Tensor:
+    """Return a tensor whose piece that lies here is ``piece``, on any device, and which lies as another one does.
+
+    It learns nothing. `DTensor.from_local` would move it to the device of the mesh, and takes ten times as long.
+    """
+    return DTensor(piece, like._spec, requires_grad=False) if isinstance(like, DTensor) else piece  # noqa: SLF001
+
+
+def leaf_of(parameter: nn.Parameter) -> Tensor:
+    """Return what autograd gives a parameter's gradient to: its piece, or a DTensor that computes itself."""
+    piece = local(parameter)
+    return piece if piece.requires_grad else parameter
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor | None:
+    """Return this rank's piece of a parameter's gradient, in place; None where nothing has added to it."""
+    return local(parameter).grad if parameter.grad is None else local(parameter.grad)
 
 
 class Meshes:

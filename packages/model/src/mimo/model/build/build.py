@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,7 @@ from mimo.model.build.checks import check_module, check_parameters
 from mimo.model.build.create_on import create_on
 from mimo.model.build.frozen import Frozen
 from mimo.model.build.initial import draws_itself, initialise, seeded
-from mimo.model.build.local_tensors import read_locally
-from mimo.model.build.lora import attach_lora
+from mimo.model.build.lora import attach_lora, read_merged
 from mimo.model.build.part import Part
 from mimo.model.build.recompute import recompute as repeat
 from mimo.model.build.trainable import build_stage, trainable_paths
@@ -23,7 +22,7 @@ from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis, distribute
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
 from mimo.topology import Grid, Recompute
-from mimo.topology.meshes import as_parameter
+from mimo.topology.meshes import local
 
 _WHOLE = Stage()
 
@@ -103,24 +102,29 @@ def build_part(
     trained = trainable_paths(spec, module, frozen=frozen, lora=lora)
     fixed = {path for path, parameter in module.named_parameters() if not parameter.requires_grad}
     tied = frozenset(f"{grid.name}.{path}" for path in _tied(spec, config, module, stage))
-    shared = {} if first is None else {name: first.parameters[name] for name in tied}
+    parameters = {} if first is None else {name: first.parameters[name] for name in tied}
 
     def finish(path: str, full: Tensor) -> nn.Parameter:
-        if (name := f"{grid.name}.{path}") in shared:
-            return shared[name]
-        like = target if full.is_floating_point() else target.to(full.dtype)
-        if splits[path].experts:
-            assert expert_mesh is not None, "experts lie on a mesh of their own"
-            piece = distribute(full, splits[path], axis=experts, mesh=expert_mesh, like=like)
-        else:
-            piece = distribute(full, splits[path], axis=axis, mesh=mesh, like=like)
-        return as_parameter(piece, requires_grad=path in trained)
+        if (name := f"{grid.name}.{path}") not in parameters:
+            split = splits[path]
+            held_on = expert_mesh if split.experts else mesh
+            assert held_on is not None, "experts lie on a mesh of their own"
+            parameters[name] = distribute(
+                full,
+                split,
+                axis=experts if split.experts else axis,
+                mesh=held_on,
+                like=target if full.is_floating_point() else target.to(full.dtype),
+                requires_grad=path in trained,
+            )
+        return cast("nn.Parameter", local(parameters[name]))
 
     initialise(module, name=grid.name, seed=seed, given=given, finish=finish)
     for part in module.modules():
         for leaf, buffer in part.named_buffers(recurse=False):
             setattr(part, leaf, buffer.to(device))
-    read_locally(module)
+    read_merged(module)
+    names = {f"{grid.name}.{path}": path for path, _ in module.named_parameters()}
     if recompute != "none":
         repeat(spec.recompute[recompute](module), name=grid.name)
     return Part(
@@ -129,7 +133,8 @@ def build_part(
         stage=stage,
         staged=isinstance(spec, EncoderSpec)
         and (spec.stages is not None or (stage.seam and (stage.is_projector or stage.ends_tower))),
-        splits={f"{grid.name}.{path}": splits[path] for path, _ in module.named_parameters()},
+        parameters={name: parameters[name] for name in names},
+        splits={name: splits[path] for name, path in names.items()},
         tied=tied,
         whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),
         persistent=persistent,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from mimo.hooks import ConfigError
 from mimo.model.build.create_on import create_on
 from mimo.model.layers import GroupedLinear, Linear, LowRank
-from mimo.model.parallel import Split, local
+from mimo.model.parallel import Split
 from mimo.model.spec import Lora, lora_names
 
 
@@ -77,19 +77,19 @@ def _splits(weight: Split) -> tuple[Split, Split]:
     return (whole, cut) if cuts_outputs else (cut, whole)
 
 
-def read_merged(part: nn.Module) -> None:
-    """Let a linear with adaptation add it in its forward, and whoever else reads its weight find the sum.
+def read_merged(module: nn.Module) -> None:
+    """Let each linear with adaptation add it in its forward, and whoever else reads its weight find the sum.
 
     Some modules read the weights of their linears themselves, always or only where no gradient is asked for, as
     `torch.nn.MultiheadAttention` and `torch.nn.TransformerEncoderLayer` do.
     """
-    original = type(part)
-    members: dict[str, object] = {"weight": property(_merged)}
-    if isinstance(part, nn.Linear):
-        members["bias"] = property(_bias)
+    for path, _ in list(low_ranks(module)):
+        part = module.get_submodule(path)
+        original = type(part)
+        members: dict[str, object] = {"weight": property(_merged)}
         if original.forward is nn.Linear.forward:
             members["forward"] = _forward
-    part.__class__ = type(original.__name__, (original,), members)
+        part.__class__ = type(original.__name__, (original,), members)
 
 
 def _merged(self: nn.Module) -> Tensor:
@@ -97,19 +97,14 @@ def _merged(self: nn.Module) -> Tensor:
     assert isinstance(beside, LowRank)
     weight = self._parameters["weight"]
     assert weight is not None
-    return local(weight) + beside.product()
-
-
-def _bias(self: nn.Module) -> Tensor | None:
-    bias = self._parameters["bias"]
-    return None if bias is None else local(bias)
+    return weight + beside.product()
 
 
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     beside = self.get_submodule("lora")
     weight = self._parameters["weight"]
     assert weight is not None
-    product = functional.linear(x, local(weight, fresh=True), self.bias)
+    product = functional.linear(x, weight, self.bias)
     added: Tensor = beside(x)
     return product + added
 

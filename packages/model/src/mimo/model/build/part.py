@@ -22,7 +22,9 @@ class Part:
 
     Args:
         name: of the module in the model.
-        module: whose parameters are DTensors on the module's tensor mesh, those of experts on its expert mesh.
+        module: which computes with this rank's pieces of the parameters, plain tensors.
+        parameters: by full name, ``<module>.<path with global layer index>``: DTensors of the full shapes over those
+            pieces, on the module's tensor mesh, those of experts on its expert mesh.
         stage: which of the module's stages it is.
         staged: whether an encoder's forward is that of `EncoderStages.cut` or `EncoderSeam.cut`.
         splits: how each parameter lies over tensor or expert ranks, by full name.
@@ -36,6 +38,7 @@ class Part:
 
     name: str
     module: nn.Module
+    parameters: Mapping[str, nn.Parameter]
     stage: Stage
     staged: bool
     splits: Mapping[str, Split]
@@ -48,11 +51,6 @@ class Part:
     def id(self) -> StageId:
         """The stage in the module graph."""
         return StageId(self.name, self.stage.index)
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters by full name, ``<module>.<path with global layer index>``."""
-        return {f"{self.name}.{path}": parameter for path, parameter in self.module.named_parameters()}
 
     @property
     def buffers(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.low_rank import LowRank
 from mimo.model.layers.products import multiply
 from mimo.model.layers.weights import initial_std
-from mimo.model.parallel import TensorAxis, local
+from mimo.model.parallel import TensorAxis
 
 
 class Linear(nn.Module):
@@ -57,8 +57,7 @@ class Linear(nn.Module):
         y = leave.leave(y if self.lora is None else y + self.lora(x, outputs=self.outputs))
         if self.bias is None:
             return y
-        bias = local(self.bias)
-        return y + (bias if self.outputs is None else bias[self.outputs])
+        return y + (self.bias if self.outputs is None else self.bias[self.outputs])
 
 
 class Embedding(nn.Module):
@@ -81,7 +80,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return [T, H] of ``ids`` [T]; with sequence parallelism this rank's [T/t, H]."""
-        weight = local(self.weight, fresh=True)
+        weight = self.weight
         if self.axis.size == 1:
             return functional.embedding(ids, weight)
         span = self.axis.span(self.count)

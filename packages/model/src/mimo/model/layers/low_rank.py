@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.products import Form, multiply
 from mimo.model.layers.weights import initial_std
-from mimo.model.parallel import local
 
 
 class LowRank(nn.Module):
@@ -56,4 +55,4 @@ class LowRank(nn.Module):
 
     def product(self) -> Tensor:
         """Return what is added to the weight itself, the piece of it that lies here."""
-        return local(self.up) @ local(self.down) * self.scale
+        return self.up @ self.down * self.scale

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model.parallel import local
-
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return ``x`` [..., H] divided by the root mean square of each row, and one over that, [..., 1]."""
@@ -71,7 +69,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., H] of ``x`` [..., H]."""
-        return rms_norm(x, local(self.weight), self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -91,5 +89,4 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, H] of ``x`` [T, H]."""
-        weight = local(self.weight)
-        return functional.layer_norm(x, weight.shape, weight, local(self.bias), self.eps)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from mimo.model.layers.deferred_weights import WeightGradQueue
-from mimo.model.parallel import as_gradient, held, local
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
@@ -118,7 +117,7 @@ def multiply(
     outputs: slice | None = None,
     weight_grad_queue: WeightGradQueue | None = None,
 ) -> Tensor:
-    """Return the product of ``x`` with the piece of ``weight`` that lies here.
+    """Return the product of ``x`` with ``weight``, this rank's piece.
 
     Args:
         x: rows.
@@ -128,16 +127,12 @@ def multiply(
         outputs: which outputs of the piece are computed, None for all.
         weight_grad_queue: where the gradients of weight and bias are deferred.
     """
-    if form is None and outputs is None and not torch.is_grad_enabled():
-        return functional.linear(x, held(weight), None if bias is None else held(bias))
-    form = form or Dense()
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     if weight_grad_queue is None or not (trains and torch.is_grad_enabled()):
-        piece, shift = local(weight, fresh=True), None if bias is None else local(bias)
         if outputs is not None:
-            piece, shift = piece[outputs], None if shift is None else shift[outputs]
-        return form.forth(x, piece, shift)
-    saved = None
+            weight, bias = weight[outputs], None if bias is None else bias[outputs]
+        return functional.linear(x, weight, bias) if form is None else form.forth(x, weight, bias)
+    form, saved = form or Dense(), None
     if x.requires_grad:
         x = cast("Tensor", _SaveInputs.apply(x, _cut(weight, outputs), weight.requires_grad))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         saved = x.grad_fn
@@ -169,7 +164,7 @@ class _SaveInputs(torch.autograd.Function):
 
 
 class _Multiply(torch.autograd.Function):
-    """The product of parameters, not of their pieces: autograd gets no gradient where it is deferred."""
+    """A product of which autograd gets no gradient of the parameters where it is deferred."""
 
     @staticmethod
     def forward(
@@ -198,15 +193,21 @@ class _Multiply(torch.autograd.Function):
                     parameter, partial(_add, parameter, product.outputs, compute, add, gradient, x)
                 )
             now = needed and not product.weight_grad_queue.is_collecting
-            gradients_of_parameters.append(
-                as_gradient(parameter, compute(gradient, x), product.outputs) if now else None
-            )
+            gradients_of_parameters.append(_placed(parameter, compute(gradient, x), product.outputs) if now else None)
         return for_x, *gradients_of_parameters, None, None
 
 
 def _cut(parameter: Tensor, outputs: slice | None) -> Tensor:
-    piece = held(parameter)
-    return piece if outputs is None else piece[outputs]
+    return parameter.detach() if outputs is None else parameter.detach()[outputs]
+
+
+def _placed(parameter: Tensor, gradient: Tensor, outputs: slice | None) -> Tensor:
+    """Return the gradient of a parameter of that of some of its outputs; it is zero elsewhere."""
+    if outputs is None:
+        return gradient
+    whole = torch.zeros_like(parameter)
+    whole[outputs] = gradient
+    return whole
 
 
 def _for_bias(gradient: Tensor, _x: Tensor) -> Tensor:
@@ -227,6 +228,6 @@ def _add(
 ) -> None:
     """Add the deferred weight gradient of one product to that of its parameter."""
     if parameter.grad is None:
-        parameter.grad = as_gradient(parameter, compute(gradient, x), outputs)
+        parameter.grad = _placed(parameter, compute(gradient, x), outputs)
     else:
         add(_cut(parameter.grad, outputs), gradient, x)

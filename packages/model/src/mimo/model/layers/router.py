@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model.layers.weights import initial_std
-from mimo.model.parallel import local
 
 Score: TypeAlias = Literal["softmax", "sigmoid"]
 """How logits become scores: shares of one, or each by itself."""
@@ -76,11 +75,11 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Choices:
         """Return the choices of ``x`` [n, H]."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        logits = functional.linear(x.to(wide), local(self.weight).to(wide))
+        logits = functional.linear(x.to(wide), self.weight.to(wide))
         scores = logits.softmax(1) if self.score == "softmax" else logits.sigmoid()
         ranked = scores.detach()
         if self.bias is not None:
-            ranked = ranked + local(self.bias).to(wide)
+            ranked = ranked + self.bias.to(wide)
         experts = ranked.topk(self.chosen, dim=1).indices
         weights = scores.gather(1, experts)
         if self.normalize:
@@ -96,6 +95,5 @@ class Router(nn.Module):
             rate: of the move.
         """
         assert self.bias is not None
-        bias = local(self.bias)
         load = load.double()
-        bias += rate * (load.mean() - load).sign().to(bias)
+        self.bias.add_((load.mean() - load).sign().to(self.bias), alpha=rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,17 +12,16 @@ import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mimo.model.build import Frozen
 from mimo.model.build.build import build_part
 from mimo.model.build.part import Part
-from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis, local
+from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Stage
 from mimo.model.testing.checks import BrokenError
 from mimo.topology import DATA_AXES, ROW_AXES, Grid, Module, ModuleGraph, Recompute
 from mimo.topology.collectives import all_gather_json
-from mimo.topology.meshes import Meshes
+from mimo.topology.meshes import Meshes, gradient_of, local
 
 _STIRRED = 0.1
 """By how much parameters are moved off their initial values."""
@@ -140,11 +139,12 @@ class BuiltParts:
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those of all stages, by their path in the module; of one that two stages hold the later's."""
-        return {path: parameter for part in self.parts for path, parameter in part.module.named_parameters()}
+        return {path: parameter for _, path, parameter in self._held()}
 
-    def every_parameter(self) -> list[torch.nn.Parameter]:
-        """Return those of all stages, both copies of one that two stages hold."""
-        return [parameter for part in self.parts for parameter in part.module.parameters()]
+    def clear_gradients(self) -> None:
+        """Drop the gradients of all stages, of both copies of one that two stages hold."""
+        for *_, parameter in self._held():
+            parameter.grad = local(parameter).grad = None
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -165,16 +165,15 @@ class BuiltParts:
     def stir(self) -> None:
         """Move every floating parameter off its initial value by what follows from its name."""
         with torch.no_grad():
-            for part in self.parts:
-                for path, parameter in part.module.named_parameters():
-                    if not parameter.is_floating_point():
-                        continue
-                    name, split = f"{part.name}.{path}", part.splits[f"{part.name}.{path}"]
-                    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
-                    noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
-                    noise *= min(_STIRRED, _STIRRED_SUM / math.sqrt(parameter.shape[-1] if parameter.dim() else 1))
-                    piece = local(parameter.detach())
-                    piece += split.piece(noise, self.axes.experts if split.experts else self.axes.axis).to(piece)
+            for part, path, parameter in self._held():
+                if not parameter.is_floating_point():
+                    continue
+                name, split = f"{part.name}.{path}", part.splits[f"{part.name}.{path}"]
+                seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
+                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+                noise *= min(_STIRRED, _STIRRED_SUM / math.sqrt(parameter.shape[-1] if parameter.dim() else 1))
+                piece = local(parameter)
+                piece += split.piece(noise, self.axes.experts if split.experts else self.axes.axis).to(piece)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the full gradient of each parameter that has one on some rank, as the optimizer sees it; collective.
@@ -183,8 +182,8 @@ class BuiltParts:
         """
         found: dict[str, Tensor] = {}
         for part, path, split, parameter in self._learning():
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            piece = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            gradient = gradient_of(parameter)
+            piece = torch.zeros_like(local(parameter)) if gradient is None else gradient
             piece = self.axes.total(piece, ("edp",) if split.experts else DATA_AXES)
             if split.summed:
                 piece = self.axes.total(piece, ("etp",) if split.experts else ("tp",))
@@ -199,28 +198,28 @@ class BuiltParts:
             BrokenError: copies that two stages hold differ.
         """
         found: dict[str, Tensor] = {}
-        for part in self.parts:
-            for path, parameter in part.module.named_parameters():
-                full = self._full(local(parameter.detach()), part.splits[f"{part.name}.{path}"], parameter)
-                if path in found and not torch.equal(found[path], full):
-                    raise BrokenError(f"the value of parameter {path!r} is another on stage {part.stage.index}")
-                found[path] = full
+        for part, path, parameter in self._held():
+            full = self._full(local(parameter).detach(), part.splits[f"{part.name}.{path}"], parameter)
+            if path in found and not torch.equal(found[path], full):
+                raise BrokenError(f"the value of parameter {path!r} is another on stage {part.stage.index}")
+            found[path] = full
         return found
 
     def pieces(self) -> dict[str, Tensor]:
         """Return what this rank holds of each gradient."""
-        return {
-            path: local(parameter.grad) for path, parameter in self.parameters.items() if parameter.grad is not None
-        }
+        found = {path: gradient_of(parameter) for path, parameter in self.parameters.items()}
+        return {path: gradient for path, gradient in found.items() if gradient is not None}
+
+    def _held(self) -> Iterator[tuple[Part, str, torch.nn.Parameter]]:
+        """Yield each stage's parameters with their paths in the module."""
+        for part in self.parts:
+            for name, parameter in part.parameters.items():
+                yield part, name.removeprefix(f"{part.name}."), parameter
 
     def _learning(self) -> Collection[tuple[Part, str, Split, torch.nn.Parameter]]:
         """Return what has a gradient on some rank: others take part in its sums with zeros."""
-        held = [
-            (part, path, part.splits[f"{part.name}.{path}"], parameter)
-            for part in self.parts
-            for path, parameter in part.module.named_parameters()
-        ]
-        mine = [parameter.grad is not None for *_, parameter in held]
+        held = [(part, path, part.splits[f"{part.name}.{path}"], parameter) for part, path, parameter in self._held()]
+        mine = [gradient_of(parameter) is not None for *_, parameter in held]
         everyones = all_gather_json(mine) if self.layout.ranks > 1 else [mine]
         return [one for one, *has in zip(held, *everyones, strict=True) if any(has)]
 

@@ -15,6 +15,7 @@ from mimo.model.spec import EncoderSpec, LanguageModelSpec
 from mimo.model.testing.built import BuiltParts, Layout
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.compare import compare_rows
+from mimo.topology.meshes import gradient_of
 
 BuiltT = TypeVar("BuiltT", bound=BuiltParts)
 
@@ -109,9 +110,9 @@ def check_frozen(subject: AnySubject[BuiltT], parts: Iterable[str]) -> None:
         if not named:
             raise BrokenError(f"no parameter lies in part {part!r}")
         for name, parameter in built.parameters.items():
-            if parameter.grad is not None and name in named:
+            if gradient_of(parameter) is not None and name in named:
                 raise BrokenError(f"parameter {name!r} of the frozen part {part!r} got a gradient")
-            if parameter.grad is None and parameter.requires_grad:
+            if gradient_of(parameter) is None and parameter.requires_grad:
                 raise BrokenError(f"parameter {name!r} got no gradient where only part {part!r} is frozen")
 
 

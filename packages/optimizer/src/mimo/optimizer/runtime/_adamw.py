@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mimo.optimizer._specs import GRADIENT_SCALE
 from mimo.optimizer.runtime._loading import load_in_place
-
-
-def _local(value: Tensor) -> Tensor:
-    # Not `to_local`, which makes a new view of a parameter each time.
-    return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001
+from mimo.topology.meshes import laid_out, local
 
 
 def zeros_like(parameter: Tensor) -> Tensor:
@@ -26,10 +20,7 @@ def zeros_like(parameter: Tensor) -> Tensor:
     `torch.zeros_like` has DTensor work out once for each shape how they lie, which takes longer than all else that is
     done to begin with a small module's state.
     """
-    zeros = torch.zeros_like(_local(parameter), requires_grad=False)
-    if not isinstance(parameter, DTensor):
-        return zeros
-    return DTensor(zeros, copy.copy(parameter._spec), requires_grad=False)  # noqa: SLF001  # see `_local`
+    return laid_out(torch.zeros_like(local(parameter), requires_grad=False), like=parameter)
 
 
 @attrs.frozen(kw_only=True)
@@ -131,9 +122,9 @@ class LocalAdamW(torch.optim.Optimizer):
             }
         states = [self.state[parameter] for parameter in parameters]
         return _Pieces(
-            parameters=[_local(parameter) for parameter in parameters],
-            averages=[_local(state["exp_avg"]) for state in states],
-            squares=[_local(state["exp_avg_sq"]) for state in states],
+            parameters=[local(parameter) for parameter in parameters],
+            averages=[local(state["exp_avg"]) for state in states],
+            squares=[local(state["exp_avg_sq"]) for state in states],
             steps=[state["step"] for state in states],
             count=count,
         )
@@ -154,7 +145,7 @@ class LocalAdamW(torch.optim.Optimizer):
             live.add_step()
             fused_adamw(
                 live.parameters,
-                [_local(group["params"][place].grad) for place in places],
+                [local(group["params"][place].grad) for place in places],
                 live.averages,
                 live.squares,
                 live.steps,

@@ -19,7 +19,7 @@ from mimo.optimizer.runtime._gradients import Gradients
 from mimo.optimizer.runtime._module_optimizer import ModuleOptimizer
 from mimo.optimizer.runtime._replicate import local_gradient, reduce_tied
 from mimo.optimizer.runtime._scaling import SCALING, LossScale
-from mimo.topology.meshes import Meshes
+from mimo.topology.meshes import Meshes, local
 
 
 @attrs.frozen(kw_only=True)
@@ -139,7 +139,7 @@ class MimoOptimizer:
         """Drop all gradients, so that no gradient is applied twice."""
         for module in self.modules.values():
             for parameter in module.part.parameters.values():
-                parameter.grad = None
+                parameter.grad = local(parameter).grad = None
         self._reduced.clear()
         self._added.clear()
         self._proposed = {}

@@ -14,25 +14,25 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mimo.optimizer._specs import DeferredGrads, ModuleParameters, Prepared
-from mimo.optimizer.runtime._adamw import zeros_like
 from mimo.optimizer.runtime._in_order import InOrder
 from mimo.topology import StageId
-from mimo.topology.meshes import DATA_AXES, Meshes, tied_pairs
+from mimo.topology.meshes import DATA_AXES, Meshes, gradient_of, laid_out, leaf_of, local, tied_pairs
 
 MESSAGE_BYTES = 25 * 2**20
 """Of gradients that are summed in one message while a backward runs, at least; DistributedDataParallel's choice."""
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:
-    """Return this rank's part of the gradient, in place; one that nothing contributed to is made zero."""
+    """Return this rank's piece of the gradient, in place, which is the parameter's own from now on.
+
+    One that nothing contributed to is made zero.
+    """
     if parameter.grad is None:
-        parameter.grad = zeros_like(parameter)
-    gradient = parameter.grad
-    # Not `to_local`, which looks at more than it needs to, for each parameter in each step.
-    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient  # noqa: SLF001
+        gradient = gradient_of(parameter)
+        parameter.grad = laid_out(torch.zeros_like(local(parameter)) if gradient is None else gradient, like=parameter)
+    return local(parameter.grad)
 
 
 class FlatSum:
@@ -90,8 +90,8 @@ class _Message:
 
     @property
     def leaves(self) -> Collection[Tensor]:
-        """The parameters."""
-        return self.parameters.values()
+        """The leaves of the parameters."""
+        return [leaf_of(parameter) for parameter in self.parameters.values()]
 
     @torch.no_grad()
     def begin(self) -> None:

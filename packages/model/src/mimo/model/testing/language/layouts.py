@@ -141,8 +141,7 @@ class Comparison:
                 check_initial_values(values, self._initial)
             built.stir()
             self._built[cut] = built
-        for parameter in self._built[cut].every_parameter():
-            parameter.grad = None
+        self._built[cut].clear_gradients()
         return self._built[cut]
 
 
