@@ -14,12 +14,12 @@ from mimo.model.build.create_on import create_on
 from mimo.model.build.frozen import Frozen
 from mimo.model.build.initial import draws_itself, initialise, seeded
 from mimo.model.build.lora import attach_lora, read_merged
-from mimo.model.build.part import Part
+from mimo.model.build.part import Part, distribute
 from mimo.model.build.recompute import recompute as repeat
 from mimo.model.build.trainable import build_stage, trainable_paths
 from mimo.model.build.unsupported_layers import check_layers
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
-from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis, distribute
+from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
 from mimo.topology import Grid, Recompute
 from mimo.topology.meshes import local

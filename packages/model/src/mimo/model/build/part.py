@@ -7,13 +7,17 @@ from contextlib import AbstractContextManager
 from typing import cast
 
 import attrs
+import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from mimo.model.language import LanguageModule
 from mimo.model.layers import DeferredWeightGrads, WeightGradQueue
-from mimo.model.parallel import Split
+from mimo.model.parallel import ExpertAxis, Split, TensorAxis
 from mimo.model.spec import Stage
 from mimo.topology import StageId
+from mimo.topology.meshes import as_parameter
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -125,3 +129,25 @@ class MimoModel(nn.Module):
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Parameters of all modules by full name."""
         return {name: parameter for part in self.parts.values() for name, parameter in part.parameters.items()}
+
+
+def distribute(
+    full: Tensor,
+    split: Split,
+    *,
+    axis: TensorAxis | ExpertAxis,
+    mesh: DeviceMesh,
+    like: Tensor,
+    requires_grad: bool,
+) -> nn.Parameter:
+    """Cut ``full`` for this rank and return it as a DTensor of the full shape, with device and dtype of ``like``.
+
+    `local` of it is the parameter that layers compute with, to which autograd gives the gradient.
+    ``axis`` and ``mesh`` are those of the tensor ranks, or of the experts where ``split`` says so.
+    """
+    piece = split.piece(full, axis).to(like, copy=True, memory_format=torch.contiguous_format)
+    whole = DTensor.from_local(
+        piece, mesh, split.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+    )
+    whole._local_tensor = nn.Parameter(piece, requires_grad=requires_grad)  # noqa: SLF001 - `from_local` makes a view
+    return as_parameter(whole, requires_grad=requires_grad)

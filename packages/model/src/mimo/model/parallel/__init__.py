@@ -3,7 +3,7 @@
 from mimo.model.parallel.context import ContextAxis
 from mimo.model.parallel.dispatch import Dispatch
 from mimo.model.parallel.expert import ExpertAxis
-from mimo.model.parallel.sharding import Split, distribute
+from mimo.model.parallel.sharding import Split
 from mimo.model.parallel.tensor import TensorAxis
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "ExpertAxis",
     "Split",
     "TensorAxis",
-    "distribute",
 ]

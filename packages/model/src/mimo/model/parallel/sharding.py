@@ -1,17 +1,14 @@
-"""How a parameter lies over tensor or expert ranks, and the piece of it that layers compute with."""
+"""How a parameter lies over tensor or expert ranks."""
 
 from __future__ import annotations
 
 import attrs
-import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from mimo.model.parallel.expert import ExpertAxis
 from mimo.model.parallel.tensor import TensorAxis
-from mimo.topology.meshes import as_parameter
 
 
 @attrs.frozen
@@ -50,25 +47,3 @@ class Split:
             return full
         span = axis.span(full.shape[self.dim])
         return full.narrow(self.dim, span.start, len(span))
-
-
-def distribute(
-    full: Tensor,
-    split: Split,
-    *,
-    axis: TensorAxis | ExpertAxis,
-    mesh: DeviceMesh,
-    like: Tensor,
-    requires_grad: bool,
-) -> nn.Parameter:
-    """Cut ``full`` for this rank and return it as a DTensor of the full shape, with device and dtype of ``like``.
-
-    `local` of it is the parameter that layers compute with, to which autograd gives the gradient.
-    ``axis`` and ``mesh`` are those of the tensor ranks, or of the experts where ``split`` says so.
-    """
-    piece = split.piece(full, axis).to(like, copy=True, memory_format=torch.contiguous_format)
-    whole = DTensor.from_local(
-        piece, mesh, split.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
-    )
-    whole._local_tensor = nn.Parameter(piece, requires_grad=requires_grad)  # noqa: SLF001 - `from_local` makes a view
-    return as_parameter(whole, requires_grad=requires_grad)

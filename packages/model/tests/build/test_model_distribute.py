@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from mimo.model.parallel.sharding import distribute
+from mimo.model.build.part import distribute
 from mimo.model.runtime import Linear, Split, TensorAxis, gradient_of, local
 from mimo.topology.meshes import laid_out
 
