@@ -5,11 +5,14 @@ B samples, P patches of an image, S text tokens (the end included), H hidden, N 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # as everybody writes it
+
+Through: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class VisionBlock(nn.Module):
@@ -35,10 +38,17 @@ class VisionBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """RMSNorm, rotary attention, SwiGLU."""
+    """RMSNorm, rotary attention, SwiGLU.
 
-    def __init__(self, config: Any) -> None:
+    Args:
+        config: sizes.
+        enter: what rows go through before either part.
+        leave: what either part's rows go through before they are added: sums over ranks that share heads and columns.
+    """
+
+    def __init__(self, config: Any, enter: Through | None = None, leave: Through | None = None) -> None:
         super().__init__()
+        self.enter, self.leave = enter or nn.Identity(), leave or nn.Identity()
         self.heads, self.kv_heads, self.width = config.heads, config.key_value_heads, config.head_width
         self.norm1, self.norm2 = (nn.RMSNorm(config.hidden, eps=config.norm_eps) for _ in range(2))
         self.query = nn.Linear(config.hidden, self.heads * self.width, bias=False)
@@ -49,14 +59,14 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Map [B, T, H] to itself."""
-        h = self.norm1(x)
+        h = self.enter(self.norm1(x))
         q = turn(self.query(h).unflatten(-1, (self.heads, self.width)).transpose(1, 2), cos, sin)
         k = turn(self.key(h).unflatten(-1, (self.kv_heads, self.width)).transpose(1, 2), cos, sin)
         v = self.value(h).unflatten(-1, (self.kv_heads, self.width)).transpose(1, 2)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
-        x = x + self.output(y.transpose(1, 2).flatten(2))
-        h = self.norm2(x)
-        z: Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
+        x = x + self.leave(self.output(y.transpose(1, 2).flatten(2)))
+        h = self.enter(self.norm2(x))
+        z: Tensor = self.leave(self.down(F.silu(self.gate(h)) * self.up(h)))
         return x + z
 
 
@@ -64,6 +74,14 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions to [B, N, T, D]."""
     one, two = x.chunk(2, -1)
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def angles(config: Any, rows: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [T, D / 2] of rotary positions."""
+    found = torch.arange(rows)[:, None] * config.rope_theta ** -(
+        torch.arange(0, config.head_width, 2) / config.head_width
+    )
+    return found.cos(), found.sin()
 
 
 class Model(nn.Module):
@@ -91,11 +109,7 @@ class Model(nn.Module):
             x = block(x)
         rows = self.projector(self.norm(x))
         x = torch.cat([rows, self.embedding(tokens)], 1)
-        frequencies = self.language.rope_theta ** -(
-            torch.arange(0, self.language.head_width, 2) / self.language.head_width
-        )
-        angles = torch.arange(x.shape[1])[:, None] * frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles(self.language, x.shape[1])
         for layer in self.layers:
             x = layer(x, cos, sin)
         hidden = self.final(x[:, rows.shape[1] - 1 : -1])
