@@ -95,12 +95,16 @@ TRAINER: Mapping[str, str] = {
     "step": "config job cost items batch",
     "rerun": "config job cost batch step",
     "resume": "config job batch step",
-    "convert": "config job resolving resume",
+    "published": "config",
+    "importing": "config published",
+    "exporting": "config resolving resume published",
     "decoding": "config job resolving items batch step resume",
     "report": "config job step",
-    "run": "config job cost resolving batch step rerun resume convert decoding report",
+    "run": "config job cost resolving batch step rerun resume published importing exporting decoding report",
     "api": "config job resolving resume step decoding run",
-    "commands": "config job cost resolving items batch step rerun resume convert decoding report run",
+    "commands": (
+        "config job cost resolving items batch step rerun resume published importing exporting decoding report run"
+    ),
 }
 """The rooms of mimo.trainer, lowest first, and which rooms each may import. Their `__init__` name nothing yet."""
 

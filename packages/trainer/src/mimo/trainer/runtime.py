@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mimo.trainer.config.structure import structure
     from mimo.trainer.config.template import EXAMPLE
     from mimo.trainer.config.toml import read_table
-    from mimo.trainer.convert.published_parts import Reader, installed_readers
     from mimo.trainer.cost.memory import RankMemory, estimate_memory
     from mimo.trainer.cost.parameter_names import check_patterns_of
     from mimo.trainer.cost.sample_costs import SampleCosts
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from mimo.trainer.decoding.prompt import prepared_item
     from mimo.trainer.items.staging import Copier, Staging, StreamCopier
     from mimo.trainer.job.job import JobModule
+    from mimo.trainer.published.readers import Reader, installed_readers
     from mimo.trainer.rerun.driver import RerunDriver
     from mimo.trainer.rerun.machine import RerunStateMachine
     from mimo.trainer.resolving.checkpoint_settings import settings_of
@@ -80,7 +80,7 @@ else:  # a test compares the two
             "Program": "step.program",
             "RERUN_FILE": "config.names",
             "RankMemory": "cost.memory",
-            "Reader": "convert.published_parts",
+            "Reader": "published.readers",
             "RerunSettings": "config.rerun_settings",
             "RerunStateMachine": "rerun.machine",
             "RouteCache": "batch.route_cache",
@@ -99,7 +99,7 @@ else:  # a test compares the two
             "expect_traffic": "step.traffic",
             "find_installed": "config.plugin_kinds",
             "find_source": "resume.resume_point",
-            "installed_readers": "convert.published_parts",
+            "installed_readers": "published.readers",
             "job_costs": "cost.step_cost",
             "join_path": "config.plain_values",
             "language_batch": "step.language_program",

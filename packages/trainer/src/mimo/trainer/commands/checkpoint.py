@@ -110,7 +110,7 @@ def merge(checkpoint: Path, out: Path, /) -> None:
         checkpoint: its folder, or a run directory for the newest one.
         out: folder for the new one, which gets the same step; that must not be there yet.
     """
-    from mimo.trainer.convert.merge import merge as merge_step
+    from mimo.trainer.exporting.merge import merge as merge_step
     from mimo.trainer.resume.resume_point import step_folder
     from mimo.trainer.run.begin import written_into
 

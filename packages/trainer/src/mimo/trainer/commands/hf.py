@@ -12,8 +12,8 @@ from mimo.hooks import ConfigError, plain_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mimo.trainer.convert.published_parts import HfPart
     from mimo.trainer.job.job import Job
+    from mimo.trainer.published.part import HfPart
 
 _SHARD_BYTES = 5_000_000_000
 
@@ -54,10 +54,10 @@ def import_hf(
     import tomli_w
 
     from mimo.trainer.config.toml import make_settings, write_atomically
-    from mimo.trainer.convert.import_hf import prepare, write
-    from mimo.trainer.convert.import_report import show, show_left
-    from mimo.trainer.convert.whole_check import check_whole
-    from mimo.trainer.convert.whole_settings import whole_settings
+    from mimo.trainer.importing.import_hf import prepare, write
+    from mimo.trainer.importing.import_report import show, show_left
+    from mimo.trainer.importing.whole_check import check_whole
+    from mimo.trainer.importing.whole_settings import whole_settings
     from mimo.trainer.resolving.resolve import resolve
 
     # Before anything is printed: settings of what can't be read help nobody.
@@ -110,7 +110,7 @@ def export_hf(
     import torch
 
     from mimo.trainer.config.settings import LANGUAGE
-    from mimo.trainer.convert.export_hf import export, whole_or_language
+    from mimo.trainer.exporting.export_hf import export, whole_or_language
     from mimo.trainer.resume.resume_point import step_folder
 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -170,13 +170,9 @@ def _parts(
             named holds a model that can't be read; or nothing is there to be set aside.
     """
     from mimo.checkpoint import read_published_json
-    from mimo.trainer.convert.published_parts import (
-        CONFIG_NAME,
-        find_parts,
-        installed_modules,
-        readers_of,
-        split_word,
-    )
+    from mimo.trainer.published.find import find_parts
+    from mimo.trainer.published.part import CONFIG_NAME
+    from mimo.trainer.published.readers import installed_modules, readers_of, split_word
 
     def ignored(module: str) -> tuple[str, ...]:
         return ignore if job is None else (*ignore, *job.settings.modules[module].ignore)
@@ -231,7 +227,8 @@ def _chosen(parts: tuple[HfPart, ...], wanted: tuple[str, ...]) -> tuple[HfPart,
 
 def _check_whole(folder: Path, parts: tuple[HfPart, ...]) -> None:
     """Refuse a folder that is to be read whole and holds a model that is not read."""
-    from mimo.trainer.convert.published_parts import CONFIG_NAME, unread_sections
+    from mimo.trainer.published.find import unread_sections
+    from mimo.trainer.published.part import CONFIG_NAME
 
     if left := unread_sections(parts[0].described, parts):
         kinds = " and ".join(f"{section} ({kind})" if kind else section for section, kind in left.items())

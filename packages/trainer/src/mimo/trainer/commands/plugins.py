@@ -64,8 +64,8 @@ def models(
 
     from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.commands.tables.models import show_families, show_trials
-    from mimo.trainer.convert.families import installed_families, try_family, try_folder
-    from mimo.trainer.convert.published_parts import CONFIG_NAME
+    from mimo.trainer.published.families import installed_families, try_family, try_folder
+    from mimo.trainer.published.part import CONFIG_NAME
 
     if model:
         is_folder = (Path(model) / CONFIG_NAME).exists()

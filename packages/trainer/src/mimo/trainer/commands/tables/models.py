@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mimo.hooks import plain_text
 from mimo.trainer.config.settings import LANGUAGE
-from mimo.trainer.convert.families import ReadFamily, TriedFamily, axes_in_words
+from mimo.trainer.published.families import ReadFamily, TriedFamily, axes_in_words
 
 
 def show_families(families: Sequence[ReadFamily]) -> Iterator[RenderableType]:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from mimo.checkpoint import open_published
-from mimo.trainer.convert.import_hf import FolderRead, shorten
-from mimo.trainer.convert.published_parts import unread_sections
+from mimo.trainer.importing.compare import shorten
+from mimo.trainer.importing.import_hf import FolderRead
+from mimo.trainer.published.find import unread_sections
 
 
 def show(read: FolderRead) -> str:

@@ -10,31 +10,17 @@ from typing import Any
 import attrs
 import torch
 
-from mimo.checkpoint import Manifest, Stream, read_manifest, write_safetensors
+from mimo.checkpoint import Stream, read_manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import (
-    ENCODERS,
-    LANGUAGE_MODELS,
-    HfFamily,
-    HfTensor,
-    HfWhole,
-    LanguageModelSpec,
-    file_shapes,
-    hf_families,
-    match_names,
-    without_absent,
-)
-from mimo.trainer.config.names import IMPORTED
+from mimo.model import HfFamily, HfTensor, HfWhole, file_shapes, hf_families, match_names, without_absent
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import LANGUAGE
-from mimo.trainer.config.structure import structure
-from mimo.trainer.convert.adapter import write_adapter
-from mimo.trainer.convert.import_hf import left_whole
-from mimo.trainer.convert.merge import Merged, open_merged
-from mimo.trainer.convert.published_parts import CONFIG_NAME, TIED, Spec, carried
-from mimo.trainer.convert.streams import their_streams
-from mimo.trainer.resolving.checkpoint_settings import settings_of
-from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.exporting.adapter import write_adapter
+from mimo.trainer.exporting.merge import Merged, open_merged
+from mimo.trainer.exporting.saved_module import as_imported, family_of, imported_from, saved_module
+from mimo.trainer.published.covered import left_whole
+from mimo.trainer.published.part import CONFIG_NAME, TIED
+from mimo.trainer.published.streams import their_streams
 
 _BESIDE = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -73,7 +59,7 @@ def whole_or_language(checkpoint: Path, find: Find = find_installed) -> str:
     manifest = read_manifest(checkpoint)
     for name in manifest.topology:
         if name != LANGUAGE and name in manifest.config.get("modules", {}):
-            spec, config = _module(checkpoint, manifest, name, find)
+            spec, config = saved_module(checkpoint, manifest, name, find)
             if LANGUAGE in manifest.topology and any(family.whole for family in hf_families(spec, config)):
                 return name
     return LANGUAGE
@@ -113,9 +99,9 @@ def export(
         CheckpointError: the checkpoint lacks the module or something of it, or is damaged.
     """
     with open_merged(checkpoint) as merged:
-        spec, config = _module(checkpoint, merged.manifest, module, find)
-        imported = _imported(merged.manifest, module)
-        family, described = _family(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
+        spec, config = saved_module(checkpoint, merged.manifest, module, find)
+        imported = imported_from(merged.manifest, module)
+        family, described = family_of(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
         _, table = match_names(family, family.tensors(config), ())
         if adapter:
             count = write_adapter(
@@ -132,7 +118,7 @@ def export(
         about = {
             **_about(family, config, found.table),
             **described,
-            **_as_imported(imported, family),
+            **as_imported(imported, family),
             "dtype": str(dtype).removeprefix("torch."),
         }
         streams, left = found.streams, found.left
@@ -208,16 +194,16 @@ def _language_of(
     Raises:
         ConfigError: it isn't of the family that the whole model has, or its tensors have other names.
     """
-    spec, own = _module(checkpoint, merged.manifest, LANGUAGE, find)
+    spec, own = saved_module(checkpoint, merged.manifest, LANGUAGE, find)
     kind = about[whole.section]["model_type"]
-    family, described = _family(spec, own, LANGUAGE, asked=kind, known=kind)
+    family, described = family_of(spec, own, LANGUAGE, asked=kind, known=kind)
     names = whole.names(config)
     for renamed in family.renamed:
         _, table = match_names(attrs.evolve(family, renamed=(renamed,)), family.tensors(own), ())
         if {_general(name) for entry in table for name in entry.names} <= names:
             found = _place(checkpoint, merged, LANGUAGE, family, table, dtype)
-            imported = _imported(merged.manifest, LANGUAGE)
-            return found, {**described, **_as_imported(imported, family), "model_type": family.model_type}
+            imported = imported_from(merged.manifest, LANGUAGE)
+            return found, {**described, **as_imported(imported, family), "model_type": family.model_type}
     raise ConfigError(
         f"modules.{LANGUAGE}.plugin",
         expected=f"one that writes {kind} as {about['architectures'][0]} holds it",
@@ -228,72 +214,6 @@ def _language_of(
 
 def _general(name: str) -> str:
     return ".".join("*" if word.isdigit() else word for word in name.split("."))
-
-
-def _imported(manifest: Manifest, module: str) -> Mapping[str, Any]:
-    """Return what is known of the folder that a module was imported from; nothing if it wasn't."""
-    known = manifest.common.get(f"{IMPORTED}.{module}")
-    return known if isinstance(known, Mapping) else {}
-
-
-def _module(checkpoint: Path, manifest: Manifest, name: str, find: Find) -> tuple[Spec, Any]:
-    """Return the plugin and settings with which a module was saved."""
-    tables = manifest.config.get("modules", {})
-    if name not in tables or name not in manifest.topology:
-        known = ", ".join(sorted(set(tables) & set(manifest.topology))) or "none"
-        raise CheckpointError(
-            str(checkpoint),
-            expected=f"a checkpoint with the module {name!r}",
-            got=f"one with {known}",
-            fix="Name another one by --module.",
-        )
-    where, table = f"modules.{name}", tables[name]
-    spec: Spec
-    if name == LANGUAGE:
-        spec = find(LANGUAGE_MODELS, table["plugin"], f"{where}.plugin")
-    else:
-        spec = find(ENCODERS, table["plugin"], f"{where}.plugin")
-    config: Any = structure(table["config"], spec.config, f"{where}.config")
-    if isinstance(spec, LanguageModelSpec) and not spec.vocabulary(config):  # it is the tokenizer's
-        config = resolve(settings_of(checkpoint, (), "generate"), purpose="generate", find=find).language.config
-    return spec, config
-
-
-def _family(spec: Spec, config: Any, module: str, *, asked: str, known: str) -> tuple[HfFamily, Mapping[str, Any]]:
-    """Return the first family that has a place for all settings, and its ``config.json``."""
-    every = hf_families(spec, config)
-    families = [family for family in every if asked in {"", family.model_type}]
-    if asked and not families:
-        raise ConfigError(
-            "--model-type",
-            expected=f"one that {spec.name!r} knows: {', '.join(family.model_type for family in every) or 'none'}",
-            got=repr(asked),
-        )
-    refusals = []
-    for family in sorted(families, key=lambda family: family.model_type != known):
-        try:
-            return family, family.describe(config)
-        except ConfigError as error:
-            refusals.append(f"{family.model_type}: {error}")
-    raise ConfigError(
-        f"modules.{module}.config",
-        expected="settings of a published family",
-        got=f"none of {len(refusals)} that can say them:{''.join(f'{chr(10)}  {line}' for line in refusals)}\n"
-        if refusals
-        else f"a module of {spec.name!r}, which knows no family",
-    )
-
-
-def _as_imported(imported: Mapping[str, Any], family: HfFamily) -> Mapping[str, Any]:
-    """Return keys of the imported ``config.json`` that no settings say; of a forged checkpoint nothing else.
-
-    They are the family's dropouts that were set aside, and what it carries.
-    """
-    if imported.get("model_type") != family.model_type:
-        return {}
-    known = [imported.get(name) for name in ("ignored", "carried")]
-    ignored, others = (one if isinstance(one, Mapping) else {} for one in known)
-    return {**{key: ignored[key] for key in family.dropout if key in ignored}, **carried(family, others)}
 
 
 def _left(

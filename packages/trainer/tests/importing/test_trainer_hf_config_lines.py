@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mimo.trainer.convert.config_lines import line_of
+from mimo.trainer.importing.config_lines import line_of
 
 TEXT = json.dumps(
     {

@@ -9,7 +9,7 @@ from typing import Any
 from mimo.checkpoint import read_published_json
 from mimo.hooks import ConfigError
 from mimo.trainer.config.settings import LANGUAGE
-from mimo.trainer.convert.published_parts import HfPart
+from mimo.trainer.published.part import HfPart
 
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _END = "eos_token"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mimo.model import HfTensor
-from mimo.trainer.convert.low_rank import Beside, beside_theirs
+from mimo.trainer.exporting.low_rank import Beside, beside_theirs
 
 
 def learned(rank: int, inputs: int, outputs: int, seed: int) -> tuple[Tensor, Tensor]:

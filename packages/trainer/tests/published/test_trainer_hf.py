@@ -18,11 +18,14 @@ from mimo.hooks import CheckpointError, ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
 from mimo.model.runtime import write_hf
 from mimo.trainer.commands.hf import _line
-from mimo.trainer.convert.export_hf import _as_imported
-from mimo.trainer.convert.import_hf import left_whole, prepare
-from mimo.trainer.convert.import_report import left_names
-from mimo.trainer.convert.published_parts import HfPart, Reader, find_parts, installed_readers, readers_of, split_word
-from mimo.trainer.convert.streams import our_streams, their_streams
+from mimo.trainer.exporting.saved_module import as_imported
+from mimo.trainer.importing.import_hf import prepare
+from mimo.trainer.importing.import_report import left_names
+from mimo.trainer.published.covered import left_whole
+from mimo.trainer.published.find import find_parts
+from mimo.trainer.published.part import HfPart
+from mimo.trainer.published.readers import Reader, installed_readers, readers_of, split_word
+from mimo.trainer.published.streams import our_streams, their_streams
 
 SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
 SHAPES |= {"high": (2, 2, 3), "low": (2, 4, 3), "left": (2, 3, 2), "right": (2, 5, 2)}
@@ -270,7 +273,7 @@ def test_names_that_are_not_read_are_put_together_by_their_beginnings() -> None:
 def test_an_export_writes_no_key_of_a_forged_checkpoint(imported: dict[str, Any], message: dict[str, Any]) -> None:
     """Only keys that drop at random, and numbers that are carried: others may name code that is run."""
     (family,) = (family for family in DECODER.hf if family.model_type == "llama")
-    assert _as_imported({"model_type": "llama", **imported}, family) == message
+    assert as_imported({"model_type": "llama", **imported}, family) == message
 
 
 def test_names_of_others_are_printed_on_one_line_without_what_a_terminal_obeys() -> None:

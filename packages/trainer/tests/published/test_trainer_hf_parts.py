@@ -9,7 +9,8 @@ import pytest
 
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, HfFamilies, LanguageModelSpec
-from mimo.trainer.convert.published_parts import find_parts, installed_modules, readers_of
+from mimo.trainer.published.find import find_parts
+from mimo.trainer.published.readers import installed_modules, readers_of
 
 TEXT = {
     "vocab_size": 7,

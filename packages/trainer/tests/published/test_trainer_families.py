@@ -13,7 +13,7 @@ from torch import nn
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, HYBRID, EncoderSpec, HfFamilies, HfTested
 from mimo.trainer.commands.tables.models import show_trials
-from mimo.trainer.convert.families import axes_in_words, read_families, try_family, try_folder
+from mimo.trainer.published.families import axes_in_words, read_families, try_family, try_folder
 
 RECORD: Mapping[str, HfTested] = {
     "llama": HfTested(version="library 2", refused={"cp": "rows are mixed"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -12,18 +12,18 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.checkpoint import PublishedFolder, Stream, open_published, write_checkpoint
-from mimo.hooks import CheckpointError, ConfigError, PluginError
-from mimo.model import EncoderSpec, HfFamily, HfTensor, Stage, file_shapes, match_names
-from mimo.model.runtime import create_on, left_over
+from mimo.checkpoint import PublishedFolder, Stream, write_checkpoint
+from mimo.hooks import CheckpointError, PluginError
+from mimo.model import EncoderSpec, HfFamily, HfTensor
+from mimo.model.runtime import left_over
 from mimo.trainer.config.names import IMPORTED
-from mimo.trainer.config.structure import structure, unstructure
-from mimo.trainer.convert.config_lines import line_of
-from mimo.trainer.convert.published_parts import CONFIG_NAME, TIED, HfPart
-from mimo.trainer.convert.streams import our_streams
+from mimo.trainer.importing.compare import Compared, compare, misfits, settings_refusal, shorten
+from mimo.trainer.importing.config_lines import line_of
+from mimo.trainer.published.covered import left_whole
+from mimo.trainer.published.part import CONFIG_NAME, TIED, HfPart
+from mimo.trainer.published.streams import our_streams
 
 _ANY_WIDTH = 1024
-_SHOWN = 8
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +62,7 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRe
     for part in parts:
         if not isinstance(part.reader.spec, EncoderSpec):
             hidden = part.reader.spec.row_width(configs[part.name])
-    compared = [_compare(part, configs[part.name], hidden) for part in parts]
+    compared = [compare(part, configs[part.name], hidden) for part in parts]
     return tuple(_prepare(one, [other for other in compared if other is not one]) for one in compared)
 
 
@@ -87,73 +87,7 @@ def write(reads: Iterable[FolderRead], out: Path, *, config: Mapping[str, Any]) 
     )
 
 
-def left_whole(paths: Collection[str], covered: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is not covered: first keys of which nothing is, and paths of which the first key is covered."""
-    known = {path.partition(".")[0] for path in covered}
-    whole = dict.fromkeys(path.partition(".")[0] for path in paths if path.partition(".")[0] not in known)
-    return tuple(whole), tuple(path for path in paths if path.partition(".")[0] in known)
-
-
-def whole_shapes(spec: Any, config: Any, hidden: int) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
-    """Return a whole module, without storage where it can be built so, and the shapes of its parameters by path."""
-    try:
-        with create_on("meta"):
-            built = _build(spec, config, hidden)
-    except (RuntimeError, TypeError):  # some read values back while being built
-        built = _build(spec, config, hidden)
-    return built, {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
-
-
-def _build(spec: Any, config: Any, hidden: int) -> nn.Module:
-    built = spec.build(config, hidden) if isinstance(spec, EncoderSpec) else spec.build(config, Stage())
-    assert isinstance(built, nn.Module)
-    return built
-
-
-@attrs.frozen(kw_only=True)
-class _Compared:
-    """A module beside its folder.
-
-    Args:
-        part: which, with the config that is asked for.
-        folder: its.
-        built: the module, without storage.
-        shapes: of its parameters by path.
-        renamed: prefixes of the folder's names, see `match_names`.
-        table: with these names.
-        expected: shapes of the tensors that the folder must hold, by name.
-        differing: settings that aren't the folder's.
-    """
-
-    part: HfPart
-    folder: PublishedFolder
-    built: nn.Module
-    shapes: Mapping[str, tuple[int, ...]]
-    renamed: Mapping[str, str]
-    table: Sequence[HfTensor]
-    expected: Mapping[str, tuple[int, ...]]
-    differing: Sequence[ConfigError]
-
-
-def _compare(part: HfPart, config: Any, hidden: int) -> _Compared:
-    family, folder = part.reader.family, open_published(part.folder)
-    _check_depth(part, config, folder)
-    width = hidden if family.whole is None else family.whole.hidden(config)
-    built, shapes = whole_shapes(part.reader.spec, config, width)
-    renamed, table = match_names(family, family.tensors(config), folder.tensors)
-    return _Compared(
-        part=attrs.evolve(part, config=config),
-        folder=folder,
-        built=built,
-        shapes=shapes,
-        renamed=renamed,
-        table=table,
-        expected=file_shapes(table, shapes),
-        differing=list(_settings_that_differ(part, config)),
-    )
-
-
-def _prepare(one: _Compared, others: Sequence[_Compared]) -> FolderRead:
+def _prepare(one: Compared, others: Sequence[Compared]) -> FolderRead:
     """Return a module that is ready to be read.
 
     Args:
@@ -166,9 +100,9 @@ def _prepare(one: _Compared, others: Sequence[_Compared]) -> FolderRead:
     """
     part, folder, expected, config = one.part, one.folder, one.expected, one.part.config
     family = part.reader.family
-    problems = list(_misfits(folder, expected))
+    problems = list(misfits(folder, expected))
     if one.differing:
-        raise _refusal(part, one.differing, problems)
+        raise settings_refusal(part, one.differing, problems)
     beside = [other for other in others if other.part.folder == part.folder]
     known = frozenset(expected).union(*(other.expected for other in beside))
     copies = family.copies_there(config, one.renamed)
@@ -197,11 +131,11 @@ def _prepare(one: _Compared, others: Sequence[_Compared]) -> FolderRead:
         ),
         dtypes=tuple(sorted({str(folder.tensors[name].dtype).removeprefix("torch.") for name in expected})),
         fresh=_fresh(part, one.built, one.table),
-        names=frozenset(expected) | copies.keys() | _compared(family, config, folder),
+        names=frozenset(expected) | copies.keys() | _fixed_names(family, config, folder),
     )
 
 
-def _is_scope(one: _Compared, beside: Sequence[_Compared], name: str) -> bool:
+def _is_scope(one: Compared, beside: Sequence[Compared], name: str) -> bool:
     """Tell whether a tensor that nothing reads would have to be read by this module.
 
     Of a composed model's tensors a module reads those with its own prefix alone; what a whole one leaves, and a module
@@ -212,13 +146,13 @@ def _is_scope(one: _Compared, beside: Sequence[_Compared], name: str) -> bool:
     return bool(beside) and not any(_knows(other, name) for other in beside)
 
 
-def _knows(other: _Compared, name: str) -> bool:
+def _knows(other: Compared, name: str) -> bool:
     family, config = other.part.reader.family, other.part.config
     copies = family.copies_there(config, other.renamed)
     return name in copies or not left_over(family, config, name, partial(_whole, other.folder, name))
 
 
-def _compared(family: HfFamily, config: Any, folder: PublishedFolder) -> frozenset[str]:
+def _fixed_names(family: HfFamily, config: Any, folder: PublishedFolder) -> frozenset[str]:
     """Return the names of tensors that are no parameters of ours and were compared with what they must hold."""
     patterns = family.fixed(config)
     return frozenset(name for name in folder.tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
@@ -232,74 +166,6 @@ def _untied(part: HfPart, name: str, first: str) -> str:
     line = line_of(file.read_text(encoding="utf-8"), path) if file.is_file() else 0
     decides = f'line {line} of {CONFIG_NAME}, "{TIED}": true' if line else f"{CONFIG_NAME}, by {TIED}"
     return f"{name}: not equal to {first}, though {decides}, makes them one; where both count, it must say false"
-
-
-def _check_depth(part: HfPart, config: Any, folder: PublishedFolder) -> None:
-    """Refuse more layers than the folder has tensors, before a module of as many is built to be compared with it."""
-    spec = part.reader.spec
-    if isinstance(spec, EncoderSpec):
-        layers = spec.stages.layers(config) if spec.stages else 0
-    else:
-        layers = spec.layers(config)
-    if layers > len(folder.tensors):
-        raise CheckpointError(
-            str(part.folder), expected=f"tensors of {layers} layers", got=f"{len(folder.tensors)} tensors in all"
-        )
-
-
-def _settings_that_differ(part: HfPart, config: Any) -> Iterator[ConfigError]:
-    """Yield the settings in which a config is not the folder's, as far as the family distinguishes them."""
-    if config == part.config:
-        return
-    where = f"modules.{part.name}.config"
-    try:
-        there = _said(part, part.config)
-    except ConfigError:  # a family that is read and never written
-        there, here = unstructure(part.config), unstructure(config)
-    else:
-        try:
-            here = _said(part, config)
-        except ConfigError as error:
-            yield ConfigError(error.where, expected=error.expected, got=error.got)
-            return
-    for key, value in there.items():
-        if here[key] != value:
-            expected = f"{value!r}, as {part.folder / CONFIG_NAME} says"
-            yield ConfigError(f"{where}.{key}", expected=expected, got=repr(here[key]))
-
-
-def _said(part: HfPart, config: Any) -> Mapping[str, Any]:
-    """Return the settings that a folder of ``config`` would mean, with nothing left to follow from something else."""
-    family = part.reader.family
-    given = family.settings(family.describe(config))
-    found: Mapping[str, Any] = unstructure(structure(given, part.reader.spec.config, f"modules.{part.name}.config"))
-    return found
-
-
-def _refusal(part: HfPart, differing: Sequence[ConfigError], problems: list[str]) -> ConfigError:
-    """Return the error of settings that differ, in a line where that is all."""
-    fix = f"`mimo checkpoint import-hf {part.folder}` prints the settings that go with it."
-    if len(differing) == 1 and not problems:
-        (one,) = differing
-        return ConfigError(one.where, expected=one.expected, got=one.got, fix=fix)
-    lines = [*map(str, differing), *shorten(problems)]
-    return ConfigError(
-        f"modules.{part.name}.config",
-        expected=f"what {part.folder / CONFIG_NAME} says",
-        got=f"others:{''.join(f'{chr(10)}  {line}' for line in lines)}\n",
-        fix=fix,
-    )
-
-
-def _misfits(folder: PublishedFolder, expected: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    for name, shape in expected.items():
-        found = folder.tensors.get(name)
-        if found is None:
-            yield f"{name}: missing"
-        elif found.shape != shape:
-            yield f"{name}: shape {list(found.shape)} there, {list(shape)} here"
-        elif not found.dtype.is_floating_point:
-            yield f"{name}: of the type {str(found.dtype).removeprefix('torch.')}, which is no floating one"
 
 
 def _equal(folder: PublishedFolder, name: str, first: str) -> bool:
@@ -338,9 +204,3 @@ def _about(read: FolderRead) -> Mapping[str, Any]:
         "ignored": dict(read.part.ignored),
         "carried": dict(read.part.carried),
     }
-
-
-def shorten(lines: list[str]) -> list[str]:
-    """Return the first few of some lines, and how many more there are."""
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return [*lines[:_SHOWN], *more]

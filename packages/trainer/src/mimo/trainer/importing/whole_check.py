@@ -26,7 +26,7 @@ from mimo.hooks import ConfigError, ItemInfo
 from mimo.model import EncoderSpec, HfExample, HfWhole, LanguageModelSpec, Stage, match_names
 from mimo.model.runtime import LanguageBatch, read_hf
 from mimo.trainer.config.settings import LANGUAGE
-from mimo.trainer.convert.published_parts import CONFIG_NAME, HfPart, read_again
+from mimo.trainer.published.part import CONFIG_NAME, HfPart, read_again
 
 _TOLERANCE = 1e-5
 _SAMPLES: Mapping[str, Sequence[int | None]] = {

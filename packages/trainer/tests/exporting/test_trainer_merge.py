@@ -15,8 +15,8 @@ from torch import Tensor
 from mimo.checkpoint import Stream, read_manifest, write_checkpoint
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import DECODER, HfTensor, lora_linear, lora_names
-from mimo.trainer.convert.adapter import write_adapter
-from mimo.trainer.convert.merge import open_merged
+from mimo.trainer.exporting.adapter import write_adapter
+from mimo.trainer.exporting.merge import open_merged
 from mimo.trainer.resume.chain import links_of, mark_chain
 
 LORA = {"rank": 2, "alpha": 5.0, "targets": ["*"]}

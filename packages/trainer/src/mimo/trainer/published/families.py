@@ -17,15 +17,9 @@ from mimo.hooks import ConfigError, UserError
 from mimo.model import PARALLEL_AXES, EncoderSpec, HfFamily, HfTested, LanguageModelSpec, supported_axes
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
-from mimo.trainer.convert.published_parts import (
-    CONFIG_NAME,
-    HfPart,
-    Spec,
-    find_parts,
-    installed_modules,
-    readers_of,
-    unread_sections,
-)
+from mimo.trainer.published.find import find_parts, unread_sections
+from mimo.trainer.published.part import CONFIG_NAME, HfPart
+from mimo.trainer.published.readers import Spec, installed_modules, readers_of
 
 _EXPERT_AXES = {"ep", "etp"}
 

@@ -1,1 +1,0 @@
-"""Checkpoints from and to published Hugging Face folders, and with their LoRA products merged."""

@@ -1,0 +1,1 @@
+"""Published Hugging Face folders into checkpoints: compared with settings, streamed, and tried whole."""
