@@ -17,6 +17,8 @@ from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Each test makes the trials of models that it needs: a record of an earlier one would hide a step that is missing.
+os.environ["MIMO_TRIALS"] = "0"
 # Sessions install what a package declares, which may be torch without NumPy; torch warns of that in each process.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
 # Where ranks outnumber cores, whoever is woken would take the core of the thread that wakes it and that holds a lock of

@@ -77,7 +77,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "images": Row(),
         "family": Row(),
         "model": Row("family", modules="attention experts layers mixing modules own published small stage"),
-        "trial": Row("family model", modules="packed tensor tensor_plan two_ranks"),
+        "trial": Row("family model", modules="encoders packed record tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
         "whole": Row("images family model trial", modules="config encoder example processing seeing trial"),
         "weights": Row("images family model tower whole"),

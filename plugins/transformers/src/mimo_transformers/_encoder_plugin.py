@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
 from mimo.model import EncoderSeam, EncoderSpec, Side, TensorSupport, projected_grid, projected_rows
+from mimo_transformers._encoders import PARTS, layers, measure
 from mimo_transformers.family import HfEncoderConfig
 from mimo_transformers.weights import TOWERS
 
@@ -91,26 +92,19 @@ def _divide(module: nn.Module, side: Side) -> nn.Module:
     return module
 
 
-def _layers(module: nn.Module) -> list[Callable[..., Any]]:
-    from mimo_transformers.tower.encoder import HfEncoder
-
-    assert isinstance(module, HfEncoder)
-    return module.layer_forwards()
-
-
 HF_ENCODER = EncoderSpec(
     name="hf-encoder",
     config=HfEncoderConfig,
-    measure=lambda raw: (raw.height, raw.width),
+    measure=measure,
     rows=_rows,
     grid=_grid,
     prepare=_prepare,
     build=_build,
     blank=_blank,
-    parts={"encoder": ("encoder",), "projector": ("projector",)},
+    parts=PARTS,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     seam=EncoderSeam(rows=_tower_rows, width=_width, cut=_divide),
-    recompute={"full": _layers},
+    recompute={"full": layers},
     hf_any=TOWERS,
 )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
 from mimo.model import EncoderSpec, TensorSupport
+from mimo_transformers._encoders import PARTS, layers, measure
 from mimo_transformers.weights import IMAGES
 from mimo_transformers.whole.config import HfImagesConfig
 
@@ -64,26 +65,19 @@ def _split(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     return tensor_splits(module, axis)
 
 
-def _layers(module: nn.Module) -> list[Callable[..., Any]]:
-    from mimo_transformers.whole.encoder import HfImages
-
-    assert isinstance(module, HfImages)
-    return module.layer_forwards()
-
-
 HF_IMAGES = EncoderSpec(
     name="hf-images",
     config=HfImagesConfig,
-    measure=lambda raw: (raw.height, raw.width),
+    measure=measure,
     rows=_rows,
     grid=_grid,
     pattern=_pattern,
     prepare=_prepare,
     build=_build,
     blank=_blank,
-    parts={"encoder": ("encoder",), "projector": ("projector",)},
+    parts=PARTS,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
-    recompute={"full": _layers},
+    recompute={"full": layers},
     hf_any=IMAGES,
 )
 

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from functools import cache
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.hooks import UserError
 from mimo.model.runtime import Split, TensorAxis
 from mimo_transformers.family import HfEncoderConfig, new_tower
-from mimo_transformers.model.small import affordable, constants_of, stir, thin_values, trying
+from mimo_transformers.model.small import affordable, constants_of, stir, thin_values
 from mimo_transformers.tower.encoder import HfEncoder, features, refusal, rows_of
-from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_linears
-from mimo_transformers.trial.two_ranks import find_plan, right_plan
+from mimo_transformers.trial.encoders import TRIED, Tried, UnfitError, check_rows, encoder_splits, idle_in, try_encoder
+from mimo_transformers.trial.record import recall
+from mimo_transformers.trial.tensor_plan import TensorPlan, plans
+from mimo_transformers.trial.two_ranks import PLAN, find_plan, right_plan, try_plan
 
 _HIDDEN = 8
 _IMAGES = 3
-_TOLERANCE = 1e-5
 _ROWS_DIMS = 3
-
-
-@attrs.frozen(kw_only=True)
-class Tried:
-    """What a trial has found.
-
-    Args:
-        problem: why it can't be trained, empty if it can.
-        idle: paths in the tower of parameters on which nothing depends that is handed on.
-        constants: what begins with the same number everywhere, by general path.
-    """
-
-    problem: str = ""
-    idle: frozenset[str] = frozenset()
-    constants: Mapping[str, float] = attrs.field(factory=dict)
-
-
-_TRIED: dict[str, Tried] = {}
-_PLANS: dict[str, TensorPlan | str] = {}
 
 
 def build_encoder(config: HfEncoderConfig, hidden: int) -> HfEncoder:
@@ -57,23 +38,12 @@ def build_encoder(config: HfEncoderConfig, hidden: int) -> HfEncoder:
 
 def tried_of(config: HfEncoderConfig) -> Tried:
     """Return what was found of a thin tower of a config."""
-    key = repr(config)
-    if key not in _TRIED:
-        try:
-            with trying():
-                _TRIED[key] = _try(thin_tower(config))
-        except UserError as error:
-            _TRIED[key] = Tried(problem=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever a model of the library does
-            _TRIED[key] = Tried(problem=f"a thin one that fails with {type(error).__name__}: {error}")
-    return _TRIED[key]
+    return _tried(_described(config))
 
 
 def tensor_splits(encoder: HfEncoder, axis: TensorAxis) -> dict[str, Split]:
     """Hand ``axis`` to an encoder, and return how its parameters lie by `plan_of` its tower."""
-    if axis.size == 1:
-        return {}
-    return split_linears(encoder.encoder, axis, plan_of(encoder.config), heads=Heads(), at="encoder")
+    return {} if axis.size == 1 else encoder_splits(encoder, axis, plan_of(encoder.config))
 
 
 def plan_of(config: HfEncoderConfig) -> TensorPlan:
@@ -82,11 +52,26 @@ def plan_of(config: HfEncoderConfig) -> TensorPlan:
     Raises:
         ConfigError: there is none.
     """
-    key = repr(config)
-    if key not in _PLANS:
-        with trying():
-            _PLANS[key] = _plan_of(thin_tower(config))
-    return right_plan(_PLANS[key], config.model_type)
+    return right_plan(_plan(_described(config)), config.model_type)
+
+
+def _described(config: HfEncoderConfig) -> str:
+    """Return the thin tower of a config as text."""
+    thin = thin_tower(config)
+    keys = ("model_type", "values", "feature_layer")
+    return json.dumps({key: getattr(thin, key) for key in keys}, sort_keys=True)
+
+
+@cache
+def _tried(description: str) -> Tried:
+    config = HfEncoderConfig(**json.loads(description))
+    return recall("tower", description, lambda: try_encoder(lambda: _try(config), Tried), TRIED)
+
+
+@cache
+def _plan(description: str) -> TensorPlan | str:
+    config = HfEncoderConfig(**json.loads(description))
+    return recall("tower plan", description, lambda: try_plan(lambda: _find_plan(config)), PLAN)
 
 
 def thin_tower(config: HfEncoderConfig) -> HfEncoderConfig:
@@ -109,29 +94,10 @@ def _try(config: HfEncoderConfig) -> Tried:
     pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
     items = [{"pixels": image} for image in pixels]
     wanted = torch.cat([features(network.eval(), image.unsqueeze(0), config)[0] for image in pixels])
-    fixed = {name: tensor.clone() for name, tensor in _fixed(encoder)}
-    chance = torch.get_rng_state()
-    found = encoder.tower_rows(items)
     if not _in_order(network, pixels, config):
-        return Tried(problem="rows that don't end with those of its patches")
-    if not torch.equal(chance, torch.get_rng_state()):
-        return Tried(problem="a thin one draws random numbers while it trains")
-    difference = float((found - wanted).abs().max() / wanted.abs().max())
-    if not difference <= _TOLERANCE:
-        return Tried(problem=f"rows of a thin one that differ by {difference:.1e} in a batch of images")
-    if changed := [name for name, tensor in _fixed(encoder) if not torch.equal(tensor, fixed[name])]:
-        return Tried(problem=f"{', '.join(changed)} of a thin one that change while it trains")
-    with torch.enable_grad():
-        rows = encoder.tower_rows(items)
-        (rows * torch.randn_like(rows)).sum().backward()
-    idle = frozenset(name for name, parameter in encoder.encoder.named_parameters() if parameter.grad is None)
-    return Tried(idle=idle, constants=constants)
-
-
-def _fixed(encoder: HfEncoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield what nothing trains: buffers, and those that have become parameters since they are saved."""
-    yield from encoder.named_buffers()
-    yield from ((name, one.detach()) for name, one in encoder.named_parameters() if not one.requires_grad)
+        raise UnfitError("rows that don't end with those of its patches")
+    check_rows(encoder, lambda: encoder.tower_rows(items), wanted)
+    return Tried(idle=frozenset(idle_in(encoder.encoder, lambda: encoder.tower_rows(items))), constants=constants)
 
 
 def _in_order(network: Any, pixels: Tensor, config: HfEncoderConfig) -> bool:
@@ -150,7 +116,7 @@ def _in_order(network: Any, pixels: Tensor, config: HfEncoderConfig) -> bool:
     return bool(gradient[..., :side, :side].any())
 
 
-def _plan_of(config: HfEncoderConfig) -> TensorPlan | str:
+def _find_plan(config: HfEncoderConfig) -> TensorPlan | str:
     tried, network = tried_of(config), stir(_small(config))
     pixels = torch.randn(_IMAGES, config.channels, config.side, config.side)
     weights: list[Tensor] = []
@@ -168,8 +134,4 @@ def _plan_of(config: HfEncoderConfig) -> TensorPlan | str:
             weights.append(torch.randn_like(rows))
         return (rows * weights[0]).sum()
 
-    def split(encoder: nn.Module, axis: TensorAxis, plan: TensorPlan) -> Mapping[str, Split]:
-        assert isinstance(encoder, HfEncoder)
-        return split_linears(encoder.encoder, axis, plan, heads=Heads(), at="encoder")
-
-    return find_plan(make, run, split, plans(config.library(), None))
+    return find_plan(make, run, encoder_splits, plans(config.library(), None))

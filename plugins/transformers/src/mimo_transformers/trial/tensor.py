@@ -16,8 +16,9 @@ from mimo_transformers.model.layers import PerSample
 from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
 from mimo_transformers.model.stage import HfStage
+from mimo_transformers.trial.record import recall
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_experts, split_layers
-from mimo_transformers.trial.two_ranks import find_plan, right_plan
+from mimo_transformers.trial.two_ranks import PLAN, find_plan, right_plan, try_plan
 
 
 def tensor_splits(stage: HfStage, axis: TensorAxis) -> dict[str, Split]:
@@ -74,28 +75,31 @@ def _has_known_experts(description: str) -> bool:
 @cache
 def _plan_of(description: str) -> TensorPlan | str:
     """Return the first plan that is right for a small model, or what is wrong with the first."""
-    with trying():
-        config = small_config(description)
-        network, batch = stirred(config), batch_of(draw_ids(config))
+    return recall("packed rows plan", description, lambda: try_plan(lambda: _find_plan(description)), PLAN)
 
-        def filled() -> HfStage:
-            stage = HfStage(config, Stage())
-            stage.read(network)
-            return stage
 
-        def run(stage: nn.Module) -> Tensor:
-            assert isinstance(stage, HfStage)
-            return stage.losses(stage(batch, {}, None), batch.labels).sum()
+def _find_plan(description: str) -> TensorPlan | str:
+    config = small_config(description)
+    network, batch = stirred(config), batch_of(draw_ids(config))
 
-        def split(stage: nn.Module, axis: TensorAxis, plan: TensorPlan) -> dict[str, Split]:
-            assert isinstance(stage, HfStage)
-            splits = split_layers(stage, axis, plan, heads=_heads(config))
-            return splits | split_experts(stage, ExpertAxis.single())
+    def filled() -> HfStage:
+        stage = HfStage(config, Stage())
+        stage.read(network)
+        return stage
 
-        found = plans(config.library(), filled().layers_path)
-        if mixing(description).parts:
-            found = (each for plan in found for each in (plan, attrs.evolve(plan, cuts_mixers=False)))
-        return find_plan(filled, run, split, found)
+    def run(stage: nn.Module) -> Tensor:
+        assert isinstance(stage, HfStage)
+        return stage.losses(stage(batch, {}, None), batch.labels).sum()
+
+    def split(stage: nn.Module, axis: TensorAxis, plan: TensorPlan) -> dict[str, Split]:
+        assert isinstance(stage, HfStage)
+        splits = split_layers(stage, axis, plan, heads=_heads(config))
+        return splits | split_experts(stage, ExpertAxis.single())
+
+    found = plans(config.library(), filled().layers_path)
+    if mixing(description).parts:
+        found = (each for plan in found for each in (plan, attrs.evolve(plan, cuts_mixers=False)))
+    return find_plan(filled, run, split, found)
 
 
 def _heads(config: HfDecoderConfig) -> Heads:

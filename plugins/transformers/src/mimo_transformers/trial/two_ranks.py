@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
@@ -9,14 +10,16 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, JsonNode
 from mimo.model.runtime import ExpertAxis, Split, TensorAxis
-from mimo_transformers.model.small import general
+from mimo_transformers.model.small import general, trying
+from mimo_transformers.trial.record import Form
 from mimo_transformers.trial.tensor_plan import TensorPlan
 from mimo_transformers.trial.threads import ThreadAxis, on_threads
 
 _RANKS = 2
 _TOLERANCE = 1e-5
+_STYLE = re.compile("[a-z_]+")
 _SMALL_GRADIENT = 1e-3
 """Share of the whole gradient's norm below which a parameter's is compared with that share instead of itself."""
 
@@ -45,6 +48,12 @@ def find_plan(
         except Exception as error:  # noqa: BLE001 - whatever a model of the library does when it is cut
             problem = problem or f"a small one fails with {type(error).__name__}: {error}"
     return problem
+
+
+def try_plan(find: Callable[[], TensorPlan | str]) -> TensorPlan | str:
+    """Return what a trial of plans finds, made on small models alone."""
+    with trying():
+        return find()
 
 
 def right_plan(found: TensorPlan | str, model_type: str) -> TensorPlan:
@@ -132,3 +141,24 @@ def _summed(whole: _Gradients, ranks: list[_Gradients]) -> Iterator[str]:
             yield general(path)
         if not right:
             raise _WrongError(f"the gradient of {path} in a small one on {len(ranks)} ranks isn't that on one")
+
+
+def _write(found: TensorPlan | str) -> dict[str, object] | None:
+    if isinstance(found, str):
+        return None
+    return {"styles": dict(found.styles), "cuts_mixers": found.cuts_mixers, "summed": sorted(found.summed)}
+
+
+def _read(node: JsonNode) -> TensorPlan:
+    said = node.fields(("styles", "cuts_mixers", "summed"))
+    styles = {path: one.text() for path, one in said["styles"].items()}
+    for path, style in styles.items():
+        if not _STYLE.fullmatch(style):
+            raise said["styles"][path].fail("the name of a style")
+    if type(said["cuts_mixers"].value) is not bool:
+        raise said["cuts_mixers"].fail("true or false")
+    summed = frozenset(one.text() for one in said["summed"].list())
+    return TensorPlan(styles=styles, cuts_mixers=said["cuts_mixers"].value, summed=summed)
+
+
+PLAN: Form[TensorPlan | str] = Form(write=_write, read=_read)

@@ -5,7 +5,7 @@ Shapes: N images, T rows of all of them, H hidden of the language model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -182,9 +182,3 @@ def _materialise(module: nn.Module) -> None:
             setattr(part, leaf, nn.Parameter(torch.empty(old.shape), requires_grad=old.requires_grad))
         if own:
             cast("Resettable", part).reset_parameters()
-
-
-def fixed_tensors(module: HfImages) -> Iterator[tuple[str, Tensor]]:
-    """Yield what nothing trains: buffers, and those that have become parameters since they are saved."""
-    yield from module.named_buffers()
-    yield from ((name, one.detach()) for name, one in module.named_parameters() if not one.requires_grad)

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.hooks import ConfigError, UserError
+from mimo.hooks import ConfigError, JsonNode
+from mimo.model import MAX_LAYERS
 from mimo.model.runtime import Split, TensorAxis
 from mimo_transformers.family import half_of, new_image_text
-from mimo_transformers.model.small import affordable, constants_of, stir, thin_values, trying
-from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_linears
-from mimo_transformers.trial.two_ranks import find_plan, right_plan
+from mimo_transformers.model.small import affordable, constants_of, stir, thin_values
+from mimo_transformers.trial.encoders import (
+    Tried,
+    UnfitError,
+    check_rows,
+    encoder_splits,
+    idle_in,
+    read_constants,
+    read_paths,
+    try_encoder,
+    write_tried,
+)
+from mimo_transformers.trial.record import Form, recall
+from mimo_transformers.trial.tensor_plan import TensorPlan, plans
+from mimo_transformers.trial.two_ranks import PLAN, find_plan, right_plan, try_plan
 from mimo_transformers.whole.config import HfImagesConfig
-from mimo_transformers.whole.encoder import SIZE, HfImages, fixed_tensors, image_rows, prepared
+from mimo_transformers.whole.encoder import SIZE, HfImages, image_rows, prepared
 from mimo_transformers.whole.packed_images import makes_one_call
 
-_TOLERANCE = 1e-5
 _SIZES = ((56, 84), (140, 60), (84, 84))
 _KEPT = ("image_size", "window_size", "vocab_size")
 """Of a tower, what stays as it is; its vocabulary, as no setting says it."""
@@ -31,30 +43,39 @@ _THIN_TOWER: Mapping[str, int] = {"embed_dim": 32, "num_heads": 4}
 
 
 @attrs.frozen(kw_only=True)
-class TriedImages:
+class TriedImages(Tried):
     """What a trial has found.
 
     Args:
-        problem: why it can't be trained, empty if it can.
-        idle: paths in the library's whole model of parameters on which nothing depends that is handed on.
-        constants: what begins with the same number everywhere, by general path.
         parts: how many rows of the language model's width lie side by side in each.
         one_call: whether attention over all images can be one call.
     """
 
-    problem: str = ""
     parts: int = 1
     one_call: bool = False
-    idle: frozenset[str] = frozenset()
-    constants: Mapping[str, float] = attrs.field(factory=dict)
 
     def encoder(self, config: HfImagesConfig) -> HfImages:
         """Return the encoder of a config that was tried."""
         return HfImages(config, idle=self.idle, constant=self.constants.get, one_call=self.one_call)
 
 
-_TRIED: dict[str, TriedImages] = {}
-_PLANS: dict[str, TensorPlan | str] = {}
+def _write(tried: TriedImages) -> dict[str, object] | None:
+    plain = write_tried(tried)
+    return None if plain is None else {**plain, "parts": tried.parts, "one_call": tried.one_call}
+
+
+def _read(node: JsonNode) -> TriedImages:
+    said = node.fields(("idle", "constants", "parts", "one_call"))
+    parts, one_call = said["parts"].integer(), said["one_call"].value
+    if not 1 <= parts <= MAX_LAYERS:
+        raise said["parts"].fail(f"1 to {MAX_LAYERS}")
+    if type(one_call) is not bool:
+        raise said["one_call"].fail("true or false")
+    idle, constants = read_paths(said["idle"]), read_constants(said["constants"])
+    return TriedImages(idle=idle, constants=constants, parts=parts, one_call=one_call)
+
+
+_FORM = Form(write=_write, read=_read)
 
 
 def build_images(config: HfImagesConfig, hidden: int) -> HfImages:
@@ -89,22 +110,12 @@ def tried_of(config: HfImagesConfig) -> TriedImages:
         ConfigError: a setting is wrong by itself.
     """
     config.library(), config.processing  # before anything is tried
-    thin = thin_images(config)
-    key = json.dumps(attrs.asdict(thin), sort_keys=True)
-    if key not in _TRIED:
-        try:
-            with trying():
-                _TRIED[key] = _try(thin)
-        except (UserError, _UnfitError) as error:
-            _TRIED[key] = TriedImages(problem=str(error))
-        except Exception as error:  # noqa: BLE001 - whatever a model of the library does
-            _TRIED[key] = TriedImages(problem=f"a thin one that fails with {type(error).__name__}: {error}")
-    return _TRIED[key]
+    return _tried(_described(config))
 
 
 def tensor_splits(encoder: HfImages, axis: TensorAxis) -> dict[str, Split]:
     """Hand ``axis`` to an encoder, and return how its parameters lie by `plan_of` its tower."""
-    return {} if axis.size == 1 else _split(encoder, axis, plan_of(encoder.config))
+    return {} if axis.size == 1 else encoder_splits(encoder, axis, plan_of(encoder.config))
 
 
 def plan_of(config: HfImagesConfig) -> TensorPlan:
@@ -113,11 +124,26 @@ def plan_of(config: HfImagesConfig) -> TensorPlan:
     Raises:
         ConfigError: there is none.
     """
-    key = repr(config)
-    if key not in _PLANS:
-        with trying():
-            _PLANS[key] = _plan_of(thin_images(config))
-    return right_plan(_PLANS[key], config.model_type)
+    return right_plan(_plan(_described(config)), config.model_type)
+
+
+def _described(config: HfImagesConfig) -> str:
+    """Return the thin encoder of a config as text."""
+    thin = thin_images(config)
+    return json.dumps({key: getattr(thin, key) for key in ("model_type", "values", "images")}, sort_keys=True)
+
+
+@cache
+def _tried(description: str) -> TriedImages:
+    config = HfImagesConfig(**json.loads(description))
+    return recall("images", description, lambda: try_encoder(lambda: _try(config), TriedImages), _FORM)
+
+
+@cache
+def _plan(description: str) -> TensorPlan | str:
+    config = HfImagesConfig(**json.loads(description))
+    find = partial(_find_plan, config, _tried(description))
+    return recall("images plan", description, lambda: try_plan(find), PLAN)
 
 
 def thin_images(config: HfImagesConfig, *, has_all_text: bool = False) -> HfImagesConfig:
@@ -191,10 +217,6 @@ def draw_images(sizes: Iterable[tuple[int, int]] = _SIZES) -> list[Any]:
     return found
 
 
-class _UnfitError(Exception):
-    """A thin encoder can't be trained; the message says why."""
-
-
 def _try(config: HfImagesConfig) -> TriedImages:
     library = config.library()
     whole = affordable(partial(new_image_text, library))
@@ -212,14 +234,11 @@ def _try(config: HfImagesConfig) -> TriedImages:
         wanted.append(image_rows(alone.base, given))
         if len(wanted[-1]) != processing.rows(size):
             got = f"{len(wanted[-1])} rows of an image of {size[0]} x {size[1]}, where {processing.rows(size)} are said"
-            raise _UnfitError(got)
+            raise UnfitError(got)
     rows = torch.cat(wanted)
     _check(encoder, items, rows)
-    with torch.enable_grad():
-        found = encoder(items)
-        (found * torch.randn_like(found)).sum().backward()
     there = encoder.published(whole)
-    idle = frozenset(there[name].name for name, one in encoder.named_parameters() if one.grad is None)
+    idle = frozenset(there[name].name for name in idle_in(encoder, lambda: encoder(items)))
     one_call = _is_one_call(HfImages(config, constant=constants.get, one_call=True), whole, items, rows)
     return TriedImages(idle=idle, constants=constants, parts=rows.shape[1] // config.hidden, one_call=one_call)
 
@@ -228,22 +247,11 @@ def _check(encoder: HfImages, items: Sequence[Mapping[str, Tensor]], rows: Tenso
     """Refuse an encoder that doesn't make these rows of images in a batch, or does more than that.
 
     Raises:
-        _UnfitError: saying what it does.
+        UnfitError: saying what it does.
     """
-    fixed = {name: tensor.clone() for name, tensor in fixed_tensors(encoder)}
-    chance = torch.get_rng_state()
-    found = encoder(items)
-    if not torch.equal(chance, torch.get_rng_state()):
-        raise _UnfitError("a thin one draws random numbers while it trains")
-    if found.shape != rows.shape:
-        raise _UnfitError(f"rows of a thin one of the shape {tuple(found.shape)} in a batch of images")
-    difference = float((found - rows).abs().max() / rows.abs().max())
-    if not difference <= _TOLERANCE:
-        raise _UnfitError(f"rows of a thin one that differ by {difference:.1e} in a batch of images")
+    check_rows(encoder, lambda: encoder(items), rows)
     if encoder([]).shape != rows[:0].shape:
-        raise _UnfitError("no rows without an image")
-    if changed := [name for name, tensor in fixed_tensors(encoder) if not torch.equal(tensor, fixed[name])]:
-        raise _UnfitError(f"{', '.join(changed)} of a thin one that change while it trains")
+        raise UnfitError("no rows without an image")
 
 
 def _is_one_call(encoder: HfImages, whole: Any, items: Sequence[Mapping[str, Tensor]], rows: Tensor) -> bool:
@@ -256,13 +264,7 @@ def _is_one_call(encoder: HfImages, whole: Any, items: Sequence[Mapping[str, Ten
     return makes_one_call(encoder.encoder)
 
 
-def _split(encoder: nn.Module, axis: TensorAxis, plan: TensorPlan) -> dict[str, Split]:
-    assert isinstance(encoder, HfImages)
-    return split_linears(encoder.encoder, axis, plan, heads=Heads(), at="encoder")
-
-
-def _plan_of(config: HfImagesConfig) -> TensorPlan | str:
-    tried = tried_of(config)
+def _find_plan(config: HfImagesConfig, tried: TriedImages) -> TensorPlan | str:
     library = config.library()
     whole = stir(affordable(partial(new_image_text, library)))
     items = [prepared(config, image) for image in draw_images()]
@@ -280,4 +282,4 @@ def _plan_of(config: HfImagesConfig) -> TensorPlan | str:
         loss: Tensor = (rows * weights[0]).square().sum()  # in which nothing cancels
         return loss
 
-    return find_plan(make, run, _split, plans(library.vision_config, None))
+    return find_plan(make, run, encoder_splits, plans(library.vision_config, None))
