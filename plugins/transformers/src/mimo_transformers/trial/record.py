@@ -64,7 +64,7 @@ def recall(trial: str, description: str, find: Callable[[], T], form: Form[T]) -
         return find()
     about = {"trial": trial, "of": description, "versions": dict(_versions())}
     file = folder / f"{_digest(about)}.json"
-    with suppress(OSError, UserError):
+    with suppress(OSError, UserError, RecursionError):  # which deep nesting would raise
         return _read(file, about, form)
     finding = find()
     if (found := form.write(finding)) is not None:
@@ -101,11 +101,12 @@ def _read(file: Path, about: Mapping[str, Any], form: Form[T]) -> T:
     """
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
         status = os.fstat(opened.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
-            msg = f"{file} is no file that this user alone may write"
+        is_own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+        if not (stat.S_ISREG(status.st_mode) and is_own and status.st_size <= _MAX_BYTES):
+            msg = f"{file} is no small file that this user alone may write"
             raise OSError(msg)
-        text = opened.read(_MAX_BYTES + 1)
-    root = JsonSource(where=str(file), error=UserError).parse(text[:_MAX_BYTES])
+        text = opened.read(_MAX_BYTES)
+    root = JsonSource(where=str(file), error=UserError).parse(text)
     said = root.fields([*about, "found", "digest"])
     for key, value in about.items():
         if said[key].value != value:
