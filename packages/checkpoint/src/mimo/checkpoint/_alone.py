@@ -25,6 +25,7 @@ from mimo.hooks import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
 MODEL_NAME = "model.safetensors"
+_NOTHING_LEFT = "Nothing is left of it. Make room, or look at the disk, and write it again."
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +150,7 @@ def write_safetensors(
         return folder
 
     try:
-        return take(Ranks(rank=0, size=1).attempt(write, where=str(folder), writes=True))
+        return take(Ranks(rank=0, size=1).attempt(write, where=str(folder), writes=True, fix=_NOTHING_LEFT))
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # it isn't there any more where all went well
 

@@ -21,7 +21,7 @@ from mimo.hooks import CheckpointError, UserError
 T = TypeVar("T")
 
 MAKE_ROOM = "Older checkpoints are whole. Make room, or look at the disk."
-"""What to do about files that can't be written."""
+"""What to do about files of a checkpoint that can't be written."""
 
 _PATIENCE = timedelta(days=1)
 """How long a rank of a group of our own waits for one that writes slower; a dead one is noticed at once."""
@@ -94,13 +94,14 @@ class Ranks:
         if self.is_own:
             dist.destroy_process_group(self.group)
 
-    def attempt(self, work: Callable[[], T], *, where: str, writes: bool = False) -> T | Failure:
+    def attempt(self, work: Callable[[], T], *, where: str, writes: bool = False, fix: str = MAKE_ROOM) -> T | Failure:
         """Return what ``work`` returns, or its failure, so that no rank leaves the others waiting.
 
         Args:
             work: what may fail.
             where: its place, for errors without one.
             writes: whether an `OSError` means that files can't be written.
+            fix: what to do then.
         """
         try:
             return work()
@@ -121,7 +122,7 @@ class Ranks:
                 where=where,
                 expected="no failure",
                 got=f"{type(error).__name__}: {error}",
-                fix=MAKE_ROOM if is_disk else "",
+                fix=fix if is_disk else "",
                 trace=f"On rank {self.rank}:\n{traceback.format_exc()}",
                 kind=WriteError if is_disk else CheckpointError,
             )
