@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 import torch
 import transformers
-from parity import GRADIENTS, SCANS, Difference, Kind, difference_of
+from bounds import gradient_bound
+from parity import Difference, Kind, difference_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,8 +23,6 @@ from mimo.testing.comparison import saved
 from mimo.topology import DATA_AXES
 from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
 from mimo_transformers.family import new_network, quiet
-from mimo_transformers.model.mixing import mixing
-from mimo_transformers.model.small import described
 
 LANES = ((7, 3, 5), (4, 6))
 """Tokens of each sample of two microbatches, which are two lanes where experts are spread."""
@@ -173,9 +172,4 @@ def weights(config: HfDecoderConfig) -> int:
     return len(back)
 
 
-def bound(config: HfDecoderConfig) -> float:
-    """Return how far gradients may differ: further where parts of layers mix rows by other means than attention."""
-    return SCANS if mixing(described(config)).parts else GRADIENTS
-
-
-LANGUAGE = Kind(spec=HF_DECODER, small=small, measure=measure, leak=leak, weights=weights, gradients=bound)
+LANGUAGE = Kind(spec=HF_DECODER, small=small, measure=measure, leak=leak, weights=weights, gradients=gradient_bound)

@@ -74,7 +74,8 @@ def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     (pair,) = fork_ranks(1, greedy_logits, *asked)
     tokens, outputs, parted = compare_greedy(*pair)
     differences[ALONE] = attrs.evolve(differences[ALONE], outputs=outputs)
-    problems = [f"{words}: {one.problem}" for words, one in differences.items() if one.problem]
+    found_wrong = {words: one.problem_within(whole.bound) for words, one in differences.items()}
+    problems = [f"{words}: {problem}" for words, problem in found_wrong.items() if problem]
     tensors, weights = _weights(whole)
     return attrs.evolve(
         found,

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from whole_jobs import LAYOUTS, Whole, world_of_grids
 from whole_models import (
     checkpoint_tensors,
-    gradient_differences,
     library_step,
     load,
     tune,
@@ -29,6 +28,7 @@ from mimo.testing.comparison import tensors_of
 from mimo.trainer import read_settings, resolve
 
 REFUSED = {
+    "glm4v_moe": "expected the 27 tensors of a glm4v_moe model as its config.json describes it, got 12 that do not fit",
     "paligemma": "got 'gemma': modules.language.config.model_type: expected attention with is_causal = True, got False",
 }
 """Families that are read or prepared, and can't be trained."""
@@ -59,15 +59,14 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_one_process_computes_what_the_library_computes(whole: Whole, pool: Pool) -> None:
     """Loss and every gradient of ragged conversations with images, in four microbatches of two samples."""
-    assert gradient_differences(whole.loss, whole.gradients, pool.run(1, tune, whole.settings)) == []
+    assert whole.differences(pool.run(1, tune, whole.settings)) == []
 
 
 @pytest.mark.parametrize("number", in_soak(range(LAYOUTS), {0}))
 def test_drawn_layouts_compute_what_the_library_computes(whole: Whole, pool: Pool, number: int) -> None:
     """Of grids that are drawn by the model's name."""
     words, settings = whole.layouts()[number]
-    found = gradient_differences(whole.loss, whole.gradients, pool.run(world_of_grids(settings), tune, settings))
-    assert found == [], words
+    assert whole.differences(pool.run(world_of_grids(settings), tune, settings)) == [], words
 
 
 def test_a_whole_model_comes_back_to_the_bit(whole: Whole, tmp_path: Path) -> None:

@@ -5,20 +5,32 @@ from __future__ import annotations
 import random
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from bounds import gradient_bound
 from commands import here
+from oracle import Outcome
 from tables import Table
 from torch import Tensor
-from whole_models import checkpoint_tensors, library_inputs, library_step, load, save, write_conversations, write_whole
+from whole_models import (
+    checkpoint_tensors,
+    gradient_differences,
+    library_inputs,
+    library_step,
+    load,
+    save,
+    write_conversations,
+    write_whole,
+)
 
+from mimo.model.testing import try_axes
 from mimo.testing.comparison import tensors_of
-from mimo.trainer import generate, open_checkpoint, prompt_of, read_settings, resolve
+from mimo.trainer import Job, generate, open_checkpoint, prompt_of, read_settings, resolve
 
 VISION: Sequence[Mapping[str, Any]] = (
     {"ranks": "0"},
@@ -69,7 +81,10 @@ class Whole:
         settings["run"] |= {"steps": 1, "micro_batch": 2, "directory": str(path / "run")}
         settings["load"] = {"finetune": str(path / "ours")}
         self.settings: Table = settings
-        self.loss, gradients = library_step(model, resolve(read_settings(settings)))
+        job = resolve(read_settings(settings))
+        self.bound = gradient_bound(job.language.config)
+        self.refused = _refused(job)
+        self.loss, gradients = library_step(model, job)
         # Gradients in the place of weights go by the same names.
         shutil.copytree(self.there, path / "gradients", ignore=shutil.ignore_patterns("*.safetensors*"))
         save(gradients, path / "gradients")
@@ -92,14 +107,19 @@ class Whole:
         }
 
     def layouts(self) -> list[tuple[str, Table]]:
-        """Return different layouts, drawn by the model's name, in words and as settings."""
+        """Return different layouts, drawn by the model's name, in words and as settings; none that its parts refuse."""
         is_ours = self.settings["modules"]["language"]["plugin"] == "decoder"
         languages = [grid for grid in LANGUAGE if is_ours or "sequence_parallel" not in grid]
-        pairs = random.Random(self.name).sample(list(product(VISION, languages)), LAYOUTS)
+        pairs = [pair for pair in product(VISION, languages) if not any(map(_is_refused, pair, self.refused))]
+        pairs = random.Random(self.name).sample(pairs, LAYOUTS)
         return [
             (f"vision {_in_words(vision)}, language {_in_words(language)}", self.spread(vision, language))
             for vision, language in pairs
         ]
+
+    def differences(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """Return how a step differs from the library's."""
+        return gradient_differences(self.loss, self.gradients, outcomes, bound=self.bound)
 
     def export(self, back: Path) -> Mapping[str, Tensor]:
         """Export what was imported, and return the tensors.
@@ -122,6 +142,20 @@ class Whole:
 def world_of_grids(settings: Table) -> int:
     """Return how many ranks the grids of settings take."""
     return 1 + max(int(module["ranks"].rpartition("-")[2]) for module in settings["modules"].values())
+
+
+def _refused(job: Job) -> tuple[Collection[str], Collection[str]]:
+    """Return the axes along which the encoder can't be split, and the language model."""
+    (encoder,) = job.encoders
+    parts = [(encoder.spec, encoder.config, job.hidden), (job.language.spec, job.language.config, job.hidden)]
+    vision, language = (
+        {axis for axis, why in try_axes(spec, config, hidden=hidden).items() if why} for spec, config, hidden in parts
+    )
+    return vision, language
+
+
+def _is_refused(grid: Mapping[str, Any], axes: Collection[str]) -> bool:
+    return any(grid.get(axis, 1) > 1 for axis in axes)
 
 
 def _lanes(grid: Mapping[str, Any]) -> int:

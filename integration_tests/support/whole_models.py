@@ -18,7 +18,8 @@ import torch
 import transformers
 from oracle import Outcome, Piece, compare
 from PIL import Image
-from published_images import FOLDERS, Folder
+from published_folder import Folder
+from published_images import FOLDERS
 from resuming import begin
 from safetensors.torch import load_file
 from tables import Table
@@ -172,7 +173,7 @@ def tune(rank: int, settings: Table) -> Outcome:
 
 
 def gradient_differences(
-    loss: float, gradients: Mapping[str, torch.Tensor], outcomes: list[Outcome], *, bound: float = 1e-5
+    loss: float, gradients: Mapping[str, torch.Tensor], outcomes: Sequence[Outcome], *, bound: float = 1e-5
 ) -> list[str]:
     """Return how a step differs from the library's, by the first law.
 

@@ -21,6 +21,9 @@ def module_of(kind: str, name: str) -> ModuleType:
 
 _FILES = {
     "CLIP": "clip",
+    "DeepseekVL": "deepseek_vl",
+    "Glm46V": "glm46v",
+    "Glm4v": "glm4v",
     "Llava": "llava",
     "LlavaNext": "llava_next",
     "LlavaOnevision": "llava_onevision",
@@ -44,7 +47,7 @@ def library_processor(name: str) -> Any:
 def library_inputs(name: str, images: list[Image.Image]) -> dict[str, Any]:
     """Return what it makes of images, with what the folder's processor of texts adds to the call."""
     processor, added = FOLDERS[name].processor, {}
-    if name == "internvl":
+    if name in {"aya_vision", "internvl"}:
         added = {"crop_to_patches": True}
     if name in {"idefics3", "smolvlm"}:
         added = {"return_row_col_info": True}

@@ -13,10 +13,11 @@ from library_images import module_of
 from published_images import EACH, FOLDERS, picture
 
 from mimo.hooks import ConfigError
+from mimo_transformers.image_files.defaults import OTHERS, PLAIN
 from mimo_transformers.images import KINDS, PARITY
-from mimo_transformers.images.defaults import OTHERS, PLAIN
 
 _FILES = {"CLIP": "clip", "ChineseCLIP": "chinese_clip", "DeiT": "deit", "GotOcr2": "got_ocr2", "Qwen2VL": "qwen2_vl"}
+_FILES |= {"DeepseekVL": "deepseek_vl"}
 _FILES |= {"LlavaNext": "llava_next", "LlavaOnevision": "llava_onevision"}
 
 
@@ -94,7 +95,7 @@ def test_rows_are_counted_without_torch() -> None:
     """What looks at a dataset starts fast."""
     code = """
 import sys
-from mimo_transformers.images import processing_of
+from mimo_transformers.image_files import processing_of
 processing = processing_of({"model_type": "qwen2_vl"}, {"image_processor_type": "Qwen2VLImageProcessor"}, {})
 assert processing.rows((280, 560)) == 200
 assert not {"torch", "transformers", "torchvision"} & set(sys.modules), sys.modules

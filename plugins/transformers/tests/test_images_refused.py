@@ -9,7 +9,8 @@ from typing import Any
 
 import attrs
 import pytest
-from published_images import FOLDERS, Folder
+from published_folder import Folder
+from published_images import FOLDERS
 
 from mimo.hooks import ConfigError
 

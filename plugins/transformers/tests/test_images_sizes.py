@@ -15,7 +15,8 @@ from library_images import library_inputs, module_of
 from PIL import Image
 from published_images import FOLDERS, picture
 
-from mimo_transformers.images import ImageProcessing, processing_of
+from mimo_transformers.image_files import processing_of
+from mimo_transformers.images import ImageProcessing
 
 _NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 _ONEVISION = [[down, across] for down in range(384, 2305, 384) for across in range(384, 2305, 384)]

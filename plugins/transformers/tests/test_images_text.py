@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from library_images import library_inputs, library_processor, module_of, torchvision_by_name
-from published_images import EACH, FOLDERS, SIZES, TILE, picture
+from published_folder import TILE
+from published_images import EACH, FOLDERS, SIZES, picture
 
 from mimo_transformers.images import PARITY
 
@@ -28,18 +29,44 @@ _CLASSES = {
     "idefics3": ("idefics3", "Idefics3Processor"),
     "smolvlm": ("smolvlm", "SmolVLMProcessor"),
     "mistral3": ("pixtral", "PixtralProcessor"),
+    "aya_vision": ("aya_vision", "AyaVisionProcessor"),
+    "deepseek_vl": ("deepseek_vl", "DeepseekVLProcessor"),
+    "exaone4_5": ("exaone4_5", "Exaone4_5_Processor"),
+    "glm4v": ("glm4v", "Glm4vProcessor"),
+    "glm4v_moe": ("glm4v", "Glm4vProcessor"),
+    "glm46v": ("glm46v", "Glm46VProcessor"),
+    "glm_ocr": ("glm46v", "Glm46VProcessor"),
+    "hyperclovax_vision_v2": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2Processor"),
+    "lfm3_vl": ("lfm3_vl", "Lfm3VlProcessor"),
+    "lighton_ocr": ("lighton_ocr", "LightOnOcrProcessor"),
+    "qwen3_5": ("qwen3_vl", "Qwen3VLProcessor"),
+    "qwen3_5_moe": ("qwen3_vl", "Qwen3VLProcessor"),
 }
 _TOKENS: dict[str, dict[str, Any]] = {
+    "aya_vision": {
+        "start_of_img_token": "<|START_OF_IMG|>",
+        "end_of_img_token": "<|END_OF_IMG|>",
+        "tile_token": "TILE",
+        "tile_global_token": "TILE_GLOBAL",
+        "img_patch_token": "<|IMG_PATCH|>",
+        "patch_size": 14,
+    },
+    "deepseek_vl": {"image_token": "<image_placeholder>"},
     "gemma3": {"full_image_sequence": f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"},
+    "hyperclovax_vision_v2": {"image_token": "<|IMAGE_PAD|>"},
     "idefics3": {"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>"},
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>"},
+    "lighton_ocr": {"image_token": "<|image_pad|>", "effective_patch_size": 8},
     "llava padded": {"patch_size": 7, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
     "mistral3": {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
     "qwen2_vl": {"image_token": "<|image_pad|>"},
     "smolvlm": {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"},
 }
 _TOKENS |= {"llava pixtral": {"spatial_merge_size": 1, **_TOKENS["mistral3"]}}
-_TOKENS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), _TOKENS["qwen2_vl"])
+_TOKENS |= dict.fromkeys(
+    ("exaone4_5", "lfm3_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), _TOKENS["qwen2_vl"]
+)
+_TOKENS |= {name: {"image_token": "<|image|>"} for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")}
 
 
 def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:

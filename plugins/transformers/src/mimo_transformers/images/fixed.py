@@ -9,14 +9,12 @@ import attrs
 
 from mimo.hooks import ConfigError, must_be
 from mimo.model import MAX_PIXELS, MAX_ROWS
-from mimo_transformers.images.pictures import checked_canvas, checked_resize, middle, padded, resized
+from mimo_transformers.images.pictures import checked_canvas, checked_resize, mean_colour, middle, padded, resized
 from mimo_transformers.images.processing import ImageProcessing, Size, all_pixels, count
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
-
-_BYTE = 255
 
 
 def _sides(*counts: int) -> Any:
@@ -72,7 +70,7 @@ class FixedImages(ImageProcessing):
         becomes = self._becomes((image.height, image.width))
         if self.pad:
             longer = max(image.size)
-            image = padded(image, (longer, longer), tuple(int(mean * _BYTE) for mean in self.mean))
+            image = padded(image, (longer, longer), mean_colour(self.mean))
         image = resized(image, becomes, self.resample)
         return [middle(image, (self.crop[0], self.crop[1])) if self.crop else image]
 

@@ -1,4 +1,4 @@
-"""Images in tiles of the aspect nearest to their own, and a thumbnail behind several: InternVL.
+"""Images in tiles of the aspect nearest to their own, and a thumbnail behind several: InternVL, Aya Vision.
 
 After Chen et al. 2024, arXiv:2404.16821, section 3.1; aspects are compared as floats, as in the library.
 """
@@ -84,3 +84,25 @@ class InternVlImages(ImageProcessing):
         """Return ``pixel_values`` [tiles of all images, 3, tile, tile]."""
         del sizes
         return {"pixel_values": all_pixels(items)}
+
+
+@attrs.frozen(kw_only=True)
+class NamedTileImages(InternVlImages):
+    """Settings of images in tiles that are numbered, as of Aya Vision.
+
+    Args:
+        tile_name: text before the rows of each tile, with its number.
+        whole_name: text before those of the thumbnail, or of the only tile.
+    """
+
+    kind: ClassVar[str] = "named_tiles"
+
+    tile_name: str
+    whole_name: str
+
+    def pattern(self, size: Size) -> tuple[str | int, ...]:
+        """Return rows of tiles behind their names."""
+        (rows,) = super().pattern(size)
+        assert isinstance(rows, int)
+        names = [f"{self.tile_name}_{number}" for number in range(1, rows // self.tile_rows)]
+        return tuple(piece for name in (*names, self.whole_name) for piece in (name, self.tile_rows))

@@ -27,8 +27,8 @@ class NativeImages(ImageProcessing):
     Args:
         patch: side in pixels of what becomes one row: a patch, or as many as are merged.
         longest: side in pixels that neither one exceeds, but for the rest of a patch; larger images are shrunk.
-        line_end: text behind each line of rows but the last.
-        image_end: text behind that one.
+        line_end: text behind each line of rows but the last, empty for none.
+        image_end: text behind that one, likewise.
     """
 
     kind: ClassVar[str] = "native"
@@ -39,10 +39,11 @@ class NativeImages(ImageProcessing):
     image_end: str = "[IMG_END]"
 
     def pattern(self, size: Size) -> tuple[str | int, ...]:
-        """Return rows of each line, and what ends it."""
+        """Return rows of each line, and what ends it; without that the rows of all."""
         height, width = self._becomes(size)
-        line = (width // self.patch, self.line_end)
-        return (*(line * (height // self.patch))[:-1], self.image_end)
+        down, across = height // self.patch, width // self.patch
+        lines = (across, self.line_end) * down if self.line_end else (down * across, "")
+        return (*lines[:-1], self.image_end) if self.image_end else lines[:-1]
 
     def _becomes(self, size: Size) -> Size:
         height, width = size

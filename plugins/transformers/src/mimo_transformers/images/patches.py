@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, must_be
 from mimo.model import MAX_PATCH, MAX_TILES
 from mimo_transformers.images.pictures import MAX_CANVAS, checked_canvas, checked_resize, resized
 from mimo_transformers.images.processing import ImageProcessing, Size, count
@@ -35,6 +35,8 @@ class PatchImages(ImageProcessing):
         frames: T.
         min_pixels: of an image; a smaller one is enlarged.
         max_pixels: of an image; a larger one is shrunk.
+        enlarge: whether an image with a side shorter than a row's is enlarged before all else, and what becomes of
+            fractions of a pixel: ``cut`` off, or ``rounded``.
 
     Raises:
         ConfigError: also if nothing lies between ``min_pixels`` and ``max_pixels``.
@@ -47,6 +49,9 @@ class PatchImages(ImageProcessing):
     frames: int = count(MAX_TILES)
     min_pixels: int = count(MAX_CANVAS)
     max_pixels: int = count(MAX_CANVAS)
+    enlarge: Literal["no", "cut", "rounded"] = attrs.field(
+        default="no", validator=must_be("no, cut or rounded", lambda value: value in {"no", "cut", "rounded"})
+    )
 
     def __attrs_post_init__(self) -> None:
         """Refuse bounds in the wrong order."""
@@ -69,7 +74,7 @@ class PatchImages(ImageProcessing):
         return 1, height // self._cell, width // self._cell
 
     def _becomes(self, size: Size) -> Size:
-        height, width = checked_canvas(size, size)
+        size = height, width = checked_canvas(size, self._enlarged(size))
         if max(size) / min(size) > _MAX_ASPECT:
             shown = f"an image of {height} x {width} pixels (height x width)"
             raise ValueError(f"{shown} has one side more than {_MAX_ASPECT} times as long as the other")
@@ -82,6 +87,19 @@ class PatchImages(ImageProcessing):
             scale = math.sqrt(self.min_pixels / (height * width))
             down, across = (math.ceil(side * scale / cell) * cell for side in size)
         return checked_resize(size, (down, across))
+
+    def _enlarged(self, size: Size) -> Size:
+        """Return a size whose sides are as long as a row's, where smaller ones are enlarged first."""
+        cell, (height, width) = self._cell, size
+        if self.enlarge == "cut" and min(size) < cell:
+            scale = max(cell / height, cell / width)
+            return int(height * scale), int(width * scale)
+        if self.enlarge == "rounded":
+            if height < cell:
+                height, width = cell, round(width * cell / height)
+            if width < cell:
+                height, width = round(height * cell / width), cell
+        return height, width
 
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         return [resized(image, self._becomes((image.height, image.width)), self.resample)]

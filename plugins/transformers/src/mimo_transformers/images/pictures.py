@@ -13,6 +13,7 @@ MAX_CANVAS = 1 << 27
 """Pixels of a picture on the way: half a GiB, twice what the largest image that data may hold has."""
 RESAMPLES: Mapping[str, int] = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Pillow's numbers of its filters, which published folders have."""
+_BYTE = 255
 _WIDE = ("I", "F")
 """How modes begin whose pixels aren't bytes."""
 
@@ -84,6 +85,11 @@ def padded(image: Image.Image, size: tuple[int, int], colour: tuple[int, ...] = 
     canvas = Pillow.new("RGB", (width, height), colour)
     canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
     return canvas
+
+
+def mean_colour(mean: Sequence[float]) -> tuple[int, ...]:
+    """Return the bytes of a mean colour of 0 to 1."""
+    return tuple(int(one * _BYTE) for one in mean)
 
 
 def tiles(image: Image.Image, size: tuple[int, int]) -> list[Image.Image]:

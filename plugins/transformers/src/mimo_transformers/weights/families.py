@@ -175,8 +175,11 @@ def _width(config: HfImagesConfig) -> int:
 
 def _language_keys(described: Mapping[str, Any], *, model_type: str) -> Mapping[str, Any]:
     """Return what a whole model decides of its language model, whose own section may say something else."""
+    from mimo_transformers.whole.heads import left_out
+
     said = {key: one for key, one in described.items() if key not in PREPARING}
-    return {"tie_word_embeddings": bool(getattr(library_of(said, model_type), "tie_word_embeddings", False))}
+    library = library_of(said, model_type)
+    return {"tie_word_embeddings": bool(getattr(library, "tie_word_embeddings", False)), **left_out(library)}
 
 
 def _language_settings(config: HfImagesConfig) -> Mapping[str, Any]:

@@ -75,7 +75,7 @@ def decoder_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Seque
 
 def image_settings(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
     """Return the settings that a folder of a whole model means; of its language model no more than its width."""
-    from mimo_transformers.images import processing_of
+    from mimo_transformers.image_files import processing_of
     from mimo_transformers.whole.processing import settings_of
 
     described = {key: one for key, one in keys.items() if key not in PREPARING}

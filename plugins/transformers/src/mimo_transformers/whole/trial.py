@@ -155,33 +155,43 @@ def thin_images(config: HfImagesConfig, *, has_all_text: bool = False) -> HfImag
         config: of the other one.
         has_all_text: whether the language model has all layers too, instead of one.
     """
-    library = config.library()
-    thin_text = thin_values(library.text_config)
-    if not has_all_text:
-        kinds = {key: one[:1] for key, one in thin_text.items() if key.endswith("layer_types") and one}
-        thin_text |= {"num_hidden_layers": 1, **kinds}
+    values = thin_whole(config.library(), thin_text(config.library(), has_all=has_all_text))
     # Ids don't matter to what is tried, so that one trial serves models that differ in them.
-    values = {key: one for key, one in thin_whole(library, thin_text).items() if not key.endswith(_IDS)}
+    values = {key: one for key, one in values.items() if not key.endswith(_IDS)}
     return HfImagesConfig(model_type=config.model_type, values=values, images=config.images)
 
 
-def thin_whole(library: Any, thin_text: Mapping[str, Any]) -> dict[str, Any]:
+def thin_text(library: Any, *, has_all: bool = False) -> dict[str, Any]:
+    """Return the keys of the language model of a thin whole model, with one layer or all of them.
+
+    Args:
+        library: config of the whole.
+        has_all: whether it has all layers.
+    """
+    found = thin_values(library.text_config)
+    if has_all:
+        return found
+    kinds = {key: one[:1] for key, one in found.items() if key.endswith("layer_types") and one}
+    return {**found, "num_hidden_layers": 1, **kinds}
+
+
+def thin_whole(library: Any, text_keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a config of a whole model with all layers of the tower of another, of small widths.
 
     Args:
         library: config of the other.
-        thin_text: keys of the language model.
+        text_keys: of the language model.
     """
     tower, text = library.vision_config, library.text_config
     thin_tower = {**thin_values(tower), **{key: size for key, size in _THIN_TOWER.items() if hasattr(tower, key)}}
     thin_tower |= {key: getattr(tower, key) for key in _KEPT if hasattr(tower, key)}
-    sections = {"vision_config": (tower, thin_tower), "text_config": (text, thin_text)}
+    sections = {"vision_config": (tower, thin_tower), "text_config": (text, text_keys)}
     others = {key: one for key, one in library.to_dict().items() if key not in sections}
     values = json.loads(json.dumps(others, default=str))
     # What is as wide as the language model stays so.
     for keys in (thin_tower, values):
         keys |= {
-            key: thin_text["hidden_size"]
+            key: text_keys["hidden_size"]
             for key, one in keys.items()
             if type(one) is int and one == text.hidden_size and key.endswith(("_size", "_dim"))
         }

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from mimo.model import MAX_PATCH, MAX_PIXELS, MAX_ROWS
-from mimo_transformers.images.pictures import COLOURS, RESAMPLES
-from mimo_transformers.images.published import FolderKey, PublishedFolder, agreed
+from mimo_transformers.image_files.published import FolderKey, PublishedFolder, agreed
+from mimo_transformers.images import COLOURS, RESAMPLES
 
 _FILTERS = tuple(sorted(RESAMPLES, key=RESAMPLES.__getitem__))
 _CLASS_ROWS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 _STRATEGY = "vision_feature_select_strategy"
 
 
-def tokens(folder: PublishedFolder, usual: str = "<image>") -> dict[str, Any]:
+def tokens(folder: PublishedFolder, usual: str) -> dict[str, Any]:
     """Return marker and placeholder where both are the image token of the processor."""
     key = folder.processor["image_token"]
     token = usual if key.value is None else key.text()

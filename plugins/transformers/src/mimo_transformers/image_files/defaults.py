@@ -49,9 +49,16 @@ _IDEFICS = {
     "do_image_splitting": True,
     "resample": 1,
 }
+_GLM = {
+    **_QWEN,
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
+}
 _STEPS = range(384, 2305, 384)
 OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "DeepseekVLImageProcessor": {**_USUAL, **_CLIP, "size": _square(384), "min_size": 14, "do_pad": True},
     "Gemma3ImageProcessor": {**_USUAL, **_HALF, "size": _square(224), "default_to_square": True, "resample": 2},
+    "Glm46VImageProcessor": {**_USUAL, **_CLIP, **_GLM},
+    "Glm4vImageProcessor": {**_USUAL, **_CLIP, **_GLM},
     "GotOcr2ImageProcessor": {**_USUAL, **_CLIP, "size": _square(384), "min_patches": 1, "max_patches": 12},
     "Idefics3ImageProcessor": {**_USUAL, **_HALF, **_IDEFICS},
     "LlavaNextImageProcessor": {**_USUAL, **_CLIP, **_COVERED, "image_grid_pinpoints": _PINPOINTS},

@@ -1,0 +1,64 @@
+"""What a whole model of the library leaves out of how its language model alone makes logits: found out on a thin one.
+
+The class of Aya Vision, for example, doesn't scale logits as the class of its language model does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mimo_transformers.family import config_of, new_image_text
+from mimo_transformers.model.small import affordable, stir, trying
+from mimo_transformers.whole.trial import thin_text, thin_whole
+
+_PLAIN: Mapping[str, float | None] = {
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
+"""Keys that say what becomes of the products of a head, and what leaves them as they are."""
+_WORDS = 3
+
+_LEFT_OUT: dict[str, Mapping[str, float | None]] = {}
+
+
+def left_out(library: Any) -> Mapping[str, float | None]:
+    """Return the keys of the language model that its logits in the whole don't depend on, as they leave these alone.
+
+    Args:
+        library: config of the whole.
+    """
+    text = library.text_config
+    said = {key: one for key, one in _PLAIN.items() if getattr(text, key, one) != one}
+    if not said:
+        return {}
+    values = thin_whole(library, thin_text(library))
+    key = json.dumps([library.model_type, values], sort_keys=True)
+    if key not in _LEFT_OUT:
+        with trying():
+            wanted = _logits(library.model_type, values)
+            _LEFT_OUT[key] = {
+                one: plain
+                for one, plain in said.items()
+                if torch.equal(wanted, _logits(library.model_type, _with(values, {one: plain})))
+            }
+    return _LEFT_OUT[key]
+
+
+def _with(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {**values, "text_config": {**values["text_config"], **text}}
+
+
+def _logits(model_type: str, values: Mapping[str, Any]) -> Tensor:
+    """Return the logits of a few words that the same thin model makes each time."""
+    torch.default_generator.manual_seed(0)
+    model = stir(affordable(partial(new_image_text, config_of(model_type, values, where="config")))).eval()
+    found: Tensor = model(input_ids=torch.arange(1, 1 + _WORDS)[None], use_cache=False).logits
+    return found
