@@ -81,7 +81,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "trial": Row("family model", modules="encoders packed record tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
         "whole": Row("images family model trial", modules="config encoder example heads processing seeing trial"),
-        "weights": Row("images image_files family model tower whole"),
+        "weights": Row("image_files family model tower whole"),
     },
 }
 """The rooms of each package that has some, lowest first. Files beside the rooms import rooms; no room imports them."""

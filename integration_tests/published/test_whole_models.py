@@ -29,6 +29,7 @@ from mimo.trainer import read_settings, resolve
 
 REFUSED = {
     "glm4v_moe": "expected the 27 tensors of a glm4v_moe model as its config.json describes it, got 12 that do not fit",
+    "paddleocr_vl": "got text_config (paddleocr_vl_text) too, which would be left behind",
     "paligemma": "got 'gemma': modules.language.config.model_type: expected attention with is_causal = True, got False",
 }
 """Families that are read or prepared, and can't be trained."""

@@ -49,6 +49,16 @@ FOLDERS: Mapping[str, Folder] = {
         },
         processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
     ),
+    "llava_next_video": Folder(
+        config={**_llava(CLIP, image_grid_pinpoints=_PINPOINTS), "model_type": "llava_next_video"},
+        preprocessor={
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": _PINPOINTS,
+            "do_pad": True,
+            **COVERED,
+        },
+        processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    ),
     "llava_onevision": Folder(
         config={
             **_llava(SIGLIP, "qwen2", image_grid_pinpoints=_ALL_PINPOINTS, vision_aspect_ratio="anyres_max_4"),
@@ -171,6 +181,37 @@ FOLDERS: Mapping[str, Folder] = {
             "vision_config": SIGLIP,
         },
         preprocessor={"image_processor_type": "DeepseekVLImageProcessor", "size": SQUARE, "min_size": 14},
+        processor={"num_image_tokens": 16},
+    ),
+    "got_ocr2": Folder(
+        config={
+            "model_type": "got_ocr2",
+            "text_config": {"model_type": "qwen2", **TEXT},
+            "vision_config": {
+                **{key: one for key, one in TOWER.items() if key != "intermediate_size"},
+                "mlp_dim": 16,
+                "output_channels": 16,
+                "image_size": 64,
+                "patch_size": 4,
+                "window_size": 3,
+                "global_attn_indexes": [1],
+            },
+        },
+        preprocessor={"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 64, "width": 64}},
+        processor={"num_image_tokens": 16},
+    ),
+    "janus": Folder(
+        config={
+            "model_type": "janus",
+            "text_config": {"model_type": "llama", **TEXT},
+            "vision_config": {
+                **{key: one for key, one in TOWER.items() if key != "intermediate_size"},
+                "mlp_ratio": 1.0,
+                "projection_dim": 16,
+            },
+            "vq_config": {"base_channels": 32, "num_embeddings": 8, "channel_multiplier": [1], "projection_dim": 16},
+        },
+        preprocessor={"image_processor_type": "JanusImageProcessor", "size": SQUARE, "min_size": 14},
         processor={"num_image_tokens": 16},
     ),
     "paligemma": Folder(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from published_folder import BOUNDS, GRID_TEXT, QWEN_TOWER, TEXT, Folder
+from published_folder import BOUNDS, GRID_TEXT, QWEN_TOWER, TEXT, TOWER, Folder
 
 _EXPERTS = {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
 
@@ -136,5 +136,30 @@ PATCHED: Mapping[str, Folder] = {
     ),
     "glm46v": _glm("glm46v", "Glm46V"),
     "glm_ocr": _glm("glm_ocr", "Glm46V"),
+    "paddleocr_vl": Folder(
+        config={
+            "model_type": "paddleocr_vl",
+            "text_config": GRID_TEXT,
+            "vision_config": {**TOWER, "patch_size": 4, "spatial_merge_size": 2},
+        },
+        preprocessor={
+            "image_processor_type": "PaddleOCRVLImageProcessor",
+            **{key: one for key, one in BOUNDS.items() if "pixels" not in key},
+            "temporal_patch_size": 1,
+            "size": {"shortest_edge": 256, "longest_edge": 4096},
+        },
+    ),
+    "video_llama_3": Folder(
+        config={
+            "model_type": "video_llama_3",
+            "text_config": {"model_type": "qwen2", **TEXT},
+            "vision_config": {**{key: one for key, one in TOWER.items() if key != "image_size"}, "patch_size": 4},
+        },
+        preprocessor={
+            "image_processor_type": "VideoLlama3ImageProcessor",
+            "patch_size": 4,
+            "size": {"shortest_edge": 256, "longest_edge": 1024},
+        },
+    ),
 }
 """Of each family of theirs."""

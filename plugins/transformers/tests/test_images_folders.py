@@ -17,7 +17,7 @@ from mimo_transformers.image_files.defaults import OTHERS, PLAIN
 from mimo_transformers.images import KINDS, PARITY
 
 _FILES = {"CLIP": "clip", "ChineseCLIP": "chinese_clip", "DeiT": "deit", "GotOcr2": "got_ocr2", "Qwen2VL": "qwen2_vl"}
-_FILES |= {"DeepseekVL": "deepseek_vl"}
+_FILES |= {"DeepseekVL": "deepseek_vl", "PaddleOCRVL": "paddleocr_vl", "VideoLlama3": "video_llama_3"}
 _FILES |= {"LlavaNext": "llava_next", "LlavaOnevision": "llava_onevision"}
 
 

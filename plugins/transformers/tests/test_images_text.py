@@ -39,6 +39,11 @@ _CLASSES = {
     "hyperclovax_vision_v2": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2Processor"),
     "lfm3_vl": ("lfm3_vl", "Lfm3VlProcessor"),
     "lighton_ocr": ("lighton_ocr", "LightOnOcrProcessor"),
+    "got_ocr2": ("got_ocr2", "GotOcr2Processor"),
+    "janus": ("janus", "JanusProcessor"),
+    "llava_next_video": ("llava_next_video", "LlavaNextVideoProcessor"),
+    "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLProcessor"),
+    "video_llama_3": ("video_llama_3", "VideoLlama3Processor"),
     "qwen3_5": ("qwen3_vl", "Qwen3VLProcessor"),
     "qwen3_5_moe": ("qwen3_vl", "Qwen3VLProcessor"),
 }
@@ -53,6 +58,12 @@ _TOKENS: dict[str, dict[str, Any]] = {
     },
     "deepseek_vl": {"image_token": "<image_placeholder>"},
     "gemma3": {"full_image_sequence": f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"},
+    "janus": {
+        "image_token": "<image_placeholder>",
+        "image_start_token": "<begin_of_image>",
+        "image_end_token": "<end_of_image>",
+    },
+    "got_ocr2": {"image_token": "<imgpad>"},
     "hyperclovax_vision_v2": {"image_token": "<|IMAGE_PAD|>"},
     "idefics3": {"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>"},
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>"},
@@ -60,11 +71,13 @@ _TOKENS: dict[str, dict[str, Any]] = {
     "llava padded": {"patch_size": 7, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
     "mistral3": {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
     "qwen2_vl": {"image_token": "<|image_pad|>"},
+    "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
     "smolvlm": {"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>"},
 }
 _TOKENS |= {"llava pixtral": {"spatial_merge_size": 1, **_TOKENS["mistral3"]}}
 _TOKENS |= dict.fromkeys(
-    ("exaone4_5", "lfm3_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), _TOKENS["qwen2_vl"]
+    ("exaone4_5", "lfm3_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "video_llama_3"),
+    _TOKENS["qwen2_vl"],
 )
 _TOKENS |= {name: {"image_token": "<|image|>"} for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")}
 
@@ -81,7 +94,8 @@ def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:
     for method in ("_get_number_of_features", "_get_unpadded_features"):
         if hasattr(processor, method):
             setattr(stand_in, method, getattr(processor, method).__get__(stand_in))
-    return str(processor.replace_image_token(stand_in, inputs, index))
+    pages = {"num_pages_per_batch": [1], "num_image_tokens": attributes.get("num_image_tokens"), "patch_indices": [0]}
+    return str(processor.replace_image_token(stand_in, inputs, index, **pages))
 
 
 @EACH

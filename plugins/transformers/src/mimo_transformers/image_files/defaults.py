@@ -54,13 +54,15 @@ _GLM = {
     "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000},
 }
 _STEPS = range(384, 2305, 384)
+_SQUARED = {**_USUAL, **_CLIP, "size": _square(384), "min_size": 14, "do_pad": True}
 OTHERS: Mapping[str, Mapping[str, Any]] = {
-    "DeepseekVLImageProcessor": {**_USUAL, **_CLIP, "size": _square(384), "min_size": 14, "do_pad": True},
+    "DeepseekVLImageProcessor": _SQUARED,
     "Gemma3ImageProcessor": {**_USUAL, **_HALF, "size": _square(224), "default_to_square": True, "resample": 2},
     "Glm46VImageProcessor": {**_USUAL, **_CLIP, **_GLM},
     "Glm4vImageProcessor": {**_USUAL, **_CLIP, **_GLM},
     "GotOcr2ImageProcessor": {**_USUAL, **_CLIP, "size": _square(384), "min_patches": 1, "max_patches": 12},
     "Idefics3ImageProcessor": {**_USUAL, **_HALF, **_IDEFICS},
+    "JanusImageProcessor": _SQUARED,
     "LlavaNextImageProcessor": {**_USUAL, **_CLIP, **_COVERED, "image_grid_pinpoints": _PINPOINTS},
     "LlavaOnevisionImageProcessor": {
         **_USUAL,
@@ -69,9 +71,17 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
         "default_to_square": False,
         "image_grid_pinpoints": tuple((down, across) for down in _STEPS for across in _STEPS),
     },
+    "PaddleOCRVLImageProcessor": {
+        **_USUAL,
+        **_CLIP,
+        **_QWEN,
+        "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},
+        "temporal_patch_size": 1,
+    },
     "PixtralImageProcessor": {**_USUAL, **_CLIP, "size": {"longest_edge": 1024}},
     "Qwen2VLImageProcessor": {**_USUAL, **_CLIP, **_QWEN},
     "Qwen2_5_VLImageProcessor": {**_USUAL, **_CLIP, **_QWEN},
     "SmolVLMImageProcessor": {**_USUAL, **_HALF, **_IDEFICS},
+    "VideoLlama3ImageProcessor": {**_USUAL, **_HALF, **_QWEN, "temporal_patch_size": 1, "merge_size": 1},
 }
 """Those of the other kinds."""

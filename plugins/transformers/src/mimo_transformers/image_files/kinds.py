@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import attrs
+
 from mimo.model import MAX_PATCH, MAX_PIXELS, MAX_ROWS, MAX_TILES
 from mimo_transformers.image_files.published import FolderKey, PublishedFolder, agreed
 from mimo_transformers.image_files.readers import (
@@ -25,6 +27,7 @@ from mimo_transformers.images import (
     Idefics3Images,
     ImageProcessing,
     InternVlImages,
+    LinePatchImages,
     NamedTileImages,
     NativeImages,
     OneVisionImages,
@@ -44,6 +47,18 @@ def read_fixed(folder: PublishedFolder, token: str) -> ImageProcessing:
     height, width, *_ = sizes["crop"] or sizes["resize"] * 2
     return FixedImages(
         **tokens(folder, token), **sizes, **scaling(folder), image_rows=image_rows(folder, (height, width))
+    )
+
+
+def read_stretched(folder: PublishedFolder, token: str) -> ImageProcessing:
+    """Return settings of images of one size that are not cut into tiles, as of GOT-OCR2."""
+    folder.preprocessor["crop_to_patches"].only(False, "as further tiles of an image aren't made here")
+    rows = folder.processor["num_image_tokens"]
+    return FixedImages(
+        **tokens(folder, token),
+        image_rows=256 if rows.value is None else rows.count(MAX_ROWS),
+        **fixed_sizes(folder),
+        **scaling(folder),
     )
 
 
@@ -115,6 +130,18 @@ def read_patches_of_frames(folder: PublishedFolder, token: str) -> ImageProcessi
     said = _patches(folder, token)
     low, high = _bounds(folder, said["frames"])
     return PatchImages(**said, min_pixels=low, max_pixels=high, enlarge="cut")
+
+
+def read_line_patches(folder: PublishedFolder, token: str) -> ImageProcessing:
+    """Return settings of images in patches line by line, as of PaddleOCR-VL."""
+    low, high = _bounds(folder, 1)
+    return LinePatchImages(**_patches(folder, token), min_pixels=low, max_pixels=high, enlarge="rounded")
+
+
+def read_merged_patches(folder: PublishedFolder, token: str) -> ImageProcessing:
+    """Return settings of images of which each says how its patches are merged, as of VideoLLaMA 3."""
+    low, high = _bounds(folder, 1)
+    return PatchImages(**_patches(folder, token), min_pixels=low, max_pixels=high, says_merge=True)
 
 
 def _patches(folder: PublishedFolder, token: str) -> dict[str, Any]:
@@ -198,6 +225,11 @@ def _text_or(key: FolderKey, usual: str) -> str:
 
 def _count_or(key: FolderKey, usual: int) -> int:
     return usual if key.value is None else key.count(MAX_PIXELS)
+
+
+def read_enclosed(folder: PublishedFolder, token: str) -> ImageProcessing:
+    """Return settings of images that are fitted into a square, between tokens, as of Janus."""
+    return attrs.evolve(read_fitted(folder, token), before="<begin_of_image>", after="<end_of_image>")
 
 
 def read_fitted(folder: PublishedFolder, token: str) -> ImageProcessing:

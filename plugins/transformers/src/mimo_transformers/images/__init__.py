@@ -7,7 +7,7 @@ from mimo_transformers.images.idefics import Idefics3Images
 from mimo_transformers.images.internvl import InternVlImages, NamedTileImages
 from mimo_transformers.images.kinds import KINDS, PARITY
 from mimo_transformers.images.native import NativeImages
-from mimo_transformers.images.patches import PatchImages
+from mimo_transformers.images.patches import LinePatchImages, PatchImages
 from mimo_transformers.images.pictures import COLOURS, MAX_CANVAS, RESAMPLES
 from mimo_transformers.images.processing import ImageProcessing
 
@@ -22,6 +22,7 @@ __all__ = [
     "Idefics3Images",
     "ImageProcessing",
     "InternVlImages",
+    "LinePatchImages",
     "NamedTileImages",
     "NativeImages",
     "OneVisionImages",

@@ -10,14 +10,14 @@ from mimo_transformers.images.fixed import FixedImages
 from mimo_transformers.images.idefics import Idefics3Images
 from mimo_transformers.images.internvl import InternVlImages, NamedTileImages
 from mimo_transformers.images.native import NativeImages
-from mimo_transformers.images.patches import PatchImages
+from mimo_transformers.images.patches import LinePatchImages, PatchImages
 from mimo_transformers.images.processing import ImageProcessing
 
 KINDS: Mapping[str, type[ImageProcessing]] = {
     one.kind: one
     for one in (
         *(FixedImages, FittedImages, TiledImages, OneVisionImages, PatchImages, InternVlImages, NamedTileImages),
-        *(Idefics3Images, NativeImages),
+        *(Idefics3Images, NativeImages, LinePatchImages),
     )
 }
 """The classes of settings, by kind."""

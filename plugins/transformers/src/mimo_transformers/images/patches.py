@@ -37,6 +37,7 @@ class PatchImages(ImageProcessing):
         max_pixels: of an image; a larger one is shrunk.
         enlarge: whether an image with a side shorter than a row's is enlarged before all else, and what becomes of
             fractions of a pixel: ``cut`` off, or ``rounded``.
+        says_merge: whether the model is handed m of each image.
 
     Raises:
         ConfigError: also if nothing lies between ``min_pixels`` and ``max_pixels``.
@@ -52,6 +53,7 @@ class PatchImages(ImageProcessing):
     enlarge: Literal["no", "cut", "rounded"] = attrs.field(
         default="no", validator=must_be("no, cut or rounded", lambda value: value in {"no", "cut", "rounded"})
     )
+    says_merge: bool = False
 
     def __attrs_post_init__(self) -> None:
         """Refuse bounds in the wrong order."""
@@ -105,12 +107,18 @@ class PatchImages(ImageProcessing):
         return [resized(image, self._becomes((image.height, image.width)), self.resample)]
 
     def collate(self, items: Sequence[Mapping[str, Tensor]], sizes: Sequence[Size]) -> dict[str, Any]:
-        """Return ``pixel_values`` [P, 3 T p p], and ``image_grid_thw`` [B, 3] of B images: 1, then their patches."""
+        """Return ``pixel_values`` [P, 3 T p p], and ``image_grid_thw`` [B, 3] of B images: 1, then their patches.
+
+        Where the model is handed it, ``image_merge_sizes`` [B] too.
+        """
         import torch
 
         pixels = torch.cat([self._patches(item["pixels"]) for item in items])
         grids = [(one, down * self.merge, across * self.merge) for one, down, across in map(self.grid, sizes)]
-        return {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids, device=pixels.device)}
+        given = {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids, device=pixels.device)}
+        if self.says_merge:
+            given["image_merge_sizes"] = torch.full((len(grids),), self.merge, device=pixels.device)
+        return given
 
     def _patches(self, pixels: Tensor) -> Tensor:
         """Return the patches of a picture [1, 3, h, w], those that become one row one after the other."""
@@ -119,3 +127,18 @@ class PatchImages(ImageProcessing):
         # [3, rows down, m, p, rows across, m, p] to [rows down, rows across, m, m, 3, 1, p, p]
         patches: Tensor = cells.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
         return patches.expand(*patches.shape[:5], self.frames, side, side).flatten(4).flatten(0, 3)
+
+
+@attrs.frozen(kw_only=True)
+class LinePatchImages(PatchImages):
+    """Settings of images of nearly their own size in patches line by line, as of PaddleOCR-VL."""
+
+    kind: ClassVar[str] = "line_patches"
+
+    def _patches(self, pixels: Tensor) -> Tensor:
+        """Return the patches [P, 3 T, p, p] of a picture [1, 3, h, w], each line of them after the one before."""
+        side = self.patch
+        cells: Tensor = pixels[0].unflatten(2, (-1, side)).unflatten(1, (-1, side))
+        # [3, down, p, across, p] to [down, across, 3, 1, p, p]
+        patches: Tensor = cells.permute(1, 3, 0, 2, 4).unsqueeze(3)
+        return patches.expand(*patches.shape[:3], self.frames, side, side).flatten(2, 3).flatten(0, 1)
