@@ -45,6 +45,13 @@ model of the library, `method` a method of its processor of texts that is called
 """
 
 
+_OPENING_OBSTACLES = """Every other type of which the library has a class for text after images, with the first thing
+that stands in the way of its own config: that `config` has no such parts, its
+`language model` is refused, its `parts` are put together in another way, its `images` are prepared as by no kind here, or
+a small `folder` of it is refused. `mimo models DIR` tries a folder of any of them.
+"""
+
+
 def page_of(record: Record) -> str:
     """Return the page of a record."""
     sections = [_whole(record[plugin]) if plugin == _WHOLE else _section(plugin, record[plugin]) for plugin in record]
@@ -100,9 +107,8 @@ def _whole(folders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         shown = [PARITY[kind][what] for what in ("pixels", "text", "rows")]
         yield f"| {kind} | {_about(made)} | {' | '.join(shown)} |"
     yield ""
-    yield "Refused:"
-    yield ""
-    yield from _refused(folders)
+    yield _OPENING_OBSTACLES
+    yield from _refused(dict(sorted(folders.items(), key=lambda named: named[1]["problem"].partition(":")[0])))
 
 
 def _about(made: type) -> str:

@@ -11,6 +11,7 @@ import torch
 from oracle import Outcome as Step
 from oracle import Piece
 from parity import ALONE, Difference, Outcome, difference_of, one_line
+from parity_types import obstacle
 from published_images import FOLDERS
 from torch import Tensor
 from whole_jobs import CLEAR, RefusedImportError, Whole, greedy_logits, world_of_grids
@@ -35,25 +36,28 @@ class WholeOutcome(Outcome):
     Args:
         model_type: of its ``config.json``.
         language: the plugin that serves its language model.
-        images: the kind of how images are prepared.
+        images: the kind of how images are prepared; empty of a type of which there is no folder.
         tokens: generated after an image, the same as the library's, as far as its choice is clear.
     """
 
     model_type: str
-    images: str
+    images: str = ""
     language: str = ""
     tokens: int = 0
 
 
 def whole_outcome(name: str) -> WholeOutcome:
-    """Return what is found of one of `FOLDERS`: imported here, measured on forked ranks."""
+    """Return what is found of one of `FOLDERS`, imported and measured on forked ranks, or of a type that has none."""
+    if name not in FOLDERS:
+        return WholeOutcome(model_type=name, problem=obstacle(name))
     folder = FOLDERS[name]
     found = WholeOutcome(model_type=folder.config["model_type"], images=folder.processing().kind)
     with tempfile.TemporaryDirectory() as path:
         try:
             return _measured(found, Whole(name, Path(path)))
         except RefusedImportError as error:
-            return attrs.evolve(found, problem=one_line(str(error)))
+            said = one_line(str(error)).replace(f"{path}/there", "DIR")
+            return attrs.evolve(found, problem=f"folder: {said}")
         except (RanksError, UserError) as error:
             return attrs.evolve(found, problem=one_line(f"fails: {str(error).strip().splitlines()[-1]}"))
 

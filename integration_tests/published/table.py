@@ -32,6 +32,7 @@ from parity import VERSION, Outcome, outcome_of
 from parity_language import LANGUAGE
 from parity_page import page_of
 from parity_towers import TOWERS
+from parity_types import image_text_types
 from parity_whole import whole_outcome
 from published_images import FOLDERS
 
@@ -50,7 +51,13 @@ def families() -> dict[str, list[str]]:
     """Return by plugin every model type that it might read in the installed library; folders of whole models."""
     with quiet():
         towers = list(filter(is_tower, tower_types()))
-        return {"hf-decoder": causal_types(), "hf-encoder": towers, "hf-images": sorted(FOLDERS)}
+        return {"hf-decoder": causal_types(), "hf-encoder": towers, "hf-images": whole_models()}
+
+
+def whole_models() -> list[str]:
+    """Return the folders of whole models, and every type of the library that has none."""
+    held = {folder.config["model_type"] for folder in FOLDERS.values()}
+    return sorted({*FOLDERS, *(one for one in image_text_types() if one not in held)})
 
 
 def plain(outcome: Outcome) -> dict[str, Any]:

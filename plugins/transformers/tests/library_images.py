@@ -31,6 +31,7 @@ _FILES = {
     "Janus": "janus",
     "PaddleOCRVL": "paddleocr_vl",
     "VideoLlama3": "video_llama_3",
+    "Glmga": "glmga",
     "GotOcr2": "got_ocr2",
     "Gemma3": "gemma3",
     "Idefics3": "idefics3",

@@ -136,6 +136,7 @@ PATCHED: Mapping[str, Folder] = {
     ),
     "glm46v": _glm("glm46v", "Glm46V"),
     "glm_ocr": _glm("glm_ocr", "Glm46V"),
+    "glmga": _glm("glmga", "Glmga"),
     "paddleocr_vl": Folder(
         config={
             "model_type": "paddleocr_vl",

@@ -26,6 +26,26 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         f"{_PREPROCESSOR}: do_pan_and_scan: expected false, as further crops of an image aren't made here, got True",
     ),
     (
+        *("glm4v", "preprocessor", {"size": {"shortest_edge": 512, "longest_edge": 4097}}),
+        f"{_PREPROCESSOR}: size.longest_edge: expected a whole number of pixels for each of 2 frames, got 4097",
+    ),
+    (
+        *("glmga", "preprocessor", {"patch_expand_factor": 2}),
+        f"{_PREPROCESSOR}: patch_expand_factor: expected 1, as larger rows aren't made here, got 2",
+    ),
+    (
+        *("got_ocr2", "preprocessor", {"crop_to_patches": True}),
+        f"{_PREPROCESSOR}: crop_to_patches: expected False, as further tiles of an image aren't made here, got True",
+    ),
+    (
+        *("deepseek_vl", "preprocessor", {"do_pad": False}),
+        f"{_PREPROCESSOR}: do_pad: expected True, as images must all have one size, got False",
+    ),
+    (
+        *("deepseek_vl", "preprocessor", {"min_size": 29}),
+        f"{_PREPROCESSOR}: min_size: expected a whole number from 1 to 28, got 29",
+    ),
+    (
         *("llava_next", "preprocessor", {"image_processor_type": "FuyuImageProcessor"}),
         f"{_PREPROCESSOR}: image_processor_type: expected one of LlavaNextImageProcessor for a model of",
     ),
@@ -225,6 +245,8 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
         *("idefics3", {"mean": (0.0, 1.0, 0.0)}),
         "mean: expected numbers of which no colour becomes 0 throughout, as the model takes such tiles for padding",
     ),
+    ("deepseek_vl", {"least": 29}, "least: expected at most side = 28, got 29"),
+    ("glm4v", {"enlarge": "up"}, "enlarge: expected no, cut or rounded, got 'up'"),
     ("mistral3", {"patch": 1025}, "patch: expected 1 to 1024, got 1025"),
 ]
 

@@ -36,6 +36,7 @@ _CLASSES = {
     "glm4v_moe": ("glm4v", "Glm4vProcessor"),
     "glm46v": ("glm46v", "Glm46VProcessor"),
     "glm_ocr": ("glm46v", "Glm46VProcessor"),
+    "glmga": ("glm46v", "Glm46VProcessor"),
     "hyperclovax_vision_v2": ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2Processor"),
     "lfm3_vl": ("lfm3_vl", "Lfm3VlProcessor"),
     "lighton_ocr": ("lighton_ocr", "LightOnOcrProcessor"),
@@ -79,7 +80,7 @@ _TOKENS |= dict.fromkeys(
     ("exaone4_5", "lfm3_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "video_llama_3"),
     _TOKENS["qwen2_vl"],
 )
-_TOKENS |= {name: {"image_token": "<|image|>"} for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")}
+_TOKENS |= {name: {"image_token": "<|image|>"} for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "glmga")}
 
 
 def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:

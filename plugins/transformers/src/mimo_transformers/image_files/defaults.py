@@ -60,6 +60,7 @@ OTHERS: Mapping[str, Mapping[str, Any]] = {
     "Gemma3ImageProcessor": {**_USUAL, **_HALF, "size": _square(224), "default_to_square": True, "resample": 2},
     "Glm46VImageProcessor": {**_USUAL, **_CLIP, **_GLM},
     "Glm4vImageProcessor": {**_USUAL, **_CLIP, **_GLM},
+    "GlmgaImageProcessor": {**_USUAL, **_CLIP, **_GLM},
     "GotOcr2ImageProcessor": {**_USUAL, **_CLIP, "size": _square(384), "min_patches": 1, "max_patches": 12},
     "Idefics3ImageProcessor": {**_USUAL, **_HALF, **_IDEFICS},
     "JanusImageProcessor": _SQUARED,

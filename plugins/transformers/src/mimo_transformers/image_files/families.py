@@ -67,6 +67,7 @@ _FAMILIES: Mapping[str, _Family] = {
     "glm4v": _one("Glm4vImageProcessor", read_patches_of_frames, "<|image|>"),
     "glm4v_moe": _one("Glm4vImageProcessor", read_patches_of_frames, "<|image|>"),
     "glm_ocr": _one("Glm46VImageProcessor", read_patches_of_frames, "<|image|>"),
+    "glmga": _one("GlmgaImageProcessor", read_patches_of_frames, "<|image|>"),
     "got_ocr2": _one("GotOcr2ImageProcessor", read_stretched, "<imgpad>"),
     "hyperclovax_vision_v2": _Family("Qwen2VLImageProcessor", _PATCHES, "<|IMAGE_PAD|>"),
     "idefics3": _Family("Idefics3ImageProcessor", _IDEFICS),

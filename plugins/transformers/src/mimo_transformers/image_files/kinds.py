@@ -127,6 +127,7 @@ def read_patches(folder: PublishedFolder, token: str) -> ImageProcessing:
 
 def read_patches_of_frames(folder: PublishedFolder, token: str) -> ImageProcessing:
     """Return settings of images of which pixels of all frames are counted, as of GLM-4.1V."""
+    folder.preprocessor["patch_expand_factor"].only(1, "as larger rows aren't made here")
     said = _patches(folder, token)
     low, high = _bounds(folder, said["frames"])
     return PatchImages(**said, min_pixels=low, max_pixels=high, enlarge="cut")
