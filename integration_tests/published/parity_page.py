@@ -46,9 +46,9 @@ model of the library, `method` a method of its processor of texts that is called
 
 
 _OPENING_OBSTACLES = """Every other type of which the library has a class for text after images, with the first thing
-that stands in the way of its own config: that `config` has no such parts, its
-`language model` is refused, its `parts` are put together in another way, its `images` are prepared as by no kind here, or
-a small `folder` of it is refused. `mimo models DIR` tries a folder of any of them.
+that stands in the way of its own config: it has no such parts (`config`), its `language model` is refused, its `parts`
+are put together in another way, its `images` are prepared as by no kind here, or a small `folder` of it is refused.
+`mimo models DIR` tries a folder of any of them.
 """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from parity import one_line
-from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto import image_processing_auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from mimo.hooks import UserError
@@ -61,7 +61,8 @@ def _of_parts(config: Any) -> str:
 
 
 def _of_images(config: Any) -> str:
-    names = IMAGE_PROCESSOR_MAPPING_NAMES.get(config.model_type) or {}
+    known: Any = image_processing_auto
+    names = known.IMAGE_PROCESSOR_MAPPING_NAMES.get(config.model_type) or {}
     if _PIL not in names:
         which = f"{names[_TORCHVISION]} alone, which needs torchvision" if names else "none in the library"
         return f"images: no image processor by Pillow, with which pixels could be compared, but {which}"
