@@ -123,7 +123,12 @@ def test_rows_of_another_number_are_refused() -> None:
     """Settings of images that aren't the model's would put its rows into other places."""
     config = config_of("llava")
     wrong = config_of("llava", images={**config.images, "image_rows": 5})
-    with pytest.raises(ConfigError, match=r"got 'llava' with 4 rows of an image of 56 x 84, where 5 are said"):
+    text = r"^config.images.image_rows: expected 4 rows of an image of 56 x 84, as 'llava' makes, got 5\. `mimo check"
+    with pytest.raises(ConfigError, match=text):
+        HF_IMAGES.build(wrong, 16)
+    tiles = config_of("internvl")
+    wrong = config_of("internvl", images={**tiles.images, "tile_rows": 5})
+    with pytest.raises(ConfigError, match=r"^config.images: expected \d+ rows of .* as 'internvl' makes, got \d+"):
         HF_IMAGES.build(wrong, 16)
     with pytest.raises(
         ConfigError, match="expected a language model that takes rows of 16, got one that takes rows of 8"

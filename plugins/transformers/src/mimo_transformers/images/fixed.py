@@ -39,6 +39,7 @@ class FixedImages(ImageProcessing):
     """
 
     kind: ClassVar[str] = "fixed"
+    rows_key: ClassVar[str] = "image_rows"
 
     image_rows: int = count(MAX_ROWS)
     resize: tuple[int, ...] = attrs.field(validator=_sides(1, 2))

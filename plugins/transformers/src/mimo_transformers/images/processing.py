@@ -61,6 +61,8 @@ class ImageProcessing(ABC):
     """
 
     kind: ClassVar[str]
+    rows_key: ClassVar[str] = ""
+    """The setting that alone says how many rows an image becomes; empty where several say it together."""
 
     marker: str = attrs.field(validator=must_be("a text", bool))
     placeholder: str = attrs.field(validator=must_be("a text", bool))

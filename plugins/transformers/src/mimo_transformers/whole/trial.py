@@ -32,6 +32,7 @@ from mimo_transformers.trial.tensor_plan import TensorPlan, plans
 from mimo_transformers.trial.two_ranks import PLAN, find_plan, right_plan, try_plan
 from mimo_transformers.whole.config import HfImagesConfig
 from mimo_transformers.whole.encoder import SIZE, HfImages, image_rows, prepared
+from mimo_transformers.whole.miscount import Miscount
 from mimo_transformers.whole.packed_images import makes_one_call
 
 _SIZES = ((56, 84), (140, 60), (84, 84))
@@ -47,10 +48,12 @@ class TriedImages(Tried):
     """What a trial has found.
 
     Args:
+        miscount: the first image whose number of rows the settings say wrongly, None if there is none.
         parts: how many rows of the language model's width lie side by side in each.
         one_call: whether attention over all images can be one call.
     """
 
+    miscount: Miscount | None = None
     parts: int = 1
     one_call: bool = False
 
@@ -61,7 +64,9 @@ class TriedImages(Tried):
 
 def _write(tried: TriedImages) -> dict[str, object] | None:
     plain = write_tried(tried)
-    return None if plain is None else {**plain, "parts": tried.parts, "one_call": tried.one_call}
+    if plain is None or tried.miscount is not None:
+        return None
+    return {**plain, "parts": tried.parts, "one_call": tried.one_call}
 
 
 def _read(node: JsonNode) -> TriedImages:
@@ -87,6 +92,8 @@ def build_images(config: HfImagesConfig, hidden: int) -> HfImages:
             random numbers or changes what isn't trained.
     """
     tried = tried_of(config)
+    if tried.miscount is not None:
+        raise tried.miscount.error(config)
     if tried.problem:
         raise refusal(config, tried.problem)
     if hidden != config.hidden * tried.parts:
@@ -243,8 +250,7 @@ def _try(config: HfImagesConfig) -> TriedImages:
         given = processing.collate([{key: one for key, one in item.items() if key != SIZE}], [size])
         wanted.append(image_rows(alone.base, given))
         if len(wanted[-1]) != processing.rows(size):
-            got = f"{len(wanted[-1])} rows of an image of {size[0]} x {size[1]}, where {processing.rows(size)} are said"
-            raise UnfitError(got)
+            return TriedImages(miscount=Miscount(size=size, made=len(wanted[-1]), said=processing.rows(size)))
     rows = torch.cat(wanted)
     _check(encoder, items, rows)
     there = encoder.published(whole)
