@@ -84,7 +84,9 @@ def make_plain(_rank: int) -> Step:
         for sample in samples(number):
             model(sample).backward()
             count += len(sample) - 1
-        torch._foreach_div_([parameter.grad for parameter in parameters], count)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(count)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
 
