@@ -24,9 +24,9 @@ from test_oracle import SP, Modules, on
 from test_oracle_audio import SMALL
 from test_oracle_mamba import CONFIG as HYBRID
 
-from mimo.hooks import ConfigError, Kind
+from mimo.hooks import ConfigError, Kind, RunError
 from mimo.model import LANGUAGE_MODELS
-from mimo.model.runtime import SupportsDecodeCache
+from mimo.model.runtime import SupportsDecodeCache, local
 from mimo.testing import Pool
 from mimo.trainer import (
     Prompt,
@@ -39,6 +39,7 @@ from mimo.trainer import (
     read_settings,
     resolve,
 )
+from mimo.trainer.decoding.stages import Stages
 
 TEXT = "w1 <image> w3 w4 <image> w5"
 TOKENS = 24
@@ -66,15 +67,17 @@ LANGUAGES: Mapping[str, Mapping[str, Any]] = {
 """What the language model's config has beside the sizes of `tables.table`, where three ranks have two heads to read."""
 
 
-def settings_for(name: str, tp: int = 1) -> Table:
-    """Return the settings of a model of `LANGUAGES` that sees, as `mimo generate --tp` lays it out."""
-    settings = table({"vision": on(0, tp - 1), "language": on(0, tp - 1, tp=tp)}, seed=12)
+def settings_for(name: str, tp: int = 1, pp: int = 1, ep: int = 1) -> Table:
+    """Return the settings of a model of `LANGUAGES` that sees, as `mimo generate` lays it out; with ``ep`` lanes."""
+    first = tp * ep
+    modules = {"vision": on(0, first - 1), "language": on(0, first * pp - 1, tp=tp, pp=pp, ep=ep)}
+    settings = table(modules, seed=12)
     language = settings["modules"]["language"]
     if name == "hybrid":
         language |= {"plugin": name, "config": LANGUAGES[name]}
     else:
         language["config"] |= LANGUAGES[name]
-    settings["run"] |= {"global_batch": 1, "micro_batch": 1}
+    settings["run"] |= {"global_batch": ep, "micro_batch": 1}
     return settings
 
 
@@ -185,6 +188,94 @@ def test_tensor_ranks_continue_several_prompts_as_one_does(name: str, tp: int, p
     assert pool.run(tp, write_many, settings_for(name, tp), (3,)) == [together[:2]] * tp
 
 
+PIPELINES = [
+    ("decoder", 1, 2, 1),
+    ("window", 1, 2, 1),
+    ("hybrid", 1, 3, 1),
+    ("decoder", 2, 2, 1),
+    ("experts", 1, 2, 2),
+]
+"""Names of `LANGUAGES`, tp, pp, ep."""
+
+
+@pytest.mark.parametrize(("name", "tp", "pp", "ep"), PIPELINES)
+def test_stages_write_what_one_process_does(name: str, tp: int, pp: int, ep: int, pool: Pool) -> None:
+    """Every rank of each, one prompt or several at once, likeliest tokens and drawn ones, tied embeddings too."""
+    settings = settings_for(name, tp, pp, ep)
+    (alone,) = pool.recall(1, write, settings_for(name))
+    assert pool.run(tp * pp * ep, write, settings) == [alone] * (tp * pp * ep)
+    ((_, _, *together),) = pool.recall(1, write_many, settings_for(name), (0, 2, 6))
+    assert pool.run(tp * pp * ep, write_many, settings, (3,)) == [together[:2]] * (tp * pp * ep)
+
+
+def run_in_groups(rank: int) -> list[str]:
+    """Return in which order a stage sends rows and waits for tokens, six prompts at once."""
+    trainer = Trainer(job := make_job(settings_for("decoder", pp=2)), rank=rank, device=CPU)
+    events: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        send, agree = Stages.send, Stages.agree
+
+        def note_send(stages: Stages, hidden: torch.Tensor) -> None:
+            events.append("rows")
+            send(stages, hidden)
+
+        def note_agree(stages: Stages, stage: int, count: int, find: Any) -> Any:
+            take = agree(stages, stage, count, find)
+
+            def note_take() -> Any:
+                events.extend(["tokens"] if count else [])
+                return take()
+
+            return note_take
+
+        patch.setattr(Stages, "send", note_send)
+        patch.setattr(Stages, "agree", note_agree)
+        generate_many(trainer, prompts_of(job), max_tokens=3, batch=6)
+    return events
+
+
+def test_stages_work_on_different_groups_at_once(pool: Pool) -> None:
+    """The first one reads the other prompts before it waits for the tokens of some."""
+    first, last = pool.run(2, run_in_groups)
+    assert first[:6] == ["rows", "rows", "tokens", "rows", "tokens", "rows"]
+    assert first.count("rows") == first.count("tokens") == last.count("tokens") == 6
+    assert "rows" not in last
+
+
+def run_failing(rank: int) -> list[str]:
+    """Return what stops each of two stages where the last has logits that are no numbers, and where an item breaks."""
+    trainer = Trainer(job := make_job(settings_for("decoder", pp=2)), rank=rank, device=CPU)
+    printed = []
+    (part,) = trainer.model.parts_of("language")
+    if rank:
+        local(part.parameters["language.norm.weight"]).detach().fill_(torch.nan)
+    with pytest.raises(RunError) as caught:
+        generate(trainer, prompt_of(job, "w1 w2"), max_tokens=2)
+    printed.append(str(caught.value))
+
+    def broken(*_given: Any) -> Any:
+        raise ConfigError("--image", expected="an image", got="none", fix="Give one.")
+
+    prompt = prompts_of(job)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mimo.trainer.decoding.reader.prepared_item", broken)
+        with pytest.raises(ConfigError) as refused:
+            generate(trainer, prompt, max_tokens=2)
+    return [*printed, str(refused.value)]
+
+
+def test_an_error_of_one_stage_ends_all(pool: Pool) -> None:
+    """With its message on each of them."""
+    expected = [
+        (
+            "modules.language: expected finite logits, got nan among those of the token at position 2. "
+            "The weights, or what the prompt makes of them, are no numbers: try an earlier checkpoint."
+        ),
+        "--image: expected an image, got none. Give one.",
+    ]
+    assert pool.run(2, run_failing) == [expected] * 2
+
+
 def test_parameters_over_lanes_are_gathered_for_it(pool: Pool) -> None:
     """Those of an encoder, whose lanes all encode all items."""
     settings = settings_for("decoder", 2)
@@ -255,10 +346,14 @@ def run_elsewhere(rank: int, modules: Modules) -> str:
 @pytest.mark.parametrize(
     ("modules", "text"),
     [
-        ({"language": on(0, 1, pp=2)}, r"modules.language: expected a module that .* got ranks [0, 1] with pp = 2"),
+        ({"language": on(0, 1, cp=2)}, r"modules.language: expected a module on each .* got ranks [0, 1] with pp = 1"),
+        (
+            {"vision": on(1, 1), "language": on(0, 1, pp=2)},
+            r"modules.vision: expected a module on rank 0 of the language .* got ranks [1] with pp = 1, cp = 1",
+        ),
         ({"language": on(0, 1, tp=2, **SP)}, "sequence_parallel = true. Load the checkpoint in another layout."),
     ],
-    ids=["pp", "sp"],
+    ids=["cp", "encoder", "sp"],
 )
 def test_other_layouts_are_refused(modules: Modules, text: str, pool: Pool) -> None:
     """Instead of waiting for ranks that do not take part."""
@@ -270,9 +365,9 @@ HEAD = '[run]\nname = "x"\nsteps = 1\nglobal_batch = 1\n[data]\nplugin = "jsonl"
 ASKED = ("to be", "or not to be, that is", "?")
 
 
-def write_checkpoint(rank: int, folder: str, tp: int) -> tuple[list[str], str]:
+def write_checkpoint(rank: int, folder: str, tp: int, pp: int) -> tuple[list[str], str]:
     """Return what a checkpoint generates greedily after texts, two at a time, and without the cache after the first."""
-    trainer = open_checkpoint(Path(folder), rank=rank, tp=tp)
+    trainer = open_checkpoint(Path(folder), rank=rank, tp=tp, pp=pp)
     answers = generate_many(trainer, ASKED, max_tokens=TOKENS, batch=2)
     return [answer.text for answer in answers], generate(trainer, ASKED[0], max_tokens=TOKENS, use_cache=False)
 
@@ -313,8 +408,9 @@ def test_published_weights_write_what_transformers_does(family: str, plugin: str
     assert not here("checkpoint", "import-hf", f"language={there}", *words).err
     expected = [written_by(model, text) for text in ASKED]
     assert len(set(expected)) == len(set(ASKED))
-    for tp in (1, 2):
-        assert pool.run(tp, write_checkpoint, str(tmp_path / "run"), tp) == [(expected, expected[0])] * tp
+    for tp, pp in ((1, 1), (2, 1), (1, 2)):
+        found = pool.run(tp * pp, write_checkpoint, str(tmp_path / "run"), tp, pp)
+        assert found == [(expected, expected[0])] * (tp * pp)
 
 
 def written_by(model: Any, text: str) -> str:

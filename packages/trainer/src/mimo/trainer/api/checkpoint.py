@@ -15,15 +15,22 @@ from mimo.trainer.step.trainer import Trainer
 
 
 def open_checkpoint(
-    checkpoint: Path | str, overrides: Iterable[str] = (), *, rank: int = 0, tp: int = 1, device: str = "cpu"
+    checkpoint: Path | str,
+    overrides: Iterable[str] = (),
+    *,
+    rank: int = 0,
+    tp: int = 1,
+    pp: int = 1,
+    device: str = "cpu",
 ) -> Trainer:
     """Return a checkpoint's model on this rank, its weights loaded, for `generate`.
 
     Args:
         checkpoint: its folder, or a run directory for the newest one.
         overrides: settings that differ from those that it was saved with, as key=value.
-        rank: this process in the default process group, which has ``tp`` ranks; a process alone needs to make none.
-        tp: ranks over which the language model is split.
+        rank: this process in the default process group, which has ``tp * pp`` ranks; a process alone makes none.
+        tp: ranks over which each stage of the language model is split.
+        pp: stages of the language model.
         device: where this rank computes.
 
     Raises:
@@ -31,7 +38,7 @@ def open_checkpoint(
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     folder = step_folder(Path(checkpoint))
-    if tp == 1:
+    if tp * pp == 1:
         join_alone(device)
-    job = resolve(settings_of(folder, overrides, "generate", tp=tp), purpose="generate")
-    return load_model(job, ProcessInfo(rank=rank, world=tp, local_rank=rank, device=device), folder)
+    job = resolve(settings_of(folder, overrides, "generate", tp=tp, pp=pp), purpose="generate")
+    return load_model(job, ProcessInfo(rank=rank, world=tp * pp, local_rank=rank, device=device), folder)

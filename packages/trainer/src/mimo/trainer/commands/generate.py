@@ -36,6 +36,7 @@ def generate(
     repetition_penalty: float = 1.0,
     seed: Annotated[int | None, Parameter(show_default=False)] = None,
     tp: int = 1,
+    pp: int = 1,
 ) -> int:
     """Print what a checkpoint writes after images, sounds and text, piece by piece as it is written.
 
@@ -57,7 +58,8 @@ def generate(
         min_p: draws among tokens at least this share as likely as the likeliest; 0 for all.
         repetition_penalty: above 1 makes tokens that were there before less likely; 1 for none.
         seed: of the draws; left out, that of the run.
-        tp: processes over which the language model is split.
+        tp: processes over which each stage of the language model is split.
+        pp: stages of the language model; with several prompts they work on different ones at once.
     """
     import attrs
 
@@ -72,7 +74,8 @@ def generate(
     from mimo.trainer.run.generation import FileRequest, GenerateRequest, answer_file, generate_text, read_items
     from mimo.trainer.run.tasks import run_job
 
-    for name, value in (("max-tokens", max_tokens), ("batch", _BATCH if batch is None else batch), ("tp", tp)):
+    counts = {"max-tokens": max_tokens, "batch": _BATCH if batch is None else batch, "tp": tp, "pp": pp}
+    for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"--{name}", expected="1 or more", got=repr(value))
     sampling = Sampling(
@@ -89,7 +92,7 @@ def generate(
     _check_choice([name for name, value in given.items() if value], prompts, out, batch=batch, json=json)
     items = read_items(image, audio, item)
     folder = step_folder(checkpoint)
-    job = resolve(settings_of(folder, (), "generate", tp=tp), purpose="generate")
+    job = resolve(settings_of(folder, (), "generate", tp=tp, pp=pp), purpose="generate")
     if seed is None:
         sampling = attrs.evolve(sampling, seed=job.settings.run.seed)
     if prompts is None:

@@ -1,6 +1,7 @@
 """Generation from prompts, token by token: some sequences run at once, and one that ends makes room for the next.
 
-Every rank chooses each token itself, of the same logits.
+The ranks of the last stage choose each token, of the same logits. Over several stages the sequences run in as many
+groups: while one stage reads a token of each sequence of one group, the others read those of other groups.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 import torch
-from torch import Tensor
 
 from mimo.data import Tokenizer
 from mimo.hooks import ConfigError
@@ -19,6 +19,7 @@ from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prompt_of
 from mimo.trainer.decoding.reader import SequenceReader
 from mimo.trainer.decoding.running import Answer, Question, Running
 from mimo.trainer.decoding.sampling import Sampling
+from mimo.trainer.decoding.stages import Stages
 from mimo.trainer.step.trainer import Trainer
 
 _GREEDY = Sampling()
@@ -43,7 +44,8 @@ def generate(
     computed, not learned; the model was not trained on such positions.
 
     Args:
-        trainer: on whose every rank each module is whole, or split by ``tp`` alone.
+        trainer: whose every rank holds the language model, split by ``pp``, ``tp`` and ``ep`` alone; the ranks of its
+            first stage hold each encoder, whole or split by ``tp``.
         prompt: text and items before it.
         max_tokens: largest number of tokens to generate.
         sampling: how each is chosen.
@@ -122,21 +124,79 @@ def answer_questions(
     """
     if batch < 1:
         raise ConfigError("--batch", expected="1 or more", got=repr(batch))
-    reader = SequenceReader(trainer, use_cache=use_cache)
+    stages = Stages(trainer)
     trainer.optimizer.gather()
     room = _Room(questions, rows=trainer.job.settings.data.max_tokens)
-    advance = _Advance(tokenizer=trainer.job.tokenizer, max_tokens=max_tokens, sampling=sampling, on_text=on_text)
-    while True:
-        new = [Running(one, StreamedText(advance.tokenizer)) for one in room.take(batch - len(reader.running))]
-        if not new and not reader.running:
+    advance = _Advance(tokenizer=trainer.job.tokenizer, max_tokens=max_tokens, on_text=on_text)
+    count = min(stages.count, batch)
+    groups = [
+        _Group(
+            stages=stages,
+            reader=SequenceReader(trainer, stages, use_cache=use_cache),
+            sampling=sampling,
+            size=(batch + index) // count,
+        )
+        for index in range(count)
+    ]
+    while room.waits or any(group.reader.running for group in groups):
+        for group in groups:
+            ended = advance(group.asked, group.tokens())
+            group.leave(ended)
+            yield from ended
+            new = [Running(one, StreamedText(advance.tokenizer)) for one in room.take(group.room)]
+            group.ask(new)
+            trainer.heartbeat()
+    stages.flush()
+
+
+def _no_tokens() -> Sequence[int]:
+    return ()
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Group:
+    """Sequences that are read together.
+
+    Args:
+        stages: of the language model.
+        reader: reads them.
+        sampling: how each token is chosen.
+        size: how many there is room for.
+        asked: those whose next tokens were asked for.
+        tokens: waits for these tokens.
+    """
+
+    stages: Stages
+    reader: SequenceReader
+    sampling: Sampling
+    size: int
+    asked: Sequence[Running] = ()
+    tokens: Callable[[], Sequence[int]] = _no_tokens
+
+    @property
+    def room(self) -> int:
+        """For how many more there is room."""
+        return self.size - len(self.reader.running)
+
+    def ask(self, new: Sequence[Running]) -> None:
+        """Read new sequences, or else the last token of all, and ask for their next tokens."""
+        self.asked, self.tokens = new or tuple(self.reader.running), _no_tokens
+        if not self.asked:
             return
-        logits = reader.begin(new) if new else reader.step()
-        ended = advance(new or reader.running, logits)
-        trainer.heartbeat()
+        logits = self.reader.begin(new) if new else self.reader.step()
+
+        def choose_all() -> Sequence[int]:
+            assert logits is not None
+            numbers = [running.question.number for running in self.asked]
+            return choose(self.sampling, logits, [running.ids for running in self.asked], numbers)
+
+        self.tokens = self.stages.agree(self.stages.count - 1, len(self.asked), choose_all)
+
+    def leave(self, ended: Sequence[Answer]) -> None:
+        """Let sequences go that have ended."""
         if ended:
             gone = {answer.number for answer in ended}
-            reader.keep(_kept([running.question.number not in gone for running in reader.running]))
-            yield from ended
+            self.reader.keep(_kept([running.question.number not in gone for running in self.reader.running]))
 
 
 @attrs.frozen(kw_only=True)
@@ -145,13 +205,10 @@ class _Advance:
 
     tokenizer: Tokenizer
     max_tokens: int
-    sampling: Sampling
     on_text: Callable[[Running, str], None]
 
-    def __call__(self, sequences: Sequence[Running], logits: Tensor) -> list[Answer]:
-        """Give each sequence the token that its logits [B, V] say, and return the answers of those that end by it."""
-        numbers = [running.question.number for running in sequences]
-        tokens = choose(self.sampling, logits, [running.ids for running in sequences], numbers)
+    def __call__(self, sequences: Sequence[Running], tokens: Sequence[int]) -> list[Answer]:
+        """Give each sequence its next token, and return the answers of those that end by it."""
         answers = []
         for running, token in zip(sequences, tokens, strict=True):
             ends = token == self.tokenizer.end
@@ -179,6 +236,11 @@ class _Room:
         self._questions = questions
         self._rows = rows
         self._next = next(questions, None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether any is left."""
+        return self._next is not None
 
     def take(self, count: int) -> list[Question]:
         """Return the next ones, at most ``count``."""

@@ -1,4 +1,4 @@
-"""The forwards of generation: several sequences read at once as packed rows, on one process or over tensor ranks.
+"""The forwards of generation: several sequences read at once as packed rows, by one stage of the language model.
 
 New prompts are read in one forward, then each sequence's new token as one row, if the language model has a decode cache
 (`mimo.model.runtime.SupportsDecodeCache`); otherwise all of them again for each token.
@@ -15,47 +15,47 @@ import torch
 from torch import Tensor
 
 from mimo.data import NO_LABEL, SampleLayout, pack
-from mimo.hooks import ConfigError
 from mimo.model.runtime import LanguageBatch, SequenceCache, SupportsDecodeCache
 from mimo.trainer.decoding.prompt import prepared_item
 from mimo.trainer.decoding.running import Question, Running
+from mimo.trainer.decoding.stages import Stages
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.encoder_program import on_device, take_rows
 from mimo.trainer.step.language_program import LanguageProgram, language_batch
-from mimo.trainer.step.program import Program
 from mimo.trainer.step.trainer import Trainer
 
 
 class SequenceReader:
-    """Reads what sequences have so far, and returns the logits of what comes next.
+    """Reads what sequences have so far, and returns the logits of what comes next on the last stage, None on others.
 
     Args:
         trainer: whose model reads.
+        stages: of the language model.
         use_cache: whether to use the decode cache, if the language model has one.
 
     Attributes:
         running: the sequences that it holds.
-
-    Raises:
-        ConfigError: the trainer is laid out otherwise than each module whole, or split by ``tp`` alone.
     """
 
-    def __init__(self, trainer: Trainer, *, use_cache: bool = True) -> None:
+    def __init__(self, trainer: Trainer, stages: Stages, *, use_cache: bool = True) -> None:
         self._job: Job = trainer.job
-        language = _program(trainer, trainer.job.language.name)
+        self._stages = stages
+        programs = {program.module.name: program for program in trainer.programs}
+        language = programs[trainer.job.language.name]
         assert isinstance(language, LanguageProgram)
         self._language = language
-        self._encoders = {module.name: _program(trainer, module.name) for module in trainer.job.encoders}
+        names = [module.name for module in trainer.job.encoders]
+        self._encoders = {name: programs[name] for name in names if name in programs}
         module = language.part.module
         self._cache: SequenceCache | None = None
         if use_cache and isinstance(module, SupportsDecodeCache):
             self._cache = module.new_decode_cache()
         self.running: list[Running] = []
 
-    def begin(self, new: Sequence[Running]) -> Tensor:
+    def begin(self, new: Sequence[Running]) -> Tensor | None:
         """Read new sequences behind those that run, and return their logits [new, V]."""
-        rows = {name: self._encode(name, [running.question for running in new]) for name in self._encoders}
+        rows = self._encoded([running.question for running in new])
         if self._cache is None:
             self._save_rows(new, rows)
         batch = self._full(new)
@@ -72,7 +72,7 @@ class SequenceReader:
         self.running += new
         return self._logits(batch, rows, [len(running.ids) for running in new])
 
-    def step(self) -> Tensor:
+    def step(self) -> Tensor | None:
         """Read the last token of each sequence, and return the logits [B, V] of the next."""
         if self._cache is not None:
             return self._logits(self._last(), {}, None)
@@ -85,10 +85,14 @@ class SequenceReader:
             self._cache.keep(sequences)
         self.running = [self.running[sequence] for sequence in sequences]
 
-    def _logits(self, batch: LanguageBatch, rows: Mapping[str, Tensor], lengths: Sequence[int] | None) -> Tensor:
-        """Return the logits of the last row of each sequence; None: each has one row."""
+    def _logits(self, batch: LanguageBatch, rows: Mapping[str, Tensor], lengths: Sequence[int] | None) -> Tensor | None:
+        """Return the logits of the last row of each sequence; ``lengths`` None: each has one row."""
+        received = self._stages.receive(len(batch.tokens))
         with self._language.on_compute("forward"):
-            hidden = self._language.part.language(batch, rows, None)
+            hidden = self._language.part.language(batch, rows if self._stages.is_first else {}, received)
+            if not self._stages.is_last:
+                self._stages.send(hidden)
+                return None
             if lengths is not None:
                 hidden = hidden[torch.tensor(lengths, device=hidden.device).cumsum(0) - 1]
             logits = self._language.logits(hidden)
@@ -120,6 +124,24 @@ class SequenceReader:
             decode_cache=self._cache,
         )
 
+    def _encoded(self, questions: Sequence[Question]) -> Mapping[str, Tensor]:
+        """Return the rows of all prompts by encoder, of those that this rank holds.
+
+        Raises:
+            ConfigError: an item is broken, on all stages.
+        """
+        rows: dict[str, Tensor] = {}
+
+        def encode() -> Sequence[int]:
+            rows.update({name: self._encode(name, questions) for name in self._encoders})
+            return ()
+
+        if self._job.encoders:
+            if not self._stages.is_first:
+                encode()  # what is held on later stages too: its lanes may share parameters
+            self._stages.agree(0, 0, encode)()
+        return rows
+
     def _encode(self, name: str, questions: Sequence[Question]) -> Tensor:
         """Return an encoder's rows of all prompts; each of its lanes makes all of them."""
         job, program = self._job, self._encoders[name]
@@ -150,22 +172,3 @@ def _unlabelled(running: Running) -> SampleLayout:
     tokens = np.asarray(running.ids, dtype=np.int64)
     labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
     return attrs.evolve(running.question.layout, tokens=tokens, labels=labels, weights=None)
-
-
-def _program(trainer: Trainer, name: str) -> Program:
-    """Return this rank's share of a module.
-
-    Raises:
-        ConfigError: it is split by more than ``tp``, or lies elsewhere.
-    """
-    module = trainer.job.module(name)
-    found = [program for program in trainer.programs if program.module.name == name]
-    if len(found) == 1 and found[0].part.stage.count == module.grid.cp == 1 and not module.sequence_parallel:
-        return found[0]
-    raise ConfigError(
-        f"modules.{name}",
-        expected="a module that is whole on each rank that generates, or split by tp alone",
-        got=f"ranks {list(module.grid.ranks)} with pp = {module.grid.pp}, cp = {module.grid.cp}, "
-        f"chunks = {module.chunks}, sequence_parallel = {str(module.sequence_parallel).lower()}",
-        fix="Load the checkpoint in another layout.",
-    )

@@ -20,7 +20,7 @@ def score_answers(trainer: Trainer, dataset: Dataset, settings: AnswerSettings) 
     """Return the mean score of the likeliest answers, by metric; collective.
 
     Args:
-        trainer: on whose every rank each module is whole, or split by ``tp`` alone.
+        trainer: see `mimo.trainer.decoding.decode.generate`.
         dataset: the held-out samples, of which weights say what the assistant says.
         settings: how.
 

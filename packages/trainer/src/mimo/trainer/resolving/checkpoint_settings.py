@@ -19,14 +19,15 @@ _LAYOUT = (
 )
 
 
-def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *, tp: int = 1) -> Settings:
-    """Return the settings that a checkpoint was saved with, on one process unless ``tp`` or overrides say otherwise.
+def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *, tp: int = 1, pp: int = 1) -> Settings:
+    """Return the settings that a checkpoint was saved with, on one process unless sizes or overrides say otherwise.
 
     Args:
         step_folder: the checkpoint.
         overrides: settings that differ, as key=value.
         purpose: what for.
-        tp: processes that share the language model's tensors, and each encode all items.
+        tp: processes that share the tensors of a stage of the language model; those of the first each encode all items.
+        pp: stages of the language model, each of ``tp`` processes.
 
     Raises:
         CheckpointError: the manifest is damaged, or no run has settings in it, as of weights that were imported alone.
@@ -41,10 +42,9 @@ def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *
             fix="Import them with --config FILE, or begin a run with them: mimo train FILE --finetune.",
         )
     table = on_one_process(config, purpose)
-    if tp != 1:
-        ranks = f"0-{tp - 1}"
-        modules = {name: {**module, "ranks": ranks} for name, module in table["modules"].items()}
-        modules[LANGUAGE] = {**modules[LANGUAGE], "tp": tp}
+    if tp != 1 or pp != 1:
+        modules = {name: {**module, "ranks": f"0-{tp - 1}"} for name, module in table["modules"].items()}
+        modules[LANGUAGE] = {**modules[LANGUAGE], "ranks": f"0-{tp * pp - 1}", "tp": tp, "pp": pp}
         table = {**table, "modules": modules}
     return make_settings(table, overrides)
 
