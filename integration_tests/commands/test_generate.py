@@ -24,9 +24,9 @@ from test_oracle import SP, Modules, on
 from test_oracle_audio import SMALL
 from test_oracle_mamba import CONFIG as HYBRID
 
-from mimo.hooks import ConfigError, Kind, RunError
+from mimo.hooks import ConfigError, Kind
 from mimo.model import LANGUAGE_MODELS
-from mimo.model.runtime import SupportsDecodeCache, local
+from mimo.model.runtime import SupportsDecodeCache
 from mimo.testing import Pool
 from mimo.trainer import (
     Prompt,
@@ -39,7 +39,6 @@ from mimo.trainer import (
     read_settings,
     resolve,
 )
-from mimo.trainer.decoding.stages import Stages
 
 TEXT = "w1 <image> w3 w4 <image> w5"
 TOKENS = 24
@@ -206,74 +205,6 @@ def test_stages_write_what_one_process_does(name: str, tp: int, pp: int, ep: int
     assert pool.run(tp * pp * ep, write, settings) == [alone] * (tp * pp * ep)
     ((_, _, *together),) = pool.recall(1, write_many, settings_for(name), (0, 2, 6))
     assert pool.run(tp * pp * ep, write_many, settings, (3,)) == [together[:2]] * (tp * pp * ep)
-
-
-def run_in_groups(rank: int) -> list[str]:
-    """Return in which order a stage sends rows and waits for tokens, six prompts at once."""
-    trainer = Trainer(job := make_job(settings_for("decoder", pp=2)), rank=rank, device=CPU)
-    events: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        send, agree = Stages.send, Stages.agree
-
-        def note_send(stages: Stages, hidden: torch.Tensor) -> None:
-            events.append("rows")
-            send(stages, hidden)
-
-        def note_agree(stages: Stages, stage: int, count: int, find: Any) -> Any:
-            take = agree(stages, stage, count, find)
-
-            def note_take() -> Any:
-                events.extend(["tokens"] if count else [])
-                return take()
-
-            return note_take
-
-        patch.setattr(Stages, "send", note_send)
-        patch.setattr(Stages, "agree", note_agree)
-        generate_many(trainer, prompts_of(job), max_tokens=3, batch=6)
-    return events
-
-
-def test_stages_work_on_different_groups_at_once(pool: Pool) -> None:
-    """The first one reads the other prompts before it waits for the tokens of some."""
-    first, last = pool.run(2, run_in_groups)
-    assert first[:6] == ["rows", "rows", "tokens", "rows", "tokens", "rows"]
-    assert first.count("rows") == first.count("tokens") == last.count("tokens") == 6
-    assert "rows" not in last
-
-
-def run_failing(rank: int) -> list[str]:
-    """Return what stops each of two stages where the last has logits that are no numbers, and where an item breaks."""
-    trainer = Trainer(job := make_job(settings_for("decoder", pp=2)), rank=rank, device=CPU)
-    printed = []
-    (part,) = trainer.model.parts_of("language")
-    if rank:
-        local(part.parameters["language.norm.weight"]).detach().fill_(torch.nan)
-    with pytest.raises(RunError) as caught:
-        generate(trainer, prompt_of(job, "w1 w2"), max_tokens=2)
-    printed.append(str(caught.value))
-
-    def broken(*_given: Any) -> Any:
-        raise ConfigError("--image", expected="an image", got="none", fix="Give one.")
-
-    prompt = prompts_of(job)[0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mimo.trainer.decoding.reader.prepared_item", broken)
-        with pytest.raises(ConfigError) as refused:
-            generate(trainer, prompt, max_tokens=2)
-    return [*printed, str(refused.value)]
-
-
-def test_an_error_of_one_stage_ends_all(pool: Pool) -> None:
-    """With its message on each of them."""
-    expected = [
-        (
-            "modules.language: expected finite logits, got nan among those of the token at position 2. "
-            "The weights, or what the prompt makes of them, are no numbers: try an earlier checkpoint."
-        ),
-        "--image: expected an image, got none. Give one.",
-    ]
-    assert pool.run(2, run_failing) == [expected] * 2
 
 
 def test_parameters_over_lanes_are_gathered_for_it(pool: Pool) -> None:

@@ -40,12 +40,12 @@ def prompts_of(job: Job, images: Path) -> list[Prompt]:
     return [prompt_of(job, text, {"image": files[-count:]} if count else {}) for text, count in ASKED]
 
 
-def write(rank: int, folder: str, images: str, tp: int, rows: int) -> list[list[str]]:
+def write(rank: int, folder: str, images: str, tp: int, pp: int, rows: int) -> list[list[str]]:
     """Return what is generated after the prompts: each alone without a cache, then several at once with it.
 
     A forward reads at most so many ``rows`` of new prompts, so that some begin while others wait.
     """
-    trainer = open_checkpoint(Path(folder), [f"data.max_tokens={rows}"], rank=rank, tp=tp)
+    trainer = open_checkpoint(Path(folder), [f"data.max_tokens={rows}"], rank=rank, tp=tp, pp=pp)
     prompts = prompts_of(trainer.job, Path(images))
     alone = [generate(trainer, prompt, max_tokens=TOKENS, use_cache=False) for prompt in prompts]
     batches: Sequence[tuple[int, bool]] = ((1, True), (2, True), (3, True), (3, False))
@@ -83,7 +83,7 @@ def library_text(model: Any, job: Job, prompt: Prompt, *, causal: bool = False) 
 
 @pytest.mark.parametrize("what", [pytest.param(one, marks=() if one in QUICK else pytest.mark.soak) for one in MODELS])
 def test_prompts_with_images_are_continued_as_the_library_does(what: str, tmp_path: Path, pool: Pool) -> None:
-    """Without an image, with one, with two: alone and at once, with a cache and without, from one process and two."""
+    """Without an image, with one, with two: alone and at once, with a cache and without; from one process and two."""
     name, plugin, keys = MODELS[what]
     model = write_whole(name, there := tmp_path / "there", stir=0.5, num_hidden_layers=2, **keys)
     data = write_conversations(images := tmp_path / "data")
@@ -101,6 +101,6 @@ def test_prompts_with_images_are_continued_as_the_library_does(what: str, tmp_pa
     if name == "gemma3":
         causal = [library_text(model, job, prompt, causal=True) for prompt in prompts]
         assert [one == other for one, other in zip(expected, causal, strict=True)] == [True, False, False]
-    for tp in (1, 2):
-        for found in pool.run(tp, write, str(tmp_path / "ours"), str(images), tp, rows):
+    for tp, pp in ((1, 1), (2, 1), (1, 2)):
+        for found in pool.run(tp * pp, write, str(tmp_path / "ours"), str(images), tp, pp, rows):
             assert found == [expected] * 5

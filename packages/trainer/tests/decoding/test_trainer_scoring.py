@@ -20,11 +20,11 @@ from mimo.trainer.decoding.scoring import last_answer, score_answers
 TOKENS = 5
 
 
-def make_trainer() -> Trainer:
+def make_trainer(rank: int = 0, pp: int = 1) -> Trainer:
     """Return a trainer whose model writes words."""
-    settings = table({"language": on(0, 0)})
+    settings = table({"language": on(0, pp - 1, pp=pp)})
     settings["tokenizer"] = {"plugin": "word", "words": [f"w{number}" for number in range(20)]}
-    return Trainer(make_job(settings), rank=0, device=torch.device("cpu"))
+    return Trainer(make_job(settings), rank=rank, device=torch.device("cpu"))
 
 
 @attrs.frozen
@@ -62,11 +62,12 @@ class Talks:
         return f"talk {sample}"
 
 
-def test_answers_are_asked_for_as_by_a_prompt(run_ranks: Callable[..., list[Any]]) -> None:
+@pytest.mark.parametrize("pp", [1, 2])
+def test_answers_are_asked_for_as_by_a_prompt(pp: int, run_ranks: Callable[..., list[Any]]) -> None:
     """The first turns are the prompt; those without an answer are left out, and without any it is refused."""
 
-    def score(_rank: int) -> tuple[list[dict[str, float]], str]:
-        trainer = make_trainer()
+    def score(rank: int) -> tuple[list[dict[str, float]], str]:
+        trainer = make_trainer(rank, pp)
         job = trainer.job
         said = generate(trainer, prompt_of(job, "w1 w2 w3 w4"), max_tokens=TOKENS)
         samples = [
@@ -86,7 +87,8 @@ def test_answers_are_asked_for_as_by_a_prompt(run_ranks: Callable[..., list[Any]
             score_answers(trainer, Talks(job.tokenizer, samples[2:3]), settings)
         return scores, str(refused.value)
 
-    ((scores, refused),) = run_ranks(1, score)
+    (scores, refused), *others = run_ranks(pp, score)
+    assert others == [(scores, refused)] * (pp - 1)
     assert scores == [{"exact": 0.5, "contains": 0.75}] * 2
     assert refused == (
         "--answers: expected held-out samples with answers, as conversations have them, got none in 1 samples. "

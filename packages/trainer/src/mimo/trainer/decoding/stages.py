@@ -98,10 +98,10 @@ class Stages:
         try:
             found = find()
         except _ERRORS as error:
-            self._tell([0] * count, json.dumps([type(error).__name__, *_words_of(error)]).encode())
+            self._report([0] * count, json.dumps([type(error).__name__, *_words_of(error)]).encode())
             self.flush()
             raise
-        self._tell(found, b"")
+        self._report(found, b"")
         return lambda: found
 
     def flush(self) -> None:
@@ -110,7 +110,7 @@ class Stages:
         if self._after is not None:
             self._after.flush()
 
-    def _tell(self, numbers: Sequence[int], text: bytes) -> None:
+    def _report(self, numbers: Sequence[int], text: bytes) -> None:
         """Send numbers, and the text of an error, if there is one, to the other stages."""
         messages = [[len(text), *numbers], *([[*text]] if text else [])]
         for stage in range(self.count):
