@@ -18,6 +18,8 @@ from mimo.model.layers.deferred_weights import WeightGradQueue
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
+_MIN_ELEMENTS = 1 << 17
+"""Of a weight; with smaller ones oneDNN gains nothing."""
 
 
 class Form(Protocol):
@@ -127,6 +129,8 @@ def multiply(
         outputs: which outputs of the piece are computed, None for all.
         weight_grad_queue: where the gradients of weight and bias are deferred.
     """
+    if form is None and outputs is None and not torch.is_grad_enabled():
+        return _by_onednn(x, weight, bias) if _gains_by_onednn(x, weight) else functional.linear(x, weight, bias)
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     if weight_grad_queue is None or not (trains and torch.is_grad_enabled()):
         if outputs is not None:
@@ -231,3 +235,14 @@ def _add(
         parameter.grad = _placed(parameter, compute(gradient, x), outputs)
     else:
         add(_cut(parameter.grad, outputs), gradient, x)
+
+
+def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product by oneDNN, without gradients; PyTorch itself takes MKL for float32, slower on some CPUs."""
+    return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))  # noqa: SLF001 - no other
+
+
+def _gains_by_onednn(x: Tensor, weight: Tensor) -> bool:
+    is_float = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
+    is_large = weight.numel() >= _MIN_ELEMENTS and x.numel() > 0
+    return is_float and is_large and hasattr(torch.ops.mkldnn, "_linear_pointwise")
