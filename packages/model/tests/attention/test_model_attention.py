@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -29,6 +30,8 @@ LENGTHS = [
 
 
 WINDOWS = (1, 4, 36, 90)
+KINDS = ((True, True), (True, False), (False, True), (False, False))
+"""Whether attention is causal, and whether ranks hold slices of all rows at once."""
 
 
 @attrs.frozen(kw_only=True)
@@ -163,14 +166,14 @@ def _check_case(
         assert not one.grad[len(here) :].any()
 
 
-def _check_attention(_rank: int) -> None:
+def _check_attention(_rank: int, *, whole: bool = False) -> None:
     assert dist.group.WORLD is not None
     context = ContextAxis.of(dist.group.WORLD)
-    for lengths in LENGTHS:
-        for causal in (True, False):
-            for sliced in (True, False):
-                for shape in SHAPES:
-                    _check_case(lengths, context, causal=causal, sliced=sliced, shape=shape)
+    for one, lengths in enumerate(LENGTHS):
+        for other, shape in enumerate(SHAPES):
+            kinds = KINDS if whole else (KINDS[(one + other + context.size) % len(KINDS)],)
+            for causal, sliced in kinds:
+                _check_case(lengths, context, causal=causal, sliced=sliced, shape=shape)
         for window in WINDOWS:
             for shape in (SHAPES[1], SHAPES[-1]):
                 _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window)
@@ -185,9 +188,17 @@ def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks
     """Values and gradients are those of masked attention over any context ranks.
 
     Any lengths, empty ones, ranks without a row, shared heads, padding at the end, windows back, items whose rows see
-    each other wherever the ranks cut them.
+    each other wherever the ranks cut them. Each number of ranks meets each shape in all kinds, at some lengths; and
+    each shape meets all kinds at all lengths, on one number of ranks.
     """
     run_ranks(ranks, _check_attention)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_attention_with_a_mask_in_every_kind(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
+    """The whole product of numbers of ranks, lengths, shapes and kinds."""
+    run_ranks(ranks, partial(_check_attention, whole=True))
 
 
 def _check_pieces(_rank: int) -> None:
