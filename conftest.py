@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Each test makes the trials of models that it needs: a record of an earlier one would hide a step that is missing.
-os.environ["MIMO_TRIALS"] = "0"
+# What trials of models find is kept for as long as these tests run, as it is for users: ranks of a test share it too.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have it from whom they work for
+    os.environ["MIMO_TRIALS"] = tempfile.mkdtemp(prefix="trials-")
+    atexit.register(shutil.rmtree, os.environ["MIMO_TRIALS"], ignore_errors=True)
 # Sessions install what a package declares, which may be torch without NumPy; torch warns of that in each process.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning")
 # Where ranks outnumber cores, whoever is woken would take the core of the thread that wakes it and that holds a lock of

@@ -130,9 +130,9 @@ def fail(process):
     raise ConfigError("run.seed", expected="luck", got="none")
 
 if os.environ["RANK"] == "0":
-    mimo.launch.start.worker._prepare = mark_open
+    mimo.launch.start.worker.prepare = mark_open
 if os.environ["RANK"] == "1":
-    mimo.launch.start.worker._prepare = fail
+    mimo.launch.start.worker.prepare = fail
 if os.environ["RANK"] == "2":
     wait_for(Path({str(reason)!r}))
 """

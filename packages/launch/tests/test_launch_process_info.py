@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from mimo.hooks import ConfigError
 from mimo.launch import ProcessInfo, process_from
 from mimo.launch.runtime import Fault, launch
-from mimo.launch.start.worker import threads_for
+from mimo.launch.start.worker import crowds, prepare, threads_for
 
 
 def test_a_rank_that_is_no_number_is_refused() -> None:
@@ -52,3 +55,20 @@ def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwi
     assert threads_for(process, {}) == 1
     assert threads_for(ProcessInfo(rank=0, world=1, local_rank=0), {}) == cores
     assert threads_for(process, {"OMP_NUM_THREADS": "3"}) is None
+
+
+def _scheduled(_rank: int) -> list[int]:
+    found = []
+    for world in (1, 2 * len(os.sched_getaffinity(0))):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        prepare(ProcessInfo(rank=0, world=world, local_rank=0))
+        found.append(os.sched_getscheduler(0))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
+def test_ranks_that_outnumber_cores_wait_in_turn(run_ranks: Callable[..., list[Any]]) -> None:
+    """Whoever is woken doesn't take the core of whoever wakes it; where each rank has a core nothing is changed."""
+    assert run_ranks(1, _scheduled) == [[os.SCHED_OTHER, os.SCHED_BATCH]]
+    process = ProcessInfo(rank=0, world=4096, local_rank=0)
+    assert not crowds(process, {"RANK": "0", "WORLD_SIZE": "4096", "LOCAL_WORLD_SIZE": "1"})

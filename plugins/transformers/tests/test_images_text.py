@@ -10,6 +10,7 @@ import pytest
 from library_images import library_inputs, library_processor, module_of, torchvision_by_name
 from published_folder import TILE
 from published_images import EACH, FOLDERS, SIZES, picture
+from small_models import known
 
 from mimo_transformers.images import PARITY
 
@@ -102,6 +103,7 @@ def _written(name: str, inputs: Mapping[str, Any], index: int) -> str:
 @EACH
 def test_a_marker_becomes_what_the_library_writes(name: str) -> None:
     """For each size: placeholders as often as there are rows, and other tokens where the library has them."""
+    known(FOLDERS[name].config["model_type"])
     processing = FOLDERS[name].processing()
     assert PARITY[processing.kind]["text"] == "method"
     for size in SIZES:

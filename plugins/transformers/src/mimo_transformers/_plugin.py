@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,6 +12,7 @@ from mimo.model import (
     STAGE_PARTS,
     ExpertSupport,
     LanguageModelSpec,
+    OpCost,
     Stage,
     TensorSupport,
     ends_share,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mimo.model.runtime import ExpertAxis, Split, TensorAxis
+    from mimo.topology import Recompute
 
 
 def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
@@ -68,6 +70,14 @@ def _split_experts(module: nn.Module, axis: ExpertAxis) -> Mapping[str, Split]:
     return expert_splits(module, axis)
 
 
+def _flops(
+    config: HfDecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
+) -> Mapping[str, OpCost]:
+    from mimo_transformers.model.cost import decoder_cost
+
+    return decoder_cost(config, stage, recompute, lengths, labels)
+
+
 HF_DECODER = LanguageModelSpec(
     name="hf-decoder",
     config=HfDecoderConfig,
@@ -83,6 +93,7 @@ HF_DECODER = LanguageModelSpec(
     experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
     deepstack=lambda config: config.deepstack,
     reads_items=lambda config: config.bidirectional_items,
+    flops=_flops,
     hf_any=CAUSAL,
     recompute={"full": stage_recompute()["full"]},
 )

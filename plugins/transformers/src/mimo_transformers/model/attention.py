@@ -29,6 +29,41 @@ _WITHOUT_MEANING = frozenset(
 """Keyword arguments of the library's attention that change nothing here."""
 
 
+@attrs.frozen(kw_only=True)
+class AttentionCall:
+    """One call of attention in a forward.
+
+    Args:
+        heads: of queries.
+        scored: width of each in scores.
+        summed: width of each in what is summed by them.
+        window: how many rows a row sees at most; 0 for all.
+    """
+
+    heads: int
+    scored: int
+    summed: int
+    window: int
+
+    @classmethod
+    def of(cls, query: Tensor, value: Tensor, *, window: int) -> AttentionCall:
+        """Return the call of queries [T, N, D] and values [T, K, V]."""
+        return cls(heads=query.shape[1], scored=query.shape[2], summed=value.shape[2], window=window)
+
+
+@attrs.frozen
+class Tally:
+    """What layers ask for in a forward that only counts.
+
+    Args:
+        attention: calls of it.
+        chosen: by module of experts, how many of them each row goes to.
+    """
+
+    attention: list[AttentionCall] = attrs.field(factory=list)
+    chosen: dict[nn.Module, int] = attrs.field(factory=dict)
+
+
 @attrs.define(eq=False, kw_only=True)
 class PackedRows:
     """The packed rows of one forward, and what passes beside them through the library's own forward.
@@ -44,6 +79,7 @@ class PackedRows:
         deep: rows that are added behind layers of this stage.
         places: [T, 3] of each row in time, down and across, where rows turn by these.
         items: of each sample, or none: the rows of its items, each of which sees all of its item.
+        tally: where what is asked for is taken down, instead of being computed; None for computing it.
     """
 
     lengths: tuple[int, ...]
@@ -56,6 +92,7 @@ class PackedRows:
     causal: bool = True
     places: Tensor | None = None
     items: Sequence[Sequence[tuple[int, int]]] = ()
+    tally: Tally | None = None
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
     _calls: dict[int | str, int] = attrs.field(factory=dict, init=False)
 
@@ -80,7 +117,13 @@ class PackedRows:
         """Return so many rows that are one sample."""
         positions = torch.arange(count, device=self.positions.device)
         return PackedRows(
-            lengths=(count,), positions=positions, context=self.context, cache=None, resumed=None, causal=self.causal
+            lengths=(count,),
+            positions=positions,
+            context=self.context,
+            cache=None,
+            resumed=None,
+            causal=self.causal,
+            tally=self.tally,
         )
 
     def call_of(self, layer: int | str) -> str:
@@ -149,6 +192,9 @@ def packed_attention(
     if causal != rows.causal:
         raise refusal(module, f"attention with is_causal = {rows.causal}", repr(causal))
     query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    if rows.tally is not None:
+        rows.tally.attention.append(AttentionCall.of(query, value, window=sliding_window or 0))
+        return query.new_zeros(1, *query.shape[:2], value.shape[2]), None
     if rows.cache is not None:
         layer = rows.cache.layer(rows.call_of(cast("int", module.layer_idx)))
         key, value = layer.extend("key", key), layer.extend("value", value)
@@ -182,6 +228,12 @@ def rows_of(part: nn.Module) -> PackedRows:
     if not isinstance(rows, PackedRows):
         raise refusal(part, "attention inside of layers alone", "a call from elsewhere")
     return rows
+
+
+def tally_of(part: nn.Module) -> Tally | None:
+    """Return where a part of a layer takes down what it is asked for, None if it computes."""
+    rows = vars(part).get(_ROWS)
+    return rows.tally if isinstance(rows, PackedRows) else None
 
 
 def set_heads(module: nn.Module, heads: Sequence[int]) -> None:

@@ -71,7 +71,7 @@ def run_task(
             if terms.enter is not None:
                 terms.enter().keep()  # it waits for a bounded time, which nobody need watch
             worker.fault_store.open_directory()
-        _prepare(process)
+        prepare(process)
         process.heartbeat.doing = "the first meeting of all ranks"
         backend = rendezvous.backend(process.device)
         process = join_world(process, connect(), timeout=group_timeout(terms.timeout), backend=backend)
@@ -102,11 +102,31 @@ def threads_for(process: ProcessInfo, environ: Mapping[str, str]) -> int | None:
     return max(1, cores // local_world(environ, process.world))
 
 
-def _prepare(process: ProcessInfo) -> None:
+def crowds(process: ProcessInfo, environ: Mapping[str, str]) -> bool:
+    """Tell whether more processes compute on this machine's CPU than it has cores."""
+    return local_world(environ, process.world) > len(os.sched_getaffinity(0))
+
+
+def _wait_in_turn() -> None:
+    """Have this process, once woken, not take the core of whoever wakes it.
+
+    That may be a thread which holds a lock of gloo's, for which another thread of gloo's would turn in place until
+    then: where ranks outnumber cores, that is up to half of all CPU time.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(PermissionError):  # what it would save is all that is lost
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def prepare(process: ProcessInfo) -> None:
+    """Choose the device of this process, or how it shares the machine's cores."""
     if process.device.startswith("cuda"):
         torch.cuda.set_device(torch.device(process.device))
         return
-    threads = threads_for(process, with_slurm(os.environ))
+    environ = with_slurm(os.environ)
+    if crowds(process, environ):
+        _wait_in_turn()
+    threads = threads_for(process, environ)
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -1,0 +1,70 @@
+"""What `hf-decoder` is said to take: against torch's own count of products, and against the formula of `decoder`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import small
+from torch.utils.flop_counter import FlopCounterMode
+
+from mimo.model import DECODER, DecoderConfig, OpCost, Stage
+from mimo.model.runtime import LanguageBatch
+from mimo_transformers import HF_DECODER, HfDecoderConfig
+from mimo_transformers.model.stage import HfStage
+
+LENGTHS = (7, 9)
+LABELS = 11
+
+
+def _cost(config: Any, stage: Stage, recompute: Any = "none", *, spec: Any = HF_DECODER) -> dict[str, OpCost]:
+    return dict(spec.flops(config, stage, recompute, LENGTHS, LABELS))
+
+
+def _total(*costs: dict[str, OpCost]) -> OpCost:
+    return sum((work for cost in costs for work in cost.values()), OpCost())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "cohere2", "granite", "stablelm"])
+def test_products_with_weights_are_those_that_torch_counts(model_type: str) -> None:
+    """Of a whole forward, the head for the rows with labels alone."""
+    config = small(model_type)
+    stage = HfStage(config, Stage())
+    ids = torch.ones(sum(LENGTHS), dtype=torch.long)
+    batch = LanguageBatch.of(ids, ids, torch.cat([torch.arange(length) for length in LENGTHS]), lengths=LENGTHS)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        stage.logits(stage(batch, {}, None)[:LABELS])
+    assert _total(_cost(config, Stage())).weighted == counter.get_total_flops()
+    assert _total(_cost(config, Stage())).weights == sum(one.numel() for one in stage.parameters())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_operations_are_those_of_the_decoder_that_reads_the_same_folder(model_type: str, stages: int) -> None:
+    """By stage and part: products with weights, those of experts for the rows that they take, and attention."""
+    config = small(model_type)
+    ours = _as_decoder(config)
+    for index in range(stages):
+        stage = Stage(index, stages)
+        found, wanted = _cost(config, stage), _cost(ours, stage, spec=DECODER)
+        assert found.keys() == wanted.keys()
+        for part in wanted:
+            for name in ("weighted", "inner", "expert_weights"):
+                assert getattr(found[part], name) == getattr(wanted[part], name), (index, part, name)
+
+
+def _as_decoder(config: HfDecoderConfig) -> DecoderConfig:
+    (family,) = (one for one in DECODER.hf if one.model_type == config.model_type)
+    keys = {"architectures": [family.architecture], **config.library().to_dict()}
+    return DecoderConfig(**family.settings(keys))
+
+
+def test_a_layer_that_is_computed_again_saves_its_rows_alone() -> None:
+    """And its forward counts once more."""
+    config = small("llama")
+    usual, again = (_cost(config, Stage(), recompute)["layers"] for recompute in ("none", "full"))
+    assert again.repeated == usual.forward > 0
+    assert again.split == 0
+    assert again.copied == sum(LENGTHS) * config.hidden * config.layers
+    assert 0 < again.recomputed < usual.split + usual.copied
