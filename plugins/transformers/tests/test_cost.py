@@ -35,7 +35,10 @@ def test_products_with_weights_are_those_that_torch_counts(model_type: str) -> N
     batch = LanguageBatch.of(ids, ids, torch.cat([torch.arange(length) for length in LENGTHS]), lengths=LENGTHS)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         stage.logits(stage(batch, {}, None)[:LABELS])
-    assert _total(_cost(config, Stage())).weighted == counter.get_total_flops()
+    # Without products in batches: some releases of the library make angles of positions by them.
+    counts = counter.get_flop_counts()["Global"]
+    found = sum(count for name, count in counts.items() if name in {torch.ops.aten.mm, torch.ops.aten.addmm})
+    assert _total(_cost(config, Stage())).weighted == found
     assert _total(_cost(config, Stage())).weights == sum(one.numel() for one in stage.parameters())
 
 
