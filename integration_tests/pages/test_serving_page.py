@@ -27,6 +27,7 @@ TEXT, LLAVA, QWEN, PEFT = (block for language, block in BLOCKS if language == "p
 FAMILIES = {"llava": "llava_next", "qwen": "qwen2_5_vl"}
 LORA = 'modules.language.lora={rank=2,targets=["*.query"]}'
 TOKENS = torch.arange(11)
+ASKED = ("Once upon a time", "To be")
 
 
 def run_one(line: str, folder: Path) -> Ended:
@@ -50,6 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("page")
     data = write_conversations(found, count=1)
     (found / "4.png").rename(found / "cat.png")
+    (found / "asked.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ASKED))
     for run, name in FAMILIES.items():
         write_whole(name, found / run, num_hidden_layers=2)
         tokens = json.loads((found / run / "tokenizer_config.json").read_text())
@@ -74,7 +76,8 @@ def ended(folder: Path) -> dict[str, Ended]:
 def test_the_page_of_serving_shows_commands_that_work(folder: Path, ended: dict[str, Ended]) -> None:
     """Folders have the type that is asked for, and all files of the published ones as they were."""
     assert {line: one for line, one in ended.items() if one.code or one.err} == {}
-    assert len(ended) == 8
+    assert len(ended) == 9
+    assert len((folder / "answers.jsonl").read_text().splitlines()) == len(ASKED)
     assert json.loads((folder / "small-model" / "config.json").read_text())["dtype"] == "bfloat16"
     assert {tensor.dtype for tensor in tensors_of(folder / "small-model").values()} == {torch.bfloat16}
     for run in FAMILIES:
@@ -87,7 +90,7 @@ def test_the_page_of_serving_shows_commands_that_work(folder: Path, ended: dict[
 @pytest.mark.parametrize(("run", "program"), [("text", TEXT), ("llava", LLAVA), ("qwen", QWEN)])
 def test_transformers_answers_as_we_do(run: str, program: str, folder: Path, ended: dict[str, Ended]) -> None:
     """The same greedy text: of a language model, and of an image by the library's processor and without it."""
-    (ours,) = (one.out for line, one in ended.items() if line.startswith(f"mimo generate runs/{run} "))
+    (ours,) = (one.out for line, one in ended.items() if re.match(f"mimo generate runs/{run} --(text|image)", line))
     assert len(ours) > 8
     assert printed(program, folder) == ours
 

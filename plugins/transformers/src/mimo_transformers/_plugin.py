@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mimo.model.runtime import ExpertAxis, Split, TensorAxis
-    from mimo.topology import Recompute
 
 
 def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
@@ -71,7 +70,7 @@ def _split_experts(module: nn.Module, axis: ExpertAxis) -> Mapping[str, Split]:
 
 
 def _flops(
-    config: HfDecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
+    config: HfDecoderConfig, stage: Stage, recompute: str, lengths: Sequence[int], labels: int
 ) -> Mapping[str, OpCost]:
     from mimo_transformers.model.cost import decoder_cost
 

@@ -52,7 +52,7 @@ class AttentionCall:
 
 
 @attrs.frozen
-class Tally:
+class CallRecord:
     """What layers ask for in a forward that only counts.
 
     Args:
@@ -79,7 +79,7 @@ class PackedRows:
         deep: rows that are added behind layers of this stage.
         places: [T, 3] of each row in time, down and across, where rows turn by these.
         items: of each sample, or none: the rows of its items, each of which sees all of its item.
-        tally: where what is asked for is taken down, instead of being computed; None for computing it.
+        record: where what is asked for is taken down, instead of being computed; None for computing it.
     """
 
     lengths: tuple[int, ...]
@@ -92,7 +92,7 @@ class PackedRows:
     causal: bool = True
     places: Tensor | None = None
     items: Sequence[Sequence[tuple[int, int]]] = ()
-    tally: Tally | None = None
+    record: CallRecord | None = None
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
     _calls: dict[int | str, int] = attrs.field(factory=dict, init=False)
 
@@ -123,7 +123,7 @@ class PackedRows:
             cache=None,
             resumed=None,
             causal=self.causal,
-            tally=self.tally,
+            record=self.record,
         )
 
     def call_of(self, layer: int | str) -> str:
@@ -192,8 +192,8 @@ def packed_attention(
     if causal != rows.causal:
         raise refusal(module, f"attention with is_causal = {rows.causal}", repr(causal))
     query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    if rows.tally is not None:
-        rows.tally.attention.append(AttentionCall.of(query, value, window=sliding_window or 0))
+    if rows.record is not None:
+        rows.record.attention.append(AttentionCall.of(query, value, window=sliding_window or 0))
         return query.new_zeros(1, *query.shape[:2], value.shape[2]), None
     if rows.cache is not None:
         layer = rows.cache.layer(rows.call_of(cast("int", module.layer_idx)))
@@ -230,10 +230,10 @@ def rows_of(part: nn.Module) -> PackedRows:
     return rows
 
 
-def tally_of(part: nn.Module) -> Tally | None:
+def record_of(part: nn.Module) -> CallRecord | None:
     """Return where a part of a layer takes down what it is asked for, None if it computes."""
     rows = vars(part).get(_ROWS)
-    return rows.tally if isinstance(rows, PackedRows) else None
+    return rows.record if isinstance(rows, PackedRows) else None
 
 
 def set_heads(module: nn.Module, heads: Sequence[int]) -> None:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
 
 import attrs
 import torch
@@ -19,12 +18,9 @@ from torch import nn
 from mimo.model import OpCost, Stage
 from mimo.model.runtime import GroupedLinear, LanguageBatch, create_on
 from mimo_transformers.family import HfDecoderConfig
-from mimo_transformers.model.attention import AttentionCall, Tally
+from mimo_transformers.model.attention import AttentionCall, CallRecord
 from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.stage import HfStage
-
-if TYPE_CHECKING:
-    from mimo.topology import Recompute
 
 _ROWS = 2
 
@@ -48,7 +44,7 @@ class _Counted:
 
 
 def decoder_cost(
-    config: HfDecoderConfig, stage: Stage, recompute: Recompute, lengths: Sequence[int], labels: int
+    config: HfDecoderConfig, stage: Stage, recompute: str, lengths: Sequence[int], labels: int
 ) -> Mapping[str, OpCost]:
     """Return by part what a forward of ``stage`` takes over samples of these lengths; see `LanguageModelSpec.flops`."""
     counted, rows = _counted(json.dumps(attrs.asdict(config), sort_keys=True), stage), sum(lengths)
@@ -89,11 +85,11 @@ def _counted(described: str, stage: Stage) -> _Counted:
     config = HfDecoderConfig(**json.loads(described))
     with create_on("meta"):
         built = HfStage(config, stage)
-    built.tally = tally = Tally()
+    built.record = record = CallRecord()
     with torch.no_grad(), suppress(RuntimeError):  # some read numbers back, or have tensors elsewhere
         _run(built, config)
     chosen = {
-        part: tally.chosen.get(module, 1)
+        part: record.chosen.get(module, 1)
         for module in built.modules()
         if isinstance(module, BridgedExperts)
         for part in module.modules()
@@ -118,7 +114,7 @@ def _counted(described: str, stage: Stage) -> _Counted:
         weights={part: weights[part] for part in parts if part in held},
         read=read,
         experts=experts,
-        attention=tuple(tally.attention),
+        attention=tuple(record.attention),
     )
 
 

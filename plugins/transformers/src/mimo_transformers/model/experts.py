@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.model.runtime import Dispatch, ExpertAxis, GroupedLinear, TensorAxis
-from mimo_transformers.model.attention import tally_of
+from mimo_transformers.model.attention import record_of
 from mimo_transformers.model.modules import Draw, draw_all, without_contents
 from mimo_transformers.model.published import Published
 
@@ -50,8 +50,8 @@ class BridgedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return [T, H] of ``hidden_states`` [T, H]: the sum of what the chosen [T, k] make of it, weighted [T, k]."""
-        if (tally := tally_of(self)) is not None:
-            tally.chosen[self] = top_k_index.shape[1]
+        if (record := record_of(self)) is not None:
+            record.chosen[self] = top_k_index.shape[1]
             return torch.zeros_like(hidden_states)
         total, share = len(hidden_states), self.tensor.share_out
         span = self.tensor.span(total)

@@ -19,7 +19,7 @@ from mimo.hooks import ConfigError
 from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
 from mimo_transformers.family import HfDecoderConfig, base_path_of, new_network, quiet
-from mimo_transformers.model.attention import PackedRows, Tally, register_attention
+from mimo_transformers.model.attention import CallRecord, PackedRows, register_attention
 from mimo_transformers.model.experts import BridgedGroupedLinear
 from mimo_transformers.model.layers import LAYER_ROWS, Passing, bridge_layers, mix_in, stand_in
 from mimo_transformers.model.mixing import mixing
@@ -42,13 +42,13 @@ class HfStage(LanguageStage):
 
     Attributes:
         config: of the model.
-        tally: where a forward takes down what its layers ask for, instead of computing it.
+        record: where a forward takes down what its layers ask for, instead of computing it.
     """
 
     def __init__(self, config: HfDecoderConfig, stage: Stage) -> None:
         register_attention()
         self.config = config
-        self.tally: Tally | None = None
+        self.record: CallRecord | None = None
         library = config.library()
         with quiet():
             with create_on("meta"):
@@ -107,7 +107,7 @@ class HfStage(LanguageStage):
             deep=deep,
             places=places,
             items=items,
-            tally=self.tally,
+            record=self.record,
         )
         base, _, layers = self._networks
         found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
