@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -56,6 +57,8 @@ def _be_rank(
     function: Callable[[int], Any], rank: int, world: int, listener: socket.socket, result: Connection
 ) -> None:
     torch.set_num_threads(1)
+    if world > len(os.sched_getaffinity(0)):  # as `mimo train` does
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     host, port = listener.getsockname()
     if rank == 0:
         store = TCPStore(host, port, world, is_master=True, master_listen_fd=listener.detach())
