@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +65,6 @@ def _scheduled(_rank: int) -> list[int]:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
 def test_ranks_that_outnumber_cores_wait_in_turn(run_ranks: Callable[..., list[Any]]) -> None:
     """Whoever is woken doesn't take the core of whoever wakes it; where each rank has a core nothing is changed."""
     assert run_ranks(1, _scheduled) == [[os.SCHED_OTHER, os.SCHED_BATCH]]

@@ -63,6 +63,13 @@ def _as_decoder(config: HfDecoderConfig) -> DecoderConfig:
     return DecoderConfig(**family.settings(keys))
 
 
+def test_what_cannot_run_without_storage_is_counted_by_its_weights_alone() -> None:
+    """Calls that were recorded before it failed are left out too."""
+    layers = _cost(small("falcon_h1"), Stage())["layers"]
+    assert layers.weighted > 0
+    assert layers.inner == 0
+
+
 def test_a_layer_that_is_computed_again_saves_its_rows_alone() -> None:
     """And its forward counts once more."""
     config = small("llama")

@@ -1,4 +1,4 @@
-"""What both encoders register alike. Free of torch."""
+"""What both encoders register. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 """What a stage takes, from the shapes of its weights and from what its layers ask of attention and of experts.
 
-A forward of a few rows without storage takes down the calls; nothing is computed. What parts that mix rows do between
-their weights, as scans do, is left out; of the few families that can't run without storage, attention too.
+A forward of a few rows without storage records these calls and computes nothing. What parts that mix rows do between
+their weights, as scans do, is left out; so is attention in the few families that can't run without storage. Experts in
+a form that isn't known here count for all rows.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 
 import attrs
@@ -16,60 +17,70 @@ import torch
 from torch import nn
 
 from mimo.model import OpCost, Stage
-from mimo.model.runtime import GroupedLinear, LanguageBatch, create_on
+from mimo.model.runtime import Embedding, GroupedLinear, LanguageBatch, create_on
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.attention import AttentionCall, CallRecord
 from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.stage import HfStage
 
 _ROWS = 2
+_HEAD = "head"
+_PARTS = {"embedding": "embedding", "before": "embedding", "layers": "layers"}
+"""Which part the first word of a parameter's path says; all others are of the head."""
 
 
-@attrs.frozen(kw_only=True)
-class _Counted:
-    """What a stage has.
+@attrs.define
+class _Matrices:
+    """What one part of a stage multiplies rows with.
 
     Args:
-        weights: elements of its parameters, by part.
-        read: by part, outputs, inputs and a factor of each matrix with which all rows are multiplied, or as many times
-            the rows.
-        experts: of these, elements of experts, by part.
-        attention: calls of it.
+        weights: elements of all its parameters.
+        experts: of these, those of experts.
+        products: elements of its matrices, each as often as one row is multiplied with it.
+        ends: inputs and outputs of these products.
     """
 
-    weights: Mapping[str, int]
-    read: Mapping[str, Sequence[tuple[int, int, int]]]
-    experts: Mapping[str, int]
-    attention: Sequence[AttentionCall]
+    weights: int = 0
+    experts: int = 0
+    products: int = 0
+    ends: int = 0
+
+    def add(self, outputs: int, inputs: int, *, times: int = 1) -> None:
+        """Count a matrix with which each row is multiplied, so many times."""
+        self.products += times * outputs * inputs
+        self.ends += times * (outputs + inputs)
 
 
 def decoder_cost(
     config: HfDecoderConfig, stage: Stage, recompute: str, lengths: Sequence[int], labels: int
 ) -> Mapping[str, OpCost]:
     """Return by part what a forward of ``stage`` takes over samples of these lengths; see `LanguageModelSpec.flops`."""
-    counted, rows = _counted(json.dumps(attrs.asdict(config), sort_keys=True), stage), sum(lengths)
-    found = {}
-    for part, weights in counted.weights.items():
-        work = OpCost(weights=weights, expert_weights=counted.experts[part])
-        for outputs, inputs, times in counted.read[part]:
-            some = (labels if part == "head" else rows) * times
-            ends = some * (outputs + inputs)
-            work += OpCost(weighted=2.0 * some * outputs * inputs, copied=ends, operands=ends)
-        found[part] = work + OpCost(copied=rows) if part == "embedding" and stage.is_first else work
+    parts, attention = _counted(json.dumps(attrs.asdict(config), sort_keys=True), stage)
+    rows, found = sum(lengths), {}
+    for part, matrices in parts.items():
+        some = labels if part == _HEAD else rows
+        found[part] = OpCost(
+            weighted=2.0 * some * matrices.products,
+            copied=some * matrices.ends + (rows if part == "embedding" and stage.is_first else 0),
+            operands=some * matrices.ends,
+            weights=matrices.weights,
+            expert_weights=matrices.experts,
+        )
     if "layers" in found:
-        work = found["layers"] + sum((_attention(call, lengths) for call in counted.attention), OpCost())
-        count = len(stage.layers(config.layers))
-        found["layers"] = _repeated(work, count, rows * config.hidden) if recompute == "full" else work
+        for call, count in attention.items():
+            found["layers"] += _attention(call, lengths, count)
+        if recompute == "full":
+            found["layers"] = _repeated(found["layers"], len(stage.layers(config.layers)), rows * config.hidden)
     return found
 
 
-def _attention(call: AttentionCall, lengths: Sequence[int]) -> OpCost:
-    """Return what one call takes: products of queries with keys, and of scores with values; half of all, as causal."""
+def _attention(call: AttentionCall, lengths: Sequence[int], count: int) -> OpCost:
+    """Return what some equal calls take: products of queries with keys, and of scores with values, half as causal."""
     pairs = sum(length * length for length in lengths) / 2
     if call.window:
         pairs -= sum(max(0, length - call.window) ** 2 for length in lengths) / 2
     saved = sum(lengths) * call.heads * (call.summed + 1.0)
-    return OpCost(inner=2.0 * pairs * call.heads * (call.scored + call.summed), split=saved)
+    return OpCost(inner=2.0 * count * pairs * call.heads * (call.scored + call.summed), split=count * saved)
 
 
 def _repeated(layers: OpCost, count: int, inputs: float) -> OpCost:
@@ -81,51 +92,44 @@ def _repeated(layers: OpCost, count: int, inputs: float) -> OpCost:
 
 
 @cache
-def _counted(described: str, stage: Stage) -> _Counted:
+def _counted(described: str, stage: Stage) -> tuple[Mapping[str, _Matrices], Mapping[AttentionCall, int]]:
+    """Return what the parts of a stage multiply with, in the order of data, and how often attention is called how."""
     config = HfDecoderConfig(**json.loads(described))
     with create_on("meta"):
         built = HfStage(config, stage)
-    built.record = record = CallRecord()
-    with torch.no_grad(), suppress(RuntimeError):  # some read numbers back, or have tensors elsewhere
-        _run(built, config)
-    chosen = {
-        part: record.chosen.get(module, 1)
-        for module in built.modules()
-        if isinstance(module, BridgedExperts)
-        for part in module.modules()
+    record = _record(built, config)
+    times = {
+        linear: record.chosen.get(experts, 1)
+        for experts in built.modules()
+        if isinstance(experts, BridgedExperts)
+        for linear in experts.modules()
     }
-    parts = dict.fromkeys(("embedding", "layers", "head"))
-    weights, experts = dict.fromkeys(parts, 0), dict.fromkeys(parts, 0)
-    read: dict[str, list[tuple[int, int, int]]] = {part: [] for part in parts}
+    parts = {part: _Matrices() for part in ("embedding", "layers", _HEAD)}
     for path, module in built.named_modules():
-        part = {"embedding": "embedding", "before": "embedding", "layers": "layers"}.get(path.split(".")[0], "head")
+        part = parts[_PARTS.get(path.partition(".")[0], _HEAD)]
         for leaf, parameter in module.named_parameters(recurse=False):
-            weights[part] += parameter.numel()
+            part.weights += parameter.numel()
             if isinstance(module, GroupedLinear):
-                experts[part] += parameter.numel()
+                part.experts += parameter.numel()
                 if leaf == "weight":
-                    read[part].append((*parameter.shape[1:], chosen.get(module, 1)))
-            elif parameter.dim() > 1 and not _is_table(module):
-                read[part].append((parameter.shape[0], parameter.shape[1:].numel(), 1))
+                    part.add(*parameter.shape[1:], times=times.get(module, 1))
+            elif parameter.dim() > 1 and not isinstance(module, Embedding | nn.Embedding):
+                part.add(parameter.shape[0], parameter.shape[1:].numel())
     if built.stage.is_last and built.tied:
-        read["head"].append((config.vocabulary, config.hidden, 1))
-    held = {part for part in parts if weights[part] or read[part]}
-    return _Counted(
-        weights={part: weights[part] for part in parts if part in held},
-        read=read,
-        experts=experts,
-        attention=tuple(record.attention),
-    )
+        parts[_HEAD].add(config.vocabulary, config.hidden)
+    return {name: part for name, part in parts.items() if part.weights or part.products}, Counter(record.attention)
 
 
-def _run(built: HfStage, config: HfDecoderConfig) -> None:
-    """Have a stage without storage run on rows of one sample."""
+def _record(built: HfStage, config: HfDecoderConfig) -> CallRecord:
+    """Return what a stage without storage asks for in a forward; nothing of one that can't run so."""
     ids = torch.zeros(_ROWS, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, torch.arange(_ROWS), lengths=[_ROWS])
     meta = {name: getattr(batch, name).to("meta") for name in ("tokens", "labels", "positions", "samples")}
-    batch = attrs.evolve(batch, **meta)
-    built(batch, {}, None if built.stage.is_first else torch.zeros(_ROWS, config.hidden, device="meta"))
-
-
-def _is_table(part: nn.Module) -> bool:
-    return isinstance(part, nn.Embedding) or "embedding" in type(part).__name__.lower()
+    hidden = None if built.stage.is_first else torch.zeros(_ROWS, config.hidden, device="meta")
+    built.record = CallRecord()
+    try:
+        with torch.no_grad():
+            built(attrs.evolve(batch, **meta), {}, hidden)
+    except RuntimeError:  # it reads numbers back, or has tensors elsewhere
+        return CallRecord()
+    return built.record

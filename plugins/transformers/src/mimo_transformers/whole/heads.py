@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,8 +26,6 @@ _PLAIN: Mapping[str, float | None] = {
 """Keys that say what becomes of the products of a head, and what leaves them as they are."""
 _WORDS = 3
 
-_LEFT_OUT: dict[str, Mapping[str, float | None]] = {}
-
 
 def left_out(library: Any) -> Mapping[str, float | None]:
     """Return the keys of the language model that its logits in the whole don't depend on, as they leave these alone.
@@ -40,16 +38,20 @@ def left_out(library: Any) -> Mapping[str, float | None]:
     if not said:
         return {}
     values = thin_whole(library, thin_text(library))
-    key = json.dumps([library.model_type, values], sort_keys=True)
-    if key not in _LEFT_OUT:
-        with trying():
-            wanted = _logits(library.model_type, values)
-            _LEFT_OUT[key] = {
-                one: plain
-                for one, plain in said.items()
-                if torch.equal(wanted, _logits(library.model_type, _with(values, {one: plain})))
-            }
-    return _LEFT_OUT[key]
+    return _without_effect(json.dumps([library.model_type, values, said], sort_keys=True))
+
+
+@cache
+def _without_effect(description: str) -> Mapping[str, float | None]:
+    """Return those keys with which a thin model makes the logits that it makes without them."""
+    model_type, values, said = json.loads(description)
+    with trying():
+        wanted = _logits(model_type, values)
+        return {
+            key: plain
+            for key, plain in said.items()
+            if torch.equal(wanted, _logits(model_type, _with(values, {key: plain})))
+        }
 
 
 def _with(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:

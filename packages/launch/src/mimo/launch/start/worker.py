@@ -110,12 +110,11 @@ def crowds(process: ProcessInfo, environ: Mapping[str, str]) -> bool:
 def _wait_in_turn() -> None:
     """Have this process, once woken, not take the core of whoever wakes it.
 
-    That may be a thread which holds a lock of gloo's, for which another thread of gloo's would turn in place until
+    That may be a thread that holds a lock of gloo's, which another thread of gloo's would try again and again until
     then: where ranks outnumber cores, that is up to half of all CPU time.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(PermissionError):  # what it would save is all that is lost
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(PermissionError):  # what it would save is all that is lost
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def prepare(process: ProcessInfo) -> None:

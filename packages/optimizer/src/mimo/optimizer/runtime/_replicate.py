@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mimo.optimizer._specs import DeferredGrads, ModuleParameters, Prepared
+from mimo.optimizer.runtime._adamw import zeros_like
 from mimo.optimizer.runtime._in_order import InOrder
 from mimo.topology import StageId
 from mimo.topology.meshes import DATA_AXES, Meshes, gradient_of, laid_out, leaf_of, local, tied_pairs
@@ -31,7 +32,7 @@ def local_gradient(parameter: nn.Parameter) -> Tensor:
     """
     if parameter.grad is None:
         gradient = gradient_of(parameter)
-        parameter.grad = laid_out(torch.zeros_like(local(parameter)) if gradient is None else gradient, like=parameter)
+        parameter.grad = zeros_like(parameter) if gradient is None else laid_out(gradient, like=parameter)
     return local(parameter.grad)
 
 
