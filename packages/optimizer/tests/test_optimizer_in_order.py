@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from mimo.hooks import RunError
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import InOrder, _replicate, replicate
 from mimo.topology import Grid, Module, ModuleGraph
-from mimo.topology.meshes import Meshes
+from mimo.topology.meshes import Meshes, as_parameter
 
 
 class Noted:
@@ -151,3 +152,39 @@ def test_in_order_sums_of_copies_are_those_of_all_lanes(*, overlaps: bool, run_r
     for found, events in run_ranks(2, _replicated, overlaps):
         assert found == [[4.0, 40.0, 400.0], [2.0, 20.0, 200.0]]
         assert sorted(events) == sorted(2 * [f"vision.{number}.weight" for number in range(3)])
+
+
+def _begun(rank: int) -> list[str]:
+    """Return when sums begin of parameters that are DTensors over what layers compute with, as those of modules are."""
+    _replicate.MESSAGE_BYTES = 4
+    grid = Grid(name="vision", ranks=(0, 1), dp=2)
+    module = Module(grid=grid, trains=(True,), overlaps=frozenset({"sums"}))
+    meshes = Meshes(ModuleGraph(modules=(module,), arrows=()), rank=rank, device_type="cpu")
+    layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
+    named = {}
+    for name, piece in layers.named_parameters():
+        whole = DTensor.from_local(piece.detach(), meshes.tensor_mesh(grid), [Replicate()], run_check=False)
+        whole._local_tensor = piece
+        named[f"vision.{name}"] = as_parameter(whole, requires_grad=True)
+    events: list[str] = []
+    part = ModuleParameters(
+        grid=grid,
+        rank=rank,
+        parameters=named,
+        modules=(layers,),
+        observe=lambda _sums, _stages, gradients: events.extend("sum" for _ in gradients),
+    )
+    prepared = replicate(part, meshes, overlaps=True)
+    with prepared.on_grad_accumulation(None, True):
+        x = torch.ones(1, 1)
+        for layer in layers:
+            x = layer(x)
+        x.sum().backward()
+        events.append("over")
+    prepared.reduce()
+    return events
+
+
+def test_in_order_sums_begin_while_layers_add_to_their_pieces(run_ranks: Callable[..., list[Any]]) -> None:
+    """A parameter's gradient is final when autograd has given it to the piece of it that lies here."""
+    assert run_ranks(2, _begun) == 2 * [["sum", "sum", "sum", "over"]]

@@ -64,7 +64,7 @@ def _as_decoder(config: HfDecoderConfig) -> DecoderConfig:
 
 
 def test_what_cannot_run_without_storage_is_counted_by_its_weights_alone() -> None:
-    """Calls that were recorded before it failed are left out too."""
+    """As of families that keep a tensor in memory."""
     layers = _cost(small("falcon_h1"), Stage())["layers"]
     assert layers.weighted > 0
     assert layers.inner == 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.model.layers import Linear
 
@@ -19,3 +22,25 @@ def test_a_layer_gives_the_same_with_gradients_and_without(rows: int, outputs: i
         found = layer(x)
     assert given.requires_grad
     torch.testing.assert_close(found, given.detach(), rtol=0, atol=1e-5)
+
+
+class _Counted(TorchDispatchMode):
+    """Notes what oneDNN computes."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "mkldnn" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("outputs", "count"), [(300, 1), (20, 0)])
+def test_large_weights_alone_go_to_onednn(outputs: int, count: int) -> None:
+    """And never where a gradient is asked for."""
+    layer, x = Linear(512, outputs), torch.randn(8, 512)
+    with _Counted() as counted:
+        layer(x)
+        assert counted.count == 0
+        with torch.no_grad():
+            layer(x)
+    assert counted.count == count
