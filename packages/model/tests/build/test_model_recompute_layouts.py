@@ -40,6 +40,7 @@ LAYOUTS: Mapping[str, tuple[DecoderConfig | HybridConfig, LanguageLayout]] = {
     "ep2 over lanes, layers frozen": (EXPERTS, LanguageLayout(ep=2, lanes=((5, 3), ()), frozen=LAYERS)),
     "ep2 over tensor ranks": (EXPERTS, LanguageLayout(tp=2, ep=2, lanes=LANES)),
     "ep2 over tensor ranks, rows split": (EXPERTS, LanguageLayout(tp=2, ep=2, sequence_parallel=True, lanes=LANES)),
+    "etp2 over context ranks": (EXPERTS, LanguageLayout(cp=2, etp=2, lanes=LANES)),
     "etp2 over context ranks, one empty": (EXPERTS, LanguageLayout(cp=2, etp=2, lanes=((1,),))),
     "hybrid, cp2": (MAMBA, LanguageLayout(cp=2, lanes=LANES)),
     "hybrid, cp2, a rank without rows": (MAMBA, LanguageLayout(cp=2, lanes=((1,),))),

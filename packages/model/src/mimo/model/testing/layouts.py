@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,15 +19,19 @@ from mimo.topology.collectives import all_gather_json
 LayoutT = TypeVar("LayoutT", bound=Layout)
 
 
-def assert_on_ranks(what: str, layouts: Sequence[LayoutT], check: Callable[[LayoutT], None], *, seconds: float) -> None:
-    """Run a check of each layout, those of as many ranks one after the other in the same processes.
+def assert_on_ranks(
+    what: str, steps: Iterable[Sequence[LayoutT]], check: Callable[..., None], *, seconds: float
+) -> None:
+    """Run a check of the layouts of each step, steps of as many ranks one after the other in the same processes.
 
     Raises:
-        AssertionError: its text says ``what`` it is about, on which layout, and what the check said.
+        AssertionError: its text says ``what`` it is about, on which layouts, and what the check said.
     """
-    for ranks in dict.fromkeys(layout.ranks for layout in layouts):
-        of_ranks = [layout for layout in layouts if layout.ranks == ranks]
-        said = run_ranks(ranks, partial(_look, check, of_ranks), seconds=seconds)
+    of_ranks: dict[int, list[Sequence[LayoutT]]] = {}
+    for layouts in steps:
+        of_ranks.setdefault(layouts[0].ranks, []).append(layouts)
+    for ranks, every in of_ranks.items():
+        said = run_ranks(ranks, partial(_look, check, every), seconds=seconds)
         if wrong := next(filter(None, said), None):
             msg = f"{what} {wrong}"
             raise AssertionError(msg)
@@ -69,12 +73,12 @@ def check_same_bits(found: BuiltParts, other: BuiltParts) -> None:
             raise BrokenError(f"the gradient of parameter {name!r} is not to the bit that on {other.layout}")
 
 
-def _look(check: Callable[[LayoutT], None], layouts: Sequence[LayoutT]) -> str | None:
-    for layout in layouts:
+def _look(check: Callable[..., None], steps: Sequence[Sequence[LayoutT]]) -> str | None:
+    for layouts in steps:
         try:
-            check(layout)
+            check(*layouts)
         except BrokenError as how:
-            return f"on {layout}: {how}"
+            return f"on {', then '.join(map(str, layouts))}: {how}"
     return None
 
 

@@ -57,7 +57,7 @@ def assert_layouts(
     config = spec.config() if config is None else config
     subjects = [Subject(spec=spec, config=config, hidden=hidden, raw=tuple(batch)) for batch in batches]
     check = partial(_check_layout, subjects, like)
-    assert_on_ranks(f"encoder {spec.name!r}", layouts, check, seconds=seconds)
+    assert_on_ranks(f"encoder {spec.name!r}", [[layout] for layout in layouts], check, seconds=seconds)
 
 
 def check_initial(subject: Subject, layout: ModuleLayout) -> None:

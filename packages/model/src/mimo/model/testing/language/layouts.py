@@ -58,7 +58,8 @@ def assert_language_layouts(
 
     Args:
         spec: the language model.
-        layouts: to compare.
+        layouts: to compare. Gradients of those that differ in the tokens of their lanes alone add up in this order, as
+            in microbatches of a step: of a single row some are zero, and what is found is all rounding.
         like: one of as many ranks and the same lanes that cuts rows and weights as they do, to be equal to bit for bit;
             if None, they are compared with the whole module in one process, within rounding.
         config: settings, small ones; the defaults if None.
@@ -68,8 +69,19 @@ def assert_language_layouts(
         AssertionError: its text says the first difference.
     """
     comparison = Comparison(subject=subject_of(spec, config))
-    check = comparison.check if like is None else partial(comparison.check_bits, like)
-    assert_on_ranks(f"language model {spec.name!r}", layouts, check, seconds=seconds)
+    if like is None:
+        steps: dict[LanguageLayout, list[LanguageLayout]] = {}
+        for layout in layouts:
+            steps.setdefault(_cut(layout), []).append(layout)
+        assert_on_ranks(f"language model {spec.name!r}", steps.values(), comparison.check, seconds=seconds)
+    else:
+        check = partial(comparison.check_bits, like)
+        assert_on_ranks(f"language model {spec.name!r}", [[layout] for layout in layouts], check, seconds=seconds)
+
+
+def _cut(layout: LanguageLayout) -> LanguageLayout:
+    """Return how a layout cuts the module, whatever its lanes hold."""
+    return attrs.evolve(layout, lanes=((),) * len(layout.lanes))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -130,7 +142,7 @@ class Comparison:
 
     def _build(self, layout: LanguageLayout) -> BuiltLanguage:
         """Return the module without gradients, built if no layout before was cut in the same way; collective."""
-        cut = attrs.evolve(layout, lanes=((),) * len(layout.lanes))
+        cut = _cut(layout)
         if cut not in self._built:
             built = self.subject.build(cut, stirred=False)
             values = built.values()
