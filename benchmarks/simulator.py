@@ -181,11 +181,20 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cost, weight_grad_queue = ctx.sleeper.cost, ctx.sleeper.weight_grad_queue
-        weights = partial(time.sleep, cost.weight_gradient.of(ctx.microbatches))
+        seconds = cost.weight_gradient.of(ctx.microbatches)
         ctx.sleeper.meet()
         time.sleep(cost.recompute.of(ctx.microbatches) + cost.input_gradient.of(ctx.microbatches))
-        weight_grad_queue.defer(ctx.sleeper.anchor, weights) if weight_grad_queue.is_collecting else weights()
+        if weight_grad_queue.is_collecting:
+            weight_grad_queue.defer(ctx.sleeper.anchor, partial(_slept, ctx.sleeper.anchor, seconds))
+        else:
+            time.sleep(seconds)
         return None, None, None, *(gradients[0].new_zeros(shape) for shape in ctx.inputs)
+
+
+def _slept(anchor: Tensor, seconds: float, total: Tensor | None) -> Tensor:
+    """Return the sum of gradients that take their time and are nothing."""
+    time.sleep(seconds)
+    return torch.zeros_like(anchor) if total is None else total
 
 
 class Sleeper(Program):

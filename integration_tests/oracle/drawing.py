@@ -67,6 +67,7 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
         micro, times = rng.choice((40, 60, 90)), rng.choice((1, 2, 4))
         longer = rng.choice(("cut", "cut", "drop"))
         settings = by_tokens(settings, batch_tokens=times * micro + 40, micro_tokens=micro, longer=longer)
+    settings["modules"]["language"]["loss_rows"] = rng.choice((0, 0, 3, 7))
     return settings
 
 

@@ -90,7 +90,7 @@ def test_experts_and_mamba_do_too(layout: str, ep: int, oracle: Oracle) -> None:
 def test_put_off_recomputed_and_spread(schedule: str, way: tuple[str, str], oracle: Oracle) -> None:
     """First and last stage on two ranks or on one; gradients of weights later, weights gathered as they are used."""
     recompute, spread = way
-    modules = {"vision": on(0, 1), "language": on(0, 3, pp=2, recompute=recompute)}
+    modules = {"vision": on(0, 1), "language": on(0, 3, pp=2, recompute=recompute, loss_rows=4)}
     settings = scheduled(table(modules, microbatches=2, language=FURTHER), schedule)
     settings["optimizer"] |= SPREAD[spread]
     assert oracle.check(settings) == ""

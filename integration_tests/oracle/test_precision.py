@@ -129,7 +129,7 @@ def test_bf16_losses_of_lanes_that_hold_copies(lanes: int, pool: Pool) -> None:
 @pytest.mark.parametrize(("recompute", "shard"), in_turn(["none", "selective", "full"], SHARDS))
 def test_bf16_losses_where_backward_is_split_and_repeated(recompute: str, shard: str, pool: Pool) -> None:
     """Weight gradients that come later, and what is computed again, read what was gathered."""
-    modules = {"vision": on(0, 1, recompute=recompute), "language": on(0, 3, pp=2, recompute=recompute)}
+    modules = {"vision": on(0, 1, recompute=recompute), "language": on(0, 3, pp=2, recompute=recompute, loss_rows=4)}
     settings = {**table(modules, microbatches=4), "schedule": {"plugin": "zero-bubble", "form": "h1"}}
     (truth,) = pool.recall(1, run_steps, alone(settings))
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)

@@ -30,6 +30,7 @@ AXES_KEYS = (
     "chunks",
     "batch_factor",
     "recompute",
+    "loss_rows",
     "prefetch",
 )
 """Keys of a module that say how it is split and passed through, and nothing of what it computes."""

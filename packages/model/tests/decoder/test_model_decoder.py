@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.model import DECODER, DecoderConfig, Stage
-from mimo.model.runtime import NO_LABEL, LanguageBatch, MimoModel, Part, TensorAxis, build_part, gradient_of, local
+from mimo.model.runtime import (
+    NO_LABEL,
+    LanguageBatch,
+    LanguageStage,
+    MimoModel,
+    Part,
+    TensorAxis,
+    build_part,
+    gradient_of,
+    local,
+)
 from mimo.topology import Grid, StageId
 
 CONFIGS = {
@@ -148,6 +158,11 @@ def _check_decoder(_rank: int, config: DecoderConfig) -> None:
     logits = part.language.logits(hidden)
     assert logits.shape == (10, config.vocabulary)
     assert torch.equal(part.language.greedy(hidden), logits.argmax(1))
+    assert isinstance(part.module, LanguageStage)
+    part.module.loss_rows = 3
+    with torch.no_grad():
+        torch.testing.assert_close(part.language.losses(hidden, batch.labels), losses.detach(), rtol=1e-6, atol=0)
+        assert torch.equal(part.language.greedy(hidden), logits.argmax(1))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -29,6 +28,18 @@ from mimo.model.runtime import (
 )
 from mimo.topology import Grid
 
+T = TypeVar("T")
+
+
+def noting(done: list[T], what: T) -> Callable[[Tensor | None], Tensor]:
+    """Return a weight gradient of one that notes when it is computed."""
+
+    def computed(total: Tensor | None) -> Tensor:
+        done.append(what)
+        return torch.ones(1) if total is None else total + 1
+
+    return computed
+
 
 def test_a_deferral_computes_in_order_and_once() -> None:
     """What was deferred is computed when called, first in first out, and then gone."""
@@ -37,15 +48,27 @@ def test_a_deferral_computes_in_order_and_once() -> None:
     with weight_grad_queue.collect() as first:
         opened = weight_grad_queue.is_collecting
         for number, parameter in enumerate((weight, bias, weight)):
-            weight_grad_queue.defer(parameter, partial(done.append, number))
+            weight_grad_queue.defer(parameter, noting(done, number))
     with weight_grad_queue.collect() as second:
-        weight_grad_queue.defer(weight, lambda: done.append(7))
+        weight_grad_queue.defer(weight, noting(done, 7))
     assert (opened, weight_grad_queue.is_collecting) == (True, False)
     assert done == []
     second()
     first()
     first()
     assert done == [7, 0, 1, 2]
+    assert (weight.grad, bias.grad) == (torch.tensor([3.0]), torch.tensor([1.0]))
+
+
+def test_what_was_deferred_adds_up_elsewhere() -> None:
+    """Where somebody else hands the sums on."""
+    weight_grad_queue, done, sums = WeightGradQueue(), list[int](), dict[Tensor, Tensor]()
+    weight = torch.zeros(1)
+    for number in range(3):
+        with weight_grad_queue.collect() as later:
+            weight_grad_queue.defer(weight, noting(done, number))
+        later.add_to(sums)
+    assert (done, sums[weight], weight.grad) == ([0, 1, 2], torch.tensor([3.0]), None)
 
 
 def test_a_deferral_names_parameters_and_when_the_last_of_each_is_added() -> None:
@@ -55,7 +78,7 @@ def test_a_deferral_names_parameters_and_when_the_last_of_each_is_added() -> Non
     weight, bias = names
     with weight_grad_queue.collect() as later:
         for parameter in (weight, bias, weight):
-            weight_grad_queue.defer(parameter, partial(done.append, f"a part of {names[parameter]}"))
+            weight_grad_queue.defer(parameter, noting(done, f"a part of {names[parameter]}"))
     assert later.parameters == {weight, bias}
     later.on_grad_accumulation(lambda parameter: done.append(f"all of {names[parameter]}"))
     later()

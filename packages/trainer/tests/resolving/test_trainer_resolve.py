@@ -122,6 +122,15 @@ def test_lanes_world_batches_and_vocabulary_follow(table: dict[str, Any]) -> Non
     }
 
 
+def test_the_loss_holds_as_many_rows_of_logits_as_are_set_or_take_a_gibibyte(table: dict[str, Any]) -> None:
+    """Of this rank's share of the vocabulary."""
+    wide = ("modules.language.config.vocabulary=152064",)
+    assert resolved(table, *wide).language.loss_rows == 2**30 // (4 * 76032)
+    assert resolved(table, *wide, "modules.language.loss_rows=0").language.loss_rows == 0
+    assert resolved(table, *wide, "modules.language.loss_rows=100").language.loss_rows == 100
+    assert resolved(table, *wide, "modules.language.loss_rows=none").language.loss_rows == 2**30 // (4 * 76032)
+
+
 def test_a_gap_in_the_ranks_counts_for_the_world(table: dict[str, Any]) -> None:
     """Ranks without a module are there and idle."""
     assert resolved(table, "modules.language.ranks=5-6").world == 7
@@ -322,6 +331,11 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
             ["modules.vision.sequence_parallel=true"],
             "modules.vision.sequence_parallel: expected false, since encoder 'eye' does not split its rows",
         ),
+        (
+            ["modules.vision.loss_rows=9"],
+            "modules.vision.loss_rows: expected 0, since encoder 'eye' makes no loss of a few rows at a time, got 9. L",
+        ),
+        (["modules.language.loss_rows=-1"], "modules.language.loss_rows: expected 0 or more, got -1"),
         (
             ["modules.vision.modality=a b"],
             "modules.vision.modality: expected a name of letters, digits and underscores",

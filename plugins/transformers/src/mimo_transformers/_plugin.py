@@ -95,6 +95,7 @@ HF_DECODER = LanguageModelSpec(
     flops=_flops,
     hf_any=CAUSAL,
     recompute={"full": stage_recompute()["full"]},
+    chunks_loss=True,
 )
 
 

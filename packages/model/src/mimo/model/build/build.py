@@ -47,6 +47,7 @@ def build_part(
     first: Part | None = None,
     recompute: Recompute = "none",
     splits_backward: bool = False,
+    loss_rows: int = 0,
 ) -> Part:
     """Build one stage of a module as this rank holds it. Nothing is sent: ranks may build at different times.
 
@@ -71,6 +72,7 @@ def build_part(
         recompute: what its backward computes again from saved inputs.
         splits_backward: within `Part.defer_weight_grads`, layers that can defer their weight gradients do so; elsewhere
             it costs nothing.
+        loss_rows: of how many rows the loss of a language model holds logits at a time, 0 for all.
 
     Raises:
         ConfigError: the module cannot have this grid.
@@ -86,6 +88,7 @@ def build_part(
         sequence_parallel=axis.sequence_parallel,
         chunks=stage.pipeline.count // grid.pp,
         recompute=recompute,
+        loss_rows=loss_rows,
     )
     assert context.size == grid.cp, (context.size, grid.cp)
     assert axis.size == grid.tp == mesh.size(), (axis.size, grid.tp, mesh.size())
@@ -125,6 +128,8 @@ def build_part(
             setattr(part, leaf, buffer.to(device))
     read_merged(module)
     names = {f"{grid.name}.{path}": path for path, _ in module.named_parameters()}
+    if loss_rows and stage.is_last:
+        setattr(module, "loss_rows", loss_rows)  # noqa: B010 - what the spec promises, and no type says
     if recompute != "none":
         repeat(spec.recompute[recompute](module), name=grid.name)
     return Part(

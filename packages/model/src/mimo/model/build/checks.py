@@ -20,6 +20,7 @@ def check_module(
     sequence_parallel: bool = False,
     chunks: int = 1,
     recompute: Recompute = "none",
+    loss_rows: int = 0,
 ) -> None:
     """Refuse a grid that the module cannot be split over.
 
@@ -30,6 +31,7 @@ def check_module(
         sequence_parallel: whether rows are split over the tensor ranks between layers.
         chunks: stages on each rank.
         recompute: what backward computes again.
+        loss_rows: of how many rows the loss holds logits at a time, 0 for all.
 
     Raises:
         ConfigError: with the path of the setting, ``modules.<name>.tp`` and so on.
@@ -57,6 +59,13 @@ def check_module(
     _check_experts(spec, config, grid=grid, where=where, noun=noun)
     _check_stages(spec, config, grid=grid, chunks=chunks, where=where, noun=noun)
     _check_recompute(spec, recompute, where=where, noun=noun)
+    if loss_rows and not (isinstance(spec, LanguageModelSpec) and spec.chunks_loss):
+        raise ConfigError(
+            f"{where}.loss_rows",
+            expected=f"0, since {noun} {spec.name!r} makes no loss of a few rows at a time",
+            got=repr(loss_rows),
+            fix="Leave it out.",
+        )
 
 
 def _check_recompute(spec: EncoderSpec | LanguageModelSpec, recompute: Recompute, *, where: str, noun: str) -> None:

@@ -77,6 +77,7 @@ DECODER = LanguageModelSpec(
     next_tokens=lambda config: config.next_tokens,
     deepstack=lambda config: config.deepstack,
     recompute=stage_recompute(),
+    chunks_loss=True,
     flops=_flops,
     hf=DECODER_HF,
 )

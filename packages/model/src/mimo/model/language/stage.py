@@ -18,13 +18,15 @@ from mimo.model.language.deepstack import DeepRows
 from mimo.model.language.mtp import MtpModule, Run
 from mimo.model.layers import (
     Choices,
+    DefersWeightGrads,
     Embedding,
+    Head,
     Linear,
     RMSNorm,
     WeightGradQueue,
+    chunked_cross_entropy,
     multiply,
     vocabulary_argmax,
-    vocabulary_cross_entropy,
 )
 from mimo.model.parallel import ContextAxis, ExpertAxis, TensorAxis
 from mimo.model.spec import Stage, StageConfig, has_embedding
@@ -47,6 +49,7 @@ class LanguageStage(nn.Module):
         context: over which each sample is split.
         expert_axis: over which the experts are spread.
         weight_grad_queue: where the head defers its weight gradient.
+        loss_rows: how many rows of logits the loss holds at a time, 0 for all; `build_part` sets it.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class LanguageStage(nn.Module):
         self.context = ContextAxis.single()
         self.expert_axis = ExpertAxis.single()
         self.weight_grad_queue: WeightGradQueue | None = None
+        self.loss_rows = 0
         if has_embedding(config, stage):
             self.embedding = Embedding(config.vocabulary, config.hidden)
         self.layers = nn.ModuleDict({str(index): layer(index) for index in stage.layers(config.layers)})
@@ -174,15 +178,23 @@ class LanguageStage(nn.Module):
             hidden = self.axis.enter(hidden).index_select(0, labelled)
         else:  # few rows have labels, and no others' gradients need to be summed
             hidden = self.axis.enter(hidden.index_select(0, labelled))
-        logits = self._logits(hidden)  # nobody else's
-        found = vocabulary_cross_entropy(
-            logits, labels[labelled], vocabulary=self.vocabulary, axis=self.axis, overwrites=True
+        found = chunked_cross_entropy(
+            hidden,
+            labels[labelled],
+            self._head(),
+            rows=self.loss_rows,
+            vocabulary=self.vocabulary,
+            axis=self.axis,
         )
         return found.new_zeros(labels.shape).index_copy(0, labelled, found)
 
     def greedy(self, hidden: Tensor) -> Tensor:
         """Return the likeliest next id of each row [T]."""
-        return vocabulary_argmax(self.logits(hidden), vocabulary=self.vocabulary, axis=self.axis)
+        hidden = self.axis.enter(hidden)
+        chunks = hidden.split(self.loss_rows or max(len(hidden), 1))
+        return torch.cat(
+            [vocabulary_argmax(self._logits(some), vocabulary=self.vocabulary, axis=self.axis) for some in chunks]
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, V] of this rank's span of the vocabulary."""
@@ -192,3 +204,13 @@ class LanguageStage(nn.Module):
         if not self.tied:
             return cast("Tensor", self.head(hidden))
         return multiply(hidden, self.embedding.weight, weight_grad_queue=self.weight_grad_queue)
+
+    def _head(self) -> Head:
+        """Return what makes logits: the head, or the embedding that it is tied to, with which this stage multiplies."""
+        source = self.embedding if self.tied else self.head
+        parts = [part for part in source.modules() if isinstance(part, DefersWeightGrads)]
+        return Head(
+            logits=self._logits,
+            parameters=[parameter for parameter in source.parameters() if parameter.requires_grad],
+            layers=[self, *parts],
+        )

@@ -1,5 +1,6 @@
 """Layers that know of tensor ranks, deferred weight gradients and LoRA."""
 
+from mimo.model.layers.chunked_loss import Head, chunked_cross_entropy
 from mimo.model.layers.chunked_scan import (
     SampleChunks,
     ScanInputs,
@@ -25,6 +26,7 @@ __all__ = [
     "DefersWeightGrads",
     "Embedding",
     "GroupedLinear",
+    "Head",
     "LayerNorm",
     "Linear",
     "LowRank",
@@ -33,6 +35,7 @@ __all__ = [
     "SampleChunks",
     "ScanInputs",
     "WeightGradQueue",
+    "chunked_cross_entropy",
     "convolve",
     "convolve_continued",
     "multiply",

@@ -14,8 +14,11 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-WeightGrad: TypeAlias = Callable[[], None]
-"""Computes one weight gradient and adds it to that of its parameter, without any other rank."""
+WeightGrad: TypeAlias = Callable[[Tensor | None], Tensor]
+"""Computes one weight gradient, without any other rank; takes the sum of those before, None if there are none.
+
+It returns the sum with its own, which may lie where the one before lay.
+"""
 
 
 class DeferredWeightGrads:
@@ -41,16 +44,26 @@ class DeferredWeightGrads:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Compute and add all of them, in the order in which they were deferred."""
-        assert not self.is_collecting, "weight gradients are computed after the backward that deferred them"
+        """Compute all of them and add them to the gradients of their parameters."""
         left = Counter(parameter for parameter, _ in self._parts)
-        while self._parts:
-            parameter, part = self._parts.popleft()  # each frees the rows that it holds once it is done
-            part()
+        for parameter, part in self._computed():
+            parameter.grad = part(parameter.grad)
             left[parameter] -= 1
             if not left[parameter]:
                 for callback in self._callbacks:
                     callback(parameter)
+
+    @torch.no_grad()
+    def add_to(self, sums: dict[Tensor, Tensor]) -> None:
+        """Compute all of them and add them to ``sums`` by parameter instead."""
+        for parameter, part in self._computed():
+            sums[parameter] = part(sums.get(parameter))
+
+    def _computed(self) -> Iterator[tuple[Tensor, WeightGrad]]:
+        """Yield them in the order in which they were deferred; each frees the rows that it holds once it is done."""
+        assert not self.is_collecting, "weight gradients are computed after the backward that deferred them"
+        while self._parts:
+            yield self._parts.popleft()
 
 
 class WeightGradQueue:

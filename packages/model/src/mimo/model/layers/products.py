@@ -194,7 +194,7 @@ class _Multiply(torch.autograd.Function):
             if needed and product.weight_grad_queue.is_collecting:
                 # By argument: a deferred gradient then holds these tensors, and neither the context nor the graph.
                 product.weight_grad_queue.defer(
-                    parameter, partial(_add, parameter, product.outputs, compute, add, gradient, x)
+                    parameter, partial(_added, parameter, product.outputs, compute, add, gradient, x)
                 )
             now = needed and not product.weight_grad_queue.is_collecting
             gradients_of_parameters.append(_placed(parameter, compute(gradient, x), product.outputs) if now else None)
@@ -222,19 +222,20 @@ def _add_for_bias(total: Tensor, gradient: Tensor, x: Tensor) -> None:
     total += _for_bias(gradient, x)
 
 
-def _add(
+def _added(
     parameter: Tensor,
     outputs: slice | None,
     compute: Callable[[Tensor, Tensor], Tensor],
     add: Callable[[Tensor, Tensor, Tensor], None],
     gradient: Tensor,
     x: Tensor,
-) -> None:
-    """Add the deferred weight gradient of one product to that of its parameter."""
-    if parameter.grad is None:
-        parameter.grad = _placed(parameter, compute(gradient, x), outputs)
-    else:
-        add(_cut(parameter.grad, outputs), gradient, x)
+    total: Tensor | None,
+) -> Tensor:
+    """Return ``total`` with the deferred weight gradient of one product."""
+    if total is None:
+        return _placed(parameter, compute(gradient, x), outputs)
+    add(_cut(total, outputs), gradient, x)
+    return total
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

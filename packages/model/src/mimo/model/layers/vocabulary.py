@@ -7,37 +7,87 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import attrs
 import torch
 from torch import Tensor
 
 from mimo.model.parallel import TensorAxis
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """``log(sum(exp(logits))) - logits[label]`` with the largest logit taken out first.
+@attrs.frozen(kw_only=True, eq=False)
+class Shares:
+    """Rows of logits beside their labels: what a cross-entropy is made of, and its gradient.
 
-    One buffer holds the exponentials, then the gradients: a step has more logits than of anything else.
+    Attributes:
+        exponentials: [T, v] of the logits less the largest of their row, in fp32 at least.
+        top: [T] the largest logit of each row, of all spans.
+        sums: [T] of the exponentials of each row, of all spans.
+        columns: [T, 1] where each label lies in this span, [T, 0] of an empty one.
+        here: likewise, whether it lies there.
     """
+
+    exponentials: Tensor
+    top: Tensor
+    sums: Tensor
+    columns: Tensor
+    here: Tensor
+
+    @classmethod
+    def learn(
+        cls, logits: Tensor, labels: Tensor, start: int, axis: TensorAxis, *, overwrites: bool
+    ) -> tuple[Shares, Tensor]:
+        """Return them, and the cross-entropy [T]: ``log(sums) - (logit of the label - top)``; asks all tensor ranks.
+
+        Args:
+            logits: [T, v].
+            labels: [T] ids.
+            start: first id of the span.
+            axis: over which the vocabulary is cut.
+            overwrites: computes where the logits lie, if they are in fp32.
+        """
+        top = axis.largest(_row_maximum(logits))
+        columns, here = _columns(labels, start, logits.shape[1])
+        less = _less(logits, top, overwrites=overwrites)
+        target = less.gather(1, columns).masked_fill_(~here, 0.0).sum(1)
+        exponentials = less.exp_()
+        sums, target = axis.total(torch.stack((exponentials.sum(1), target)))
+        found = cls(exponentials=exponentials, top=top, sums=sums, columns=columns, here=here)
+        return found, sums.log() - target
+
+    @classmethod
+    def again(cls, logits: Tensor, labels: Tensor, start: int, *, top: Tensor, sums: Tensor) -> Shares:
+        """Return them of logits that are made once more, of which top and sums are known; overwrites logits in fp32."""
+        columns, here = _columns(labels, start, logits.shape[1])
+        exponentials = _less(logits, top, overwrites=True).exp_()
+        return cls(exponentials=exponentials, top=top, sums=sums, columns=columns, here=here)
+
+    def gradient(self, each: Tensor) -> Tensor:
+        """Return the gradient [T, v] of the logits of that of each row [T], where the exponentials lie."""
+        each = each.unsqueeze(1)
+        scaled = self.exponentials.mul_(each / self.sums.unsqueeze(1))
+        return scaled.scatter_add_(1, self.columns, -each * self.here)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """One buffer holds the exponentials, then the gradients: a step has more logits than of anything else."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, axis: TensorAxis, overwrites: bool) -> Tensor:  # noqa: FBT001 - autograd passes by position
-        top = axis.largest(_row_maximum(logits)).unsqueeze(1)
-        shares = _wide(logits.detach()).sub_(top) if overwrites else _wide(logits) - top
-        columns, here = _columns(labels, start, logits.shape[1])
-        target = shares.gather(1, columns).masked_fill_(~here, 0.0).sum(1)
-        shares = shares.exp_()
-        sums, target = axis.total(torch.stack((shares.sum(1), target)))
-        ctx.save_for_backward(shares, sums, columns, here)
+        shares, losses = Shares.learn(logits, labels, start, axis, overwrites=overwrites)
+        ctx.save_for_backward(*attrs.astuple(shares, recurse=False))
         ctx.dtype = logits.dtype
-        losses: Tensor = sums.log() - target
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        shares, sums, columns, here = ctx.saved_tensors
-        each = gradients[0].unsqueeze(1)
-        gradient = shares.mul_(each / sums.unsqueeze(1)).scatter_add_(1, columns, -each * here)
-        return gradient.to(ctx.dtype), None, None, None, None
+        names = (field.name for field in attrs.fields(Shares))
+        shares = Shares(**dict(zip(names, ctx.saved_tensors, strict=True)))
+        return shares.gradient(gradients[0]).to(ctx.dtype), None, None, None, None
+
+
+def _less(logits: Tensor, top: Tensor, *, overwrites: bool) -> Tensor:
+    """Return the logits less the largest of their row."""
+    return _wide(logits.detach()).sub_(top.unsqueeze(1)) if overwrites else _wide(logits) - top.unsqueeze(1)
 
 
 def _columns(labels: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:

@@ -225,6 +225,8 @@ class LanguageModelSpec:
             such layer, and a stage hands on those that later layers add (`mimo.model.runtime.DeepRows`).
         reads_items: of a config, whether it reads `LanguageBatch.items`.
         recompute: support for recomputation, see `EncoderSpec`.
+        chunks_loss: whether its last stage has a ``loss_rows``, of how many rows the loss holds logits at a time, as a
+            `mimo.model.runtime.LanguageStage` does.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
@@ -250,6 +252,7 @@ class LanguageModelSpec:
     deepstack: Callable[[Any], int] = lambda _config: 0
     reads_items: Callable[[Any], bool] = lambda _config: False
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    chunks_loss: bool = False
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None

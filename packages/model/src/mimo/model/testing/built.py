@@ -40,6 +40,7 @@ class Layout:
         sequence_parallel: whether tensor ranks split the rows between layers.
         recompute: what backward computes again.
         splits_backward: whether weight gradients are deferred, as some schedules do.
+        loss_rows: of how many rows the loss of a language model holds logits at a time, 0 for all.
         frozen: what is not trained.
         dtype: of weights and rows.
         seed: of initial values.
@@ -51,6 +52,7 @@ class Layout:
     sequence_parallel: bool = False
     recompute: Recompute = "none"
     splits_backward: bool = False
+    loss_rows: int = 0
     frozen: Frozen = frozenset()
     dtype: torch.dtype = torch.float32
     seed: int = 1
@@ -258,5 +260,6 @@ def build_stages(
         frozen=layout.frozen,
         recompute=layout.recompute,
         splits_backward=layout.splits_backward,
+        loss_rows=layout.loss_rows,
     )
     return [build(stage=stage) for stage in stages], axes

@@ -35,6 +35,8 @@ MAX_TOKENS = 1 << 24
 """Of a sample."""
 MAX_STEP_TOKENS = 1 << 32
 """Of a step."""
+LOGITS_BYTES = 1 << 30
+"""Of logits in fp32 that a loss holds at a time on a rank, unless ``loss_rows`` says how many."""
 MAX_MODULES = 64
 MAX_WORKERS = 256
 MAX_AHEAD = 1 << 10
@@ -217,6 +219,12 @@ class ModuleSettings:
     )
     recompute: Literal["none", "selective", "full"] = setting(
         "activations that backward recomputes to save memory: none, selective or full", default="none"
+    )
+    loss_rows: int | None = setting(
+        "rows of which the loss holds logits at a time, and backward makes them again where there are more; 0: all; "
+        "left out: as many as take 1 GiB",
+        default=None,
+        validator=[attrs.validators.optional(at_least(0))],
     )
     frozen: bool | tuple[str, ...] = setting(
         "what is not trained: true for all, or a list of parts and patterns of parameter names", default=()

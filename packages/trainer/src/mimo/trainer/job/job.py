@@ -75,6 +75,7 @@ class JobModule:
         batch_factor: microbatches that one pass serves.
         prefetch: whether its next step is encoded during this one.
         recompute: what its backward computes again.
+        loss_rows: of how many rows the language model's loss holds logits at a time, 0 for all.
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what it reads; empty for the language model.
@@ -93,6 +94,7 @@ class JobModule:
     batch_factor: int
     prefetch: bool
     recompute: Recompute
+    loss_rows: int
     frozen: Frozen
     lora: Lora | None
     modality: str

@@ -78,6 +78,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         batch_factor=table.batch_factor,
         prefetch=table.prefetch,
         recompute=table.recompute,
+        loss_rows=table.loss_rows or 0,
         frozen=_frozen(table),
         lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
@@ -90,6 +91,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         sequence_parallel=module.sequence_parallel,
         chunks=module.chunks,
         recompute=module.recompute,
+        loss_rows=module.loss_rows,
     )
     _check_encoder(module)
     _check_ignored(where, spec, module.config, table)

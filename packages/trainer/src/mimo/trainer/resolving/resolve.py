@@ -21,6 +21,7 @@ from mimo.trainer.config.fields import own_keys
 from mimo.trainer.config.plugin_kinds import Find, find_installed
 from mimo.trainer.config.settings import (
     LANGUAGE,
+    LOGITS_BYTES,
     MAX_MODULES,
     MAX_PLACED,
     Balance,
@@ -33,7 +34,7 @@ from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.cost.step_cost import job_costs
 from mimo.trainer.job.job import Job, JobModule, plain_settings
 from mimo.trainer.job.measured_dataset import MeasuredDataset, knows_all_sizes, measured
-from mimo.trainer.job.precision import check_precision
+from mimo.trainer.job.precision import NUMBER_BYTES, check_precision
 from mimo.trainer.job.sample_index import IndexRules, open_index
 from mimo.trainer.resolving.dataset import DatasetChoice
 from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_size
@@ -75,7 +76,8 @@ def resolve(
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
     check_precision(settings, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
-    modules = _with_training(tuple(_with_vocabulary(module, tokenizer) for module in written), settings, purpose)
+    read = (_with_loss_rows(_with_vocabulary(module, tokenizer), settings) for module in written)
+    modules = _with_training(tuple(read), settings, purpose)
     check_clip_groups(settings, [module for module in modules if any(module.trains)])
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
     schedule_config: Any = structure(
@@ -217,6 +219,16 @@ def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
             fix="Set it to 0 to take the tokenizer's.",
         )
     return module
+
+
+def _with_loss_rows(module: JobModule, settings: Settings) -> JobModule:
+    """Return the language model with as many rows of logits at a time as `LOGITS_BYTES` hold, where none are set."""
+    if not isinstance(module.spec, LanguageModelSpec) or not module.spec.chunks_loss:
+        return module
+    if settings.modules[module.name].loss_rows is not None:
+        return module
+    row = NUMBER_BYTES["fp32"] * -(-module.spec.vocabulary(module.config) // module.grid.tp)
+    return attrs.evolve(module, loss_rows=LOGITS_BYTES // row)
 
 
 def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: Purpose) -> tuple[JobModule, ...]:

@@ -109,6 +109,7 @@ class RankParts:
             first=first,
             recompute=module.recompute,
             splits_backward=splits_backward,
+            loss_rows=module.loss_rows,
         )
 
     def _expert_axis(self, grid: Grid) -> ExpertAxis:
