@@ -126,6 +126,16 @@ def test_bf16_losses_of_lanes_that_hold_copies(lanes: int, pool: Pool) -> None:
     check_near(pool.run(6, run_steps, copied), truth)
 
 
+def test_two_runs_are_equal_to_the_bit(pool: Pool) -> None:
+    """Where that is asked for, nothing here is refused, and losses, weights and moments are the same bits twice."""
+    modules = {"vision": on(0, 1), "language": on(0, 3, tp=2, ep=2, **SP)}
+    settings = table(modules, microbatches=2, language=EXPERTS)
+    runs = [pool.run(4, run_steps, in_precision(settings, "bf16", deterministic=True)) for _ in range(2)]
+    for one, other in zip(*runs, strict=True):
+        assert [step.loss for step in one.steps] == [step.loss for step in other.steps]
+        assert all(np.array_equal(piece.values, other.held[name].values) for name, piece in one.held.items())
+
+
 @pytest.mark.parametrize(("recompute", "shard"), in_turn(["none", "selective", "full"], SHARDS))
 def test_bf16_losses_where_backward_is_split_and_repeated(recompute: str, shard: str, pool: Pool) -> None:
     """Weight gradients that come later, and what is computed again, read what was gathered."""

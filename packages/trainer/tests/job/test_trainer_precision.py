@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import torch
 from torch import nn
 
-from mimo.hooks import ConfigError, Kind
+from mimo.hooks import ConfigError, Kind, RunError
 from mimo.model import ENCODERS, EncoderSpec
 from mimo.optimizer import OPTIMIZERS
 from mimo.optimizer.runtime import LossScale
@@ -22,7 +24,7 @@ from mimo.trainer.cost.profile import layout_of
 from mimo.trainer.cost.step_cost import formula_costs
 from mimo.trainer.job import precision as _precision
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.precision import make_scaling
+from mimo.trainer.job.precision import make_scaling, set_numerics, unrepeatable_refused
 from mimo.trainer.resolving.resolve import resolve
 from mimo.trainer.step.traffic import expect_traffic
 
@@ -182,3 +184,49 @@ def test_only_fp16_scales_its_loss() -> None:
     assert make_scaling(attrs.evolve(run, precision="fp16")) == LossScale(scale=65536.0, growth_steps=2000)
     own = attrs.evolve(run, precision="fp16", loss_scale=8.0, loss_scale_steps=5)
     assert make_scaling(own) == LossScale(scale=8.0, growth_steps=5)
+
+
+@pytest.fixture
+def numerics() -> Iterator[None]:
+    """Put back how torch computes."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    yield
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.usefixtures("numerics")
+def test_torch_computes_as_the_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 on, or off, as PyTorch has it for products alone; what is set by hand stays where nothing is asked."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for tf32, products in ((False, "highest"), (True, "high")):
+        set_numerics(RunSettings(name="r", steps=1, global_batch=1, tf32=tf32))
+        assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (tf32, products)
+    assert not torch.are_deterministic_algorithms_enabled()
+    set_numerics(RunSettings(name="r", steps=1, global_batch=1, deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    set_numerics(RunSettings(name="r", steps=1, global_batch=1))
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("numerics")
+def test_what_cannot_be_repeated_is_named() -> None:
+    """By the setting that forbids it, and by the operation; other errors are nobody's business."""
+    run = RunSettings(name="r", steps=1, global_batch=1, deterministic=True)
+    set_numerics(run)
+    text = (
+        r"^run\.deterministic: expected operations that give the same bits each time, got put_ does not have a "
+        r"deterministic implementation\. Set it to false, or leave out"
+    )
+    with pytest.raises(RunError, match=text), unrepeatable_refused(run):
+        torch.zeros(3).put_(torch.tensor([1]), torch.ones(1))
+    with pytest.raises(RuntimeError, match="out of luck"), unrepeatable_refused(run):
+        raise RuntimeError("out of luck")
+    with pytest.raises(RuntimeError, match=r"^put_"), unrepeatable_refused(attrs.evolve(run, deterministic=False)):
+        torch.zeros(3).put_(torch.tensor([1]), torch.ones(1))

@@ -104,6 +104,10 @@ class RunSettings:
     precision: Precision = setting(  # noqa: RUF009 -- declares a field, as all do
         "what layers compute in: fp32, bf16 or fp16; weights stay fp32", default="fp32"
     )
+    tf32: bool = setting("on GPUs, products in fp32 may read TF32, 10 bits of each fraction", default=False)
+    deterministic: bool = setting(
+        "the same settings give the same weights to the bit; an operation that cannot ends the run", default=False
+    )
     loss_scale: float = setting(
         "what fp16 multiplies the loss by at first; 0: 65536", default=0.0, validator=[at_least(0)]
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mimo.hooks import ConfigError, discover
+from mimo.hooks import ConfigError, RunError, discover
 from mimo.optimizer import LOSS_SCALES, OPTIMIZERS, Precision
 from mimo.trainer.config.settings import RunSettings, Settings
 from mimo.trainer.job.job import JobModule
@@ -20,7 +22,43 @@ if TYPE_CHECKING:
 NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2})
 """Of one element that layers compute with, and that travels between stages."""
 
+_UNREPEATABLE = "does not have a deterministic implementation"
+"""What torch says of an operation that it has no repeatable form of."""
 _SCALE, _SCALE_STEPS = 2.0**16, 2000
+
+
+def set_numerics(run: RunSettings) -> None:
+    """Have torch compute in this process as a run says, from here on; what it does not ask for stays as it is."""
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = run.tf32  # true unless somebody says otherwise, which no other product is
+    if run.tf32 and torch.cuda.is_available():  # on CPUs the same call lets oneDNN round
+        torch.set_float32_matmul_precision("high")
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS shares scratch between its streams
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(mode=True)
+
+
+@contextlib.contextmanager
+def unrepeatable_refused(run: RunSettings) -> Iterator[None]:
+    """Say what a user can do about an operation that ``run.deterministic`` forbids.
+
+    Raises:
+        RunError: within it torch has refused one.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not run.deterministic or _UNREPEATABLE not in str(error):
+            raise
+        raise RunError(
+            "run.deterministic",
+            expected="operations that give the same bits each time",
+            got=str(error).partition(", but")[0],
+            fix="Set it to false, or leave out what calls this operation; the traceback shows where.",
+        ) from error
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:

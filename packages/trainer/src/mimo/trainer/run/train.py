@@ -17,6 +17,7 @@ from mimo.schedule import plans_to_json
 from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.toml import write_config
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.precision import unrepeatable_refused
 from mimo.trainer.report.predictions import Predictions
 from mimo.trainer.rerun.driver import RerunDriver
 from mimo.trainer.rerun.machine import RerunStateMachine
@@ -74,7 +75,7 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
     driver = RerunDriver(machine, trainer)
     outcome: StepOutcome | None = None
-    with contextlib.closing(trainer):
+    with contextlib.closing(trainer), unrepeatable_refused(settings.run):
         try:
             plugins.run_begin(run)
             for step in range(run.first_step, settings.run.steps + 1):

@@ -28,6 +28,7 @@ from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.items.staging import Staging
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.precision import set_numerics
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.encoder_program import places_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
@@ -98,6 +99,7 @@ class Trainer:
     ) -> None:
         rank, device = _own_rank(job, device) if rank is None else rank, torch.device(device)
         self.job, self.rank, self.device, self.objects = job, rank, device, objects
+        set_numerics(job.settings.run)
         self._progress = progress or Heartbeat()
         self.heartbeat = self._progress.resume
         self._costs = sample_costs(job)
