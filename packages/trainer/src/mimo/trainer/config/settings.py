@@ -224,11 +224,10 @@ class ModuleSettings:
     recompute: Literal["none", "selective", "full"] = setting(
         "activations that backward recomputes to save memory: none, selective or full", default="none"
     )
-    loss_rows: int | None = setting(
-        "rows of which the loss holds logits at a time, and backward makes them again where there are more; 0: all; "
-        "left out: as many as take 1 GiB",
-        default=None,
-        validator=[attrs.validators.optional(at_least(0))],
+    loss_rows: int = setting(
+        "rows of which the loss holds logits at a time, made again in backward if there are more; 0: as 1 GiB holds",
+        default=0,
+        validator=[at_least(0)],
     )
     frozen: bool | tuple[str, ...] = setting(
         "what is not trained: true for all, or a list of parts and patterns of parameter names", default=()

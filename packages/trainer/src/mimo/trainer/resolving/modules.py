@@ -78,7 +78,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         batch_factor=table.batch_factor,
         prefetch=table.prefetch,
         recompute=table.recompute,
-        loss_rows=table.loss_rows or 0,
+        loss_rows=table.loss_rows,
         frozen=_frozen(table),
         lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,

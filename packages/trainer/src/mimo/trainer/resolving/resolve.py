@@ -76,7 +76,7 @@ def resolve(
     written = tuple(resolve_module(name, settings, find) for name in settings.modules)
     check_precision(settings, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
-    read = (_with_loss_rows(_with_vocabulary(module, tokenizer), settings) for module in written)
+    read = (_with_loss_rows(_with_vocabulary(module, tokenizer)) for module in written)
     modules = _with_training(tuple(read), settings, purpose)
     check_clip_groups(settings, [module for module in modules if any(module.trains)])
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
@@ -221,11 +221,9 @@ def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
     return module
 
 
-def _with_loss_rows(module: JobModule, settings: Settings) -> JobModule:
+def _with_loss_rows(module: JobModule) -> JobModule:
     """Return the language model with as many rows of logits at a time as `LOGITS_BYTES` hold, where none are set."""
-    if not isinstance(module.spec, LanguageModelSpec) or not module.spec.chunks_loss:
-        return module
-    if settings.modules[module.name].loss_rows is not None:
+    if not isinstance(module.spec, LanguageModelSpec) or not module.spec.chunks_loss or module.loss_rows:
         return module
     row = NUMBER_BYTES["fp32"] * -(-module.spec.vocabulary(module.config) // module.grid.tp)
     return attrs.evolve(module, loss_rows=LOGITS_BYTES // row)
