@@ -18,6 +18,7 @@ from functools import partial
 from typing import Literal
 
 import attrs
+import numpy as np
 import torch
 import torch.distributed as dist
 from _forked import in_ranks
@@ -170,7 +171,8 @@ def _loads(job: Job, costs: SampleCosts, data: StepData, rank: int) -> dict[str,
 
 def _lane_cost(job: Job, costs: SampleCosts, one: Microbatch, module: str, lane: int) -> float:
     if module == job.language.name:
-        return sum(costs.sample(len(layout.tokens), int(layout.targets.sum())) for layout in one.lane_layouts(lane))
+        sizes = [(len(layout.tokens), int(layout.targets.sum())) for layout in one.lane_layouts(lane)]
+        return float(costs.samples(*np.array(sizes, dtype=np.int64).reshape(-1, 2).T).sum())
     encoder = job.module(module)
     return sum(costs.item(encoder, item.info.size) for item in one.items(encoder, lane))
 

@@ -122,7 +122,7 @@ def time_placing(rounds: int) -> Iterator[Found]:
 
         def took(job: Job = job, costs: SampleCosts = costs, known: SampleSizes = known) -> float:
             start = time.process_time()
-            sizes = StepSizes.of_index(job, known.take(range(len(known.tokens))))
+            sizes = StepSizes.of_index(job, known.take(tuple(range(len(known.tokens)))))
             costs.place(sizes)
             return 1000 * (time.process_time() - start) / MICROBATCHES
 

@@ -16,3 +16,11 @@ def test_data_ordering_is_that_of_a_stable_sort(count: int, most: int) -> None:
     expected = np.argsort(values, kind="stable")
     assert np.array_equal(ascending(values), expected)
     assert np.array_equal(ranks_of(values), np.argsort(expected, kind="stable"))
+
+
+@pytest.mark.parametrize("span", [255, 256, 65_535, 65_536])
+def test_data_ordering_of_a_span_that_just_fits_into_so_many_digits(span: int) -> None:
+    """The greatest value comes last, and not where the least one is."""
+    values = np.full(600, -5)
+    values[::2] += span
+    assert ascending(values).tolist() == [*range(1, 600, 2), *range(0, 600, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import attrs
@@ -225,3 +226,39 @@ def test_placement_of_ragged_samples_is_nearly_even() -> None:
     assert slowest(step.by_cost(), 0) < 1.1
     assert slowest(step.by_count(), -1) > 1.2
     assert slowest(step.by_cost(), -1) < 1.04
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [(0, "6aa77796084352bc"), (1, "0e02ca69285fa135"), (37, "786ac01216ff5a30")],
+)
+def test_placement_stays_what_it_was(side: int, expected: str) -> None:
+    """A run that resumes places its steps as it did before: of pictures of one size, of none that cost, of many.
+
+    Lanes of text alone hold as many rows as memory has room for, so that some exchanges don't fit; of two encoders one
+    has its rows at home.
+    """
+    lanes, microbatches, micro_batch = 24, 4, 6
+    numbers = np.arange(lanes * microbatches * micro_batch)
+    held = numbers * 7919 % 1009 % 9
+    samples = np.repeat(numbers, held)
+    pictures = np.arange(len(samples)) * 104_729 % 10_007
+    rows = 40 + pictures % side * 3 if side else np.zeros_like(samples)
+    text = 1 + numbers * 15_485_863 % 611 + np.bincount(samples, weights=rows, minlength=len(numbers)).astype(np.int64)
+    language = Loads(costs=text * (900 + text), rows=text, lanes=lanes, stages=2, passes=passes(microbatches, 1))
+    encoders = [
+        EncoderLoads(
+            costs=rows * (50 + rows),
+            rows=rows,
+            lanes=own,
+            stages=1,
+            passes=passes(microbatches, factor),
+            samples=samples,
+            homes=homes,
+        )
+        for own, factor, homes in ((32, 1, ((),) * lanes), (lanes, 2, tuple((lane,) for lane in range(lanes))))
+    ]
+    placed = place_by_cost(language, encoders, microbatches=microbatches, micro_batch=micro_batch)
+    assert placed != place_by_count(language, encoders, microbatches=microbatches, micro_batch=micro_batch)
+    found = [(one.samples, [(own.bounds, own.order) for own in (one.owners, *one.items)]) for one in placed]
+    assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == expected

@@ -18,6 +18,7 @@ from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.sample_costs import SampleCosts, sample_costs
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_sizes import StepSizes, check_placed
+from mimo.trainer.job.job import Job
 
 
 def settings(**sections: Table) -> Table:
@@ -41,27 +42,47 @@ def layout(sample: int, length: int, items: int) -> SampleLayout:
     )
 
 
+def sample_cost(job: Job, length: int, labels: int) -> float:
+    """Return what one sample costs the language model."""
+    (found,) = SampleCosts(job).samples(np.array([length]), np.array([labels])).tolist()
+    return float(found)
+
+
 @pytest.mark.parametrize("length", [1, 17, 255, 256, 700, 4097, 60_000])
 def test_samples_cost_what_the_formula_says(length: int) -> None:
     """Long ones by a line between two lengths, within a ten-thousandth; every label costs the same."""
     job = make_job(settings())
     labels = length // 3
     done = module_operations(job, "language", SampleStats(lengths=(length,), labels=labels, sizes={}))
-    assert SampleCosts(job).sample(length, labels) == pytest.approx(done.forward + done.backward, rel=1e-4)
-    assert SampleCosts(job).sample(0, 0) == 0
+    assert sample_cost(job, length, labels) == pytest.approx(done.forward + done.backward, rel=1e-4)
+    assert sample_cost(job, 0, 0) == 0
+
+
+def test_samples_cost_the_same_whatever_is_beside_them() -> None:
+    """Each of many is what it is alone, to the bit, in any order: ranks that read other steps before agree."""
+    job = make_job(settings())
+    lengths = np.array([700, 3, 0, 4097, 700, 256, 60_000, 255, 3])
+    labels = np.arange(9)
+    costs = SampleCosts(job)
+    expected = [
+        sample_cost(job, length, label) for length, label in zip(lengths.tolist(), labels.tolist(), strict=True)
+    ]
+    assert costs.samples(lengths, labels).tolist() == expected
+    assert costs.samples(lengths[::-1], labels[::-1]).tolist() == expected[::-1]
+    assert costs.samples(lengths[:0], labels[:0]).tolist() == []
 
 
 def test_items_without_a_formula_cost_by_rows() -> None:
     """Each as much as a token of the language model; nothing is built to find out."""
     job = make_job(settings())
     assert job.module("vision").spec.flops is None
-    assert SampleCosts(job).item(job.module("vision"), (1, 1)) == SampleCosts(job).sample(1, 0) > 0
+    assert SampleCosts(job).item(job.module("vision"), (1, 1)) == sample_cost(job, 1, 0) > 0
 
 
 def test_ranks_of_a_lane_share_its_cost() -> None:
     """Tensor and context ranks divide a sample's operations."""
     alone, shared = (make_job(table({"language": language})) for language in (on(0, 1), on(0, 7, dp=2, tp=2, cp=2)))
-    assert SampleCosts(shared).sample(100, 30) == pytest.approx(SampleCosts(alone).sample(100, 30) / 4)
+    assert sample_cost(shared, 100, 30) == pytest.approx(sample_cost(alone, 100, 30) / 4)
 
 
 def test_samples_that_are_not_as_the_index_says_are_refused() -> None:

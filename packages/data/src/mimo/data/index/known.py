@@ -94,7 +94,7 @@ class JoinedSizes:
         chosen = np.asarray(samples, dtype=np.int64)
         owners = np.searchsorted(self._firsts, chosen, side="right") - 1
         order = np.argsort(owners, kind="stable")
-        found = []
+        found = list[SampleSizes]()
         for part in np.unique(owners).tolist():
             sizes = self.parts[part]
             if sizes is None:
@@ -102,5 +102,6 @@ class JoinedSizes:
             found.append(sizes.take(chosen[owners == part] - self._firsts[part]))
         if not found:
             return SampleSizes.of((), ())
-        joined = found[0] if len(found) == 1 else SampleSizes.joined(found)
-        return joined.take(np.argsort(order, kind="stable"))
+        if len(found) == 1:
+            return found[0]
+        return SampleSizes.joined(found).take(np.argsort(order, kind="stable"))

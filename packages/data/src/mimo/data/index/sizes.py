@@ -274,13 +274,16 @@ def _spread(
     offsets: NDArray[np.int64], chosen: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return new offsets of the chosen spans, and the places of all their elements."""
-    begins, stops = np.asarray(offsets[chosen]), np.asarray(offsets[chosen + 1])
-    wrong = (begins < 0) | (stops < begins) | (stops > limit)
-    if wrong.any():
-        first = int(np.argmax(wrong))
+    begins, stops = np.asarray(offsets[chosen]), np.asarray(offsets[1:][chosen])
+    counts = stops - begins
+    if min(begins.min(initial=0), counts.min(initial=0)) < 0 or stops.max(initial=0) > limit:
+        first = int(np.argmax((begins < 0) | (counts < 0) | (stops > limit)))
         raise IndexFileError(_contradiction(int(begins[first]), int(stops[first]), limit))
-    new = np.concatenate([[0], np.cumsum(stops - begins)]).astype(np.int64)
-    return new, np.arange(new[-1], dtype=np.int64) + np.repeat(begins - new[:-1], stops - begins)
+    new = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=new[1:])
+    places = np.repeat(begins - new[:-1], counts)
+    places += np.arange(len(places))
+    return new, places
 
 
 def _contradiction(begin: int, stop: int, limit: int) -> str:

@@ -48,17 +48,14 @@ def partition(
         spare: 0 where each bin gets equally many.
     """
     order = ascending(-costs)
-    deals = -(-len(costs) // bins)
-    slots = np.full((bins, deals + spare), _NONE, dtype=np.int64)
-    loads = np.zeros(bins, dtype=np.int64)
-    for deal in range(deals):
-        dealt = order[deal * bins : (deal + 1) * bins]
-        takers = ascending(loads)[: len(dealt)]
-        slots[takers, deal] = dealt
-        loads[takers] += costs[dealt]
-    _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds)
-    found = _bins_of(slots, len(costs))
-    if np.bincount(found, weights=rows, minlength=bins).max(initial=0) <= most_rows:
+    if len(costs) and costs[order[0]] == costs[order[-1]]:  # dealt in turn, and nothing that bins could exchange
+        found: Whole = np.arange(len(costs)) % bins
+        held: Whole = np.bincount(found, weights=rows, minlength=bins)
+    else:
+        slots = _dealt(order, costs, bins, spare=spare)
+        held = _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds)
+        found = _bins_of(slots, len(costs))
+    if held.max() <= most_rows:
         return found
     found = np.zeros(len(costs), dtype=np.int64)
     empty = np.zeros(bins, dtype=np.int64)
@@ -152,21 +149,33 @@ def _fill(things: Whole, costs: Whole, rows: Whole, found: Whole, loads: Whole, 
     return True
 
 
+def _dealt(order: Whole, costs: Whole, bins: int, *, spare: int) -> Whole:
+    """Return the things of each bin ``[K, B]``, a round of this order after the other, and spare places."""
+    deals = -(-len(order) // bins)
+    slots = np.full((deals + spare, bins), _NONE, dtype=np.int64)
+    loads = np.zeros(bins, dtype=np.int64)
+    for deal in range(deals):
+        dealt = order[deal * bins : (deal + 1) * bins]
+        takers = ascending(loads)[: len(dealt)]
+        slots[deal, takers] = dealt
+        loads[takers] += costs[dealt]
+    return slots
+
+
 def _slots_of(found: Whole, costs: Whole, bins: int) -> Whole:
-    """Return the things of each bin ``[B, K]``, the costliest first, and spare places."""
+    """Return the things of each bin ``[K, B]``, the costliest first, and spare places."""
     order = np.lexsort((-costs, found))
     own = found[order]
     place = np.arange(len(own)) - np.searchsorted(own, own)
-    slots = np.full((bins, int(place.max(initial=-1)) + 1 + _SPARE), _NONE, dtype=np.int64)
-    slots[own, place] = order
+    slots = np.full((int(place.max(initial=-1)) + 1 + _SPARE, bins), _NONE, dtype=np.int64)
+    slots[place, own] = order
     return slots
 
 
 def _bins_of(slots: Whole, count: int) -> Whole:
-    found = np.zeros(count, dtype=np.int64)
-    index, place = np.nonzero(slots != _NONE)
-    found[slots[index, place]] = index
-    return found
+    found: Whole = np.empty(count + 1, dtype=np.int64)  # the last for places where nothing is
+    found[slots] = np.arange(slots.shape[1])
+    return found[:count]
 
 
 def _exchange(
@@ -178,46 +187,53 @@ def _exchange(
     rounds: int,
     enough: int = 0,
     before: Whole | Literal[0] = 0,
-) -> None:
-    """Even bins out in pairs, up to ``rounds`` times, or until the fullest has no more than ``enough``; in place."""
+) -> Whole:
+    """Even bins out in pairs, up to ``rounds`` times, or until the fullest has no more than ``enough``; in place.
+
+    Returns:
+        ``[B]`` the rows of each bin.
+    """
     costs, rows = np.append(costs, 0), np.append(rows, 0)
-    loads, held = costs[slots].sum(1) + before, rows[slots].sum(1)
-    half, width, misses = len(slots) // 2, min(slots.shape[1], _WIDTH), 0
-    if not half:
-        return
-    first, largest = slots.shape[1] - width, int(rows.max())
-    fine = int(loads.sum()) // len(slots) >> _FINE
-    for turn in range(rounds):  # each with other pairs
+    worth = costs[slots]  # [K, B]
+    loads: Whole = worth.sum(0) + before
+    held: Whole = rows[slots].sum(0)
+    bins, half, width, misses = len(loads), len(loads) // 2, min(len(slots), _WIDTH), 0
+    slots, worth, largest = slots[-width:], worth[-width:], int(rows.max())
+    room: Whole = np.empty(width * width * half, dtype=np.int64)
+    fine = int(loads.sum()) // bins >> _FINE
+    for turn in range(rounds if half else 0):
         order = ascending(loads)
-        again = -turn % half
+        again = -turn % half  # each with other pairs
         high, low = order[: -half - 1 : -1], np.concatenate((order[again:half], order[:again]))
         difference = loads[high] - loads[low]
         wide = difference > fine
-        count = np.count_nonzero(wide)
-        if not count or loads[high[0]] <= enough or misses >= min(half, _MISSES):
-            return
-        if count < half:
-            high, low, difference = high[wide], low[wide], difference[wide]
-        own, other = slots[high, first:], slots[low, first:]
-        # What lies between two bins when the fuller gives one thing for another, or for none: [pairs, K, K]
-        after = (difference[:, None] - 2 * costs[own])[:, :, None] + 2 * costs[other][:, None, :]
+        if not wide.any() or loads[high[0]] <= enough or misses >= min(half, _MISSES):
+            break
+        high, low, difference = high[wide], low[wide], difference[wide]
+        # What lies between two bins when the fuller gives one thing for another, or for none: [K x K, pairs]
+        after = room[: width * width * len(high)].reshape(width * width, -1)
+        gives, gets = difference - 2 * worth.take(high, axis=1), 2 * worth.take(low, axis=1)
+        np.add(gives[:, None], gets, out=after.reshape(width, width, -1))
         np.abs(after, out=after)
-        if int(held.max()) + largest > most_rows:
-            more = rows[own][:, :, None] - rows[other][:, None, :]
-            fits = (more <= (most_rows - held[low])[:, None, None]) & (more >= (held[high] - most_rows)[:, None, None])
-            np.copyto(after, difference[:, None, None], where=~fits)
-        flat = after.reshape(count, -1)
-        best = flat.argmin(1)
-        pair = np.flatnonzero(flat[np.arange(count), best] < difference)
-        if not len(pair):
+        better = after.min(0) < difference
+        high, low, difference, after = high[better], low[better], difference[better], after.compress(better, axis=1)
+        if len(high) and int(held.max()) + largest > most_rows:
+            more = rows[slots.take(high, axis=1)][:, None] - rows[slots.take(low, axis=1)]
+            fits = (more <= most_rows - held[low]) & (more >= held[high] - most_rows)
+            np.copyto(after, difference, where=~fits.reshape(after.shape))
+            better = after.min(0) < difference
+            high, low, after = high[better], low[better], after.compress(better, axis=1)
+        if not len(high):
             misses += 1
             continue
         misses = 0
-        mine, theirs = np.divmod(best[pair], width)
-        high, low, given, taken = high[pair], low[pair], own[pair, mine], other[pair, theirs]
-        slots[high, first + mine], slots[low, first + theirs] = taken, given
+        mine, theirs = np.divmod(after.argmin(0), width)
+        given, taken = slots[mine, high], slots[theirs, low]
+        slots[mine, high], slots[theirs, low] = taken, given
+        worth[mine, high], worth[theirs, low] = costs[taken], costs[given]
         change, size = costs[given] - costs[taken], rows[given] - rows[taken]
         loads[high] -= change
         loads[low] += change
         held[high] -= size
         held[low] += size
+    return held

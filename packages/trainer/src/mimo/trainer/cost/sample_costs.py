@@ -24,7 +24,7 @@ from mimo.schedule import Costs
 from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import formula_costs, job_costs
-from mimo.trainer.cost.step_sizes import ItemSizes, StepSizes
+from mimo.trainer.cost.step_sizes import ItemSizes, StepSizes, Whole, numbered
 from mimo.trainer.job.job import Job, JobModule
 
 _EXACT = 8
@@ -54,16 +54,20 @@ class SampleCosts:
         """What of the costs follows neither from the job's settings nor from sizes, but from a profile."""
         return repr(sorted(self._scales.items()))
 
-    def sample(self, length: int, labels: int) -> float:
-        """Return what a sample of so many tokens, of which so many are learned from, costs the language model."""
-        if not length:
-            return 0.0
-        step = 1 << max(length.bit_length() - _EXACT, 0)
-        low = length // step * step
-        cost = self._length(low)
-        if low < length:
-            cost += (self._length(low + step) - cost) * (length - low) / step
-        return cost + labels * self._label
+    def samples(self, lengths: Whole, labels: Whole) -> NDArray[np.float64]:
+        """Return what samples cost the language model.
+
+        Args:
+            lengths: ``[N]`` tokens of each.
+            labels: ``[N]`` how many of these are learned from.
+        """
+        digits = np.frexp(lengths.astype(np.float64))[1].astype(np.int64)
+        steps = 1 << np.maximum(digits - _EXACT, 0)
+        low = lengths // steps * steps
+        costs = self._at(low)
+        costs += (self._at(low + steps) - costs) * (lengths - low) / steps
+        costs += labels * self._label
+        return costs
 
     def item(self, module: JobModule, size: tuple[int, ...]) -> float:
         """Return what an item costs its encoder."""
@@ -81,7 +85,7 @@ class SampleCosts:
         items = [sizes.items[module.modality] for module in job.encoders]
         language, *encoders = in_whole_numbers(
             [
-                self._samples(sizes),
+                self.samples(sizes.lengths, sizes.labels),
                 *(self._items_of(module, own) for module, own in zip(job.encoders, items, strict=True)),
             ]
         )
@@ -123,22 +127,21 @@ class SampleCosts:
         needed = -(-(int(bins.max(initial=-1)) + 1) // self._job.language.grid.dp)
         return next(plan.microbatches for plan in self._job.plans if plan.microbatches >= needed)
 
-    def _samples(self, sizes: StepSizes) -> NDArray[np.float64]:
-        """Return what `sample` says of each."""
-        lengths, which = np.unique(sizes.lengths, return_inverse=True)
-        by_length = np.array([self.sample(length, 0) for length in lengths.tolist()])
-        found: NDArray[np.float64] = by_length[which] + sizes.labels * self._label
-        return found
-
     def _items_of(self, module: JobModule, items: ItemSizes) -> NDArray[np.float64]:
         """Return what `item` says of each."""
         return np.array([self.item(module, size) for size in items.sizes])[items.of_item]
 
+    def _at(self, lengths: Whole) -> NDArray[np.float64]:
+        """Return what samples of these lengths cost without labels, each length computed once."""
+        which = numbered(lengths)
+        different = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
+        different[which] = lengths
+        return np.array([self._length(length) for length in different.tolist()])[which]
+
     def _length(self, length: int) -> float:
         if length not in self._lengths:
-            self._lengths[length] = self._operations(
-                self._job.language, SampleStats(lengths=(length,), labels=0, sizes={})
-            )
+            stats = SampleStats(lengths=(length,), labels=0, sizes={})
+            self._lengths[length] = self._operations(self._job.language, stats) if length else 0.0
         return self._lengths[length]
 
     def _operations(self, module: JobModule, stats: SampleStats) -> float:

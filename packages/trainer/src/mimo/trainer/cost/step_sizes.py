@@ -16,6 +16,9 @@ from mimo.hooks import DataError
 from mimo.trainer.job.job import Job
 
 Whole = NDArray[np.int64]
+_TABLE = 4
+"""Up to so many times as many as there are of them, numbers are looked up in a table."""
+_MAX_NUMBER = 1 << 62
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -90,24 +93,42 @@ class StepSizes:
 
 def _of_index(known: SampleSizes, samples: Whole, modality: int) -> ItemSizes:
     items = np.flatnonzero((known.modality == modality) & (known.kept != 0))
-    first, counts = known.first_size[items], np.diff(known.first_size)[items]
+    first = known.first_size[items]
+    counts = known.first_size[1:][items] - first
     of_item, sizes = np.zeros(len(items), dtype=np.int64), list[tuple[int, ...]]()
-    for count in np.unique(counts).tolist():
+    for count in np.flatnonzero(np.bincount(counts)).tolist():
         own = np.flatnonzero(counts == count)
-        numbers = known.size[first[own][:, None] + np.arange(count)]  # [items, numbers of a size]
-        places, which = _different(numbers)
+        columns = [known.size[first[own] + number] for number in range(count)]
+        which = numbered(_joined(columns, len(own)))
+        places = np.zeros(int(which.max()) + 1, dtype=np.int64)
+        places[which] = np.arange(len(own))
         of_item[own] = which + len(sizes)
-        sizes += map(tuple, numbers[places].tolist())
+        sizes += zip(*(column[places].tolist() for column in columns), strict=True) if count else [()]
     return ItemSizes(samples=samples[items], rows=known.rows[items].astype(np.int64), sizes=sizes, of_item=of_item)
 
 
-def _different(numbers: Whole) -> tuple[Whole, Whole]:
-    """Return where each different line of numbers is first, and which of these each line is."""
-    which, places = np.zeros(len(numbers), dtype=np.int64), np.zeros(1, dtype=np.int64)
-    for column in numbers.T:
-        values, own = np.unique(column, return_inverse=True)
-        _, places, which = np.unique(which * len(values) + own, return_index=True, return_inverse=True)
-    return places, which
+def _joined(columns: Sequence[Whole], count: int) -> Whole:
+    """Return a number for each of so many lines of columns, equal for equal lines only."""
+    found, numbers = np.zeros(count, dtype=np.int64), 1  # below which they all are
+    for column in columns:
+        own = column - column.min()
+        if numbers * (int(own.max()) + 1) > _MAX_NUMBER:
+            found, own, numbers = numbered(found), numbered(own), count
+        span = int(own.max()) + 1
+        found = found * span + own
+        numbers *= span
+    return found
+
+
+def numbered(values: Whole) -> Whole:
+    """Return of each of some numbers from 0 on how many different ones are less."""
+    span = int(values.max(initial=0)) + 1
+    if span > _TABLE * len(values):
+        found: Whole = np.unique(values, return_inverse=True)[1]
+        return found
+    is_there = np.zeros(span, dtype=np.int64)
+    is_there[values] = 1
+    return (np.cumsum(is_there) - 1)[values]
 
 
 class _Gathered:
