@@ -134,7 +134,7 @@ def test_a_pass_that_waits_for_what_waits_for_it_is_refused() -> None:
         "ranks_0": "F:v0:0 S:v0:0:v->l R:v0:0:v->l B:v0:0 F:v0:1 S:v0:1:v->l R:v0:1:v->l B:v0:1 +:v0",
         "ranks_1": "R:l0:0:v->l R:l0:1:v->l F:l0:0,1 B:l0:0,1 S:l0:0:v->l S:l0:1:v->l +:l0",
     }
-    text = r"rank 0 at action 3 \(backward of v.0, microbatch 0\) until rank 1 come to action 4 .*; rank 1 at action 2"
+    text = r"rank 0 at action 2 \(receive on v->l by v.0, .* until rank 1 come to action 4 .*; rank 1 at action 1"
     with pytest.raises(PlanError, match=text):
         check(_plan(2, **lists), graph)
     with pytest.raises(PlanError, match=r"expected that every rank finishes"):
@@ -230,12 +230,11 @@ def test_chunks_of_a_group_share_its_order() -> None:
         ),
         arrows=(),
     )
-    posts = "R:l1:0:l.0-1 R:l1:1:l.0-1 F:l0:0 S:l0:0:l.0-1"
-    deep = f"{posts} F:l1:0 F:l0:1 S:l0:1:l.0-1 F:l1:1"
-    broad = f"{posts} F:l0:1 S:l0:1:l.0-1 F:l1:0 F:l1:1"
+    first, second = (f"F:l0:{number} R:l1:{number}:l.0-1 S:l0:{number}:l.0-1" for number in (0, 1))
+    deep, broad = f"{first} F:l1:0 {second} F:l1:1", f"{first} {second} F:l1:0 F:l1:1"
     check(_plan(2, ranks_0=deep, ranks_1=f"{deep} F:c0:0,1"), graph)
     mixed = _plan(2, ranks_0=deep, ranks_1=f"{broad} F:c0:0,1")
-    with pytest.raises(PlanError, match=r"rank 0 at action 4 \(forward of l.1, microbatch 0\) until rank 1 come to"):
+    with pytest.raises(PlanError, match=r"rank 0 at action 3 \(forward of l.1, microbatch 0\) until rank 1 come to"):
         check(mixed, graph)
     with pytest.raises(PlanError, match=r"expected one collective of all, got forward of l.[01], microbatch"):
         emulate(mixed, graph, peers=lambda edge, _: [(rank, rank) for rank in graph.stage_ranks(edge.source)])

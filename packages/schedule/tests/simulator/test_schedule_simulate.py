@@ -180,7 +180,7 @@ def test_a_turn_on_one_rank_takes_no_time() -> None:
     costs = Costs(stages=stages, message_bytes={edge.name: 1 for edge in graph.edges}, link=Link(latency=5))
     plan = _plan(
         1,
-        ranks_0="F:l0:0 R:l3:0:l.2-3 S:l0:0:l.0-1 F:l3:0",
+        ranks_0="F:l0:0 S:l0:0:l.0-1 R:l3:0:l.2-3 F:l3:0",
         ranks_1="R:l1:0:l.0-1 F:l1:0 R:l2:0:l.1-2 S:l1:0:l.1-2 F:l2:0 S:l2:0:l.2-3",
     )
     check(plan, graph)
@@ -246,7 +246,7 @@ def test_a_tied_parameter_is_reduced_by_both_its_stages() -> None:
     )
     plan = _plan(
         1,
-        ranks_0="F:l0:0 R:l0:0:l.0-1 S:l0:0:l.0-1 B:l0:0 +:l0::l.tied +:l0",
+        ranks_0="F:l0:0 S:l0:0:l.0-1 R:l0:0:l.0-1 B:l0:0 +:l0::l.tied +:l0",
         ranks_1="R:l1:0:l.0-1 F:l1:0 B:l1:0 S:l1:0:l.0-1 +:l1::l.tied +:l1",
     )
     check(plan, graph)

@@ -24,10 +24,10 @@ def _graph() -> ModuleGraph:
 
 
 def _swapped(plan: Plan, number: int, kind: str) -> Plan:
-    """Return the plan with an actor's first two actions of a kind in the other order."""
+    """Return the plan with an actor's second action of a kind right before its first."""
     actions = list(plan.actors[number].actions)
     low, high = [index for index, action in enumerate(actions) if action.kind == kind][:2]
-    actions[low], actions[high] = actions[high], actions[low]
+    actions.insert(low, actions.pop(high))
     actors = list(plan.actors)
     actors[number] = attrs.evolve(actors[number], actions=tuple(actions))
     return attrs.evolve(plan, actors=tuple(actors))

@@ -19,6 +19,9 @@ from mimo.schedule.ahead.tasks import Placed, TaskGraph
 from mimo.schedule.plan import Costs, Plan, ScheduleSpec, Timed, assemble
 from mimo.topology import ModuleGraph
 
+_MOMENT = 1e-12
+"""Of the step, by which tasks of no time come one after the other."""
+
 
 @attrs.frozen(kw_only=True)
 class Ahead:
@@ -26,9 +29,9 @@ class Ahead:
 
     Args:
         budget: bytes of activations that a rank may hold at once, of all its modules together; 0 sets no limit.
-            They are counted along the rank's list, where a stage without backward frees its rows when it sends them.
-            `simulate` counts them until the message has arrived, so it may show more than the budget: the rows of
-            frozen stages that are in transit.
+            They are counted along the rank's list, where a stage without backward frees what it holds when its forward
+            ends. `simulate` counts its rows until their message has arrived, so it may show more than the budget: the
+            rows of frozen stages that wait for those of other lanes, or are in transit.
     """
 
     budget: int = attrs.field(
@@ -41,7 +44,7 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
 
     Activations count as `peak_activations` counts them: from the start of a forward to the end of its backward, the
     part that a weight gradient needs until its end, and what is recomputed during the first part of a backward; without
-    a backward, until they are sent. For a module with ``prefetch`` the rows of two steps are reserved throughout, up
+    a backward, until its end. For a module with ``prefetch`` the rows of two steps are reserved throughout, up
     to twice what it holds at any time.
 
     Raises:
@@ -63,18 +66,20 @@ def generate(graph: ModuleGraph, microbatches: int, config: Ahead, costs: Costs)
 
 
 def _timed(tasks: TaskGraph, placed: Placed) -> Iterator[Timed]:
-    """Yield the tasks with their index in the order as time, so that no two have the same time."""
+    """Yield the tasks at their times, each later by its index in the order, so that all take some."""
     joined = _joined(tasks, placed)
     left_out = {number for numbers in joined.values() for number in numbers}
-    for time, number in enumerate(placed.order):
+    moment = _MOMENT * (placed.end or 1)
+    for index, number in enumerate(placed.order):
         task = tasks.tasks[number]
         if number not in left_out:
+            parts = (number, *joined.get(number, ()))
             yield Timed(
                 kind="backward" if number in joined else task.kind,
                 stage=task.stage,
                 microbatches=task.microbatches,
-                start=time,
-                finish=time + 0.5,
+                start=placed.starts[number] + index * moment,
+                finish=max(placed.starts[part] + tasks.tasks[part].seconds for part in parts) + (index + 0.5) * moment,
                 actors=task.actors,
             )
 

@@ -79,10 +79,19 @@ class ActivationMemory:
         stages: of `stage_facts`.
         actions: the actor's list.
         microbatches: of the step.
+        unsent: whether rows count that a stage without backward has made in this step, until they are sent.
     """
 
-    def __init__(self, stages: Mapping[_StageName, _StageFacts], actions: Sequence[Action], microbatches: int) -> None:
+    def __init__(
+        self,
+        stages: Mapping[_StageName, _StageFacts],
+        actions: Sequence[Action],
+        microbatches: int,
+        *,
+        unsent: bool = True,
+    ) -> None:
         self._stages = stages
+        self._unsent_counts = unsent
         self._unsent: dict[tuple[str, int, int], int] = {}
         self._microbatches = microbatches
         self._made_before: dict[_StageName, None] = {}
@@ -123,7 +132,9 @@ class ActivationMemory:
                 return Peak(0, count * (cost.activations + cost.recomputed - cost.weight_inputs))
             case "weight-gradient":
                 return Peak(count, count * cost.weight_inputs)
-            case "forward" | "send" if not stage.backward:
+            case "forward" if not (stage.backward or stage.handed_on or self._unsent_counts):
+                return Peak(count, count * cost.activations)
+            case "forward" | "send" if not stage.backward and (stage.handed_on or self._unsent_counts):
                 sent = sum(self._is_sent(action, microbatch, stage.outputs) for microbatch in action.microbatches)
                 return Peak(sent, sent * cost.activations)
         return NO_CHANGE
@@ -137,17 +148,24 @@ class ActivationMemory:
 NO_CHANGE = Peak()
 
 
-def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs) -> Mapping[int, ActorPeak]:
+def peak_activations(plan: Plan, graph: ModuleGraph, costs: Costs, *, unsent: bool = True) -> Mapping[int, ActorPeak]:
     """Return the peak activation memory of each rank, by module and in total, from its list.
 
     A microbatch counts as in `in_flight`; one for the next step counts with all its bytes, though only its rows are
     saved. Its bytes are those of ``costs``: with a split backward, what the weight gradient needs stays until then;
     what is recomputed is added while its backward runs.
+
+    Args:
+        plan: whose lists are walked.
+        graph: for which it was made.
+        costs: of that graph.
+        unsent: whether rows of this step count that a stage without backward has made and that wait to be sent; those
+            that have come and wait to be used do not.
     """
     stages = stage_facts(graph, costs)
     peaks: dict[int, ActorPeak] = {}
     for actor in plan.actors:
-        memory = ActivationMemory(stages, actor.actions, plan.microbatches)
+        memory = ActivationMemory(stages, actor.actions, plan.microbatches, unsent=unsent)
         peaks.update(dict.fromkeys(actor.ranks, _peak(actor, memory)))
     return peaks
 

@@ -1,5 +1,8 @@
 """Proof that no actors wait for each other in a circle, by running the lists with as much waiting as possible.
 
+Nothing is assumed to go on beside anything else: an actor does one action at a time, in the order of its list, and
+comes to the next only when this one is over. A message is over when all its senders and receivers have come to it, as
+a collective is with its members. What runs on real streams and communicators waits for less.
 The plan fixes which action waits for which, so one run decides for all: let actors advance in any order until none can;
 if lists are left, their actors wait in a circle. Waits are modelled between actors. The waits of single
 ranks, for any routes and groups, are a subset of these, so they form no circle either.
@@ -13,116 +16,74 @@ from collections.abc import Hashable, Iterator, Sequence
 import attrs
 
 from mimo.hooks import PlanError
-from mimo.schedule.plan import ActorPlan, Wiring, action_text, place_text, ranks_text
+from mimo.schedule.plan import Action, ActorPlan, Wiring, action_text, place_text, ranks_text
 
 _NOTHING = -1
 
 
 @attrs.define(kw_only=True, eq=False)
-class _Facts:
-    """Facts that actors wait for, numbered: all receivers have posted, all senders have sent, all members are present.
-
-    ``missing`` counts for each fact the actors that have not done their part. A message has two facts, in this order.
-    """
+class _Meetings:
+    """Messages and collectives, numbered; ``missing`` counts for each the actors that have not come to it."""
 
     missing: list[int] = attrs.field(factory=list)
     numbers: dict[Hashable, int] = attrs.field(factory=dict)
 
-    def of(self, key: Hashable) -> int:
-        """Return the number of a meeting, or of a posted message; the next number is the same message as sent."""
-        number = self.numbers.get(key)
-        if number is None:
-            number = self.numbers[key] = len(self.missing)
-            self.missing += (0, 0)
-        return number
-
-    def part(self, number: int) -> int:
-        """Add an actor that has to do its part of a fact."""
+    def join(self, key: Hashable) -> int:
+        """Add an actor that has to come to a meeting, and return its number."""
+        number = self.numbers.setdefault(key, len(self.missing))
+        if number == len(self.missing):
+            self.missing.append(0)
         self.missing[number] += 1
         return number
 
 
 @attrs.define(kw_only=True, eq=False)
 class _ActorWaits:
-    """The waits of one actor's list, and its position.
+    """The meeting of each action of an actor's list, or `_NOTHING`, and its position."""
 
-    For each action: the facts that it waits for, the meeting that it joins, and the fact to which it contributes when
-    it ends.
-    """
-
-    waits: list[tuple[int, ...]] = attrs.field(factory=list)
-    meets: list[int] = attrs.field(factory=list)
-    completes: list[int] = attrs.field(factory=list)
+    meets: Sequence[int]
     position: int = 0
-    has_met: bool = False
-
-    def add(self, *, waits: tuple[int, ...] = (), meets: int = _NOTHING, completes: int = _NOTHING) -> None:
-        """Append an action."""
-        self.waits.append(waits)
-        self.meets.append(meets)
-        self.completes.append(completes)
 
     @property
     def is_done(self) -> bool:
         """Whether its list is at its end."""
-        return self.position == len(self.waits)
+        return self.position == len(self.meets)
 
 
 @attrs.define(kw_only=True, eq=False)
 class _WaitingRun:
-    """The lists while they run, and which actors sleep until which fact."""
+    """The lists while they run, and which actors have come to which meeting."""
 
     actors: Sequence[_ActorWaits]
     missing: list[int]
-    sleepers: dict[int, list[int]] = attrs.field(factory=dict)
-    awake: deque[int] = attrs.field(factory=deque)
+    present: dict[int, list[int]] = attrs.field(factory=dict)
 
     def run(self) -> None:
         """Advance every actor as far as possible."""
-        self.awake.extend(range(len(self.actors)))
-        while self.awake:
-            number = self.awake.popleft()
+        awake = deque(range(len(self.actors)))
+        while awake:
+            number = awake.popleft()
             actor = self.actors[number]
-            waits, meets, completes = actor.waits, actor.meets, actor.completes
-            while actor.position < len(waits):
-                place = actor.position
-                if waits[place] or meets[place] != _NOTHING:
-                    fact = self.obstacle(actor)
-                    if fact != _NOTHING:
-                        self.sleepers.setdefault(fact, []).append(number)
+            meets, stop = actor.meets, len(actor.meets)
+            while actor.position < stop:
+                meeting = meets[actor.position]
+                if meeting != _NOTHING:
+                    self.missing[meeting] -= 1
+                    if self.missing[meeting]:
+                        self.present.setdefault(meeting, []).append(number)
                         break
-                actor.position = place + 1
-                actor.has_met = False
-                if completes[place] != _NOTHING:
-                    self._complete(completes[place])
+                    for other in self.present.pop(meeting, ()):
+                        self.actors[other].position += 1
+                        awake.append(other)
+                actor.position += 1
 
-    def obstacle(self, actor: _ActorWaits) -> int:
-        """Return a fact that an actor's current action lacks; if only members of a meeting are missing, join it."""
-        for fact in actor.waits[actor.position]:
-            if self.missing[fact]:
-                return fact
-        meets = actor.meets[actor.position]
-        if meets != _NOTHING:
-            if not actor.has_met:
-                actor.has_met = True
-                self._complete(meets)
-            if self.missing[meets]:
-                return meets
-        return _NOTHING
-
-    def absentee(self, fact: int) -> tuple[int, int]:
-        """Return an actor that has not done its part of ``fact``, and the index of the action that does it."""
+    def absentee(self, meeting: int) -> tuple[int, int]:
+        """Return an actor that has not come to a meeting, and the index of its action there."""
         for number, actor in enumerate(self.actors):
-            for index in range(actor.position, len(actor.waits)):
-                joins = actor.meets[index] == fact and not (actor.has_met and index == actor.position)
-                if joins or actor.completes[index] == fact:
+            for index in range(actor.position, len(actor.meets)):
+                if actor.meets[index] == meeting and number not in self.present[meeting]:
                     return number, index
-        raise AssertionError(fact)
-
-    def _complete(self, fact: int) -> None:
-        self.missing[fact] -= 1
-        if not self.missing[fact]:
-            self.awake.extend(self.sleepers.pop(fact, ()))
+        raise AssertionError(meeting)
 
 
 def check_waiting(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
@@ -135,54 +96,53 @@ def check_waiting(actors: Sequence[ActorPlan], wiring: Wiring) -> None:
     Raises:
         PlanError: its text follows the circle: who waits where, for whom, and until which action.
     """
-    facts = _Facts()
-    waits = [_actor(plan, number, facts, wiring) for number, plan in enumerate(actors)]
-    run = _WaitingRun(actors=waits, missing=facts.missing)
+    meetings = _Meetings()
+    waits = [_actor(plan, number, meetings, wiring) for number, plan in enumerate(actors)]
+    run = _WaitingRun(actors=waits, missing=meetings.missing)
     run.run()
     stuck = next((number for number, actor in enumerate(run.actors) if not actor.is_done), None)
     if stuck is not None:
         raise _circle(run, actors, stuck)
 
 
-def _actor(plan: ActorPlan, number: int, facts: _Facts, wiring: Wiring) -> _ActorWaits:
-    actor = _ActorWaits()
-    bundles: dict[tuple[str, bool, int], int] = {}
-    """By edge, direction and microbatch, the fact that its message was sent, once it is posted here."""
-    targets, feeding = wiring.targets, wiring.feeding
-    for action in plan.actions:
+def _actor(plan: ActorPlan, number: int, meetings: _Meetings, wiring: Wiring) -> _ActorWaits:
+    meets: list[int] = []
+    stages = wiring.graph.actors[number].stages
+    for index, action in enumerate(plan.actions):
         kind, stage, edge, served = action.kind, (action.module, action.stage), action.edge or "", action.microbatches
-        if kind == "receive":
-            gradient = targets[edge] != stage
-            message = facts.of((edge, gradient, served))
-            actor.add(completes=facts.part(message))
-            for microbatch in served:
-                bundles[edge, gradient, microbatch] = message + 1
-        elif kind == "send":
-            message = facts.of((edge, targets[edge] == stage, served))
-            actor.add(waits=(message,), completes=facts.part(message + 1))
+        meeting = _NOTHING
+        if kind in ("send", "receive"):
+            source, target = wiring.edges[edge].source, wiring.targets[edge]
+            other = source if stage == target else target
+            if kind == "receive" and other in stages:  # it comes to the message with its send
+                _require_batch(plan, index, attrs.evolve(action, kind="send", module=other.module, stage=other.stage))
+            else:
+                meeting = meetings.join((edge, (stage == target) == (kind == "send"), served))
         elif kind == "reduce":
-            actor.add(meets=facts.part(facts.of((kind, edge or stage))))
-        else:
-            waits = tuple(
-                [
-                    bundles[name, gradient, microbatch]
-                    for name, gradient in feeding.get((kind, *stage), ())
-                    for microbatch in served
-                ]
-            )
-            meets = _NOTHING
-            if wiring.gathers(action):
-                met = wiring.meeting(action.stage_id, number)
-                meets = facts.part(facts.of((kind, stage, served, met)))
-            actor.add(waits=waits, meets=meets)
-    return actor
+            meeting = meetings.join((kind, edge or stage))
+        elif wiring.gathers(action):
+            meeting = meetings.join((kind, stage, served, wiring.meeting(action.stage_id, number)))
+        meets.append(meeting)
+    return _ActorWaits(meets=meets)
+
+
+def _require_batch(plan: ActorPlan, index: int, send: Action) -> None:
+    """Refuse a receive that is not followed by the same actor's send of the same message."""
+    if plan.actions[index + 1 : index + 2] != (send,):
+        following = action_text(plan.actions[index + 1]) if index + 1 < len(plan.actions) else "the end of the list"
+        raise PlanError(
+            place_text(plan.ranks, index, plan.actions[index]),
+            expected=f"{action_text(send)} next: a rank at both ends of an edge sends and receives in one batch",
+            got=following,
+            fix="List the receive right before the send, behind the computation that makes the rows.",
+        )
 
 
 def _circle(run: _WaitingRun, plans: Sequence[ActorPlan], stuck: int) -> PlanError:
     path: list[int] = []
     while stuck not in path:
         path.append(stuck)
-        stuck = run.absentee(run.obstacle(run.actors[stuck]))[0]
+        stuck = run.absentee(_meeting_of(run, stuck))[0]
     circle = path[path.index(stuck) :]
     index = run.actors[circle[0]].position
     return PlanError(
@@ -193,11 +153,16 @@ def _circle(run: _WaitingRun, plans: Sequence[ActorPlan], stuck: int) -> PlanErr
     )
 
 
+def _meeting_of(run: _WaitingRun, stuck: int) -> int:
+    actor = run.actors[stuck]
+    return actor.meets[actor.position]
+
+
 def _waits(run: _WaitingRun, plans: Sequence[ActorPlan], circle: Sequence[int]) -> Iterator[str]:
     """Yield for each actor of the circle its position, for whom it waits and until which action."""
     for number in circle:
         actor = run.actors[number]
-        other, goal = run.absentee(run.obstacle(actor))
+        other, goal = run.absentee(_meeting_of(run, number))
         yield (
             f"{ranks_text(plans[number].ranks)} at action {actor.position} "
             f"({action_text(plans[number].actions[actor.position])}) "

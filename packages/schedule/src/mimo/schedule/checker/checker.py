@@ -33,10 +33,10 @@ def check(
     ``weight-gradient``), once for each pass of its module on every actor that holds the stage and on no other; every
     message sent and received once by each actor at its ends; every action behind what it needs; a reduction of each
     stage that trains, behind its last backward; one order at all ends of a channel and for all members of a
-    collective; and progress, where a send waits for the receives of all its receivers, a computation for the sends of
-    all that it receives, and a collective for all its members, while a receive is posted without waiting. What a
-    backward computes again, with its collectives, lies inside it, or inside its input gradient; a weight gradient has
-    no collectives.
+    collective; and progress, where an actor does one thing at a time, and a message is over when all its senders and
+    receivers have come to it, a collective when all its members have. An actor at both ends of an edge receives and
+    sends in one batch: it lists its send right behind the receive. What a backward computes again, with its
+    collectives, lies inside it, or inside its input gradient; a weight gradient has no collectives.
 
     Of a module with ``prefetch`` the microbatches are the next step's, while the rows of this step's that it sends are
     there from the start. Progress is then proved for each phase alone too (`Plan.phase`), as the first and last steps
@@ -46,7 +46,8 @@ def check(
         plan: the plan; nothing is assumed of where it came from.
         graph: the module graph that it is for.
         max_in_flight: for some or all stages, how many microbatches may be in flight there (see `in_flight`).
-        max_bytes: for some or all ranks, the bytes of activations that they may keep at once (see `peak_activations`).
+        max_bytes: for some or all ranks, the bytes of activations that they may keep at once, without rows that wait to
+            be sent (see `peak_activations`).
         costs: of the graph, from which bytes are taken; needed with ``max_bytes`` alone.
 
     Raises:
@@ -99,7 +100,7 @@ def _check_in_flight(plan: Plan, wiring: Wiring, bounds: Mapping[StageId, int]) 
 
 
 def _check_bytes(plan: Plan, graph: ModuleGraph, costs: Costs, bounds: Mapping[int, int]) -> None:
-    for rank, peak in peak_activations(plan, graph, costs).items():
+    for rank, peak in peak_activations(plan, graph, costs, unsent=False).items():
         bound = bounds.get(rank, peak.bytes)
         if peak.bytes > bound:
             modules = ", ".join(

@@ -2,16 +2,17 @@
 
 The one idea: every computation, message and reduction is an event with one place in a global
 order for all its actors. An actor's list is that order filtered by the actor, so no circle of waiting can arise, even
-if every message were a rendezvous. Posting receives earlier afterwards can only shorten waits, because a post never
-waits.
-Actors that hold a stage without collectives between them may compute a pass at different times: each sends when it is
-done, and the receivers post before the first send.
+if every message is a rendezvous of all its senders and receivers, and every rank does one thing at a time.
+Events are ordered by when they end. So a message comes before whatever its actors compute when it leaves: where
+messages go on beside computations, receives are posted a computation early.
+Actors that hold a stage without collectives between them may compute a pass at different times: the message leaves when
+the last of them is done. An actor that is both ends lists its receive and right behind it its send: they are one batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
 import attrs
 
@@ -22,8 +23,9 @@ from mimo.schedule.plan.wiring import Wiring
 from mimo.topology import Edge, ModuleGraph, StageId
 
 COMPUTATIONS = frozenset({"forward", "backward", "input-gradient", "weight-gradient"})
-_MESSAGE, _REDUCE, _COMPUTE = range(3)
-"""The order of events at one time: finished results are sent before anything new begins."""
+_FORWARD, _BACKWARD, _EARLIER_ROWS, _REDUCE = range(4)
+"""The order of events that end at one time. Forwards go from sources to sinks, backwards the other way, each with what
+it sends behind it: so a receiver that computes until then lists the message before that."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +50,8 @@ class Timed:
 
 
 _Holders = Mapping[StageId, Sequence[int]]
-_Event = tuple[tuple[float, ...], Action, Sequence[int]]
+_EventKey = tuple[float, ...]
+_Event = tuple[_EventKey, Action, Sequence[int]]
 """Its key in the total order, the action, and the actors that do it."""
 
 
@@ -61,8 +64,7 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
         microbatches: number of microbatches in the step.
         computations: every computation of the step. Two on one actor do not overlap in time, each starts no earlier
             than what it needs has finished, and those of one stage and kind are, on each actor, in the order of their
-            microbatches. Each takes some time, however little: results of one moment are sent before anything
-            begins.
+            microbatches. Each takes some time, however little: it comes behind what it needs by when it ends.
 
     Raises:
         PlanError: a computation does not finish after its start.
@@ -94,7 +96,7 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
         schedule=schedule,
         microbatches=microbatches,
         actors=tuple(
-            ActorPlan(ranks=actor.ranks, actions=_receive_early(actions))
+            ActorPlan(ranks=actor.ranks, actions=tuple(actions))
             for actor, actions in zip(graph.actors, lists, strict=True)
         ),
     )
@@ -104,8 +106,13 @@ def _compute_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
     numbers = {stage: number for number, stage in enumerate(graph.stages)}
     for timed in placed:
         if timed.kind in COMPUTATIONS:
-            key = (timed.start, _COMPUTE, numbers[timed.stage], timed.microbatches[0])
-            yield key, timed.action, holders[timed.stage] if timed.actors is None else timed.actors
+            place = _place(timed.finish, numbers[timed.stage], is_backward=timed.kind != "forward")
+            actors = holders[timed.stage] if timed.actors is None else timed.actors
+            yield (*place, 0, timed.microbatches[0]), timed.action, actors
+
+
+def _place(finish: float, stage: int, *, is_backward: bool) -> _EventKey:
+    return (finish, _BACKWARD, -stage) if is_backward else (finish, _FORWARD, stage)
 
 
 def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders, wiring: Wiring) -> Iterator[_Event]:
@@ -113,31 +120,22 @@ def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
 
     Each microbatch of a pass has a message of its own: the other end may take them in passes of another size.
     """
-    down: dict[StageId, list[tuple[int, Edge]]] = {}
-    up: dict[StageId, list[tuple[int, Edge]]] = {}
-    for number, edge in enumerate(graph.edges):
-        if not wiring.is_handed_on(edge):
-            down.setdefault(edge.source, []).append((number, edge))
-        if edge.gradient:
-            up.setdefault(edge.target, []).append((number, edge))
-    ways = {"forward": down, "backward": up, "input-gradient": up}
-    posted: set[tuple[int, StageId, int]] = set()
-    for timed in sorted(placed, key=attrgetter("finish")):
-        way = ways.get(timed.kind, {})
-        for number, edge in way.get(timed.stage, ()):
-            receiver = edge.target if way is down else edge.source
-            senders = holders[timed.stage] if timed.actors is None else timed.actors
+    numbers = {stage: number for number, stage in enumerate(graph.stages)}
+    ends: dict[tuple[StageId, bool], dict[int, float]] = {}
+    """By stage and whether it is a backward, when each microbatch is computed on all actors."""
+    for timed in placed:
+        if timed.kind in ("forward", "backward", "input-gradient"):
+            finishes = ends.setdefault((timed.stage, timed.kind != "forward"), {})
             for microbatch in timed.microbatches:
-                # An actor that is both ends must have posted the receive before its own send waits for it.
-                if (number, receiver, microbatch) not in posted:
-                    posted.add((number, receiver, microbatch))
-                    receive = _message("receive", receiver, edge, microbatch)
-                    yield (timed.finish, _MESSAGE, number, microbatch, 0), receive, holders[receiver]
-                yield (
-                    (timed.finish, _MESSAGE, number, microbatch, 1),
-                    _message("send", timed.stage, edge, microbatch),
-                    senders,
-                )
+                finishes[microbatch] = max(timed.finish, finishes.get(microbatch, timed.finish))
+    for number, edge in enumerate(graph.edges):
+        ways = [] if wiring.is_handed_on(edge) else [(edge.source, edge.target, False)]
+        if edge.gradient:
+            ways.append((edge.target, edge.source, True))
+        for sender, receiver, is_backward in ways:
+            for microbatch, finish in ends.get((sender, is_backward), {}).items():
+                place = (*_place(finish, numbers[sender], is_backward=is_backward), 1, number)
+                yield from _message(place, edge, sender, receiver, microbatch, holders)
 
 
 def _earlier_rows_events(
@@ -157,67 +155,53 @@ def _earlier_rows_events(
         if wiring.is_handed_on(edge):
             passes = sorted(begins[edge.target])
             for before, served in zip(passes[:1] + passes, passes, strict=False):
+                place = (begins[edge.target][before], _EARLIER_ROWS, number)
                 for microbatch in served:
-                    place = (begins[edge.target][before], _MESSAGE, number, microbatch)
-                    receive = _message("receive", edge.target, edge, microbatch)
-                    yield (*place, 0), receive, holders[edge.target]
-                    yield (*place, 1), _message("send", edge.source, edge, microbatch), holders[edge.source]
+                    yield from _message(place, edge, edge.source, edge.target, microbatch, holders)
 
 
-def _message(kind: ActionKind, stage: StageId, edge: Edge, microbatch: int) -> Action:
-    return Action(kind=kind, module=stage.module, stage=stage.stage, microbatches=(microbatch,), edge=edge.name)
+def _message(
+    place: _EventKey, edge: Edge, sender: StageId, receiver: StageId, microbatch: int, holders: _Holders
+) -> Iterator[_Event]:
+    """Yield both halves of a message of one microbatch."""
+    halves: Sequence[tuple[ActionKind, StageId]] = (("receive", receiver), ("send", sender))
+    for half, (kind, stage) in enumerate(halves):
+        action = Action(kind=kind, module=stage.module, stage=stage.stage, microbatches=(microbatch,), edge=edge.name)
+        yield (*place, microbatch, half), action, holders[stage]
 
 
 def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> Iterator[_Event]:
-    """Yield a reduction of each stage that trains after its last backward, and before it that of a tied parameter."""
+    """Yield a reduction of each stage that trains after its last backward, and before it that of a tied parameter.
+
+    Each comes behind what its actors compute by then: they would wait for each other in the middle of that.
+    """
     ends: dict[StageId, float] = {}
+    spans: dict[int, list[tuple[float, float]]] = {}
     for timed in placed:
         end = timed.start if timed.kind == "reduce" else timed.finish
         ends[timed.stage] = max(ends.get(timed.stage, 0), end)
+        if timed.kind in COMPUTATIONS:
+            for actor in holders[timed.stage] if timed.actors is None else timed.actors:
+                spans.setdefault(actor, []).append((timed.start, timed.finish))
+
+    def behind(end: float, stages: Iterable[StageId]) -> float:
+        actors = {actor for stage in stages for actor in holders[stage]}
+        return max([end, *(finish for actor in actors for start, finish in spans[actor] if start < end < finish)])
+
     for number, module in enumerate(graph.modules):
         if tied_stages := [StageId(module.name, stage) for stage in module.tied_stages]:
-            end = max(ends[stage] for stage in tied_stages)
+            end = behind(max(ends[stage] for stage in tied_stages), tied_stages)
             ends |= dict.fromkeys(tied_stages, end)
             for stage in tied_stages:
                 action = _reduce(stage, edge=tied_edge(module.name))
                 yield (end, _REDUCE, 0, number, stage.stage), action, holders[stage]
     for number, stage in enumerate(graph.stages):
         if graph.by_name[stage.module].trains[stage.stage]:
-            yield (ends[stage], _REDUCE, 1, number), _reduce(stage), holders[stage]
+            yield (behind(ends[stage], [stage]), _REDUCE, 1, number), _reduce(stage), holders[stage]
 
 
 def _reduce(stage: StageId, *, edge: str | None = None) -> Action:
     return Action(kind="reduce", module=stage.module, stage=stage.stage, edge=edge)
-
-
-def _receive_early(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """Move each receive to before the computation that precedes it, so that rows arrive while the actor computes.
-
-    The order among the receives of a channel stays. At most one more buffer per channel is posted at any time: the
-    one that this computation will use. A receive of gradients stays behind its own forward, since gradients never come
-    earlier.
-    """
-    result: list[Action] = []
-    early: list[Action] = []
-    rest: list[Action] = []  # opens with a computation, but for what precedes all
-    for action in actions:
-        if action.kind in COMPUTATIONS:
-            result += early
-            result += rest
-            early, rest = [], [action]
-        elif action.kind == "receive" and not (rest and _belongs_to(action, rest[0])):
-            early.append(action)
-        else:
-            rest.append(action)
-    return (*result, *early, *rest)
-
-
-def _belongs_to(receive: Action, done: Action) -> bool:
-    return (
-        done.kind == "forward"
-        and (done.stage, done.module) == (receive.stage, receive.module)
-        and set(receive.microbatches) <= set(done.microbatches)
-    )
 
 
 def stages_to_sink(graph: ModuleGraph) -> Mapping[StageId, int]:

@@ -1,8 +1,8 @@
 """The emulator: ranks run their lists in one process, with data, on in-order channels and with real groups.
 
-It shares no code with the checker and has no actors: each rank runs by itself, a send goes to the ranks of its route,
-the n-th send from one rank to another on a channel fills the n-th receive posted there, whatever their microbatches,
-and a collective has exactly the ranks of its group. So it can refute the checker.
+It shares no code with the checker and has no actors: each rank runs by itself, one action at a time, a send goes to
+the ranks of its route, the n-th send from one rank to another on a channel fills the n-th receive posted there,
+whatever their microbatches, and a collective has exactly the ranks of its group. So it can refute the checker.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def emulate(plan: Plan, graph: ModuleGraph, *, seed: int = 0, peers: Peers | Non
     """Run ``plan`` on emulated ranks, moving a random one at a time, and verify what each computes.
 
     Sends are unbuffered: a send waits until every rank that it has rows for has posted the next receive on the channel
-    between the two. Posting never waits. Computations wait for their inputs, then for their tensor and context group,
-    except weight gradients, which have no collectives inside; recomputation is part of the backward, or of its first
-    part. Reductions wait for all ranks of the stage, those of a tied parameter for the other copy's rank.
+    between the two. A receive waits until it is filled, but for a send of the same message right behind it, which is
+    in one batch with it. Computations wait for their tensor and context group, except weight gradients, which have no
+    collectives inside; recomputation is part of the backward, or of its first part. Reductions wait for all ranks of
+    the stage, those of a tied parameter for the other copy's rank.
 
     Args:
         plan: the plan.
@@ -98,6 +99,17 @@ class _Rank:
     def is_done(self) -> bool:
         """Whether its list is at its end."""
         return self.position == len(self.actions)
+
+    @property
+    def is_in_batch(self) -> bool:
+        """Whether the current action sends what the one before receives: another rank's part of the same message."""
+        before = self.actions[self.position - 1] if self.position else None
+        return (
+            before is not None
+            and (before.kind, self.action.kind) == ("receive", "send")
+            and (before.edge, before.microbatches) == (self.action.edge, self.action.microbatches)
+            and before.stage_id != self.action.stage_id
+        )
 
     def hold_made_before(self, graph: ModuleGraph, microbatches: int) -> None:
         """Take the rows of this step's microbatches that the previous step made."""
@@ -176,13 +188,13 @@ class _Emulation:
     def _absent(self, rank: _Rank) -> set[int]:
         """Return the ranks that the present action of ``rank`` waits for; having come to a meeting counts at once."""
         action = rank.action
+        unfilled = {sender for buffer in rank.buffers.values() for sender in buffer.awaited}
+        if unfilled and not rank.is_in_batch:
+            return unfilled
         if action.kind == "receive":
             return set()
         if action.kind == "send":
             return set(self.network.unposted(action, rank.number))
-        awaited = {sender for buffer, _ in self._inputs(rank) if buffer is not None for sender in buffer.awaited}
-        if awaited:
-            return awaited
         key, group = self._meeting(rank)
         present = self.meetings.setdefault(key, {})
         present[rank.number] = action
