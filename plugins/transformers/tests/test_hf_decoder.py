@@ -128,12 +128,10 @@ def test_what_is_random_in_training_is_refused() -> None:
 
 
 def test_what_no_layout_can_keep_is_refused_by_its_key() -> None:
-    """Stretching by the longest sample, the library's router losses, too many layers, and an unknown vocabulary."""
+    """Stretching by the longest sample, too many layers, and an unknown vocabulary."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ConfigError, match=r"values\.rope_parameters: .* got rope_type = 'dynamic', which depends on"):
         HF_DECODER.build(small("llama", rope_parameters=rope), Stage())
-    with pytest.raises(ConfigError, match=r"values\.output_router_logits: expected false"):
-        HF_DECODER.build(small("mixtral", output_router_logits=True), Stage())
     with pytest.raises(ConfigError, match=r"values\.num_hidden_layers: expected at most 1"):
         HF_DECODER.layers(HfDecoderConfig(model_type="gpt_neox", values={"num_hidden_layers": 2**40}))
     with pytest.raises(ConfigError, match=r"config\.vocabulary: expected a number of ids, or a tokenizer"):

@@ -10,6 +10,7 @@ import attrs
 from mimo.hooks import hookimpl
 from mimo.model import (
     STAGE_PARTS,
+    AuxLossNames,
     ExpertSupport,
     LanguageModelSpec,
     OpCost,
@@ -69,10 +70,18 @@ def _split_experts(module: nn.Module, axis: ExpertAxis) -> Mapping[str, Split]:
     return expert_splits(module, axis)
 
 
+def _aux_losses(config: HfDecoderConfig) -> AuxLossNames:
+    if config.balance_loss is None:
+        return AuxLossNames()
+    from mimo_transformers.model.routers import router_loss_names
+
+    return router_loss_names(config)
+
+
 def _flops(
     config: HfDecoderConfig, stage: Stage, recompute: str, lengths: Sequence[int], labels: int
 ) -> Mapping[str, OpCost]:
-    from mimo_transformers.model.cost import decoder_cost
+    from mimo_transformers.cost.decoder import decoder_cost
 
     return decoder_cost(config, stage, recompute, lengths, labels)
 
@@ -90,6 +99,7 @@ HF_DECODER = LanguageModelSpec(
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     context=attrs.evolve(stage_context(), check=_check_context),
     experts=ExpertSupport(count=lambda config: config.experts, plan=_split_experts),
+    aux_losses=_aux_losses,
     deepstack=lambda config: config.deepstack,
     reads_items=lambda config: config.bidirectional_items,
     flops=_flops,

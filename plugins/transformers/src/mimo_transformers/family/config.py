@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from mimo.model import (
 from mimo_transformers.family.library import config_of, keys_of
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_BALANCE = ("router_aux_loss_coef", "aux_loss_coef")
 _WHERE = "modules.language.config"
 _USUAL_SIZE = 224
 _ELSEWHERE = dict.fromkeys(("dtype", "torch_dtype"), "run.precision says it")
@@ -217,6 +219,29 @@ class HfDecoderConfig(HfConfig):
                 check_at_most(library, {key: MAX_HEADS}, where=f"{_WHERE}.values")
                 return int(getattr(library, key))
         return 0
+
+    @property
+    def balance_loss(self) -> float | None:
+        """Coefficient of the library's loss on unequal loads of experts, None where nothing asks for it.
+
+        Raises:
+            ConfigError: ``output_router_logits`` does, and the library knows no such loss of this model.
+        """
+        library = self.library()
+        if not getattr(library, "output_router_logits", False):
+            return None
+        key = next((key for key in _BALANCE if key in keys_of(self.model_type)), None)
+        if key is None:
+            raise ConfigError(
+                f"{_WHERE}.values.output_router_logits",
+                expected="false, since transformers has no loss on the loads of experts of this model",
+                got=f"true for {self.model_type!r}",
+                fix="Leave it out.",
+            )
+        found = getattr(library, key)
+        if not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise ConfigError(f"{_WHERE}.values.{key}", expected="a finite number of 0 or more", got=repr(found))
+        return float(found)
 
     norm_eps = 0.0
     next_tokens = 0

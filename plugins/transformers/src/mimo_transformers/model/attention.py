@@ -65,6 +65,19 @@ class CallRecord:
 
 
 @attrs.define(eq=False, kw_only=True)
+class RoutedRows:
+    """What the router of a layer decided of all rows.
+
+    Args:
+        logits: [T, E], or more dims in the place of the first.
+        chosen: experts of each row, [T, k], and how much each counts, likewise; once they are known.
+    """
+
+    logits: Tensor
+    chosen: tuple[Tensor, Tensor] | None = None
+
+
+@attrs.define(eq=False, kw_only=True)
 class PackedRows:
     """The packed rows of one forward, and what passes beside them through the library's own forward.
 
@@ -80,6 +93,7 @@ class PackedRows:
         places: [T, 3] of each row in time, down and across, where rows turn by these.
         items: of each sample, or none: the rows of its items, each of which sees all of its item.
         record: where what is asked for is taken down, instead of being computed; None for computing it.
+        routed: where layers with routers take down what these decide, by number; None for nowhere.
     """
 
     lengths: tuple[int, ...]
@@ -93,6 +107,7 @@ class PackedRows:
     places: Tensor | None = None
     items: Sequence[Sequence[tuple[int, int]]] = ()
     record: CallRecord | None = None
+    routed: dict[int, RoutedRows] | None = None
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
     _calls: dict[int | str, int] = attrs.field(factory=dict, init=False)
 
@@ -224,16 +239,16 @@ def rows_of(part: nn.Module) -> PackedRows:
     Raises:
         PluginError: none of its layers does.
     """
-    rows = vars(part).get(_ROWS)
-    if not isinstance(rows, PackedRows):
+    rows = held_rows(part)
+    if rows is None:
         raise refusal(part, "attention inside of layers alone", "a call from elsewhere")
     return rows
 
 
-def record_of(part: nn.Module) -> CallRecord | None:
-    """Return where a part of a layer takes down what it is asked for, None if it computes."""
+def held_rows(part: nn.Module) -> PackedRows | None:
+    """Return the rows on which a part of a layer runs, None if none of its layers does."""
     rows = vars(part).get(_ROWS)
-    return rows.record if isinstance(rows, PackedRows) else None
+    return rows if isinstance(rows, PackedRows) else None
 
 
 def set_heads(module: nn.Module, heads: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.model.runtime import Dispatch, ExpertAxis, GroupedLinear, TensorAxis
-from mimo_transformers.model.attention import record_of
+from mimo_transformers.model.attention import held_rows
 from mimo_transformers.model.modules import Draw, draw_all, without_contents
 from mimo_transformers.model.published import Published
 
@@ -32,6 +32,7 @@ class BridgedExperts(nn.Module):
     Attributes:
         axis: over which they are spread, and the width inside each is cut; set by an expert plan.
         tensor: over which rows are shared out before they are sent, set by a tensor plan.
+        layer: number of the layer, where what its router decides is taken down.
     """
 
     def __init__(self, replaced: Any, draw: Draw) -> None:
@@ -46,19 +47,23 @@ class BridgedExperts(nn.Module):
             self.gate_up = BridgedGroupedLinear(replaced, "gate_up_proj", draw)
         self.down = BridgedGroupedLinear(replaced, "down_proj", draw)
         self.axis, self.tensor = ExpertAxis.single(), TensorAxis.single()
+        self.layer: int | None = None
         self._replaced = (_without_parameters(replaced),)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return [T, H] of ``hidden_states`` [T, H]: the sum of what the chosen [T, k] make of it, weighted [T, k]."""
-        if (record := record_of(self)) is not None:
-            record.chosen[self] = top_k_index.shape[1]
+        rows = held_rows(self)
+        if rows is not None and rows.record is not None:
+            rows.record.chosen[self] = top_k_index.shape[1]
             return torch.zeros_like(hidden_states)
+        if rows is not None and rows.routed is not None and self.layer is not None:
+            rows.routed[self.layer].chosen = (top_k_index, top_k_weights.detach())
         total, share = len(hidden_states), self.tensor.share_out
         span = self.tensor.span(total)
         x, weights = share(hidden_states), share(top_k_weights)
         dispatch = Dispatch.of(top_k_index[span.start : span.stop], experts=self.count, axis=self.axis)
-        rows, counts = dispatch.send(x), dispatch.counts
-        made = dispatch.bring(cast("Tensor", self.down(self._activated(rows, counts), counts)))  # [n, k, H]
+        sent, counts = dispatch.send(x), dispatch.counts
+        made = dispatch.bring(cast("Tensor", self.down(self._activated(sent, counts), counts)))  # [n, k, H]
         return self.tensor.collect((made * weights.unsqueeze(2)).sum(1).to(x.dtype), total)
 
     def _activated(self, rows: Tensor, counts: Sequence[int]) -> Tensor:

@@ -34,6 +34,7 @@ from mimo_transformers.model.modules import (
 from mimo_transformers.model.own import make_own, replace
 from mimo_transformers.model.parts import Parts, find_parts, run_base
 from mimo_transformers.model.published import Published
+from mimo_transformers.model.routers import add_balance_loss, find_routers, record_choices
 from mimo_transformers.model.small import constants, described
 
 
@@ -50,6 +51,7 @@ class HfStage(LanguageStage):
         self.config = config
         self.record: CallRecord | None = None
         library = config.library()
+        library.output_router_logits = False  # its own recording is of no use here
         with quiet():
             with create_on("meta"):
                 parts = find_parts(new_network(library))
@@ -61,7 +63,11 @@ class HfStage(LanguageStage):
         paths = {part: path for path, part in network.named_modules()}
         embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
         mixed, here = mixing(described(config)), stage.layers(config.layers)
+        routers = {} if config.balance_loss is None else find_routers(network, parts.layers, mixed.parts)
         replace(layers, draw, weights=mixed.weights)
+        for number in routers:
+            if number in here:
+                record_choices(layers[number], number, routers[number])
         bridge_layers([layer for index, layer in enumerate(layers) if index in here], mixed.parts)
         fill_buffers(embedding, draw)
         super().__init__(
@@ -83,7 +89,7 @@ class HfStage(LanguageStage):
         for index in self.span[: max(0, config.deepstack - self.span.start)]:
             layers[index].register_forward_hook(partial(_add_deep, index), with_kwargs=True)
         network.set_input_embeddings(nn.Identity())
-        self._parts = parts
+        self._parts, self._routed_layers = parts, len(routers)
         self._turns_by_grids = turns_by_grids(base)
         # No parts: what of them is here is registered above.
         self._networks = (base, _with_head(network, self), layers)
@@ -108,16 +114,31 @@ class HfStage(LanguageStage):
             places=places,
             items=items,
             record=self.record,
+            routed={} if self._routed_layers and cache is None and self.record is None else None,
         )
         base, _, layers = self._networks
         found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
         if cache is not None:
             cache.end()
+        self._add_balance_loss(batch, packed)
         if not self.stage.is_last:
             assert packed.result is not None
             found = packed.result
         found = found.to(x.dtype)  # some sum up in fp32 from layer to layer
         return deep.join(found, stop=self.span.stop)[:count]
+
+    def _add_balance_loss(self, batch: LanguageBatch, rows: PackedRows) -> None:
+        """Add what the routers here come to, and have nothing taken down when layers are computed again."""
+        routed, rows.routed = rows.routed, None
+        if routed:
+            add_balance_loss(
+                routed,
+                batch,
+                coefficient=self.config.balance_loss or 0.0,
+                layers=self._routed_layers,
+                axis=self.axis,
+                experts=self.expert_axis,
+            )
 
     @property
     def layers_path(self) -> str:

@@ -18,6 +18,7 @@ from mimo.model import Stage
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.modules import turns_by_grids
+from mimo_transformers.model.routers import router_loss_names
 from mimo_transformers.model.small import (
     batch_of,
     described,
@@ -40,6 +41,8 @@ _SMALL_GRADIENT = 1e-3
 
 _BY_LONGEST = frozenset({"dynamic", "longrope"})
 """Rotary positions that stretch by the longest sample of a microbatch, so that samples change each other."""
+_VOCABULARY_LOSS = "z_loss_coefficient"
+"""Of Bamba, whose class adds to its loss the squares of the logits' sums."""
 
 
 def check_config(config: HfDecoderConfig) -> None:
@@ -62,13 +65,14 @@ def check_config(config: HfDecoderConfig) -> None:
             got=f"rope_type = {stretched[0]!r}, which depends on the longest sample of a microbatch",
             fix="Set another rope_type, such as 'default' or 'yarn'.",
         )
-    if values.get("output_router_logits"):
+    if values.get(_VOCABULARY_LOSS):
         raise ConfigError(
-            f"{where}.values.output_router_logits",
-            expected="false, since the library's losses on routers are not trained on here",
-            got="true",
-            fix="Leave it out. `decoder` trains families such as qwen3_moe with these losses.",
+            f"{where}.values.{_VOCABULARY_LOSS}",
+            expected="0, since the library's loss on the logits of the vocabulary is not trained on here",
+            got=repr(values[_VOCABULARY_LOSS]),
+            fix="Leave it out.",
         )
+    router_loss_names(config)
 
 
 def check_context(config: HfDecoderConfig) -> None:

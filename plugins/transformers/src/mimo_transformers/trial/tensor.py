@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mimo.hooks import ConfigError
 from mimo.model import Stage
-from mimo.model.runtime import ExpertAxis, Split, TensorAxis
+from mimo.model.runtime import AuxLosses, ExpertAxis, Split, TensorAxis
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.layers import PerSample
@@ -18,6 +18,7 @@ from mimo_transformers.model.small import batch_of, described, draw_ids, small_c
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.record import recall
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_experts, split_layers
+from mimo_transformers.trial.threads import ThreadExpertAxis
 from mimo_transformers.trial.two_ranks import PLAN, find_plan, right_plan, try_plan
 
 
@@ -89,12 +90,16 @@ def _find_plan(description: str) -> TensorPlan | str:
 
     def run(stage: nn.Module) -> Tensor:
         assert isinstance(stage, HfStage)
-        return stage.losses(stage(batch, {}, None), batch.labels).sum()
+        given = attrs.evolve(batch, aux_losses=AuxLosses())
+        loss = stage.losses(stage(given, {}, None), given.labels).sum()
+        for part in given.aux_losses.losses.values():  # of which each rank has its own, and learns from that
+            loss = loss + part + stage.axis.total(part.detach()) - part.detach()
+        return loss
 
     def split(stage: nn.Module, axis: TensorAxis, plan: TensorPlan) -> dict[str, Split]:
         assert isinstance(stage, HfStage)
         splits = split_layers(stage, axis, plan, heads=_heads(config))
-        return splits | split_experts(stage, ExpertAxis.single())
+        return splits | split_experts(stage, ThreadExpertAxis(tensor=axis))
 
     found = plans(config.library(), filled().layers_path)
     if mixing(description).parts:

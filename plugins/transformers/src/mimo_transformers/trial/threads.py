@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.model.runtime import TensorAxis
+from mimo.model.runtime import ExpertAxis, TensorAxis
 
 T = TypeVar("T")
 _SECONDS = 60
@@ -63,6 +63,21 @@ class ThreadAxis(TensorAxis):
 
     def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType, combine: Callable[..., Tensor]) -> Tensor:  # noqa: ARG002 - what combine does
         return functools.reduce(combine, self.meeting.exchange(self.rank, x))
+
+
+@attrs.frozen(kw_only=True)
+class ThreadExpertAxis(ExpertAxis):
+    """An `ExpertAxis` of which every thread holds all experts.
+
+    Args:
+        tensor: the ranks that share the rows.
+    """
+
+    tensor: TensorAxis
+
+    def total(self, counts: Tensor) -> Tensor:
+        """Return the sum of ``counts`` over them."""
+        return self.tensor.total(counts)
 
 
 def on_threads(acts: Sequence[Callable[[ThreadAxis], T]]) -> list[T]:

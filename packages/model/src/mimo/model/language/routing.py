@@ -17,7 +17,7 @@ from torch.nn import functional
 from mimo.model.language.batch import LanguageBatch
 from mimo.model.layers import Choices
 from mimo.model.parallel import ExpertAxis, TensorAxis
-from mimo.model.spec import MoeConfig, load_name
+from mimo.model.spec import RouterLosses, load_name
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -56,7 +56,7 @@ class Routing:
 
 
 def add_router_losses(
-    routing: Routing, chosen: Mapping[str, Choices], *, batch: LanguageBatch, config: MoeConfig, experts: ExpertAxis
+    routing: Routing, chosen: Mapping[str, Choices], *, batch: LanguageBatch, config: RouterLosses, experts: ExpertAxis
 ) -> None:
     """Add the load of each layer's experts and this rank's part of the router losses to ``batch.aux_losses``.
 
@@ -64,7 +64,7 @@ def add_router_losses(
         routing: of the microbatch.
         chosen: what each layer with experts chose, by its path; at least one.
         batch: the microbatch.
-        config: of the decoder.
+        config: their coefficients.
         experts: sums over the ranks that share the rows of this lane.
     """
     counts = torch.stack([_counts(routing, one, batch) for one in chosen.values()])  # [layers, S, E]
@@ -75,8 +75,8 @@ def add_router_losses(
     # Mean over the sample's rows times the weight of its labels, as a weight of each row.
     weights = like.new_tensor(batch.label_weights) / lengths
     if config.balance_loss:
-        rows = experts.total(counts).to(like)
-        frequencies = rows * (config.experts / config.experts_per_token) / lengths.unsqueeze(1)
+        rows, per_row = experts.total(counts).to(like), next(iter(chosen.values())).experts.shape[1]
+        frequencies = rows * (counts.shape[2] / per_row) / lengths.unsqueeze(1)
         scale = frequencies * weights.unsqueeze(1)  # [layers, S, E]
         parts = [(one.shares * each[routing.samples]).sum() for one, each in zip(chosen.values(), scale, strict=True)]
         batch.aux_losses.add_loss("balance", config.balance_loss * torch.stack(parts).sum())

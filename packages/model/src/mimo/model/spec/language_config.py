@@ -145,7 +145,19 @@ class MlpConfig(Protocol):
         """Whether gate, up and down have biases."""
 
 
-class MoeConfig(MlpConfig, Protocol):
+class RouterLosses(Protocol):
+    """What `mimo.model.runtime.add_router_losses` reads of a config."""
+
+    @property
+    def balance_loss(self) -> float:
+        """Coefficient of the loss on unequal loads within a sample; 0 for none."""
+
+    @property
+    def z_loss(self) -> float:
+        """Coefficient of the loss on large logits of routers; 0 for none."""
+
+
+class MoeConfig(MlpConfig, RouterLosses, Protocol):
     """What `mimo.model.runtime.Moe` reads of a config."""
 
     @property
@@ -187,14 +199,6 @@ class MoeConfig(MlpConfig, Protocol):
     @property
     def expert_bias_rate(self) -> float:
         """By how much such a bias moves each step towards equal loads; 0 for none."""
-
-    @property
-    def balance_loss(self) -> float:
-        """Coefficient of the loss on unequal loads within a sample; 0 for none."""
-
-    @property
-    def z_loss(self) -> float:
-        """Coefficient of the loss on large logits of routers; 0 for none."""
 
 
 def ends_share(config: StageConfig) -> bool:

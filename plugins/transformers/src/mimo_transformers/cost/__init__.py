@@ -1,0 +1,1 @@
+"""What stages and towers of the library take, counted without storage."""
