@@ -92,9 +92,10 @@ TRAINER: Mapping[str, str] = {
     "job": "config",
     "cost": "config job",
     "resolving": "config job cost",
+    "memory": "config job cost resolving",
     "items": "config job",
     "batch": "config job cost items",
-    "step": "config job cost items batch",
+    "step": "config job cost memory items batch",
     "rerun": "config job cost batch step",
     "resume": "config job batch step",
     "published": "config",
@@ -102,7 +103,7 @@ TRAINER: Mapping[str, str] = {
     "exporting": "config resolving resume published",
     "decoding": "config job resolving items batch step resume",
     "report": "config job step",
-    "run": "config job cost resolving batch step rerun resume published importing exporting decoding report",
+    "run": "config job cost resolving memory batch step rerun resume published importing exporting decoding report",
     "api": "config job resolving resume step decoding run",
     "commands": (
         "config job cost resolving items batch step rerun resume published importing exporting decoding report run"

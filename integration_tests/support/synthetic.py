@@ -29,12 +29,15 @@ class SyntheticConfig:
     ``weights``: of tokens, ``none``, ``one`` (each 1), ``zero``, ``mixed`` (none, all zero, or zeros and fractions and
     larger ones), ``first`` (as with pictures, all others are zero).
     ``damaged``: samples whose first item can't be decoded.
+    ``words``: fewest and most of a sample. ``side``: the most pixels of a side of a picture.
     """
 
     pictures: str = "mixed"
     modalities: tuple[str, ...] = ("image",)
     weights: str = "none"
     damaged: tuple[int, ...] = ()
+    words: tuple[int, int] = (1, 9)
+    side: int = 9
 
 
 @attrs.frozen
@@ -92,7 +95,7 @@ class SyntheticDataset:
 def _draw(config: SyntheticConfig, sample: int) -> Sequence[str | ItemInfo]:
     """Return words and items in order."""
     rng = random.Random(sample)
-    pieces: list[str | ItemInfo] = [rng.choice(WORDS) for _ in range(rng.randint(1, 9))]
+    pieces: list[str | ItemInfo] = [rng.choice(WORDS) for _ in range(rng.randint(*config.words))]
     for modality in config.modalities:
         count = {
             "mixed": rng.choice((0, 1, 3)),
@@ -102,7 +105,7 @@ def _draw(config: SyntheticConfig, sample: int) -> Sequence[str | ItemInfo]:
             "many": random.Random(f"{sample} {modality}").randint(0, 2 if modality == "audio" else 5),
         }[config.pictures]
         for index in range(count):
-            size = _size(modality, rng)
+            size = _size(modality, rng, config.side)
             at = rng.randint(0, len(pieces))
             pieces.insert(at, ItemInfo(sample=sample, index=index, modality=modality, size=size))
     return tuple(pieces)
@@ -122,10 +125,10 @@ def _noise(sample: int, index: int, count: int) -> bytes:
     return bytes(rng.randrange(256) for _ in range(count))
 
 
-def _size(modality: str, rng: random.Random) -> tuple[int, int]:
+def _size(modality: str, rng: random.Random, side: int) -> tuple[int, int]:
     """Return a picture's height and width, or the frames and the rate of a clip of a fifth of a second at most."""
     if modality != "audio":
-        return rng.randint(1, 9), rng.randint(1, 9)
+        return rng.randint(1, side), rng.randint(1, side)
     rate = rng.choice((8_000, 16_000))
     return rng.randint(1, rate // 5), rate
 

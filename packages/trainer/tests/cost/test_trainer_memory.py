@@ -210,12 +210,18 @@ def texts(memory: dict[int, RankMemory], world: int, machine: int) -> list[str]:
 
 def test_ranks_that_hold_the_same_are_shown_together() -> None:
     """Host memory only where there is any, and then of each machine, which may have ranks that are idle."""
-    held = RankMemory(weights=3 * MEBIBYTE, gradients=2 * MEBIBYTE, state=MEBIBYTE)
+    held = RankMemory(
+        weights=3 * MEBIBYTE,
+        gradients=2 * MEBIBYTE,
+        state=MEBIBYTE,
+        activations=5 * MEBIBYTE,
+        in_turn=2 * MEBIBYTE,
+    )
     lines = texts({0: held, 1: held, 3: attrs.evolve(held, gathered=MEBIBYTE)}, 4, 2)
     assert lines == [
-        "ranks weights gathered gradients optimizer on the device",
-        "0-1 3.0 MiB 0.0 MiB 2.0 MiB 1.0 MiB 6.0 MiB",
-        "3 3.0 MiB 1.0 MiB 2.0 MiB 1.0 MiB 7.0 MiB",
+        "ranks weights gathered gradients optimizer activations on the device",
+        "0-1 3.0 MiB 0.0 MiB 2.0 MiB 1.0 MiB 5.0 MiB 9.0 MiB",
+        "3 3.0 MiB 1.0 MiB 2.0 MiB 1.0 MiB 5.0 MiB 10.0 MiB",
     ]
     hosted = attrs.evolve(held, host=4 * MEBIBYTE)
     lines = texts({0: hosted, 1: hosted, 2: hosted, 3: hosted, 5: held}, 6, 2)
@@ -257,5 +263,5 @@ def test_check_shows_memory_by_kind(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert 2 * held.weights < held.state < 2.01 * held.weights
     assert run(["check", str(path)]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("0-1  "))
-    counts = (held.weights, 0, held.gradients, held.state, held.device)
+    counts = (held.weights, 0, held.gradients, held.state, held.activations, held.device)
     assert line.split()[1::2] == [f"{count / MEBIBYTE:,.1f}" for count in counts]

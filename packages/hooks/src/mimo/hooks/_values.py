@@ -94,6 +94,30 @@ class Flops:
 
 
 @attrs.frozen(kw_only=True)
+class MemoryBytes:
+    """Bytes on the device of the rank of a module that has held the most.
+
+    Args:
+        held: of the module by kind, at the moment of a step's forward and backward at which the rank held the most:
+            weights, what is ``gathered`` of them, gradients, the ``optimizer``'s state, activations, ``working`` memory
+            of one computation, and messages.
+        estimated: of the module by kind, as `mimo check` says, each at its most.
+        rank_held: all that the rank held at that moment, whatever module it is of.
+        rank_estimated: the same as `mimo check` says.
+        allocated: the most that the device's allocator had given away at one time since the metrics last said so, of
+            all modules of the rank; None where the device doesn't count.
+        reserved: the most that it had taken from the device.
+    """
+
+    held: Mapping[str, int] = attrs.field(factory=dict)
+    estimated: Mapping[str, int] = attrs.field(factory=dict)
+    rank_held: int | None = None
+    rank_estimated: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+
+
+@attrs.frozen(kw_only=True)
 class StepInfo:
     """What happened in one training step, equal on every rank, times excepted.
 
@@ -111,7 +135,8 @@ class StepInfo:
     precisions. ``group_norms`` are those of clip groups that have a name of their own; ``zero_gradients`` counts the
     numbers of each module's gradients that are exactly zero, where ``logging.zero_gradients`` asks for it.
     ``optimizer_bytes`` is what optimizers hold that can say so, by module, on all its ranks together. ``flops`` is the
-    arithmetic of each module whose plugin gives it.
+    arithmetic of each module whose plugin gives it. ``memory`` is what ranks hold, by module: measured in the steps
+    that ``logging.memory`` asks for, and counted by accelerators every ``logging.interval`` steps.
     """
 
     step: int
@@ -135,6 +160,7 @@ class StepInfo:
     zero_gradients: Mapping[str, int] = attrs.field(factory=dict)
     optimizer_bytes: Mapping[str, OptimizerBytes] = attrs.field(factory=dict)
     flops: Mapping[str, Flops] = attrs.field(factory=dict)
+    memory: Mapping[str, MemoryBytes] = attrs.field(factory=dict)
     data_seconds: float = 0.0
     broken: int = 0
     samples: int = 0

@@ -101,11 +101,12 @@ def attention_layer_cost(config: DecoderConfig, recompute: Recompute, lengths: S
     key = linear_cost(rows, hidden, keys, bias=bias, shared=True)
     work += key + key
     work += attention_cost(lengths, width=queries, causal=True, window=config.sliding_window)
-    # Saved: queries, keys and values turned, what they attend to and its log-sum.
-    work += OpCost(split=rows * (2.0 * queries + 2.0 * keys + config.heads))
+    # Saved: queries, keys and values turned, and what they attend to with its log-sum, in the order of the kernel's
+    # calls; what they attend to in the order of rows too.
+    work += OpCost(split=rows * (3.0 * queries + 2.0 * keys + config.heads))
     normed = queries + keys if config.query_key_norm else 0  # saved before they are turned too
     work += OpCost(split=float(rows * normed))
-    return _again(work, recompute, rows * (normed + queries + config.heads), repeated=work.inner)
+    return _again(work, recompute, rows * (normed + 2.0 * queries + config.heads), repeated=work.inner)
 
 
 def mlp_cost(
@@ -115,11 +116,12 @@ def mlp_cost(
     bias = config.mlp_bias if bias is None else bias
     up, down = linear_cost(rows, config.hidden, width, bias=bias), linear_cost(rows, width, config.hidden, bias=bias)
     if not config.gated:  # the ReLU and its square are saved
-        work = up + down + OpCost(split=2.0 * rows * width)
+        work = up + down + OpCost(split=2.0 * rows * width, working=rows * width)
         return _again(work, recompute, rows * width, recomputed=2.0 * rows * width)
     gate = linear_cost(rows, config.hidden, width, bias=bias, shared=True)
-    # Gate and up, the gate's SiLU and their product are saved.
-    work = up + gate + down + OpCost(split=4.0 * rows * width)
+    # Gate and up, the gate's SiLU and their product are saved. When the product is gone, its gradient and those of two
+    # more have taken its place.
+    work = up + gate + down + OpCost(split=4.0 * rows * width, working=2.0 * rows * width)
     return _again(work, recompute, 2.0 * rows * width)
 
 
@@ -130,7 +132,8 @@ def experts_cost(config: DecoderConfig, recompute: Recompute, rows: float) -> Op
     routed = mlp_cost(config, recompute, chosen, width, bias=False)
     weights = config.experts * routed.weights
     split = routed.split + 2.0 * chosen * config.hidden
-    routed = attrs.evolve(routed, weights=weights, expert_weights=weights, split=split)
+    largest = config.experts * routed.largest
+    routed = attrs.evolve(routed, weights=weights, expert_weights=weights, split=split, largest=largest)
     routed += linear_cost(rows, config.hidden, config.experts) + OpCost(copied=2.0 * rows * config.experts)
     if config.shared_intermediate:
         routed += mlp_cost(config, recompute, rows, config.shared_intermediate)

@@ -32,15 +32,18 @@ def encoder_layer_cost(
     value = linear_cost(rows, width, width, bias=True, shared=True)
     layer = square + square + key + value + attention_cost(lengths, width=width, causal=False)
     layer += linear_cost(rows, width, intermediate, bias=True) + linear_cost(rows, intermediate, width, bias=True)
-    # Saved: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum; the two ends of
-    # the activation.
+    # Saved: the rows and their norm, twice; queries, keys, values, what they attend to and its log-sum, in the order of
+    # the kernel's calls; what they attend to in the order of rows too; the two ends of the activation.
     layer += OpCost(
-        copied=4.0 * rows * width, split=rows * (4.0 * width + heads + 2.0 * intermediate), weights=4 * width
+        copied=4.0 * rows * width,
+        split=rows * (5.0 * width + heads + 2.0 * intermediate),
+        working=float(rows * intermediate),
+        weights=4 * width,
     )
     if recompute == "none":
         return layer
     if recompute == "selective":  # what lies between the products: attention itself, and the activation
-        again = rows * (float(width) + heads + intermediate)
+        again = rows * (2.0 * width + heads + intermediate)
         return attrs.evolve(layer, repeated=layer.inner, split=layer.split - again, recomputed=again)
     inputs = float(rows * width)
     return attrs.evolve(

@@ -27,9 +27,12 @@ class OpCost:
         split: elements that it saves for its backward, of tensors that tensor ranks split.
         copied: elements that it saves besides, of tensors that they split with sequence parallelism only.
         recomputed: elements that recomputing brings back, at most at one time.
+        working: elements of gradients of rows that its backward holds besides, at most at one time, of tensors that
+            tensor ranks split.
         operands: elements that the gradients of weights are made of, rows and their gradients.
         weights: elements of the stage's parameters.
         expert_weights: of these, those of experts, which lie on the expert view of the grid.
+        largest: elements of the largest weight of a product, whose gradient is made before it is added to earlier ones.
     """
 
     weighted: float = 0
@@ -39,12 +42,14 @@ class OpCost:
     split: float = 0
     copied: float = 0
     recomputed: float = 0
+    working: float = 0
     operands: float = 0
     weights: int = 0
     expert_weights: int = 0
+    largest: int = 0
 
     def __add__(self, other: OpCost) -> OpCost:
-        """Return what both take, one after the other; what is recomputed for one is gone before the other's is."""
+        """Return what both take, one after the other; what the backward of one takes is gone before the other's."""
         return OpCost(  # field by field, as every step adds up the work of every layer
             weighted=self.weighted + other.weighted,
             of_items=self.of_items + other.of_items,
@@ -53,9 +58,11 @@ class OpCost:
             split=self.split + other.split,
             copied=self.copied + other.copied,
             recomputed=max(self.recomputed, other.recomputed),
+            working=max(self.working, other.working),
             operands=self.operands + other.operands,
             weights=self.weights + other.weights,
             expert_weights=self.expert_weights + other.expert_weights,
+            largest=max(self.largest, other.largest),
         )
 
     @property
@@ -93,6 +100,7 @@ def linear_cost(
         of_items=operations if of_items else 0,
         operands=rows * (outputs if shared else inputs + outputs),
         weights=inputs * outputs + (outputs if bias else 0),
+        largest=inputs * outputs,
     )
 
 

@@ -351,6 +351,10 @@ class LoggingSettings:
     interval: int = setting("steps between lines on the terminal", default=10, validator=[at_least(1)])
     edges: bool = setting("rows and bytes sent on each edge by each rank, in metrics.jsonl", default=False)
     zero_gradients: bool = setting("count of gradient elements that are exactly zero, in metrics.jsonl", default=False)
+    memory: bool = setting(
+        "bytes held by kind and module beside those estimated, in metrics.jsonl: steps 2, 4, 8, 16 … and the last",
+        default=False,
+    )
     trace: bool = setting(
         "timelines of ranks beside the simulated ones, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",
         default=False,

@@ -7,7 +7,7 @@ state (`mimo.optimizer.estimates`), called as `mimo.optimizer.runtime.ModuleOpti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
@@ -18,8 +18,9 @@ from mimo.model import LanguageModelSpec
 from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, build_stage, create_on, trainable_paths
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
-from mimo.schedule import in_flight
+from mimo.schedule import Costs, in_flight
 from mimo.topology import DATA_AXES, StageId
+from mimo.trainer.cost.activations import activation_costs, most_activations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import rows_ahead
 from mimo.trainer.job.job import Job, JobModule
@@ -28,7 +29,7 @@ from mimo.trainer.job.precision import NUMBER_BYTES
 
 @attrs.frozen(kw_only=True)
 class RankMemory:
-    """Bytes that a rank holds beside activations and messages on their way, the most at one time of each kind.
+    """Bytes that a rank holds beside messages on their way, the most at one time of each kind.
 
     Rows that are made a step ahead are held from step to step, and so are here.
 
@@ -39,6 +40,9 @@ class RankMemory:
         state: of optimizers, on the device.
         ahead: rows of encoders made for the next step, and of this step's those not yet used: about as many bytes, as
             samples differ.
+        activations: saved for backwards and made by them, of the largest microbatches of samples like the first ones.
+        in_turn: of gradients and activations, what is never there at once: gradients that a backward adds take the
+            place of activations that it frees.
         host: of optimizers, in host memory.
         at_most: whether the run decides what of the state lies where.
     """
@@ -48,13 +52,16 @@ class RankMemory:
     gradients: int = 0
     state: int = 0
     ahead: int = 0
+    activations: int = 0
+    in_turn: int = 0
     host: int = 0
     at_most: bool = False
 
     @property
     def device(self) -> int:
-        """All that lies on the device."""
-        return self.weights + self.gathered + self.gradients + self.state + self.ahead
+        """All that lies on the device at one time."""
+        held = self.weights + self.gathered + self.gradients + self.state + self.ahead
+        return held + self.activations - self.in_turn
 
     def __add__(self, other: RankMemory) -> RankMemory:
         """Return what both take."""
@@ -64,6 +71,8 @@ class RankMemory:
             gradients=self.gradients + other.gradients,
             state=self.state + other.state,
             ahead=self.ahead + other.ahead,
+            activations=self.activations + other.activations,
+            in_turn=self.in_turn + other.in_turn,
             host=self.host + other.host,
             at_most=self.at_most or other.at_most,
         )
@@ -71,29 +80,60 @@ class RankMemory:
 
 def estimate_memory(job: Job) -> Mapping[int, RankMemory]:
     """Return what each rank that holds a module will hold; where ``run.device`` is ``auto``, as on an accelerator."""
-    shapes, ahead = _Shapes(job), _made_ahead(job)
-    return {rank: _of_rank(job, rank, shapes) + RankMemory(ahead=ahead.get(rank, 0)) for rank in job.graph.ranks}
+    estimate = _Estimate(job)
+    return {
+        rank: estimate.of_rank(rank, [module.name for module in job.modules if rank in module.grid])
+        for rank in job.graph.ranks
+    }
 
 
-def _made_ahead(job: Job) -> Mapping[int, int]:
-    """Return the most bytes by rank of rows that are made a step ahead, of samples like the first ones."""
-    found: dict[int, int] = {}
+def estimate_modules(job: Job, rank: int) -> Mapping[str, RankMemory]:
+    """Return what a rank will hold of each of its modules, the most at one time of each by itself."""
+    estimate = _Estimate(job)
+    return {module.name: estimate.of_rank(rank, [module.name]) for module in job.modules if rank in module.grid}
+
+
+class _Estimate:
+    """What the ranks of a job will hold; what several of them share is computed once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._shapes, self._ahead, self._costs = job, _Shapes(job), _made_ahead(job), activation_costs(job)
+        self._activations = most_activations(job, self._costs)
+
+    def of_rank(self, rank: int, names: Sequence[str]) -> RankMemory:
+        """Return what a rank holds of these of its modules."""
+        job, peak = self._job, self._activations[rank]
+        alone = sum(one.bytes for part, one in peak.modules.items() if job.module(part).name in names)
+        held = _of_rank(job, rank, names, self._shapes, self._costs)
+        ahead = sum(self._ahead.get((rank, name), 0) for name in names)
+        return held + RankMemory(ahead=ahead, activations=min(alone, peak.bytes))
+
+
+def _made_ahead(job: Job) -> Mapping[tuple[int, str], int]:
+    """Return the most bytes by rank and module of rows that are made a step ahead, of samples like the first ones."""
+    found: dict[tuple[int, str], int] = {}
     if not any(module.prefetch for module in job.graph.modules):
         return found
     samples, saved = SampleStats.of(job), in_flight(job.plans[-1])
     for stage in job.graph.stages:
         if each := rows_ahead(job, stage, samples):
             for rank in job.graph.stage_ranks(stage):
-                found[rank] = found.get(rank, 0) + round(each * saved[stage])
+                key = rank, job.module(stage.module).name
+                found[key] = found.get(key, 0) + round(each * saved[stage])
     return found
+
+
+def _freed(job: Job, rank: int, costs: Costs) -> int:
+    """Return the least that a backward of any stage of a rank frees of activations."""
+    stages = (stage for stage in job.graph.role(rank).stages if job.graph.runs_backward(stage))
+    return min((costs.stages[stage].activations for stage in stages), default=0)
 
 
 _Part: TypeAlias = frozenset[int]
 """The stages of a module that hold a parameter: what several share is laid out by itself."""
 
 
-def _of_rank(job: Job, rank: int, shapes: _Shapes) -> RankMemory:
-    names = [module.name for module in job.modules if rank in module.grid]
+def _of_rank(job: Job, rank: int, names: Sequence[str], shapes: _Shapes, costs: Costs) -> RankMemory:
     found = [_laid(job, rank, name, shapes) for name in names]
     laid = [one for module in found for one in module.values()]
     computing = [
@@ -107,6 +147,7 @@ def _of_rank(job: Job, rank: int, shapes: _Shapes) -> RankMemory:
     at_once = [laid] if splits else computing
     gradients = max((sum(one.gradients_inside for one in some) for some in at_once), default=0)
     memory = RankMemory(
+        in_turn=0 if splits else min(gradients, _freed(job, rank, costs)),
         weights=sum(one.weights for one in laid),
         gathered=gathered + sum(one.gathered for one in laid),
         gradients=gradients + sum(one.gradients for one in laid),

@@ -42,6 +42,15 @@ class SampleStats:
         return cls.of_layouts(job, layouts)
 
     @classmethod
+    def of_largest(cls, job: Job) -> SampleStats:
+        """Return statistics of the largest microbatch that a language lane has of these samples."""
+        layouts, count = [layout for layout in _layouts(job) if layout is not None], lane_samples(job)
+        if len(layouts) <= count:
+            return cls.of(job)
+        microbatches = (layouts[first : first + count] for first in range(0, len(layouts) - count + 1, count))
+        return cls.of_layouts(job, max(microbatches, key=lambda own: sum(len(layout.tokens) for layout in own)))
+
+    @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> SampleStats:
         """Return statistics of these samples."""
         infos = [item.info for layout in layouts for item in layout.items]

@@ -57,10 +57,10 @@ def job_costs(job: Job) -> Costs:
     return costs.trained(job.graph)
 
 
-def formula_costs(job: Job) -> Costs:
-    """Return what a step takes by formula, of samples like the first ones of the first step."""
+def formula_costs(job: Job, stats: SampleStats | None = None) -> Costs:
+    """Return what a step takes by formula, of samples like these; None: like the first ones of the first step."""
     speed = PROCESSOR if job.settings.run.device == "cpu" else ACCELERATOR
-    stats = SampleStats.of(job)
+    stats = stats or SampleStats.of(job)
     return Costs(
         stages={stage: _stage(job, stage, stats, speed) for stage in job.graph.stages},
         message_bytes={edge.name: _message_bytes(job, edge, stats) for edge in job.graph.edges},
@@ -73,9 +73,7 @@ def _stage(job: Job, stage: StageId, stats: SampleStats, speed: Speed) -> StageC
     grid = module.grid
     lane = _share(job, module, stats)
     seconds = lane / (grid.cp * grid.tp) / speed.operations
-    number = NUMBER_BYTES[job.settings.run.precision]
-    split = lane * number / (grid.cp * grid.tp)
-    copied = lane * number / (grid.cp * (grid.tp if module.sequence_parallel else 1))
+    split, copied = element_bytes(job, module, stats)
     forward = inputs = weights = repeated = saved = recomputed = operands = 0.0
     total, trained = OpCost(), OpCost()
     for _, work, trains, reached in op_costs_with_training(job, stage, stats):
@@ -108,6 +106,15 @@ def _stage(job: Job, stage: StageId, stats: SampleStats, speed: Speed) -> StageC
         recomputed=round(recomputed),
         weight_inputs=round(min(operands, saved + recomputed)),
     )
+
+
+def element_bytes(job: Job, module: JobModule, stats: SampleStats) -> tuple[float, float]:
+    """Return how many bytes a rank has, in a microbatch, of an element of all the samples.
+
+    Of tensors that tensor ranks split, and of those that they split with sequence parallelism only.
+    """
+    lane = _share(job, module, stats) * NUMBER_BYTES[job.settings.run.precision] / module.grid.cp
+    return lane / module.grid.tp, lane / (module.grid.tp if module.sequence_parallel else 1)
 
 
 def _sent(job: Job, module: JobModule, trained: OpCost, total: OpCost) -> SentBytes:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.hooks import Flops, OptimizerBytes, StepInfo
+from mimo.hooks import Flops, MemoryBytes, OptimizerBytes, StepInfo
 from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import MimoOptimizer, StepResult
 from mimo.trainer.batch.step_data import StepData
@@ -67,6 +67,7 @@ class StepReport:
         dropped: int,
         seconds: float,
         optimizer_bytes: Mapping[str, OptimizerBytes],
+        memory: Mapping[str, MemoryBytes],
     ) -> StepInfo:
         """Return what a step came to.
 
@@ -77,6 +78,7 @@ class StepReport:
             dropped: samples that it has left out.
             seconds: that it took.
             optimizer_bytes: of `add_up_memory`.
+            memory: of `MemoryReport`.
         """
         job, sums = self._job, result.agreed
         samples = SampleStats.of_layouts(job, data.layouts)
@@ -106,6 +108,7 @@ class StepReport:
             optimizer_bytes=optimizer_bytes,
             zero_gradients=dict(sums.zeros) if job.settings.logging.zero_gradients else {},
             flops=self._flops.of(samples, seconds=seconds),
+            memory=memory,
         )
 
 

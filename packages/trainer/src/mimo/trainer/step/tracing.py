@@ -48,10 +48,11 @@ class Tracer:
         self._clock = 0.0
 
     def begin(self, step: int) -> Record | None:
-        """Return what is to take down ``step``, where it is to be traced."""
+        """Return what is to take down ``step``, where it is to be traced or its memory measured."""
         self._steps += 1
         settings = self._job.settings
-        if not settings.logging.trace or not is_traced(self._steps, last=step == settings.run.steps):
+        wanted = settings.logging.trace or settings.logging.memory
+        if not wanted or not is_traced(self._steps, last=step == settings.run.steps):
             return None
         dist.barrier(group=self._objects)
         self._clock = time.perf_counter()
@@ -59,7 +60,7 @@ class Tracer:
 
     def end(self, step: int, record: Record | None, plan: Plan, phase: PlanPhase) -> None:
         """Gather what the ranks took down of a traced step, which did ``phase`` of a plan, and write it on rank 0."""
-        if record is None:
+        if record is None or not self._job.settings.logging.trace:
             return
         plan = plan.phase(phase)
         longest = max(len(actor.actions) for actor in plan.actors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TypeAlias
 
 import attrs
@@ -29,6 +30,8 @@ from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.items.staging import Staging
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import set_numerics
+from mimo.trainer.memory.labels import held_tensors
+from mimo.trainer.memory.report import MemoryReport
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.encoder_program import places_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
@@ -114,6 +117,8 @@ class Trainer:
         self.parts = parts(job, rank=rank, device=device, extra_sums=sums, progress=on_plan, probe=probe)
         self.model, self.optimizer = self.parts.model, self.parts.optimizer
         self._optimizer_bytes = add_up_memory(job, self.optimizer, device=device)
+        labels = partial(held_tensors, self.model, self.optimizer)
+        self._memory = MemoryReport(job, rank=rank, device=device, labels=labels, objects=objects)
         self._runner = PlanRunner(job, self.parts, rank=rank, traffic=traffic, probe=probe, progress=on_plan)
         self.programs = self._runner.programs
         self.holds_modules = bool(job.graph.role(rank).places)
@@ -143,9 +148,12 @@ class Trainer:
         """Do one step, of which ``decide`` runs forward and backward: `decide`, or what wraps it."""
         record = self._tracer.begin(step)
         start = time.perf_counter()
-        result = self.apply(step, decide(step, record))
+        with self._memory.measured(record):
+            decision = decide(step, record)
+        result = self.apply(step, decision)
         seconds = time.perf_counter() - start
-        self._tracer.end(step, record, self._runner.plan, self._runner.phase)
+        plan, phase = self._runner.plan, self._runner.phase
+        self._tracer.end(step, record, plan, phase)
         info = self._report.of(
             step,
             result,
@@ -153,6 +161,7 @@ class Trainer:
             dropped=self.samples.dropped(step),
             seconds=seconds,
             optimizer_bytes=self._optimizer_bytes,
+            memory=self._memory.of(step, plan.phase(phase).actions_of(self.rank)),
         )
         return StepOutcome(info=info, stops=result.agreed.stops > 0)
 

@@ -1,4 +1,4 @@
-"""Tables of `mimo check` of the memory of ranks and machines: parameters, gradients and optimizer state."""
+"""Tables of `mimo check` of the memory of ranks and machines, by kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_memory(memory: Mapping[int, RankMemory], world: int, machine: int) -> I
     """
     hosts, ahead = any(one.host for one in memory.values()), any(one.ahead for one in memory.values())
     kinds = (
-        *("weights", "gathered", "gradients", "optimizer"),
+        *("weights", "gathered", "gradients", "optimizer", "activations"),
         *(["made ahead"] if ahead else []),
         "on the device",
         *(["in host memory"] if hosts else []),
@@ -44,7 +44,7 @@ def show_memory(memory: Mapping[int, RankMemory], world: int, machine: int) -> I
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank, one in memory.items():
         counts = (
-            *(one.weights, one.gathered, one.gradients, one.state),
+            *(one.weights, one.gathered, one.gradients, one.state, one.activations),
             *([one.ahead] if ahead else []),
             one.device,
             *([one.host] if hosts else []),

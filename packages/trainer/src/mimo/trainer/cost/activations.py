@@ -1,0 +1,57 @@
+"""Bytes of activations that each rank holds at most: what its plan has in flight, and what a backward takes besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from mimo.schedule import ActorPeak, Costs, StageCost, peak_activations
+from mimo.topology import StageId
+from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.step_cost import element_bytes, formula_costs, job_costs, op_costs_with_training
+from mimo.trainer.job.job import Job
+from mimo.trainer.job.precision import NUMBER_BYTES
+
+
+def activation_costs(job: Job) -> Costs:
+    """Return bytes of activations by stage: from the job's profile, or by formula, of its largest microbatch.
+
+    By formula, recomputed bytes are all that a backward takes besides. Rows that are made a step ahead are left out.
+    """
+    if job.settings.schedule.profile:
+        costs = job_costs(job)
+    else:
+        stats = SampleStats.of_largest(job)
+        costs = formula_costs(job, stats)
+        stages = {stage: _with_working(job, stage, stats, cost) for stage, cost in costs.stages.items()}
+        costs = attrs.evolve(costs, stages=stages).trained(job.graph)
+    return attrs.evolve(costs, stages={stage: _without_rows_ahead(job, stage, costs) for stage in job.graph.stages})
+
+
+def most_activations(job: Job, costs: Costs) -> Mapping[int, ActorPeak]:
+    """Return the most that each rank holds of its activations, in the job's longest step."""
+    return peak_activations(job.plans[-1], job.graph, costs)
+
+
+def _with_working(job: Job, stage: StageId, stats: SampleStats, cost: StageCost) -> StageCost:
+    """Return the cost of a stage whose backward, part by part, frees what it has gone through.
+
+    Its recomputed bytes are what it holds at most beyond all that the forward has saved.
+    """
+    module = job.module(stage.module)
+    grid, number = module.grid, NUMBER_BYTES[job.settings.run.precision]
+    split, copied = element_bytes(job, module, stats)
+    saved = most = 0.0
+    for _, work, trains, reached in op_costs_with_training(job, stage, stats):
+        if not reached:
+            continue
+        saved += work.split * split + work.copied * copied
+        weight = work.largest / (grid.ep * grid.etp if work.expert_weights else grid.tp) * number if trains else 0.0
+        most = max(most, saved + work.recomputed * split + max(work.working * split, weight))
+    return attrs.evolve(cost, recomputed=round(max(most - saved, 0.0)))
+
+
+def _without_rows_ahead(job: Job, stage: StageId, costs: Costs) -> StageCost:
+    cost = costs.stages[stage]
+    return attrs.evolve(cost, activations=0) if job.graph.by_name[stage.module].prefetch else cost
