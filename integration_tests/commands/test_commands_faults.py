@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import DIGITS, install, losses, mimo, read_metrics, start, succeed
+from commands import DIGITS, TEXT, install, losses, mimo, read_metrics, start, succeed
 
 from mimo.testing import Ended
 
@@ -36,6 +36,18 @@ def mimo_step_begin(run, step):
     if step == 2 and run.rank == 1:
         time.sleep(3)  # in which the others come to where they wait
         raise RuntimeError("no more")
+"""
+FULL = """
+import torch
+from mimo.hooks import hookimpl
+
+def refuse(*given, **named):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full")
+
+@hookimpl
+def mimo_step_begin(run, step):
+    if step == 2:
+        torch.nn.functional.scaled_dot_product_attention = refuse
 """
 
 
@@ -123,6 +135,23 @@ def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
     assert ended.err.count("Traceback") == 1
     assert ended.err.endswith("\nrank 1 failed: RuntimeError: no more\n")
     assert ended.err.count("no more") == 3  # its line of code, the traceback's last line, and the reason
+
+
+def test_a_device_without_memory_left_says_what_would_fit(tmp_path: Path) -> None:
+    """Once and last: the module, what it did, the estimate, and settings that take less."""
+    (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n' * 4)
+    (tmp_path / "text.toml").write_text(TEXT)
+    path = install(tmp_path / "site", "filler", FULL, "mimo.lifecycle")
+    ended = mimo("train", "text.toml", "run.micro_batch=2", cwd=tmp_path, path=path)
+    assert ended.code == 3
+    reason = ended.err.splitlines()[-1]
+    assert reason.startswith(
+        "mimo: rank 0: modules.language: expected what rank 0 holds of language to fit cpu in step 2, forward of "
+        "language stage 0, microbatch 0; estimated are "
+    )
+    assert " got CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full. " in reason
+    assert ended.err == f"mimo: {(tmp_path / 'run' / 'error.txt').read_text()}"
+    assert "Traceback" not in ended.err
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:

@@ -13,6 +13,13 @@ ERROR_FILE = "error.txt"
 RERUN_FILE = "rerun.jsonl"
 CHECKPOINTS = "checkpoints"
 TRACES = "traces"
+
+
+def memory_file(rank: int) -> str:
+    """Return the name of the file with what the allocator of a rank's device held when it had no memory left."""
+    return f"memory_rank{rank}.json"
+
+
 SIGNS_OF_A_RUN = (CONFIG_FILE, METRICS_FILE, CHECKPOINTS)
 """A directory with any of them holds a run; one that is merely locked holds none."""
 

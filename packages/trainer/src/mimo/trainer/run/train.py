@@ -18,6 +18,7 @@ from mimo.trainer.config.names import CONFIG_FILE, PLAN_FILE
 from mimo.trainer.config.toml import write_config
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import unrepeatable_refused
+from mimo.trainer.memory.out_of_memory import memory_explained
 from mimo.trainer.report.predictions import Predictions
 from mimo.trainer.rerun.driver import RerunDriver
 from mimo.trainer.rerun.machine import RerunStateMachine
@@ -35,7 +36,15 @@ def train_rank(job: Job, process: ProcessInfo) -> StepInfo | None:
     """Train on this rank, from the first step or from where a checkpoint left, to the last, and return what that gave.
 
     It returns None where no step was left.
+
+    Raises:
+        RunError: the device has no memory left.
     """
+    with memory_explained(job, process):
+        return _train(job, process)
+
+
+def _train(job: Job, process: ProcessInfo) -> StepInfo | None:
     progress = process.heartbeat
     progress.enter("finding what to begin with")
     job, source = _find(job, process)
