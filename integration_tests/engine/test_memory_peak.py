@@ -25,6 +25,8 @@ LAYOUTS: Mapping[str, tuple[Modules, Mapping[str, Any], Mapping[str, Any]]] = {
     "shards": ({"vision": on(0, 1), "language": on(0, 1)}, FULL, {}),
     "recomputing": ({"vision": on(0, 0, recompute="full"), "language": on(0, 0, recompute="full")}, {}, {}),
     "context ranks": ({"vision": on(0, 0), "language": on(0, 1, cp=2)}, {}, {}),
+    "all logits": ({"vision": on(0, 0), "language": on(0, 0)}, {}, {"vocabulary": 3000}),
+    "few rows of logits": ({"vision": on(0, 0), "language": on(0, 0, loss_rows=16)}, {}, {"vocabulary": 3000}),
     "experts": ({"vision": on(0, 0), "language": on(0, 1, ep=2)}, {}, SOFTMAX),
 }
 """Modules, keys of the optimizer, and keys of the decoder."""

@@ -17,14 +17,22 @@ from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
 
 
-def _job(folder: Path, **config: Any) -> Job:
+def _job(folder: Path, *, loss_rows: int = 0, **config: Any) -> Job:
     lines = folder / "train.jsonl"
     lines.write_text('{"text": "a few words"}\n' * 8)
     sizes = {"hidden": 16, "layers": 4, "heads": 2, "intermediate": 24, "vocabulary": 300}
     table = {
         "run": {"name": "told", "steps": 1, "global_batch": 8, "micro_batch": 2},
         "data": {"plugin": "jsonl", "path": str(lines)},
-        "modules": {"language": {"plugin": "decoder", "ranks": "0-1", "pp": 2, "config": {**sizes, **config}}},
+        "modules": {
+            "language": {
+                "plugin": "decoder",
+                "ranks": "0-1",
+                "pp": 2,
+                "loss_rows": loss_rows,
+                "config": {**sizes, **config},
+            }
+        },
     }
     return resolve(make_settings(table))
 
@@ -44,6 +52,20 @@ def test_they_are_a_part_with_parameters_and_operations(tmp_path: Path, tied: bo
     whole = sum((op_costs(job, stage, samples).get("next_tokens", OpCost()) for stage in job.graph.stages), OpCost())
     assert found["next_tokens"].forward == pytest.approx(whole.forward)
     assert found["next_tokens"].forward > plain["layers"].forward / 2
+
+
+def _costs(job: Job, part: str) -> OpCost:
+    return sum((op_costs(job, stage, SampleStats.of(job)).get(part, OpCost()) for stage in job.graph.stages), OpCost())
+
+
+@pytest.mark.parametrize(("part", "labels", "copies"), [("head", 11, 1), ("next_tokens", 19 / 2, 2)])
+def test_logits_of_few_rows_are_made_twice_and_not_kept(tmp_path: Path, part: str, labels: float, copies: int) -> None:
+    """Where the two samples of a microbatch have more labels than rows are held, by each depth of predictions."""
+    most = round(2 * labels)
+    kept, made = (_costs(_job(tmp_path, next_tokens=2, loss_rows=rows), part) for rows in (most, most - 1))
+    logits = 8 * labels * copies * 300  # of the eight samples
+    assert (kept.split - made.split, made.repeated - kept.repeated) == (logits, 2 * 16 * logits)
+    assert (kept.recomputed, made.recomputed) == (0, 4 * (most - 1) * 300)  # of each of the four microbatches
 
 
 def test_labels_of_later_tokens_are_packed_where_a_model_needs_them(tmp_path: Path) -> None:

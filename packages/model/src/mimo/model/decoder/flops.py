@@ -49,7 +49,7 @@ def stage_cost(
     found["layers"] = sum(layers, OpCost())
     if stage.is_last:
         head = linear_cost(labels, hidden, config.vocabulary)
-        head = attrs.evolve(head, copied=(2.0 * rows + labels) * hidden, split=labels * config.vocabulary)
+        head = attrs.evolve(head, copied=(2.0 * rows + labels) * hidden, logits=labels * config.vocabulary)
         found["head"] = attrs.evolve(head, weights=0) if config.tied and stage.is_first else head
     if stage.is_last and config.next_tokens:
         if not (stage.is_first or config.tied):
@@ -68,7 +68,7 @@ def mtp_cost(config: StageConfig, rows: int, labels: int) -> OpCost:
     head = attrs.evolve(linear_cost(labels, hidden, config.vocabulary), weights=0)  # the model's
     work = linear_cost(rows, 2 * hidden, hidden) + head
     # Saved: embeddings, the joined halves, the last norm's rows and its, and those of them that the head reads.
-    return work + OpCost(copied=(5.0 * rows + labels) * hidden, split=labels * config.vocabulary)
+    return work + OpCost(copied=(5.0 * rows + labels) * hidden, logits=labels * config.vocabulary)
 
 
 def _layer(config: DecoderConfig, recompute: Recompute, lengths: Sequence[int], *, mixed: bool) -> OpCost:

@@ -25,6 +25,7 @@ class OpCost:
         inner: operations in products of activations.
         repeated: of both, those that backward does once more because it recomputes.
         split: elements that it saves for its backward, of tensors that tensor ranks split.
+        logits: elements of logits, which tensor ranks split; the loss keeps them in fp32, or a few rows' at a time.
         copied: elements that it saves besides, of tensors that they split with sequence parallelism only.
         recomputed: elements that recomputing brings back, at most at one time.
         working: elements of gradients of rows that its backward holds besides, at most at one time, of tensors that
@@ -40,6 +41,7 @@ class OpCost:
     inner: float = 0
     repeated: float = 0
     split: float = 0
+    logits: float = 0
     copied: float = 0
     recomputed: float = 0
     working: float = 0
@@ -56,6 +58,7 @@ class OpCost:
             inner=self.inner + other.inner,
             repeated=self.repeated + other.repeated,
             split=self.split + other.split,
+            logits=self.logits + other.logits,
             copied=self.copied + other.copied,
             recomputed=max(self.recomputed, other.recomputed),
             working=max(self.working, other.working),

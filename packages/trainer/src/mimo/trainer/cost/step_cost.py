@@ -195,8 +195,24 @@ def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCos
             )
         return _from_shapes(job, module, plugin_stage, sum(module.spec.rows(module.config, size) for size in sizes))
     if module.spec.flops is not None:
-        return module.spec.flops(module.config, plugin_stage, cut.recompute, stats.lengths, stats.labels)
+        costs = module.spec.flops(module.config, plugin_stage, cut.recompute, stats.lengths, stats.labels)
+        depths = {"next_tokens": module.spec.next_tokens(module.config)}
+        return {part: _with_logits(job, module, stats, work, depths.get(part, 1)) for part, work in costs.items()}
     return _from_shapes(job, module, plugin_stage, sum(stats.lengths))
+
+
+def _with_logits(job: Job, module: JobModule, stats: SampleStats, work: OpCost, losses: int) -> OpCost:
+    """Return a cost with the logits that its losses keep, or make once more a few rows at a time."""
+    if not work.logits:
+        return work
+    assert isinstance(module.spec, LanguageModelSpec)
+    fp32 = NUMBER_BYTES["fp32"] / NUMBER_BYTES[job.settings.run.precision]
+    chunk = module.loss_rows * module.spec.vocabulary(module.config) * module.grid.cp / _share(job, module, stats)
+    if not 0 < chunk < work.logits / losses:
+        return attrs.evolve(work, logits=0.0, split=work.split + fp32 * work.logits)
+    again = 2.0 * module.spec.hidden(module.config) * work.logits
+    recomputed = max(work.recomputed, fp32 * chunk)
+    return attrs.evolve(work, logits=0.0, repeated=work.repeated + again, recomputed=recomputed)
 
 
 def _own_side(costs: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Mapping[str, OpCost]:
