@@ -200,7 +200,7 @@ def numerics() -> Iterator[None]:
 
 @pytest.mark.usefixtures("numerics")
 def test_torch_computes_as_the_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TF32 on, or off, as PyTorch has it for products alone; what is set by hand stays where nothing is asked."""
+    """Products and convolutions round to TF32 or do not; a run that asks for nothing changes nothing more."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for tf32, products in ((False, "highest"), (True, "high")):
