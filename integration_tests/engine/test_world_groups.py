@@ -1,4 +1,7 @@
-"""Which groups a run makes: of NCCL alone on GPUs, with one of gloo beside them, each used once, in one order."""
+"""Which groups a run makes: of NCCL alone on GPUs, with one of gloo beside them, each used once, in one order.
+
+But for those of two ranks on an edge, which connect at their first message.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
 
 from mimo.launch import ProcessInfo
 from mimo.launch.runtime import join_world
@@ -18,7 +22,7 @@ from mimo.schedule.runtime import channel, open_channels
 from mimo.topology import Grid, Module, ModuleGraph, collectives, meshes
 
 DAY = timedelta(days=1)
-REAL = torch.zeros, dist.new_group, dist.all_reduce, dist.isend, dist.irecv
+REAL = torch.zeros, dist.new_group, dist.all_reduce, distributed_c10d._new_process_group_helper
 
 
 class Recorder:
@@ -31,27 +35,37 @@ class Recorder:
 
     def replace(self) -> None:
         """Put this in the place of what would need a GPU; the process ends after its one run."""
-        for name in ("init_process_group", "new_group", "all_reduce", "isend", "irecv"):
+        for name in ("init_process_group", "new_group", "all_reduce", "batch_isend_irecv"):
             setattr(dist, name, getattr(self, name))
         setattr(torch, "zeros", self.zeros)  # noqa: B010 -- mypy takes it for a method
         for module in (meshes, channel):
             vars(module)["backend_for"] = {"cuda": "nccl", "cpu": "gloo"}.__getitem__
+        vars(distributed_c10d)["_new_process_group_helper"] = self.make_group
 
     def init_process_group(self, backend: str, **keys: Any) -> None:
-        """Take down the default group's backend and device, which is there already."""
-        self.lines.append(f"init {backend} on {keys['device_id']}, timeout {keys['timeout'].days}")
+        """Take down the default group, which is there already."""
+        self.lines.append(f"init {backend} of rank {keys['rank']}, timeout {keys['timeout'].days}")
+        assert "device_id" not in keys, "all ranks would have to split each group of NCCL's from one on a device"
 
-    def new_group(self, ranks: Any = None, backend: str | None = None, **keys: Any) -> Any:
-        """Make a group of gloo's in the place of one of ``backend``."""
-        members = [*range(dist.get_world_size())] if ranks is None else ranks
-        assert keys["timeout"] == DAY
-        group = REAL[1](members, backend="gloo", **keys)
-        if dist.get_rank() in members:
-            name = f"{backend} {members} #{len(self._names)}"
-            self._names[group] = name
-            self._backends[name] = str(backend)
-            self.lines.append(f"make {name}")
+    def new_group(self, backend: str, **keys: Any) -> Any:
+        """Make a group of all ranks."""
+        group = REAL[1](backend=backend, **keys)
+        self._add(group, backend, "all", keys["timeout"])
         return group
+
+    def make_group(self, size: int, place: int, ranks: Any, backend: str, *args: Any, **keys: Any) -> Any:
+        """Make a group of gloo's in the place of one of NCCL's."""
+        made = REAL[3](size, place, ranks, dist.Backend("gloo"), *args, **keys)
+        if backend != "gloo":
+            self._add(made[0], backend, keys["group_desc"], keys["timeout"])
+        return made
+
+    def _add(self, group: Any, backend: str, text: str, timeout: timedelta) -> None:
+        assert timeout == DAY
+        name = f"{backend} for {text}"
+        assert name not in self._backends, "a group is made once"
+        self._names[group], self._backends[name] = name, backend
+        self.lines.append(f"make {name}")
 
     def zeros(self, *shape: Any, device: Any, **keys: Any) -> Any:
         """Make a tensor of the host that remembers where it should lie."""
@@ -64,15 +78,9 @@ class Recorder:
         self._use(tensor, group)
         return REAL[2](tensor, group=group, **keys)
 
-    def isend(self, tensor: Any, peer: int, group: Any = None, **keys: Any) -> Any:
-        """Take down a message."""
-        self._use(tensor, group)
-        return REAL[3](tensor, peer, group=group, **keys)
-
-    def irecv(self, tensor: Any, peer: int, group: Any = None, **keys: Any) -> Any:
-        """Take down a message."""
-        self._use(tensor, group)
-        return REAL[4](tensor, peer, group=group, **keys)
+    def batch_isend_irecv(self, messages: Any) -> Any:
+        """Nobody sends before the first step."""
+        raise AssertionError(messages)
 
     def _use(self, tensor: Any, group: Any) -> None:
         name = self._names[group]
@@ -82,8 +90,8 @@ class Recorder:
 
 
 def _graph() -> ModuleGraph:
-    """Vision over tensor ranks, language over lanes and stages, on ranks of which two are shared."""
-    vision = Grid(name="vision", ranks=range(2), tp=2)
+    """Vision over tensor ranks, language over lanes and stages, which share two ranks in different stages."""
+    vision = Grid(name="vision", ranks=(1, 2), tp=2)
     language = Grid(name="language", ranks=range(4), pp=2, dp=2)
     return ModuleGraph(
         modules=(
@@ -107,13 +115,16 @@ def _record(rank: int) -> list[str]:
 
 
 def test_world_gpus_have_groups_of_nccl_alone_each_used_once_in_order(run_ranks: Callable[..., list[Any]]) -> None:
-    """One group of gloo's beside them, a device that is given, and no group whose first use would be in a step."""
+    """One group of gloo's beside them, and no group but those of pairs whose first use would be in a step."""
     for rank, lines in enumerate(run_ranks(4, _record)):
         made = [line.removeprefix("make ") for line in lines if line.startswith("make ")]
         used = [line.removeprefix("use ") for line in lines if line.startswith("use ")]
-        assert lines[0] == f"init nccl on cuda:{rank}, timeout 1"
-        assert [name for name in made if not name.startswith("nccl ")] == [made[0]] == ["gloo [0, 1, 2, 3] #1"]
-        assert used == ["default", *made]
+        assert lines[0] == f"init nccl of rank {rank}, timeout 1"
+        assert [name for name in made if not name.startswith("nccl ")] == [made[0]] == ["gloo for all"]
+        pairs = [f"nccl for language.0-1 {way}, ranks {rank % 2}," for way in ("forward", "backward")]
+        assert [name for name in made if name not in used] == [f"{pair}{rank % 2 + 2}" for pair in pairs]
+        assert used == ["default", *(name for name in made if "language.0-1" not in name)]
+        assert ("nccl for vision->language backward, ranks 0-2" in made) == (rank in {0, 1, 2})
         assert len(made) > 5
 
 
@@ -122,7 +133,6 @@ def test_world_guard_of_late_groups_can_fail(monkeypatch: pytest.MonkeyPatch, ru
     monkeypatch.setattr(meshes, "connects_late", lambda _backend: False)
     monkeypatch.setattr(_world, "connect", lambda _groups, device: device)
     assert collectives.connects_late("nccl")
-    for lines in run_ranks(4, _record):
-        used = [line for line in lines if line.startswith("use ")]
-        assert used
-        assert all("#" in line for line in used), "channels alone are left"
+    boundary = [f"use nccl for vision->language {way}, ranks 0-2" for way in ("forward", "backward")]
+    for rank, lines in enumerate(run_ranks(4, _record)):
+        assert [line for line in lines if line.startswith("use ")] == (boundary if rank in {0, 1, 2} else [])

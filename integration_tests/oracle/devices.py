@@ -44,6 +44,7 @@ _COLLECTIVES = (
     "broadcast",
 )
 _MESSAGES = {"isend": "dst", "irecv": "src"}
+_SECONDS = 60.0
 
 
 def run_as_on_devices(rank: int, settings: Table) -> Outcome:
@@ -65,7 +66,10 @@ def run_as_on_devices(rank: int, settings: Table) -> Outcome:
 
 
 class _Meetings:
-    """Has the first use of a group, and of each pair in it, wait until all of them have come to it, as NCCL does."""
+    """Has the first use of a group, and of each pair in it, wait until all of them have come to it, as NCCL does.
+
+    A batch of messages waits for all its peers at once.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -73,30 +77,55 @@ class _Meetings:
         self._met: set[str] = set()
         self.is_over = False
 
-    def meet(self, group: Any, peer: int | None = None) -> None:
-        """Wait for the group's members, or for one of them, unless they have met."""
+    def meet(self, group: Any, *peers: int) -> None:
+        """Wait for the group's members, or for some of them, unless they have met."""
         group = group or distributed_c10d._get_default_group()
-        ranks = dist.get_process_group_ranks(group) if peer is None else sorted([dist.get_rank(), peer])
-        key = f"first use of {group.group_name} by {ranks}"
-        if key in self._met or len(ranks) == 1:
-            return
-        assert not self.is_over, f"{key} in a step: nobody may have to wait for a connection there"
-        self._met.add(key)
-        self._store.add(key, 1)
+        members, rank = dist.get_process_group_ranks(group), dist.get_rank()
+        sets = [sorted([rank, peer]) for peer in peers] or [members]
+        coming = {f"first use of {group.group_name} by {ranks}": ranks for ranks in sets if len(ranks) > 1}
+        coming = {key: ranks for key, ranks in coming.items() if key not in self._met}
+        for key, ranks in coming.items():
+            assert not self.is_over or peers, f"{key} in a step: no collective may have to wait for a connection there"
+            is_connected = f"first use of {group.group_name} by {members}" in self._met
+            assert ranks == members or is_connected, f"{key}: before all of {members} have used the group together"
+            self._store.add(key, 1)
+        self._met.update(coming)
         until = time.monotonic() + self._seconds
-        while self._store.add(key, 0) < len(ranks):
-            assert time.monotonic() < until, f"{key}: some never came"
-            time.sleep(0.001)
+        for key, ranks in coming.items():
+            while self._store.add(key, 0) < len(ranks):
+                assert time.monotonic() < until, f"{key}: some never came"
+                time.sleep(0.001)
 
 
-def meet_at_first_use(*, seconds: float = 60.0) -> _Meetings:
+def meet_at_first_use(*, seconds: float = _SECONDS) -> _Meetings:
     """Have each group connect at its first use; who waits longer than ``seconds`` raises an error."""
     meetings = _Meetings(seconds)
     for name in _COLLECTIVES:
         vars(dist)[name] = _meeting(getattr(dist, name), meetings)
     for name, end in _MESSAGES.items():
         vars(dist)[name] = _messaging(getattr(dist, name), end, meetings)
+    vars(dist)["batch_isend_irecv"] = _batching(dist.batch_isend_irecv, meetings)
+    vars(dist)["P2POp"] = _Message
     return meetings
+
+
+class _Message(distributed_c10d.P2POp):
+    """A message of a batch; its class looks for the functions that it knows, which wait for nobody here."""
+
+    def __new__(cls, op: Any, *args: Any, **keys: Any) -> Any:
+        return super().__new__(cls, getattr(op, "__wrapped__", op), *args, **keys)
+
+    def __init__(self, op: Any, *args: Any, **keys: Any) -> None:
+        super().__init__(getattr(op, "__wrapped__", op), *args, **keys)
+
+
+def _batching(batch: Callable[..., Any], meetings: _Meetings) -> Callable[..., Any]:
+    @wraps(batch)
+    def call(messages: Any) -> Any:
+        meetings.meet(messages[0].group, *(message.peer for message in messages))
+        return batch(messages)
+
+    return call
 
 
 def _meeting(collective: Callable[..., Any], meetings: _Meetings) -> Callable[..., Any]:

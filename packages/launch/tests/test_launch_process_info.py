@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from mimo.hooks import ConfigError
 from mimo.launch import ProcessInfo, process_from
@@ -70,3 +71,17 @@ def test_ranks_that_outnumber_cores_wait_in_turn(run_ranks: Callable[..., list[A
     assert run_ranks(1, _scheduled) == [[os.SCHED_OTHER, os.SCHED_BATCH]]
     process = ProcessInfo(rank=0, world=4096, local_rank=0)
     assert not crowds(process, {"RANK": "0", "WORLD_SIZE": "4096", "LOCAL_WORLD_SIZE": "1"})
+
+
+@pytest.mark.parametrize("given", ["", "0"])
+def test_nccl_starts_kernels_in_the_order_of_the_host_unless_the_user_says_otherwise(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set before a GPU is chosen, and so before NCCL reads it."""
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", given)
+    if not given:
+        monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: seen.append(os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"]))
+    prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
+    assert seen == [given or "1"]

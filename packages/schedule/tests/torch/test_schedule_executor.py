@@ -175,19 +175,22 @@ class Exchange:
         self.clock.now += 5
 
 
-@attrs.frozen
-class Line:
+@attrs.frozen(kw_only=True)
+class Line(Channel):
     """A channel to nowhere, from which ones come."""
 
+    group: dist.ProcessGroup | None = None
+    tag: int = 0
     clock: Clock = attrs.field(factory=Clock)
 
-    def send(self, rows: Tensor, _peer: int) -> dist.Work:
+    def send(self, rows: Tensor, peer: int) -> dist.Work:
         """Forget the rows."""
-        assert rows.is_contiguous()
+        assert rows.is_contiguous(), peer
         return cast("dist.Work", Exchange(self.clock))
 
-    def receive(self, rows: Tensor, _peer: int) -> dist.Work:
+    def receive(self, rows: Tensor, peer: int) -> dist.Work:
         """Fill the rows."""
+        del peer
         rows.fill_(1)
         return cast("dist.Work", Exchange(self.clock))
 
@@ -200,7 +203,7 @@ def executor_of(
     progress: Progress | None = None,
 ) -> Executor:
     """Return the executor of a rank; with others it talks over ``line``."""
-    channel: Any = line
+    channel = line or Line()
     channels: tuple[Channel, Channel] = (channel, channel)
     boundaries = {
         edge.name: Boundary(
@@ -437,7 +440,7 @@ def test_schedule_record_separates_waiting_from_work(monkeypatch: pytest.MonkeyP
     plan = only(in_turn(graph, steps_of(graph)), 1, {"forward", "send", "backward", "receive"})
     programs: Any = {FIRST: Slow("language.0-1"), LAST: Ends(None)}
     record = Record()
-    seconds = executor_of(graph, programs, 1, Line(clock)).run(plan, separate(1), record)
+    seconds = executor_of(graph, programs, 1, Line(clock=clock)).run(plan, separate(1), record)
     assert [moment.action for moment in record.moments] == list(plan.actors[0].actions)
     assert all(one.ended <= other.began for one, other in itertools.pairwise(record.moments))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import attrs
 import pytest
@@ -44,8 +44,8 @@ class Exchange:
             rows.copy_(self.wire.mail[pair].pop(0))
 
 
-@attrs.frozen
-class Line:
+@attrs.frozen(kw_only=True)
+class Line(Channel):
     """A channel of one rank on a wire."""
 
     wire: Wire
@@ -65,14 +65,13 @@ class Line:
 
 def boundary_of(rank: int, forward: Wire, backward: Wire) -> Boundary:
     """Return the boundary of a rank whose tensor group is itself."""
-    lines: Any = (Line(forward, rank), Line(backward, rank))
-    channels: tuple[Channel, Channel] = lines
+    channels = tuple(Line(group=None, tag=0, wire=wire, rank=rank) for wire in (forward, backward))
     return Boundary(
         rank=rank,
         width=WIDTH,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        channels=channels,
+        channels=(channels[0], channels[1]),
         source_group=None,
         target_group=None,
     )

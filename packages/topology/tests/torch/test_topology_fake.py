@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
 import attrs
 import pytest
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
 
 from mimo.topology import DATA_AXES, Grid, Module, ModuleGraph, needed_groups
 from mimo.topology.meshes import Meshes
@@ -25,6 +27,8 @@ class Seen:
     data: dict[str, list[int]]
     experts: list[list[int]]
     names: dict[tuple[int, ...], str]
+    made: list[tuple[int, ...]]
+    stored: int
 
 
 def four_modules() -> ModuleGraph:
@@ -46,7 +50,9 @@ def four_modules() -> ModuleGraph:
 
 def _look(rank: int) -> Seen:
     """Return what ``rank`` of the dry run has."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
+    store = HashStore()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=WORLD)
+    made, before = _count_groups(), store.num_keys()
     graph = four_modules()
     meshes = Meshes(graph, rank=rank, device_type="cpu")
     language = graph.by_name["language"].grid
@@ -59,7 +65,21 @@ def _look(rank: int) -> Seen:
         data={name: dist.get_process_group_ranks(meshes.axes_group(grid, DATA_AXES)) for name, grid in grids.items()},
         experts=mesh.mesh.tolist(),
         names={ranks: meshes.group(ranks).group_name for ranks in mine},
+        made=made,
+        stored=store.num_keys() - before,
     )
+
+
+def _count_groups() -> list[tuple[int, ...]]:
+    """Have torch list the ranks of each group that this process takes part in making, as a member or not."""
+    make, made = distributed_c10d._new_process_group_helper, list[tuple[int, ...]]()
+
+    def count(size: int, place: int, ranks: list[int], *args: Any, **keys: Any) -> Any:
+        made.append(tuple(ranks))
+        return make(size, place, ranks, *args, **keys)
+
+    vars(distributed_c10d)["_new_process_group_helper"] = count
+    return made
 
 
 def _send(rank: int, sender: Connection) -> None:
@@ -99,8 +119,19 @@ def test_topology_ranks_of_every_kind_build_theirs(rank: int, module: str, first
     assert seen.experts[0] == [first, first + 1]
 
 
+def test_topology_a_rank_makes_the_groups_that_it_is_in_and_no_others() -> None:
+    """Fifteen at most, of more than a thousand; in the store they take one key, which numbers what is made."""
+    total = needed_groups(four_modules())
+    assert len(total) > 1000
+    for rank, count in ((131, 15), (600, 8)):
+        seen = look(rank)
+        own = [ranks for ranks in total if rank in ranks]
+        assert seen.made == [*own, (rank,)]
+        assert (len(own), seen.stored) == (count, 1)
+
+
 def test_topology_ranks_call_a_group_by_one_name() -> None:
-    """Names come from a counter in each process: groups that two ranks share have the same one, others their own."""
+    """Names follow from ranks: groups that two ranks share have the same one, others their own."""
     one, other = look(128), look(131)
     shared = one.names.keys() & other.names.keys()
     assert {(128, 131), tuple(range(128, 132)), tuple(range(128, 136))} < shared

@@ -1,7 +1,6 @@
-"""Process groups and device meshes of all grids, made by one object on every rank in one global order.
+"""Process groups and device meshes of all grids, made by one object on every rank.
 
-Names of process groups come from a counter in each process, so a group that only its members make would put all
-later ones out of step. `Meshes` therefore makes every group on every rank, each distinct set of ranks once.
+Each rank makes the groups that it is in, each distinct set of ranks once, in one order on all ranks.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from mimo.topology._groups import (
     tied_pairs,
 )
 from mimo.topology.collectives import backend_for, connect, connects_late
+from mimo.topology.member_groups import GroupMaker
 
 __all__ = [
     "DATA_AXES",
@@ -92,8 +92,9 @@ def gradient_of(parameter: nn.Parameter) -> Tensor | None:
 class Meshes:
     """The groups and meshes of one rank. Make it on every rank of the world, after the process group exists.
 
-    Groups have the backend alone that carries the device's tensors in the default group. Where that connects a group at
-    its first use, each is used here, in the order in which all ranks make them.
+    The rank makes the groups that it is in. They have the backend alone that carries the device's tensors in the
+    default group. Where that connects a group at its first use, each is used here, in the order in which all ranks make
+    them.
 
     Args:
         graph: modules with their grids.
@@ -108,23 +109,23 @@ class Meshes:
         self._overlaps = {module.name: module.overlaps for module in graph.modules}
         self._shard_lanes = {module.name: module.shard_lanes for module in graph.modules}
         backend = backend_for(device_type)
-        made: list[dist.ProcessGroup] = []
-
-        def make(ranks: Sequence[int], *, is_local: bool = False) -> dist.ProcessGroup:
-            group: dist.ProcessGroup = dist.new_group(
-                list(ranks), timeout=timeout, backend=backend, use_local_synchronization=is_local
-            )
-            if rank in ranks:  # others are given no group
-                made.append(group)
-            return group
-
-        self._groups = {ranks: make(ranks) for ranks in needed_groups(graph)}
-        self._gradient_groups = {(stage, ranks): make(ranks) for stage, ranks in gradient_groups(graph)}
-        self._gather_groups = {ranks: make(ranks) for ranks in gather_groups(graph)}
-        # A group of one needs nobody else, so it is made locally and leaves the counter alone.
-        self._groups[(rank,)] = make((rank,), is_local=True)
+        maker = GroupMaker(backend=backend, timeout=timeout)
+        self._groups = {
+            ranks: maker.make(ranks, purpose="computations")
+            for ranks in (*needed_groups(graph), (rank,))
+            if rank in ranks
+        }
+        self._gradient_groups = {
+            (stage, ranks): maker.make(ranks, purpose=f"sums of {stage.module} {stage.stage}")
+            for stage, ranks in gradient_groups(graph)
+            if rank in ranks
+        }
+        self._gather_groups = {
+            ranks: maker.make(ranks, purpose="gathers") for ranks in gather_groups(graph) if rank in ranks
+        }
         if connects_late(backend):
-            connect(made, device=torch.device(device_type))
+            made = (self._groups, self._gradient_groups, self._gather_groups)
+            connect([group for groups in made for group in groups.values()], device=torch.device(device_type))
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Return the group of exactly these ranks, which hold this rank.

@@ -30,6 +30,8 @@ Task: TypeAlias = Callable[[ProcessInfo], object]
 Connect: TypeAlias = Callable[[], Store]
 
 _USUAL = Rendezvous()
+_IN_HOST_ORDER = ("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+"""Kernels of all communicators of a GPU start in the order in which the host issues them, as plans are proved."""
 _CLAIM_SECONDS = 2.0
 """In which the process that saw a death reports it, before those that lost a connection look for the reason."""
 _ANSWER_SECONDS = 5.0
@@ -118,8 +120,9 @@ def _wait_in_turn() -> None:
 
 
 def prepare(process: ProcessInfo) -> None:
-    """Choose the device of this process, or how it shares the machine's cores."""
+    """Choose the device of this process and how NCCL uses it, or how it shares the machine's cores."""
     if process.device.startswith("cuda"):
+        os.environ.setdefault(*_IN_HOST_ORDER)
         torch.cuda.set_device(torch.device(process.device))
         return
     environ = with_slurm(os.environ)

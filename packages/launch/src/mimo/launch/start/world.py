@@ -18,8 +18,9 @@ from mimo.topology.collectives import connect
 def join_world(process: ProcessInfo, store: Store, *, timeout: timedelta, backend: str | None = None) -> ProcessInfo:
     """Make the default group for this rank's device, and return the process with its group for objects.
 
-    On GPUs the default group uses NCCL, and so do all groups made from it. One group of all ranks uses gloo, for
-    objects and barriers. Both are used once here, in this order on all ranks.
+    On GPUs the default group uses NCCL, and so do all others but one of all ranks that uses gloo, for objects and
+    barriers. Both are used once here, in this order on all ranks. The default group is bound to no device: of one that
+    is, NCCL splits every further group with all ranks of the world.
 
     Args:
         process: this one, whose device is set.
@@ -35,7 +36,6 @@ def join_world(process: ProcessInfo, store: Store, *, timeout: timedelta, backen
         rank=process.rank,
         world_size=process.world,
         timeout=timeout,
-        device_id=device if backend == dist.Backend.NCCL else None,  # others know nothing of it
     )
     if on_host:
         return process

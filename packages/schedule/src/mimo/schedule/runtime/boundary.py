@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.schedule.routes import Route, RoutePiece, Traffic, clipped, count, shifted
-from mimo.schedule.runtime.channel import Channel
+from mimo.schedule.routes import Route, RoutePiece, Span, Traffic, clipped, count, shifted
+from mimo.schedule.runtime.channel import Channel, Messages
 from mimo.schedule.runtime.join import Join, join_of, pack, unpack
 from mimo.schedule.runtime.progress import NullProgress, Progress
 
@@ -31,15 +31,43 @@ class Pending:
     wait: Callable[[], Tensor]
 
 
-@attrs.define
-class _Outbox:
-    """Messages on their way out by microbatch, held untouched until they are sent, and rows for this rank itself."""
+@attrs.define(eq=False)
+class _Arriving:
+    """Rows from a peer, and where they belong in the tensor of all; ``work`` is there once they are being received."""
 
+    rows: Tensor
+    peer: int
+    places: Sequence[Span]
+    work: dist.Work | None = None
+
+
+@attrs.define
+class _Mailbox:
+    """One direction of the edge: its channel, and by microbatch what is on its box.
+
+    Args:
+        channel: of its messages.
+        flying: messages on their way out, held untouched until they are sent, each with its peer.
+        unposted: receives that begin in one batch with this rank's sends.
+        in_place: rows for this rank itself.
+    """
+
+    channel: Channel
     flying: dict[int, list[tuple[dist.Work, Tensor, int]]] = attrs.field(factory=dict)
+    unposted: dict[int, list[_Arriving]] = attrs.field(factory=dict)
     in_place: dict[int, Tensor] = attrs.field(factory=dict)
     sent_rows: int = 0
     sent_bytes: int = 0
     in_place_rows: int = 0
+
+    def start(self, microbatch: int, sends: Messages) -> None:
+        """Start the sends of a microbatch, and the receives that go with them."""
+        arriving = self.unposted.pop(microbatch, [])
+        sent, received = self.channel.start(sends, [(each.rows, each.peer) for each in arriving])
+        if sends:
+            self.flying[microbatch] = [(work, *message) for work, message in zip(sent, sends, strict=True)]
+        for each, work in zip(arriving, received, strict=True):
+            each.work = work
 
 
 class Boundary:
@@ -75,35 +103,35 @@ class Boundary:
         self._width = width
         self._dtype = dtype
         self._device = device
-        self._channels = channels
         self._source_group = source_group
         self._target_group = target_group
-        self._rows, self._gradients = _Outbox(), _Outbox()
+        self._rows, self._gradients = map(_Mailbox, channels)
 
     def send(self, route: Route, microbatch: int, rows: Tensor) -> None:
         """Start sending this source's ``rows`` [held, H]."""
         assert rows.shape == (route.held, self._width), (rows.shape, route.held, self._width)
-        self._post(self._rows, self._channels[0], route.sends, microbatch, rows)
+        self._post(self._rows, route.sends, microbatch, rows)
 
     def receive(self, route: Route, microbatch: int) -> Pending:
         """Start receiving; waiting returns the rows [wanted, H] that this target needs: its lane's, or its share."""
         join = join_of(route.target_join, route.wanted, self._target_group)
-        return self._expect(self._rows, self._channels[0], route.receives, join, microbatch)
+        return self._expect(self._rows, route.receives, route.sends, join, microbatch)
 
     def send_gradient(self, route: Route, microbatch: int, gradient: Tensor) -> None:
         """Start sending back the gradient [wanted, H] of what `receive` returned: of the rows that came here."""
         assert gradient.shape == (route.wanted, self._width), (gradient.shape, route.wanted, self._width)
-        self._post(self._gradients, self._channels[1], route.receives, microbatch, gradient)
+        self._post(self._gradients, route.receives, microbatch, gradient)
 
     def receive_gradient(self, route: Route, microbatch: int) -> Pending:
         """Start receiving; waiting returns the whole gradient [held, H] of this source's rows, on each tensor rank."""
         join = join_of(route.source_join, route.held, self._source_group)
-        return self._expect(self._gradients, self._channels[1], route.sends, join, microbatch)
+        return self._expect(self._gradients, route.sends, route.receives, join, microbatch)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
         for box in (self._rows, self._gradients):
             self._wait_until_sent(box)
+            assert not box.unposted, "receives were never posted, as their batch has no send"
             assert not box.in_place, "rows for this rank itself were never received"
 
     def take_traffic(self) -> Traffic:
@@ -119,14 +147,13 @@ class Boundary:
             box.sent_rows = box.sent_bytes = box.in_place_rows = 0
         return traffic
 
-    def _post(
-        self, box: _Outbox, channel: Channel, pieces: Sequence[RoutePiece], microbatch: int, rows: Tensor
-    ) -> None:
+    def _post(self, box: _Mailbox, pieces: Sequence[RoutePiece], microbatch: int, rows: Tensor) -> None:
         assert rows.dtype == self._dtype, (rows.dtype, self._dtype)
         # Nothing else frees what was sent: with gloo only waiting shows that a message has left. The plan was
         # proved with sends that wait for their receivers, so waiting here can't deadlock.
         self._wait_until_sent(box, _MAX_UNSENT - 1)
         rows = rows.contiguous()
+        sends = []
         for piece in pieces:
             part = pack(rows, piece.spans)
             if piece.peer == self._rank:
@@ -134,9 +161,10 @@ class Boundary:
                 box.in_place_rows += len(part)
             else:
                 box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
-                box.flying.setdefault(microbatch, []).append((channel.send(part, piece.peer), part, piece.peer))
+                sends.append((part, piece.peer))
+        box.start(microbatch, sends)
 
-    def _wait_until_sent(self, box: _Outbox, newest: int = 0) -> None:
+    def _wait_until_sent(self, box: _Mailbox, newest: int = 0) -> None:
         """Wait until all but the messages of the ``newest`` microbatches have left, and free them."""
         for microbatch in list(box.flying)[: max(len(box.flying) - newest, 0)]:
             for work, _, peer in box.flying.pop(microbatch):
@@ -148,9 +176,12 @@ class Boundary:
         self._progress.resume()
 
     def _expect(
-        self, box: _Outbox, channel: Channel, pieces: Sequence[RoutePiece], join: Join, microbatch: int
+        self, box: _Mailbox, pieces: Sequence[RoutePiece], sends: Sequence[RoutePiece], join: Join, microbatch: int
     ) -> Pending:
-        """Post receives for ``pieces``; the result waits for all, joins them, and returns the tensor."""
+        """Receive ``pieces``; the result waits for all, joins them, and returns the tensor.
+
+        On a serial channel the receives begin with this rank's own ``sends`` of the microbatch, if it has any.
+        """
         first, stop = join.own
         own = [piece for piece in pieces if piece.peer == self._rank]
         before, spans = clipped(own[0].spans, join.own) if own else (0, ())
@@ -162,13 +193,17 @@ class Boundary:
             if piece.peer != self._rank:
                 places = shifted(piece.spans, first)
                 rows = buffer[slice(*places[0])] if len(places) == 1 else self._empty(piece.rows)
-                arriving.append((channel.receive(rows, piece.peer), piece.peer, rows, places))
+                arriving.append(_Arriving(rows, piece.peer, places))
+        box.unposted[microbatch] = arriving
+        if not box.channel.is_serial or all(piece.peer == self._rank for piece in sends):
+            box.start(microbatch, ())
 
         def take() -> Tensor:
-            for work, peer, rows, places in arriving:
-                self._await(work, peer)
-                if len(places) > 1:
-                    unpack(rows, places, buffer)
+            for each in arriving:
+                assert each.work is not None, "rows are awaited before the send that they come with"
+                self._await(each.work, each.peer)
+                if len(each.places) > 1:
+                    unpack(each.rows, each.places, buffer)
             if not own:
                 return join(buffer)
             own_rows = box.in_place.pop(microbatch)[before : before + count(spans)]

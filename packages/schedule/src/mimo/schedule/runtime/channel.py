@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from typing import TypeAlias
 
 import attrs
 import torch
@@ -12,19 +12,35 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.topology import Edge, ModuleGraph
-from mimo.topology.collectives import backend_for, connects_late
+from mimo.topology.collectives import backend_for, connect, connects_late
+from mimo.topology.member_groups import GroupMaker
+
+Messages: TypeAlias = Sequence[tuple[Tensor, int]]
+"""Contiguous rows, each with the rank at the other end."""
+Works: TypeAlias = Sequence[dist.Work]
+"""What is waited for, one for each message; messages of a batch may share it."""
+_PAIR = 2
 
 
 @attrs.frozen(kw_only=True)
 class Channel:
     """Where the messages of one edge and direction travel, in order.
 
-    NCCL matches messages by their order on a communicator, so each channel is a group of its own there. Gloo matches
-    by tag, so there all channels share the default group, and groups (threads and files) are saved.
+    NCCL matches messages by their order on a communicator, so each channel is a group of its own there, and what a rank
+    sends and receives of a microbatch is one batch, which is over when all its peers have come to theirs. Gloo matches
+    by tag and lets nothing wait for anything else, so there all channels share the default group, and groups (threads
+    and files) are saved.
+
+    Args:
+        group: None for the default group.
+        tag: of all its messages.
+        is_serial: whether the group does one batch after the other, so that sends and receives of one microbatch must
+            not be apart.
     """
 
     group: dist.ProcessGroup | None
     tag: int
+    is_serial: bool = False
 
     def send(self, rows: Tensor, peer: int) -> dist.Work:
         """Start sending contiguous ``rows``, which must stay untouched until the work is done."""
@@ -38,16 +54,36 @@ class Channel:
         assert work is not None
         return work
 
+    def start(self, sends: Messages, receives: Messages) -> tuple[Works, Works]:
+        """Start all that this rank sends and receives of a microbatch; rows must stay untouched until it is done.
+
+        Returns:
+            What is to be waited for, by send and by receive.
+        """
+        if not self.is_serial:
+            received = [self.receive(rows, peer) for rows, peer in receives]
+            return [self.send(rows, peer) for rows, peer in sends], received
+        messages = [(dist.isend, *message) for message in sends] + [(dist.irecv, *message) for message in receives]
+        if not messages:
+            return [], []
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(op, rows, peer, group=self.group, tag=self.tag) for op, rows, peer in messages]
+        )
+        if len(works) == 1:  # of the whole batch
+            works *= len(messages)
+        return works[: len(sends)], works[len(sends) :]
+
 
 def open_channels(
     graph: ModuleGraph, *, device: torch.device | None = None, timeout: timedelta | None = None
 ) -> Mapping[str, tuple[Channel, Channel]]:
     """Open the forward and the backward channel of every edge. Call it on every rank of the world.
 
-    Where a channel has its own communicator, every pair that may ever talk exchanges a first message here, in one
-    order on all ranks. Where the default group has a ``device_id``, as ours does, NCCL sends over the group's own
-    communicator, otherwise over one that it makes for the pair. A pair's first message may hold up the caller until the
-    peer is there too, which in the middle of a step could be never.
+    Where a channel has its own communicator, it is that of the ranks that talk: on an edge within a module this rank
+    and its like at the other end, on an edge between modules the ranks of both ends. This rank makes those that it is
+    in, and no backward one for an edge without gradients. Communicators of more than two ranks are used once here, in
+    one order on all ranks, as their first use needs all members. Peers connect at their first message, for which both
+    may have to wait: so plans are proved.
 
     Args:
         graph: has the edges.
@@ -62,23 +98,31 @@ def open_channels(
             edge.name: (Channel(group=None, tag=2 * index), Channel(group=None, tag=2 * index + 1))
             for index, edge in tags
         }
+    rank, groups = dist.get_rank(), GroupMaker(backend=backend, timeout=timeout)
+    shared: list[dist.ProcessGroup] = []
 
-    def open_one(edge: Edge) -> Channel:
-        if graph.by_name[edge.target.module].projector_of == edge.source.module:
-            return Channel(group=None, tag=0)  # each rank hands rows to its own projector, and sends none
-        return _open(graph, edge, backend=backend, device=device, timeout=timeout)
+    def open_one(edge: Edge, way: str) -> Channel:
+        ranks = next((ranks for ranks in talking_ranks(graph, edge) if rank in ranks), ())
+        if len(ranks) < _PAIR or (way == "backward" and not edge.gradient):
+            return Channel(group=None, tag=0)  # which carries nothing
+        group = groups.make(ranks, purpose=f"{edge.name} {way}")
+        if len(ranks) > _PAIR:
+            shared.append(group)
+        return Channel(group=group, tag=0, is_serial=True)
 
-    return {edge.name: (open_one(edge), open_one(edge)) for edge in graph.edges}
+    channels = {edge.name: (open_one(edge, "forward"), open_one(edge, "backward")) for edge in graph.edges}
+    connect(shared, device=device)
+    return channels
 
 
-def _open(graph: ModuleGraph, edge: Edge, *, backend: str, device: torch.device, timeout: timedelta | None) -> Channel:
+def talking_ranks(graph: ModuleGraph, edge: Edge) -> Iterator[tuple[int, ...]]:
+    """Yield the sets of ranks that exchange messages on an edge, each ascending; one of a single rank sends nothing.
+
+    Within a module each rank talks to its like at the other end, and so it does where a tower hands rows to its own
+    projector; between modules any rank may talk to any.
+    """
     sources, targets = graph.stage_ranks(edge.source), graph.stage_ranks(edge.target)
-    group = dist.new_group(sorted({*sources, *targets}), timeout=timeout, backend=backend)
-    channel = Channel(group=group, tag=0)
-    rank, first = dist.get_rank(), torch.zeros(1, device=device)
-    for source, target in itertools.product(sources, targets):
-        if source != target and rank == source:
-            channel.send(first, target).wait()
-        elif source != target and rank == target:
-            channel.receive(first, source).wait()
-    return channel
+    if edge.is_boundary and graph.by_name[edge.target.module].projector_of != edge.source.module:
+        yield tuple(sorted({*sources, *targets}))
+    else:
+        yield from (tuple(sorted({*pair})) for pair in zip(sources, targets, strict=True))
