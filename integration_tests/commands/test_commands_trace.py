@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import Counter
 from pathlib import Path
 
-from commands import read_metrics, succeed
+from commands import here, read_metrics, succeed
 
 from mimo.schedule import Plan
 
@@ -29,6 +30,27 @@ config = {{ hidden = 16, layers = 2, heads = 2, intermediate = 16 }}
 [logging]
 console = false
 """
+
+
+def test_commands_ranks_write_profiles_of_the_steps_that_are_named(tmp_path: Path) -> None:
+    """Steps 2 and 3 in one trace of each rank, with all that its plan does in them, and operations inside."""
+    (tmp_path / "run.jsonl").write_text('{"text": "to be"}\n' * 8)
+    file, run = tmp_path / "text.toml", tmp_path / "run"
+    file.write_text(SETTINGS.format(directory=run))
+    assert here("train", file, "logging.profile=3-2").refused("logging.profile: expected one step, or the first and")
+    succeed("train", file, "logging.profile=2-9")
+    plan = Plan.from_json((run / "plan.json").read_text())
+    assert sorted(path.name for path in (run / "profiles").iterdir()) == [
+        f"steps_00000002_rank{rank}.json.gz" for rank in (0, 1)
+    ]
+    for rank in (0, 1):
+        with gzip.open(run / "profiles" / f"steps_00000002_rank{rank}.json.gz", "rt") as trace:
+            events = [event for event in json.load(trace)["traceEvents"] if event.get("ph") == "X"]
+        done = [event for event in events if event.get("cat") == "user_annotation" and " of language" in event["name"]]
+        assert len(done) == 2 * len(plan.actions_of(rank))
+        (first, *_) = [event for event in done if event["name"].startswith("forward")]
+        inside = [event for event in events if first["ts"] <= event["ts"] <= first["ts"] + first["dur"]]
+        assert any(event["name"] == "aten::mm" or event["name"] == "aten::addmm" for event in inside)
 
 
 def test_commands_a_run_leaves_traces_where_it_is_asked_for_them(tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ class Wheel:
                 found += self._in_class(holder, last)
             elif isinstance(holder.node, ast.AnnAssign):  # an object whose class is annotated
                 found += self.find(f"{holder.module}.{ast.unparse(holder.node.annotation)}.{last}")
+            elif isinstance(holder.node, ast.Assign) and isinstance(holder.node.value, ast.Call):  # one that is made
+                found += self.find(f"{holder.module}.{ast.unparse(holder.node.value.func)}.{last}")
         return found
 
     def _in_module(self, module: str, name: str) -> list[Definition]:

@@ -13,6 +13,7 @@ ERROR_FILE = "error.txt"
 RERUN_FILE = "rerun.jsonl"
 CHECKPOINTS = "checkpoints"
 TRACES = "traces"
+PROFILES = "profiles"
 
 
 def memory_file(rank: int) -> str:

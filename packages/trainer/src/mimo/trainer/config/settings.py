@@ -5,6 +5,7 @@ A 0 that is said to follow stays 0 here: `mimo.trainer.resolving.resolve` works 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -342,6 +343,34 @@ class LoadSettings:
     )
 
 
+def _steps(_instance: LoggingSettings, attribute: attrs.Attribute[str], value: str) -> None:
+    if value:
+        try:
+            steps_of(value)
+        except ValueError:
+            raise ConfigError(
+                attribute.name,
+                expected='one step, or the first and the last, as "100-102", counted from 1',
+                got=repr(value),
+                fix="Leave it out to profile nothing.",
+            ) from None
+
+
+def steps_of(text: str) -> range:
+    """Return the steps that ``logging.profile`` names: ``100-102``, or one.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if not re.fullmatch(r"[0-9]{1,12}(-[0-9]{1,12})?", text):
+        raise ValueError(text)
+    first, _, last = text.partition("-")
+    steps = range(int(first), int(last or first) + 1)
+    if not steps or not steps[0]:
+        raise ValueError(text)
+    return steps
+
+
 @attrs.frozen(kw_only=True)
 class LoggingSettings:
     """What is written beside metrics.jsonl."""
@@ -354,6 +383,11 @@ class LoggingSettings:
     memory: bool = setting(
         "bytes held by kind and module beside those estimated, in metrics.jsonl: steps 2, 4, 8, 16 … and the last",
         default=False,
+    )
+    profile: str = setting(
+        'steps, as "100-102", of which each rank writes what torch\'s profiler sees to <run directory>/profiles',
+        default="",
+        validator=[_steps],
     )
     trace: bool = setting(
         "timelines of ranks beside the simulated ones, in <run directory>/traces: steps 2, 4, 8, 16 … and the last",

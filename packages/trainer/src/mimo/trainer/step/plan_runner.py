@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import attrs
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from mimo.hooks import PlanError
 from mimo.launch import Heartbeat
@@ -225,9 +226,9 @@ class PlannedActivity:
         return self.stage_ranks(self.action.stage_id) if self.action.kind == "reduce" else ()
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class PlanProgress:
-    """Reports the actions and waits of the executor to the heartbeat of this process.
+    """Reports the actions and waits of the executor to the heartbeat of this process, and actions to torch's profiler.
 
     It is a `mimo.schedule.runtime.Progress`.
 
@@ -238,10 +239,18 @@ class PlanProgress:
 
     heartbeat: Heartbeat
     stage_ranks: Callable[[StageId], tuple[int, ...]]
+    _profiled: record_function | None = attrs.field(default=None, init=False)
 
     def begin(self, action: Action | None) -> None:
         """Report the action that begins; None: all are done."""
-        self.heartbeat.begin(None if action is None else PlannedActivity(action, self.stage_ranks))
+        activity = None if action is None else PlannedActivity(action, self.stage_ranks)
+        self.heartbeat.begin(activity)
+        if self._profiled is not None:
+            self._profiled.__exit__(None, None, None)
+            self._profiled = None
+        if activity is not None and torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 - else each action would take 10 microseconds more
+            self._profiled = record_function(activity.describe())
+            self._profiled.__enter__()
 
     def wait(self, edge: str, peer: int) -> None:
         """Report that rows of an edge are awaited from another rank, or that it takes those sent to it."""
