@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mimo.hooks import PlanError
-from mimo.schedule import Timed, assemble, check
+from mimo.schedule import ActionKind, Timed, assemble, check
 from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 
@@ -28,3 +28,35 @@ def test_a_computation_that_takes_no_time_is_refused(finish: float) -> None:
         rf"finish {finish}\.$",
     ):
         assemble("by hand", graph, 1, [timed("v", 1, finish), after])
+
+
+def test_a_reduction_comes_behind_what_its_ranks_compute() -> None:
+    """The lane that is done first would wait for the other in the middle of another module's forward."""
+    graph = ModuleGraph(
+        modules=(
+            Module(grid=Grid(name="v", ranks=(0, 1), dp=2), trains=(True,)),
+            Module(grid=Grid(name="l", ranks=(1,)), trains=(True,)),
+        ),
+        arrows=(),
+    )
+
+    def timed(kind: ActionKind, module: str, actor: int, start: float, finish: float) -> Timed:
+        stage = StageId(module, 0)
+        return Timed(kind=kind, stage=stage, microbatches=(0,), start=start, finish=finish, actors=(actor,))
+
+    placed = [
+        *(timed("forward", "v", actor, 0, 1) for actor in (0, 1)),
+        *(timed("backward", "v", actor, 1, finish) for actor, finish in ((0, 4), (1, 2))),
+        timed("forward", "l", 1, 2, 5),
+        timed("backward", "l", 1, 5, 6),
+    ]
+    plan = assemble("by hand", graph, 1, placed)
+    check(plan, graph)
+    assert [(action.kind, action.module) for action in plan.actions_of(1)] == [
+        ("forward", "v"),
+        ("backward", "v"),
+        ("forward", "l"),
+        ("reduce", "v"),
+        ("backward", "l"),
+        ("reduce", "l"),
+    ]

@@ -43,7 +43,7 @@ class _Arriving:
 
 @attrs.define
 class _Mailbox:
-    """One direction of the edge: its channel, and by microbatch what is on its box.
+    """One direction of the edge: its channel, and by microbatch what is on its way.
 
     Args:
         channel: of its messages.
